@@ -1,0 +1,126 @@
+"""The recipe: every knob of a run, typed, with its default. No torch.
+
+A recipe is a TOML file with these sections; a key that is not here is an error. Numbers carry their units in their
+descriptions.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
+FailureStatus = Literal["error", "timeout", "limit", "malformed"]
+
+
+class Section(BaseModel):
+    """A section of a recipe: unknown keys are refused, values are fixed once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RunSection(Section):
+    seed: int = Field(0, description="of every random stream of the run")
+    threads: Positive = Field(1, description="torch threads; part of what makes a run repeat bit for bit")
+
+
+class ModelSection(Section):
+    path: str = Field("base", description="a Hugging Face folder; `base` is the model inside the package, "
+                      "`scratch` a new one with the base model's configuration")  # fmt: skip
+    style: Literal["markdown", "hermes"] = Field("markdown", description="how the model writes a tool call")
+
+
+class TaskSection(Section):
+    name: Literal["numbers"] = Field("numbers", description="which task set")
+
+
+class RolloutSection(Section):
+    max_ids: Positive = Field(256, description="ids of a trajectory, prompt and observations included")
+    max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
+    lookahead_ids: NonNegative = Field(160, description="room beyond max_ids for a repair's lookahead")
+    temperature: float = Field(1.0, ge=0, description="0 is greedy")
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class RepairSection(Section):
+    kind: Literal["none", "saar"] = "none"
+    attempts: NonNegative = Field(3, description="K: lookahead attempts at most")
+    gamma: Probability = Field(0.5, description="γ: similarity from which a repair is shallow")
+    lookahead: Literal["all", "latest"] = Field("all", description="which failed attempts the lookahead is shown")
+    probability: Probability = Field(1.0, description="p: share of rollouts that are purified")
+    failures: tuple[FailureStatus, ...] = ("error", "timeout", "limit", "malformed")
+
+
+class SelectSection(Section):
+    kind: Literal["none", "roc"] = "none"
+    oversample: Rate = Field(2.0, ge=1, description="G' / G: rollouts made for each one kept")
+    draw: Literal["rank", "weighted"] = "rank"
+    min_positive: NonNegative = 0
+    min_negative: NonNegative = 0
+
+
+class SandboxSection(Section):
+    workers: Positive = 2
+    cpu_seconds: Rate = Field(2.0, description="CPU time of a call")
+    wall_seconds: Rate = Field(30.0, description="wall time of a call: a backstop, not a limit that load can reach")
+    memory_mb: Positive = Field(512, description="address space that a call may add")
+    output_chars: Positive = Field(24, description="characters of an observation")
+
+
+class SFTSection(Section):
+    demonstrations: Positive = 4000
+    steps: Positive = 250
+    batch: Positive = 32
+    lr: Rate = 2e-3
+    warmup: Probability = Field(0.1, description="share of steps with a rising learning rate")
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: Rate = 1.0
+    checkpoint_every: Positive = 100
+
+
+class RLSection(Section):
+    algorithm: Literal["grpo", "dapo"] = "dapo"
+    steps: Positive = 80
+    prompts: Positive = Field(12, description="prompts a step")
+    group: Positive = Field(8, description="G: rollouts a prompt that are trained on")
+    lr: Rate = 2e-4
+    minibatches: Positive = 2
+    clip_low: Rate = 0.2
+    clip_high: Rate = 0.28
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: Rate = 1.0
+    mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced ids get no gradient where "
+                                        "the advantage is negative")  # fmt: skip
+    checkpoint_every: Positive = 20
+
+    @model_validator(mode="after")
+    def _group_is_a_group(self) -> RLSection:
+        if self.group < 2:
+            raise ValueError("a group of 1 has no variance: group must be 2 or more")
+        return self
+
+
+class EvaluateSection(Section):
+    problems: Positive = 48
+    samples: Positive = Field(16, description="rollouts a problem in each of the two settings")
+    top_p: float = Field(0.6, gt=0, le=1, description="of the second setting, the paper's; the first is top-p 1")
+    seed: int = Field(1000, description="of the evaluation problems and their rollouts")
+
+
+class Recipe(Section):
+    """A whole recipe. All sections have defaults, so an empty file is the quickstart's baseline."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    rollout: RolloutSection = RolloutSection()
+    repair: RepairSection = RepairSection()
+    select: SelectSection = SelectSection()
+    sandbox: SandboxSection = SandboxSection()
+    sft: SFTSection = SFTSection()
+    rl: RLSection = RLSection()
+    evaluate: EvaluateSection = EvaluateSection()

@@ -1,0 +1,48 @@
+"""Errors, each named after the boundary that was crossed. All say what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RetconError(Exception):
+    """Base of every error that Retcon raises on purpose."""
+
+
+class RecordError(RetconError):
+    """A stored trajectory cannot be read: names the file, the line and the field."""
+
+
+class RecipeError(RetconError):
+    """A recipe or an override is wrong: names the file, the line, the key and the nearest valid key."""
+
+
+class UnscoredIds(RetconError):
+    """A sample was asked for while ids under its loss mask have no log-prob."""
+
+
+class MissingIds(RetconError):
+    """Ids were asked for of a trajectory that holds text only."""
+
+
+class CheckpointError(RetconError):
+    """A checkpoint or run folder is absent, broken, of another version, or could not be written."""
+
+
+class SandboxUnavailable(RetconError):
+    """The sandbox cannot be started or reached."""
+
+
+class EngineError(RetconError):
+    """A request that an engine cannot serve, such as one longer than the model's window."""
+
+
+class MissingExtra(RetconError):
+    """A part of Retcon needs a package that is not installed: names the extra to install."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` where some valid name is close to `name`, else an empty string."""
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f" (did you mean '{close[0]}'?)" if close else ""

@@ -1,0 +1,43 @@
+"""From a trajectory to a training sample: ids, loss mask and log-probs, derived from the segments' kinds."""
+
+from __future__ import annotations
+
+from retcon.core.errors import MissingIds, UnscoredIds
+from retcon.core.types import TRAINED, Sample, Trajectory
+
+
+def history_ids(trajectory: Trajectory) -> tuple[int, ...]:
+    """The ids of the whole trajectory, (T,): exactly what the engine saw.
+
+    Raises MissingIds where a segment holds text only.
+    """
+    ids: list[int] = []
+    for segment in trajectory.segments:
+        if segment.ids is None:
+            raise MissingIds(f"trajectory {trajectory.id}: a {segment.kind} segment has no ids (text-only engine?)")
+        ids.extend(segment.ids)
+    return tuple(ids)
+
+
+def to_sample(trajectory: Trajectory, *, scored: bool = True) -> Sample:
+    """The sample of a trajectory; the mask is 1 on `sampled` and `spliced` ids, 0 elsewhere.
+
+    scored=False (for supervised training) allows ids without log-probs. Raises MissingIds, and UnscoredIds where ids
+    under the mask have no log-probs.
+    """
+    mask: list[int] = []
+    spliced: list[int] = []
+    logprobs: list[float | None] = []
+    ids = history_ids(trajectory)
+    for segment in trajectory.segments:
+        count = len(segment.ids or ())
+        learnt = segment.kind in TRAINED
+        if learnt and scored and segment.logprobs is None and count:
+            raise UnscoredIds(
+                f"trajectory {trajectory.id}: {count} {segment.kind} ids have no log-probs; "
+                "score them under the purified prefix first"
+            )
+        mask.extend([int(learnt)] * count)
+        spliced.extend([int(segment.kind == "spliced")] * count)
+        logprobs.extend(segment.logprobs if segment.logprobs is not None else [None] * count)
+    return Sample(ids, tuple(mask), tuple(logprobs), tuple(spliced))

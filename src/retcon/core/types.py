@@ -1,0 +1,227 @@
+"""The trajectory and its vocabulary.
+
+A trajectory stores only what each turn added, and why. The concatenated ids of its segments are exactly what the
+engine saw; masks, samples and costs are derived from it and never stored as the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Kind = Literal["prompt", "scaffold", "sampled", "spliced", "observation"]
+Status = Literal["ok", "error", "timeout", "limit", "malformed", "infrastructure"]
+TurnStop = Literal["call", "answer", "length"]
+Stop = Literal["answer", "turns", "length", "infrastructure"]
+Decision = Literal["shallow", "deep", "unrepaired", "answered"]
+
+KINDS: tuple[Kind, ...] = ("prompt", "scaffold", "sampled", "spliced", "observation")
+TRAINED: frozenset[Kind] = frozenset({"sampled", "spliced"})
+
+Extra = Mapping[str, object]
+"""Fields that a newer version wrote and this one does not know: kept, and written back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of text with one origin.
+
+    ids: (T,) token ids, None where the engine speaks text only. logprobs: (T,) nats, of the untempered model, None
+    where unknown; only `sampled` and `spliced` segments have them.
+    """
+
+    kind: Kind
+    text: str
+    ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    extra: Extra = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown segment kind {self.kind!r}; one of {', '.join(KINDS)}")
+        if self.logprobs is not None:
+            if self.kind not in TRAINED:
+                raise ValueError(f"a {self.kind} segment has no log-probs")
+            if self.ids is None or len(self.logprobs) != len(self.ids):
+                raise ValueError(f"{len(self.logprobs)} log-probs for {len(self.ids or ())} ids")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model wrote.
+
+    arguments: the parsed arguments, or the raw text where they could not be parsed. start: index into the turn's
+    generated ids at which the call's marker begins, None where the marker is not on a token boundary (or there are no
+    ids). char: the same as an offset into the turn's generated text.
+    """
+
+    id: str
+    name: str
+    arguments: Mapping[str, object] | str
+    char: int
+    start: int | None = None
+    extra: Extra = field(default_factory=dict)
+
+    @property
+    def malformed(self) -> bool:
+        return isinstance(self.arguments, str)
+
+    @property
+    def code(self) -> str:
+        """The program alone: no wrapper, no escapes. Of a malformed call, the raw text."""
+        if isinstance(self.arguments, str):
+            return self.arguments
+        return str(self.arguments.get("code", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a tool answered; `status` comes from the tool, typed, and is never read out of the text. seconds: wall."""
+
+    call_id: str
+    text: str
+    status: Status
+    error_type: str | None = None
+    seconds: float = 0.0
+    extra: Extra = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRecord:
+    """Why a turn is as it is after a failure: the audit trail of a purifier.
+
+    similarity: Sim(c_t, c'), None where no fix was compared. reason: a short phrase. attempts: how many lookahead
+    attempts were generated.
+    """
+
+    decision: Decision
+    attempts: int
+    similarity: float | None = None
+    reason: str = ""
+    extra: Extra = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One generation of the model and what the tools answered.
+
+    segments: what the model wrote (`sampled`, `spliced`), then for each call its observation, with the template's glue
+    (`scaffold`) before, between and after, up to where the model's next turn opens.
+    abandoned: attempts that a purifier took out, in the order in which they were sampled, each as it was. After a
+    repair (`shallow`, `deep`) they are all attempts, the fix as it was sampled last among them; after `unrepaired`
+    they are the lookahead attempts that followed the committed failure.
+    """
+
+    segments: tuple[Segment, ...]
+    calls: tuple[ToolCall, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    stop: TurnStop = "answer"
+    abandoned: tuple[Turn, ...] = ()
+    repair: RepairRecord | None = None
+    extra: Extra = field(default_factory=dict)
+
+    @property
+    def generated(self) -> tuple[Segment, ...]:
+        """The segments that the model wrote (sampled or spliced)."""
+        return tuple(s for s in self.segments if s.kind in TRAINED)
+
+    @property
+    def text(self) -> str:
+        """What the model wrote in this turn."""
+        return "".join(s.text for s in self.generated)
+
+    @property
+    def failures(self) -> int:
+        """Calls of this turn whose observation is not `ok` (infrastructure faults are nobody's failure)."""
+        return sum(o.status not in ("ok", "infrastructure") for o in self.observations)
+
+    def raw(self) -> tuple[Turn, ...]:
+        """The turn as it was sampled: itself, or the attempts that it replaced, in order."""
+        if self.repair is None or self.repair.decision == "answered":
+            return (self,)
+        if self.repair.decision == "unrepaired":
+            return (replace(self, abandoned=(), repair=None), *self.abandoned)
+        return self.abandoned
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a trajectory comes from. purified: whether a purifier was armed for this rollout."""
+
+    seed: int | None = None
+    step: int | None = None
+    index: int | None = None
+    model: str | None = None
+    purified: bool = False
+    extra: Extra = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A whole rollout. reward is None until graded, and stays None after an infrastructure fault.
+
+    prompt: what the model was given before its first turn; it belongs to no turn, so that an attempt at the first turn
+    looks like any other. answer: the final answer that the grader read, None where the model gave none.
+    """
+
+    id: str
+    task: str
+    prompt: tuple[Segment, ...]
+    turns: tuple[Turn, ...]
+    reward: float | None = None
+    stop: Stop = "answer"
+    provenance: Provenance = Provenance()
+    answer: str | None = None
+    extra: Extra = field(default_factory=dict)
+
+    @property
+    def segments(self) -> Iterator[Segment]:
+        """Prompt and turns: their ids, concatenated, are the whole history."""
+        yield from self.prompt
+        for turn in self.turns:
+            yield from turn.segments
+
+    @property
+    def text(self) -> str:
+        return "".join(s.text for s in self.segments)
+
+    @property
+    def calls(self) -> int:
+        """Executed calls of the (purified) history."""
+        return sum(len(t.observations) for t in self.turns)
+
+    @property
+    def failures(self) -> int:
+        """Failed calls of the (purified) history."""
+        return sum(t.failures for t in self.turns)
+
+    @property
+    def raw_calls(self) -> int:
+        """Executed calls, those of abandoned attempts among them."""
+        return sum(len(a.observations) for t in self.turns for a in t.raw())
+
+    @property
+    def raw_failures(self) -> int:
+        """Failed calls as they happened, before purification."""
+        return sum(a.failures for t in self.turns for a in t.raw())
+
+    @property
+    def sampled_ids(self) -> int:
+        """Ids that the model generated for this trajectory, abandoned attempts among them."""
+        return sum(len(s.ids or ()) for t in self.turns for a in t.raw() for s in a.generated)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What training sees of a trajectory.
+
+    ids: (T,). mask: (T,) 1 where the id is learnt from. logprobs: (T,) nats, None where mask is 0. spliced: (T,) 1 on
+    spliced ids. advantages: (T,), or None before they are known.
+    """
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    spliced: tuple[int, ...]
+    advantages: tuple[float, ...] | None = None

@@ -1,0 +1,36 @@
+"""The Repair protocol: what to do about a failed turn, without knowing engines or tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from retcon.core.types import Turn
+
+
+class Lookahead(Protocol):
+    """What the rollout offers to a repair at a failed turn, with the history h_t frozen."""
+
+    async def attempt(self, shown: Sequence[Turn]) -> Turn | None:
+        """Generate and execute one more turn on h_t ⊕ shown. None where no budget is left for it.
+
+        The turn is complete: if it has calls, each has its observation. A generation that was cut off by the budget
+        has stop `length`.
+        """
+        ...
+
+    def fits(self, turn: Turn) -> bool:
+        """Whether h_t ⊕ turn leaves the rollout within its budget, with room to go on."""
+        ...
+
+
+class Repair(Protocol):
+    """Decides what is committed in place of a failed turn; `armed` repairs look at every turn."""
+
+    def failed(self, turn: Turn) -> bool:
+        """Whether this turn counts as a failure."""
+        ...
+
+    async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
+        """The turns to commit after h_t, at least one, in order; spliced segments may be unscored."""
+        ...

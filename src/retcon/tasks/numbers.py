@@ -1,0 +1,188 @@
+"""The number problems: two steps, each easy with Python and hard without.
+
+    let x be the gcd of 4821 and 1233. find 17 to the power x mod 997.
+
+Nine operations. The first step gives x (kept in 2..999), the second uses it. A problem is drawn from a seeded
+stream; its text decides by hash which split it belongs to, so that training and evaluation cannot overlap whatever
+the seeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from retcon.tasks.types import Split, Task
+
+X_MIN, X_MAX = 2, 999
+EVALUATION_SHARE = 8  # one problem in eight belongs to the evaluation split
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One of the nine: its words, how its arguments are drawn, and what it is worth.
+
+    `phrase` has one `{}` per argument. `draw` gives arguments for the first step; `draw_with(rng, x)` gives those of
+    the second, with x at position `x_at`.
+    """
+
+    name: str
+    phrase: str
+    x_at: int
+    draw: Callable[[random.Random], tuple[int, ...]]
+    draw_with: Callable[[random.Random, int], tuple[int, ...]]
+    value: Callable[..., int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operation with its arguments; `x_at` is the position that the question calls x, None in the first step."""
+
+    operation: Operation
+    args: tuple[int, ...]
+    x_at: int | None
+
+    @property
+    def phrase(self) -> str:
+        words = [str(a) for a in self.args]
+        if self.x_at is not None:
+            words[self.x_at] = "x"
+        return self.operation.phrase.format(*words)
+
+    @property
+    def value(self) -> int:
+        return self.operation.value(*self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberProblem:
+    """Two steps; `first.value` is x."""
+
+    first: Step
+    second: Step
+
+    @property
+    def question(self) -> str:
+        return f"let x be {self.first.phrase}. find {self.second.phrase}."
+
+    @property
+    def answer(self) -> int:
+        return self.second.value
+
+    @property
+    def split(self) -> Split:
+        digest = hashlib.sha256(self.question.encode()).digest()
+        return "evaluation" if digest[0] % EVALUATION_SHARE == 0 else "train"
+
+    def task(self) -> Task:
+        digest = hashlib.sha256(self.question.encode()).hexdigest()
+        return Task(
+            id=f"numbers/{digest[:12]}",
+            question=self.question,
+            answer=str(self.answer),
+            meta={"operations": [self.first.operation.name, self.second.operation.name]},
+        )
+
+
+def _digits_in_base(n: int, base: int) -> int:
+    total = 0
+    while n:
+        total += n % base
+        n //= base
+    return total
+
+
+def _is_prime(n: int) -> bool:
+    return n > 1 and all(n % d for d in range(2, math.isqrt(n) + 1))
+
+
+def _draw_gcd(rng: random.Random) -> tuple[int, ...]:
+    g = rng.randint(2, 99)
+    i, j = rng.randint(3, 60), rng.randint(3, 60)
+    return g * i, g * j
+
+
+def _draw_range(rng: random.Random) -> tuple[int, int]:
+    low = rng.randint(2, 400)
+    return low, low + rng.randint(20, 400)
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "gcd", "the gcd of {} and {}", 0, _draw_gcd,
+        lambda rng, x: (x, rng.randint(2, 9) * x if rng.random() < 0.5 else rng.randint(100, 5000)),
+        math.gcd,
+    ),
+    Operation(
+        "lcm", "the lcm of {} and {}", 0,
+        lambda rng: (rng.randint(2, 40), rng.randint(2, 40)),
+        lambda rng, x: (x, rng.randint(2, 99)),
+        math.lcm,
+    ),
+    Operation(
+        "power", "{} to the power {} mod {}", 1,
+        lambda rng: (rng.randint(2, 99), rng.randint(2, 99), rng.randint(100, 999)),
+        lambda rng, x: (rng.randint(2, 99), x, rng.randint(100, 999)),
+        lambda a, e, m: pow(a, e, m),
+    ),
+    Operation(
+        "power_digits", "the digit sum of {} to the power {}", 1,
+        lambda rng: (rng.randint(2, 99), rng.randint(2, 60)),
+        lambda rng, x: (rng.randint(2, 99), x),
+        lambda a, e: sum(map(int, str(a**e))),
+    ),
+    Operation(
+        "primes", "the number of primes from {} to {}", 0, _draw_range,
+        lambda rng, x: (x, x + rng.randint(20, 400)),
+        lambda a, b: sum(_is_prime(n) for n in range(a, b + 1)),
+    ),
+    Operation(
+        "multiples", "the number of multiples of {} from {} to {}", 1,
+        lambda rng: (rng.randint(2, 19), *_draw_range(rng)),
+        lambda rng, x: (rng.randint(2, 19), x, x + rng.randint(100, 4000)),
+        lambda k, a, b: b // k - (a - 1) // k,
+    ),
+    Operation(
+        "squares", "the sum of squares from 1 to {} mod {}", 0,
+        lambda rng: (rng.randint(10, 999), rng.randint(100, 999)),
+        lambda rng, x: (x, rng.randint(100, 999)),
+        lambda n, m: sum(i * i for i in range(1, n + 1)) % m,
+    ),
+    Operation(
+        "base_digits", "the digit sum of {} in base {}", 0,
+        lambda rng: (rng.randint(1000, 99999), rng.randint(3, 16)),
+        lambda rng, x: (x, rng.randint(2, 9)),
+        _digits_in_base,
+    ),
+    Operation(
+        "divisors", "the number of divisors of {}", 0,
+        lambda rng: (rng.randint(2, 60) * rng.randint(2, 80),),
+        lambda rng, x: (x,),
+        lambda n: sum(n % d == 0 for d in range(1, n + 1)),
+    ),
+)
+
+
+def draw_problem(rng: random.Random) -> NumberProblem:
+    """One problem from the stream `rng`, of either split."""
+    while True:
+        first = rng.choice(OPERATIONS)
+        step = Step(first, first.draw(rng), None)
+        if X_MIN <= step.value <= X_MAX:
+            break
+    second = rng.choice(OPERATIONS)
+    return NumberProblem(step, Step(second, second.draw_with(rng, step.value), second.x_at))
+
+
+def problems(seed: int, split: Split) -> Iterator[NumberProblem]:
+    """An endless stream of distinct problems of one split; the same seed gives the same stream."""
+    rng = random.Random(f"numbers/{split}/{seed}")
+    seen: set[str] = set()
+    while True:
+        problem = draw_problem(rng)
+        if problem.split == split and problem.question not in seen:
+            seen.add(problem.question)
+            yield problem
