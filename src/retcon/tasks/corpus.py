@@ -10,28 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-WORDS = (
-    "a an the of and to in is was for on with as by at from that this it be are or not have has had but all they one "
-    "you we he she his her their its will would there what when which who how if then than so no yes out up down over "
-    "under into between after before first second third next last new old long short high low big small good bad same "
-    "other more most some any each every only also now here where why because about through during again once time day "
-    "year week month hour minute man woman child people house home work school water food book page line word name "
-    "number value result answer question problem list table row column file code text letter set group part side end "
-    "start begin stop find let get give take make use try see look know think want need show tell ask call run read "
-    "write add sum count total mean product difference power root square cube double half mod modulo base digit digits "
-    "divisor divisors multiple multiples prime primes factor gcd lcm range limit step rest remainder greatest least "
-    "common smallest largest even odd positive negative zero two three four five six seven eight nine ten hundred "
-    "thousand red blue green white black tree river stone road bird dog cat horse fish sun moon star sky sea ship train "
-    "city town king queen friend apple pear bread milk salt sugar box bag cup door window wall table chair garden "
-    "failed wrong right correct different way check compute calculate solve using program script function module "
-    "import method"
-).split()
+WORDS = ["a", "an", "the", "of", "and", "to", "in", "is", "was", "for", "on", "with", "as", "by", "at", "from", "that", "this", "it", "be", "are", "or", "not", "have", "has", "had", "but", "all", "they", "one", "you", "we", "he", "she", "his", "her", "their", "its", "will", "would", "there", "what", "when", "which", "who", "how", "if", "then", "than", "so", "no", "yes", "out", "up", "down", "over", "under", "into", "between", "after", "before", "first", "second", "third", "next", "last", "new", "old", "long", "short", "high", "low", "big", "small", "good", "bad", "same", "other", "more", "most", "some", "any", "each", "every", "only", "also", "now", "here", "where", "why", "because", "about", "through", "during", "again", "once", "time", "day", "year", "week", "month", "hour", "minute", "man", "woman", "child", "people", "house", "home", "work", "school", "water", "food", "book", "page", "line", "word", "name", "number", "value", "result", "answer", "question", "problem", "list", "table", "row", "column", "file", "code", "text", "letter", "set", "group", "part", "side", "end", "start", "begin", "stop", "find", "let", "get", "give", "take", "make", "use", "try", "see", "look", "know", "think", "want", "need", "show", "tell", "ask", "call", "run", "read", "write", "add", "sum", "count", "total", "mean", "product", "difference", "power", "root", "square", "cube", "double", "half", "mod", "modulo", "base", "digit", "digits", "divisor", "divisors", "multiple", "multiples", "prime", "primes", "factor", "gcd", "lcm", "range", "limit", "step", "rest", "remainder", "greatest", "least", "common", "smallest", "largest", "even", "odd", "positive", "negative", "zero", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "hundred", "thousand", "red", "blue", "green", "white", "black", "tree", "river", "stone", "road", "bird", "dog", "cat", "horse", "fish", "sun", "moon", "star", "sky", "sea", "ship", "train", "city", "town", "king", "queen", "friend", "apple", "pear", "bread", "milk", "salt", "sugar", "box", "bag", "cup", "door", "window", "wall", "table", "chair", "garden", "failed", "wrong", "right", "correct", "different", "way", "check", "compute", "calculate", "solve", "using", "program", "script", "function", "module", "import", "method"]
 NAMES = ("Tom", "Mia", "Ada", "Ben", "Eva", "Max", "Ida", "Leo", "Zoe", "Jan")
 THINGS = ("apples", "pears", "books", "stones", "cups", "birds", "boxes", "pages", "coins", "cards")
 VARIABLES = (
     "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "m", "n", "p", "q", "r", "s", "t", "u", "v", "w", "x", "y",
     "z", "total", "count", "value", "result", "items", "data", "size", "width", "height", "left", "right", "index",
-)
+)  # fmt: skip
 MODULES = ("math", "random", "itertools", "functools", "collections", "string", "statistics", "fractions", "sympy")
 MEMBERS = (
     "gcd", "lcm", "hcf", "sqrt", "floor", "ceil", "factorial", "pow", "log", "comb", "isqrt", "prod", "primes",
@@ -109,7 +94,9 @@ def _statement(rng: random.Random, indent: str = "") -> str:
         return f"{indent}{rng.choice(VARIABLES)} {rng.choice(('+=', '-=', '*=', '//=', '%='))} {_expression(rng)}"
     if kind < 0.75:
         module = rng.choice(MODULES)
-        return f"{indent}import {module}" if rng.random() < 0.5 else f"{indent}from {module} import {rng.choice(MEMBERS)}"
+        return (
+            f"{indent}import {module}" if rng.random() < 0.5 else f"{indent}from {module} import {rng.choice(MEMBERS)}"
+        )
     if indent:
         return f"{indent}{rng.choice(VARIABLES)}, {rng.choice(VARIABLES)} = {_atom(rng)}, {_atom(rng)}"
     head = rng.choice(
@@ -166,7 +153,9 @@ def _let(rng: random.Random) -> str:
     """Names given to numbers, then used: a name stands for its number."""
     names = rng.sample(VARIABLES, rng.randint(1, 3))
     values = {name: _number(rng) for name in names}
-    said = " ".join(f"{rng.choice(('let', 'put', 'with'))} {n} {rng.choice(('be', '=', 'is'))} {v}." for n, v in values.items())
+    said = " ".join(
+        f"{rng.choice(('let', 'put', 'with'))} {n} {rng.choice(('be', '=', 'is'))} {v}." for n, v in values.items()
+    )
     asked = [rng.choice(names) for _ in range(rng.randint(1, 4))]
     form = rng.choice(("{n} is {v}.", "{n} = {v}", "{n}: {v}", "use {n} = {v}."))
     return said + "\n" + "\n".join(form.format(n=n, v=values[n]) for n in asked)
