@@ -20,5 +20,5 @@ def test_code_that_does_something_or_cannot_be_read(code):
 
 def test_only_calls_that_carry_code_are_judged():
     assert is_noop(ToolCall("0", "python", {"code": "pass"}, char=0))
-    assert not is_noop(ToolCall("0", "python", "", char=0))
+    assert not is_noop(ToolCall("0", "python", "# broken code", char=0))
     assert not is_noop(ToolCall("0", "search", {"query": "x"}, char=0))
