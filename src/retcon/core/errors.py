@@ -11,7 +11,7 @@ class RetconError(Exception):
 
 
 class RecordError(RetconError):
-    """A stored trajectory cannot be read: names the file, the line and the field."""
+    """A stored trajectory cannot be read or written: names the file, the line and the field."""
 
 
 class RecipeError(RetconError):
@@ -28,6 +28,10 @@ class MissingIds(RetconError):
 
 class CheckpointError(RetconError):
     """A checkpoint or run folder is absent, broken, of another version, or could not be written."""
+
+
+class TrainingDiverged(RetconError):
+    """A loss or gradient is no longer finite; the last checkpoint is whole."""
 
 
 class SandboxUnavailable(RetconError):
