@@ -58,7 +58,7 @@ class FreshChunk(Chunk):
         return states
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class SlotLayer(CacheLayerMixin):
     """keys, values: (slots, kv heads, max_len, head dim), allocated when the first forward shows their shape."""
 
     is_sliding = False
@@ -66,7 +66,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     values: Tensor
 
     def __init__(self, cache: SlotCache) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -82,7 +82,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         access = self._cache.access
         return access.store(self.keys, key_states), access.store(self.values, value_states)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 (the base class's signature)
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache.access.length, 0
 
     def get_seq_length(self) -> int:
