@@ -24,7 +24,7 @@ _OBSERVED = {
 class Teacher:
     """Engine that plays the teacher; `problems` gives the problem of each request id.
 
-    It reads the output of tools from the ids, as a model would, and knows no log-probs. Raises EngineError when asked to
+    It reads what tools printed from the ids, as a model would. It knows no log-probs: raises EngineError when asked to
     score.
     """
 
