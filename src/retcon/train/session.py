@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -55,6 +58,7 @@ class Session:
         if checkpoint is not None:
             load_optimizer(checkpoint, self.model, self.optimizer)
         self._saved = self.step
+        self._interrupted = False
         run.cut(self.step)
 
     def done(self, metrics: Metrics) -> None:
@@ -67,6 +71,29 @@ class Session:
             self.save()
         if self._on_step is not None:
             self._on_step(line)
+        if self._interrupted:
+            self.save()
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within, a first Ctrl-C waits for the end of the step and its checkpoint; a second one does not.
+
+        Does nothing outside the main thread, where signals do not arrive.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def wait(*_: object) -> None:
+            self._interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, wait) or signal.SIG_DFL
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def save(self) -> None:
         """A checkpoint of the steps done, unless there is one. Only between steps."""

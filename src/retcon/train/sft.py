@@ -29,8 +29,9 @@ def run_sft(recipe: Recipe, demonstrations: Path, out: Path, *, on_step: OnStep 
     """Train `recipe.model.path` on the trajectories in `demonstrations`; returns the folder of the final model.
 
     What is learnt is every id that the demonstrator wrote, failures and their repairs among them: nothing is filtered.
-    A run that was interrupted goes on from its newest checkpoint in `out`; one that is finished returns at once.
-    on_step gets each step's metrics: step, loss (nats an id), lr, grad_norm, ids, seconds, cpu_s, wall_s.
+    A run that was interrupted goes on from its newest checkpoint in `out`, and Ctrl-C makes one first; one that is
+    finished returns at once. on_step gets each step's metrics: step, loss (nats an id), lr, grad_norm, ids, seconds,
+    cpu_s, wall_s.
 
     Raises CheckpointError (see `open_run`), RecordError for demonstrations that cannot be read or are none,
     TrainingDiverged.
@@ -51,11 +52,13 @@ def run_sft(recipe: Recipe, demonstrations: Path, out: Path, *, on_step: OnStep 
             every=config.checkpoint_every,
             on_step=on_step,
         )
-        while session.step < config.steps:
-            began = time.perf_counter()
-            chosen = epoch_batch(len(samples), config.batch, seed=recipe.run.seed, step=session.step)
-            metrics = sft_step(session.model, session.optimizer, [samples[i] for i in chosen], config, session.step)
-            session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
+        with session.interruptible():
+            while session.step < config.steps:
+                began = time.perf_counter()
+                chosen = epoch_batch(len(samples), config.batch, seed=recipe.run.seed, step=session.step)
+                batch = [samples[i] for i in chosen]
+                metrics = sft_step(session.model, session.optimizer, batch, config, session.step)
+                session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
         return session.finish()
 
 
