@@ -1,0 +1,88 @@
+"""The comparison as a table in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from retcon.evaluate.statistics import Interval
+from retcon.report.style import COLD_START, looks
+from retcon.report.summary import Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. better: the sign of what is better, 0 for costs that are only told."""
+
+    figure: str
+    label: str
+    digits: int
+    better: int
+
+
+ROWS = (
+    Row("pass1_t1", "pass@1, T = 1", 3, 1),
+    Row("pass8_t1", "pass@8, T = 1", 3, 1),
+    Row("pass1", "pass@1, top-p", 3, 1),
+    Row("pass8", "pass@8, top-p", 3, 1),
+    Row("failed_calls_t1", "failed calls, T = 1", 2, -1),
+    Row("failed_calls", "failed calls, top-p", 2, -1),
+    Row("ids", "ids a trajectory, T = 1", 1, -1),
+    Row("train_failed_calls_raw", "training's end: failed, raw", 2, -1),
+    Row("train_failed_calls", "training's end: failed, purified", 2, 0),
+    Row("rollouts", "rollouts to train", 0, 0),
+    Row("cpu_s", "CPU seconds to train", 0, 0),
+    Row("wall_s", "wall seconds to train", 0, 0),
+)
+
+
+def cell(interval: Interval | None, digits: int) -> str:
+    """`0.812 [0.790, 0.834]`; the mean alone where no uncertainty is claimed; a dash where nothing was measured."""
+    if interval is None:
+        return "–"
+    mean = f"{interval.mean:,.{digits}f}"
+    if interval.low == interval.mean == interval.high:
+        return mean
+    return f"{mean} [{interval.low:,.{digits}f}, {interval.high:,.{digits}f}]"
+
+
+def best_arm(row: Row, arms: Mapping[str, Figures]) -> str | None:
+    """The arm with the best mean; None where nothing is to be compared. No claim that the difference is real."""
+    known = {arm: interval.mean for arm, figures in arms.items() if (interval := figures[row.figure]) is not None}
+    if not row.better or len(known) < 2 or len(set(known.values())) == 1:
+        return None
+    return max(known, key=lambda arm: row.better * known[arm])
+
+
+def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds: int) -> Table:
+    """Figures down, arms across; the best arm's mean of each row in bold."""
+    table = Table(title="Evaluation with purification off, on problems that no training saw", title_justify="left")
+    table.caption = interval_note(seeds)
+    table.caption_justify = "left"
+    table.add_column("", no_wrap=True)
+    table.add_column("cold start", justify="right", header_style=COLD_START.colour)
+    for arm, look in looks(arms).items():
+        table.add_column(arm, justify="right", header_style=f"bold {look.colour}")
+    for row in ROWS:
+        best = best_arm(row, arms)
+        cells = [
+            Text(cell(figures[row.figure], row.digits), style="bold" if arm == best else "")
+            for arm, figures in arms.items()
+        ]
+        table.add_row(
+            row.label, cell(cold_start[row.figure], row.digits), *cells, end_section=row.figure in SECTION_ENDS
+        )
+    return table
+
+
+SECTION_ENDS = ("pass8", "ids", "train_failed_calls")
+
+
+def interval_note(seeds: int) -> str:
+    """Where the brackets come from."""
+    if seeds > 1:
+        return f"[95 %]: Student's t over {seeds} seeds; of the cold start, bootstrap over problems. Bold: best mean."
+    return "[95 %]: bootstrap over problems, one seed: says nothing about other seeds. Bold: best mean."
