@@ -38,6 +38,10 @@ class EngineError(RetconError):
     """A request that an engine cannot serve, such as one longer than the model's window."""
 
 
+class InfrastructureFault(RetconError):
+    """An engine or a tool is gone, through no fault of the model: the rollout cannot go on and is worth no reward."""
+
+
 class MissingExtra(RetconError):
     """A part of Retcon needs a package that is not installed: names the extra to install."""
 

@@ -110,7 +110,8 @@ class Turn:
     (`scaffold`) before, between and after, up to where the model's next turn opens.
     abandoned: attempts that a purifier took out, in the order in which they were sampled, each as it was. After a
     repair (`shallow`, `deep`) they are all attempts, the fix as it was sampled last among them; after `unrepaired`
-    they are the lookahead attempts that followed the committed failure.
+    they are the lookahead attempts that followed the committed failure; after `answered` they are those that the
+    answer did not see (cut off), while those that it saw are turns of their own.
     """
 
     segments: tuple[Segment, ...]
@@ -138,9 +139,9 @@ class Turn:
 
     def raw(self) -> tuple[Turn, ...]:
         """The turn as it was sampled: itself, or the attempts that it replaced, in order."""
-        if self.repair is None or self.repair.decision == "answered":
+        if self.repair is None:
             return (self,)
-        if self.repair.decision == "unrepaired":
+        if self.repair.decision in ("unrepaired", "answered"):
             return (replace(self, abandoned=(), repair=None), *self.abandoned)
         return self.abandoned
 

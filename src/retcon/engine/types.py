@@ -27,10 +27,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """ids: (T,), a stop id among them if one ended it. logprobs: (T,) nats under the untempered, untruncated model."""
+    """ids: (T,), a stop id among them if one ended it.
+
+    logprobs: (T,) nats under the untempered, untruncated model; None where the engine knows none.
+    """
 
     ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float, ...] | None
     stop: GenerationStop
 
 

@@ -15,12 +15,13 @@ class Lookahead(Protocol):
         """Generate and execute one more turn on h_t ⊕ shown. None where no budget is left for it.
 
         The turn is complete: if it has calls, each has its observation. A generation that was cut off by the budget
-        has stop `length`.
+        has stop `length`, no calls, and cannot be shown: nothing can follow it. Raises InfrastructureFault where an
+        engine or a tool is gone; a repair lets that pass, and the rollout keeps the record and ends.
         """
         ...
 
-    def fits(self, turn: Turn) -> bool:
-        """Whether h_t ⊕ turn leaves the rollout within its budget, with room to go on."""
+    def fits(self, *turns: Turn) -> bool:
+        """Whether h_t ⊕ turns is within the rollout's budget, with room to go on if the last of them is no answer."""
         ...
 
 

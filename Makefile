@@ -1,0 +1,49 @@
+# make setup       the environment (.venv), versions from constraints.txt
+# make quickstart  trains and compares two agents, in runs/quickstart; continues where it was
+# make test        lint, types, import rules, all tests
+# make base        makes the base model inside the package anew (under an hour)
+PYTHON ?= python3.11
+VENV := .venv
+CORE := .venv-core
+BIN := $(VENV)/bin
+PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: setup quickstart test lint types imports tests base clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) torch==2.13.0
+	$(BIN)/python $(PIP) --editable '.[train,report,dev]'
+	@touch $@
+
+# The same package without its extras: what must work without torch is tested there.
+$(CORE)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CORE)
+	$(CORE)/bin/python $(PIP) --editable .
+	@touch $@
+
+quickstart: setup
+	$(BIN)/retcon quickstart $(ARGS)
+
+test: lint types imports tests
+
+lint: setup
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+tests: setup $(CORE)/.ready
+	RETCON_CORE_PYTHON=$(CORE)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations=10 $(ARGS)
+
+base: setup
+	$(BIN)/python -m retcon.train.base $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(CORE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,34 @@
+"""Tool calls as fenced blocks of Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from retcon.chat.types import FoundCall
+
+_OPEN = re.compile(r"(?<!`)(?P<fence>`{3,})(?:python3?|py)[ \t]*\r?(?:\n|\Z)", re.IGNORECASE)
+
+
+def find_calls(text: str) -> Iterator[FoundCall]:
+    """Every ```` ```python ```` block (also `py`, `python3`, in any case) is a call of `python` with its `code`.
+
+    The opening fence may stand anywhere and ends its line. The block ends at the first line that has nothing but at
+    least as many backticks; backticks elsewhere in a line are code. Other languages are no calls. An opening fence
+    that is followed by another one before it is closed is prose. A block that is never closed is a malformed call.
+    """
+    openings = list(_OPEN.finditer(text))
+    for n, opening in enumerate(openings):
+        start = opening.end()
+        limit = openings[n + 1].start() if n + 1 < len(openings) else len(text)
+        # The closing line may follow the opening one at once, hence from the line end before `start`.
+        close = re.compile(rf"\n {{0,3}}{opening['fence']}`*[ \t\r]*(?=\n|\Z)").search(text, start - 1)
+        if close is not None and close.start() < limit:
+            yield FoundCall("python", {"code": text[start : max(start, close.start())]}, opening.start())
+        elif n + 1 == len(openings):
+            yield FoundCall("python", text[start:], opening.start())
+
+
+def render_call(code: str) -> str:
+    """The block that `find_calls` reads back."""
+    return f"```python\n{code}\n```"

@@ -1,0 +1,133 @@
+"""Tokenizers: one of bytes, for tests, and the one in a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retcon.chat.types import CONTROLS, Tokenizer
+from retcon.core.errors import CheckpointError, MissingExtra, nearest
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_CONTROL = re.compile(r"<\|[^|<>]*\|>")
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are the bytes of UTF-8; the control tokens follow. Lossless, needs nothing: made for tests."""
+
+    def __init__(self) -> None:
+        self._ids = {text: 256 + n for n, text in enumerate(CONTROLS)}
+        self._bytes = [bytes([n]) for n in range(256)] + [text.encode() for text in CONTROLS]
+        self._split = re.compile("(" + "|".join(map(re.escape, CONTROLS)) + ")")
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return len(self._bytes)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        if not special:
+            return list(text.encode("utf-8", "replace"))
+        ids: list[int] = []
+        for piece in self._split.split(text):
+            ids.extend([self._ids[piece]] if piece in self._ids else piece.encode("utf-8", "replace"))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self._bytes[i] for i in ids if 0 <= i < len(self._bytes)).decode("utf-8", "replace")
+
+    def special_id(self, text: str) -> int:
+        if text not in self._ids:
+            raise CheckpointError(f"the byte tokenizer has no control token {text!r}{nearest(text, self._ids)}")
+        return self._ids[text]
+
+
+class HubTokenizer:
+    """A `tokenizer.json` read by the `tokenizers` library; no torch, no transformers.
+
+    Two copies are kept, so that no call changes how another one encodes: one knows the control tokens, the other
+    takes them for text. Control tokens are those that the file marks as special or that look like `<|…|>`; other
+    added tokens, such as Qwen's `<tool_call>`, are ordinary vocabulary in both.
+    """
+
+    def __init__(self, definition: str, *, where: str = "tokenizer.json") -> None:
+        """definition: the JSON text; where: its name in messages. Raises CheckpointError, MissingExtra."""
+        self._where = where
+        self._special = _build(definition, where)
+        self._plain = _build(_controls_marked(definition, where), where)
+        self._plain.encode_special_tokens = True
+        added = self._special.get_added_tokens_decoder()
+        self._controls = {t.content: i for i, t in added.items() if t.special or _CONTROL.fullmatch(t.content)}
+        for text, i in self._controls.items():
+            if i in self.encode(text):
+                raise CheckpointError(f"{where}: the plain text {text!r} cannot be told from its control token")
+
+    @property
+    def size(self) -> int:
+        """Number of ids, added tokens among them."""
+        return self._special.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        tokenizer = self._special if special else self._plain
+        return list(tokenizer.encode(_without_surrogates(text), add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._special.decode(list(ids), skip_special_tokens=False))
+
+    def special_id(self, text: str) -> int:
+        if text not in self._controls:
+            raise CheckpointError(f"{self._where} has no control token {text!r}{nearest(text, self._controls)}")
+        return self._controls[text]
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder (or of a `tokenizer.json` itself).
+
+    Raises CheckpointError where there is none or it cannot be read, MissingExtra without the `tokenizers` package.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "tokenizer.json"
+    try:
+        definition = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} does not exist: a model folder needs its tokenizer.json") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    return HubTokenizer(definition, where=str(file))
+
+
+def _build(definition: str, where: str) -> tokenizers.Tokenizer:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtra(
+            "reading a tokenizer.json needs the tokenizers package: pip install 'retcon-rl[train]'"
+        ) from error
+    try:
+        built = tokenizers.Tokenizer.from_str(definition)
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{where} is no tokenizer that the tokenizers library reads: {error}") from error
+    built.no_padding()
+    built.no_truncation()
+    return built
+
+
+def _controls_marked(definition: str, where: str) -> str:
+    """The same tokenizer with everything that looks like a control token marked special (not all files do)."""
+    try:
+        parsed = json.loads(definition)
+        for token in parsed.get("added_tokens") or ():
+            token["special"] = bool(token["special"] or _CONTROL.fullmatch(token["content"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{where}: added_tokens cannot be read: {error!r}") from error
+    return json.dumps(parsed)

@@ -1,0 +1,55 @@
+"""The Tokenizer protocol, and what parsing a generation gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from retcon.core.types import ToolCall
+
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+CONTROLS: tuple[str, ...] = (END_OF_TEXT, TURN_START, TURN_END)
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. `decode` undoes `encode`; neither adds anything of its own (no BOS, no padding)."""
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of `text`, (T,).
+
+        With special=False, markup such as `<|im_end|>` is plain text and never becomes a control id: this is how
+        everything is encoded that a user or a tool wrote. special=True is for the template's own glue. Lone
+        surrogates, which UTF-8 cannot hold, become `?`.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, control tokens written out.
+
+        Bytes that are no UTF-8 become U+FFFD. An id beyond the vocabulary (models pad theirs) is empty text.
+        """
+        ...
+
+    def special_id(self, text: str) -> int:
+        """Id of the control token `text`. Raises CheckpointError where the tokenizer has none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A generation, read: its whole text (a stop token's among it) and the calls in it, in order."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCall:
+    """A call as a parser finds it in text: `char` is where its marker begins; arguments stay text if malformed."""
+
+    name: str
+    arguments: dict[str, object] | str
+    char: int

@@ -1,0 +1,90 @@
+"""An engine that plays given replies: for tests of what is built on engines, yours too."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from retcon.core.errors import EngineError
+from retcon.engine.types import Generation, SamplingParams
+
+Reply = str | Exception
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> Sequence[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class ScriptedEngine:
+    """Plays `replies`; implements `Generator`.
+
+    replies: texts that every request id is given in order, or a function (request_id, text so far, n) of the n-th
+    generation of a request, counted from 0. An exception among them is raised in its place. A reply ends after its
+    first stop id; where it has none, the first of the request's stop ids is added.
+
+    Log-probs are made up, but a pure function of prefix and id: `score` gives what generation under that prefix gave.
+    seen: (request id, ids) of every generation asked for, in order, and params: how. scored: (request id, ids, start).
+    released: request ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, replies: Sequence[Reply] | Callable[[str, str, int], str]) -> None:
+        self.tokenizer = tokenizer
+        self.replies = replies
+        self.seen: list[tuple[str, tuple[int, ...]]] = []
+        self.params: list[SamplingParams] = []
+        self.scored: list[tuple[str, tuple[int, ...], int]] = []
+        self.released: list[str] = []
+        self._generations: defaultdict[str, int] = defaultdict(int)
+
+    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
+        """The next reply, cut after params.max_tokens ids. Raises EngineError where the script has no more."""
+        self.seen.append((request_id, tuple(ids)))
+        self.params.append(params)
+        n = self._generations[request_id]
+        self._generations[request_id] += 1
+        reply = self._reply(request_id, ids, n)
+        await asyncio.sleep(0)  # other rollouts get their turn, as with a real engine
+        written = list(self.tokenizer.encode(reply))
+        ends = [i for i, token in enumerate(written) if token in params.stop_ids]
+        if ends:
+            written = written[: ends[0] + 1]
+        else:
+            written.extend(params.stop_ids[:1])
+        stop = len(written) <= params.max_tokens
+        written = written[: params.max_tokens]
+        logprobs = _logprobs([*ids, *written], len(ids))
+        return Generation(tuple(written), logprobs, "stop" if stop else "length")
+
+    def _reply(self, request_id: str, ids: Sequence[int], n: int) -> str:
+        if callable(self.replies):
+            return self.replies(request_id, self.tokenizer.decode(ids), n)
+        if n >= len(self.replies):
+            raise EngineError(f"request {request_id}: generation {n + 1} of a script of {len(self.replies)} replies")
+        reply = self.replies[n]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def score(self, request_id: str, ids: Sequence[int], start: int) -> tuple[float, ...]:
+        """What `generate` gave, or would have given, for ids[start:] after ids[:start]."""
+        self.scored.append((request_id, tuple(ids), start))
+        return _logprobs(ids, start)
+
+    async def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+
+def _logprobs(ids: Sequence[int], start: int) -> tuple[float, ...]:
+    """A number in (-4, 0] for each of ids[start:], from a hash of all ids up to it."""
+    digest = hashlib.blake2b(digest_size=8)
+    values = []
+    for i, token in enumerate(ids):
+        digest.update(token.to_bytes(8, "little"))
+        if i >= start:
+            values.append(-4 * int.from_bytes(digest.digest(), "little") / 2**64)
+    return tuple(values)

@@ -1,0 +1,27 @@
+"""Code that runs without failing because it does nothing."""
+
+from __future__ import annotations
+
+import ast
+
+from retcon.core.types import ToolCall
+
+
+def does_nothing(code: str) -> bool:
+    """Whether `code` is empty, or nothing but comments, `pass` and bare constants (docstrings, `...`).
+
+    Code that does not parse is not judged here: False.
+    """
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError):  # ValueError: null bytes
+        return False
+    return all(
+        isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in body
+    )
+
+
+def is_noop(call: ToolCall) -> bool:
+    """Whether a call runs code that does nothing; a call that carries no code is not judged: False."""
+    return not call.malformed and "code" in call.arguments and does_nothing(call.code)

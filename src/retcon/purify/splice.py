@@ -1,0 +1,91 @@
+"""The purified turn: a pure function of the attempts that were made at it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from retcon.core.types import TRAINED, RepairRecord, Segment, ToolCall, Turn
+from retcon.purify.similarity import similarity
+
+
+def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
+    """The turn to commit in place of `attempts`: the failure first, then what the lookahead made, its fix last.
+
+    Sim(c_t, c') ≥ gamma: shallow, the failure's reasoning r_t with the fix's call, (r_t, c', o'). Below, or where a
+    call does not begin on a token boundary: deep, the fix with its own reasoning, (r'_aux, c', o'). Nothing is encoded
+    anew. What came from the fix is `spliced` and has no log-probs yet. (CLEANER, arXiv 2601.15141, section 4.2.)
+    """
+    failure, fix = attempts[0], attempts[-1]
+    sim = similarity(program(failure.calls), program(fix.calls))
+    if sim < gamma:
+        written, calls, reason = _deep(fix), fix.calls, "similarity below gamma"
+    elif not (_can_cut(failure) and _can_cut(fix)):
+        written, calls, reason = _deep(fix), fix.calls, "call does not begin on a token boundary"
+    else:
+        written, calls = _shallow(failure, fix)
+        reason = ""
+    record = RepairRecord("deep" if reason else "shallow", attempts=len(attempts) - 1, similarity=sim, reason=reason)
+    answered = tuple(s for s in fix.segments if s.kind not in TRAINED)
+    return Turn((*written, *answered), calls, fix.observations, fix.stop, tuple(attempts), record)
+
+
+def program(calls: Sequence[ToolCall]) -> str:
+    """What similarity compares: the code of a turn's calls, no wrapper; of a call without code, its arguments."""
+    return "\n".join(
+        call.code if call.malformed or "code" in call.arguments else json.dumps(call.arguments, sort_keys=True)
+        for call in calls
+    )
+
+
+def _can_cut(turn: Turn) -> bool:
+    """Text can be cut anywhere, ids only where the call begins on a token boundary."""
+    return turn.calls[0].start is not None or all(s.ids is None for s in turn.generated)
+
+
+def _deep(fix: Turn) -> tuple[Segment, ...]:
+    return tuple(_spliced(s) for s in fix.generated)
+
+
+def _shallow(failure: Turn, fix: Turn) -> tuple[tuple[Segment, ...], tuple[ToolCall, ...]]:
+    """r_t as it was sampled, then the fix from its first call on; its calls at the places that they now have."""
+    at, of = failure.calls[0], fix.calls[0]
+    reasoning, _ = _cut(failure.generated, at)
+    _, rest = _cut(fix.generated, of)
+    calls = tuple(
+        replace(call, char=call.char - of.char + at.char, start=_moved(call.start, of.start, at.start))
+        for call in fix.calls
+    )
+    return (*reasoning, *map(_spliced, rest)), calls
+
+
+def _moved(start: int | None, origin: int | None, target: int | None) -> int | None:
+    return None if start is None or origin is None or target is None else start - origin + target
+
+
+def _spliced(segment: Segment) -> Segment:
+    return Segment("spliced", segment.text, segment.ids)
+
+
+def _cut(segments: Sequence[Segment], call: ToolCall) -> tuple[list[Segment], list[Segment]]:
+    """What was written before a call, and from it on; a segment that the call begins within is divided there."""
+    before: list[Segment] = []
+    after: list[Segment] = []
+    char, start = call.char, call.start or 0
+    for segment in segments:
+        c, i = max(char, 0), max(start, 0)
+        before.append(_part(segment, slice(c), slice(i)))
+        after.append(_part(segment, slice(c, None), slice(i, None)))
+        char -= len(segment.text)
+        start -= len(segment.ids or ())
+    return [s for s in before if s.text or s.ids], [s for s in after if s.text or s.ids]
+
+
+def _part(segment: Segment, chars: slice, ids: slice) -> Segment:
+    return replace(
+        segment,
+        text=segment.text[chars],
+        ids=None if segment.ids is None else segment.ids[ids],
+        logprobs=None if segment.logprobs is None else segment.logprobs[ids],
+    )

@@ -1,0 +1,98 @@
+"""The life of one trajectory.
+
+The same coroutine runs in training, in evaluation and at inference: it knows an engine, tools and a repair by their
+protocols alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from retcon.chat.chat import Chat
+from retcon.core.errors import InfrastructureFault
+from retcon.core.types import Provenance, RepairRecord, Stop, Trajectory, Turn
+from retcon.engine.types import Generator, SamplingParams
+from retcon.purify.types import Repair
+from retcon.rollout.limits import Limits
+from retcon.rollout.lookahead import TurnLookahead
+from retcon.rollout.turns import TurnSampler, broken, ids_of
+from retcon.tasks.types import Task
+from retcon.tools.types import Tool
+
+
+async def rollout(
+    task: Task,
+    *,
+    id: str,
+    engine: Generator,
+    tools: Mapping[str, Tool],
+    chat: Chat,
+    limits: Limits,
+    sampling: SamplingParams,
+    seed: int,
+    repair: Repair | None = None,
+    provenance: Provenance | None = None,
+) -> Trajectory:
+    """One trajectory, ungraded. Generate, run the calls, and again, until the model answers or a limit is reached.
+
+    id: names the trajectory and, to the engine, all of its requests. sampling: its seed and stop_ids are the loop's to
+    set; the random stream of a generation hangs on `seed`, the turn and the attempt alone, so that without a failure a
+    repair changes nothing. repair: what to do about failed turns, None to leave them.
+
+    Ends with stop `infrastructure` where a tool says so or the engine cannot be reached (ConnectionError,
+    TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The engine is told to release the
+    trajectory however the loop ends, cancellation included.
+    """
+    sampler = TurnSampler(id, engine, tools, chat, sampling, seed)
+    prompt = chat.prompt(task.question, task.system)
+    turns: list[Turn] = []
+    history = list(ids_of(prompt))
+    stop: Stop | None = "length" if len(history) >= limits.max_ids else None
+    try:
+        while stop is None:
+            room = limits.max_ids - len(history)
+            turn = await sampler.turn(history, number=len(turns), attempt=0, room=room)
+            committed = [turn]
+            if repair is not None and not broken(turn) and repair.failed(turn):
+                committed, stop = await _repaired(repair, turn, sampler, limits, history, number=len(turns))
+            turns.extend(committed)
+            history.extend(ids_of(s for t in committed for s in t.segments))
+            stop = stop or _stop(turns, len(history), limits)
+    except InfrastructureFault:
+        stop = "infrastructure"
+    finally:
+        await engine.release(id)
+    provenance = replace(provenance or Provenance(), seed=seed, purified=repair is not None)
+    return Trajectory(id, task.id, prompt, tuple(turns), stop=stop, provenance=provenance)
+
+
+async def _repaired(
+    repair: Repair, turn: Turn, sampler: TurnSampler, limits: Limits, history: Sequence[int], *, number: int
+) -> tuple[list[Turn], Stop | None]:
+    """What to commit for a failed turn, scored; on an infrastructure fault the failure as it is, and an end."""
+    lookahead = TurnLookahead(sampler, limits, history, number)
+    ids = list(history)
+    committed: list[Turn] = []
+    try:
+        for unscored in await repair.repair(turn, lookahead):
+            committed.append(await sampler.scored(ids, unscored))
+            ids.extend(ids_of(unscored.segments))
+    except InfrastructureFault:
+        record = RepairRecord("unrepaired", attempts=len(lookahead.made), reason="infrastructure fault")
+        return [replace(turn, abandoned=tuple(lookahead.made), repair=record)], "infrastructure"
+    return committed, None
+
+
+def _stop(turns: Sequence[Turn], used: int, limits: Limits) -> Stop | None:
+    """Whether and why the rollout ends after its last turn; used: ids of the history."""
+    last = turns[-1]
+    if broken(last):
+        return "infrastructure"
+    if last.stop == "length":
+        return "length"
+    if not last.calls:
+        return "answer"
+    if len(turns) >= limits.max_turns:
+        return "turns"
+    return "length" if used >= limits.max_ids else None

@@ -1,0 +1,87 @@
+"""One turn: generate, parse, run the calls, render what they gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from retcon.chat.chat import Chat
+from retcon.core.errors import InfrastructureFault
+from retcon.core.seeds import derive
+from retcon.core.types import Segment, Turn
+from retcon.engine.types import Generator, SamplingParams
+from retcon.rollout.calls import run_calls
+from retcon.tools.types import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSampler:
+    """What the turns of one rollout have in common. id: the request id of all of them; seed: of all that is sampled."""
+
+    id: str
+    engine: Generator
+    tools: Mapping[str, Tool]
+    chat: Chat
+    sampling: SamplingParams
+    seed: int
+
+    async def turn(self, history: Sequence[int], *, number: int, attempt: int, room: int) -> Turn:
+        """The turn that follows `history` (ids, (T,)), of at most `room` ids that the model writes.
+
+        number, attempt: which turn of the trajectory and which try at it (0 where nothing failed): they name the
+        random stream and the calls. A generation that was cut off runs no calls. Raises InfrastructureFault where the
+        engine cannot be reached.
+        """
+        params = replace(
+            self.sampling,
+            max_tokens=min(self.sampling.max_tokens, room),
+            stop_ids=self.chat.stop_ids,
+            seed=derive(self.seed, number, attempt),
+        )
+        with self._reaching_engine():
+            generation = await self.engine.generate(self.id, history, params)
+        parsed = self.chat.parse(generation.ids, prefix=f"{number}.{attempt}")
+        written = Segment("sampled", parsed.text, generation.ids, generation.logprobs)
+        if generation.stop == "length":
+            return Turn((written,), stop="length")
+        if not parsed.calls:
+            return Turn((written,), stop="answer")
+        observations = await run_calls(parsed.calls, self.tools)
+        answered = self.chat.observations(parsed.calls, observations, last_id=generation.ids[-1])
+        return Turn((written, *answered), parsed.calls, observations, stop="call")
+
+    async def scored(self, history: Sequence[int], turn: Turn) -> Turn:
+        """The turn with log-probs on its spliced ids, under `history` and what of the turn goes before them.
+
+        Raises InfrastructureFault where the engine cannot be reached.
+        """
+        ids = list(history)
+        segments: list[Segment] = []
+        for segment in turn.segments:
+            start = len(ids)
+            ids.extend(segment.ids or ())
+            if segment.kind == "spliced" and segment.logprobs is None:
+                with self._reaching_engine():
+                    logprobs = await self.engine.score(self.id, ids, start)
+                segments.append(replace(segment, logprobs=tuple(logprobs)))
+            else:
+                segments.append(segment)
+        return replace(turn, segments=tuple(segments))
+
+    @contextmanager
+    def _reaching_engine(self) -> Iterator[None]:
+        try:
+            yield
+        except (ConnectionError, TimeoutError) as error:
+            raise InfrastructureFault(f"rollout {self.id}: the engine cannot be reached: {error}") from error
+
+
+def ids_of(segments: Iterable[Segment]) -> tuple[int, ...]:
+    """The ids of segments that all have them, (T,)."""
+    return tuple(i for s in segments for i in s.ids or ())
+
+
+def broken(turn: Turn) -> bool:
+    """Whether a tool of this turn had a fault of its own."""
+    return any(o.status == "infrastructure" for o in turn.observations)

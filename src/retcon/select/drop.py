@@ -1,0 +1,17 @@
+"""Which rollouts of a group can be trained on at all, and the plainest selection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retcon.core.types import Trajectory
+
+
+def drop_infrastructure(group: Sequence[Trajectory]) -> list[Trajectory]:
+    """The group without the rollouts that an infrastructure fault ended: those have no reward, not a zero one."""
+    return [t for t in group if t.stop != "infrastructure"]
+
+
+def take(group: Sequence[Trajectory], keep: int) -> list[Trajectory]:
+    """Selection `none`: the first `keep`, which say nothing of how they went."""
+    return list(group[:keep])

@@ -1,0 +1,78 @@
+"""GRPO-RoC, resample on correct (rStar2-Agent, arXiv 2508.20722): of the right rollouts, keep the clean ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from retcon.core.types import Trajectory
+
+NO_CALL_PENALTY = 0.5
+WEIGHT_FLOOR = 0.1  # added to a penalty before it is inverted: a clean rollout is then 21 times as likely as the worst
+
+CountAnswers = Callable[[Trajectory], int]
+
+
+def count_boxed(trajectory: Trajectory) -> int:
+    r"""How often the model wrote `\boxed{`."""
+    return sum(turn.text.count("\\boxed{") for turn in trajectory.turns)
+
+
+def penalty(trajectory: Trajectory, count_answers: CountAnswers = count_boxed) -> float:
+    """How untidy a rollout is, in [0, 2]: p_err + p_format of the paper, over the (purified) history.
+
+    p_err: failed calls / calls, 0.5 without a call. p_format: 1 without an answer, else min(1, (answers - 1) / turns).
+    """
+    calls = trajectory.calls
+    errors = trajectory.failures / calls if calls else NO_CALL_PENALTY
+    answers = count_answers(trajectory)
+    repeats = min(1.0, (answers - 1) / len(trajectory.turns)) if answers else 1.0
+    return errors + repeats
+
+
+def roc(
+    group: Sequence[Trajectory],
+    keep: int,
+    *,
+    seed: int,
+    draw: Literal["rank", "weighted"] = "rank",
+    min_positive: int = 0,
+    min_negative: int = 0,
+    count_answers: CountAnswers = count_boxed,
+) -> list[Trajectory]:
+    """`keep` (G) of an oversampled group (G'), in the group's order; the whole group where it has no more than that.
+
+    Positives (reward > 0): by `rank`, those with the least penalty, ties broken by the seed; `weighted`, drawn without
+    replacement with weights inverse to penalty. Negatives: uniformly at random. Each side keeps its share of `keep`,
+    but not less than its minimum while it has that many. Raises ValueError where a reward is missing or the minima
+    exceed `keep`.
+    """
+    if min_positive + min_negative > keep:
+        raise ValueError(
+            f"min_positive {min_positive} + min_negative {min_negative} exceed the {keep} rollouts to keep"
+        )
+    rewards = [t.reward for t in group]
+    if None in rewards:
+        raise ValueError(f"trajectory {group[rewards.index(None)].id} has no reward: drop infrastructure faults first")
+    if len(group) <= keep:
+        return list(group)
+    rng = random.Random(seed)
+    positives = [i for i, reward in enumerate(rewards) if reward is not None and reward > 0]
+    negatives = [i for i in range(len(group)) if i not in set(positives)]
+    count = _positives_kept(len(positives), len(negatives), keep, min_positive, min_negative)
+    rng.shuffle(positives)
+    order = {i: penalty(group[i], count_answers) for i in positives}
+    if draw == "weighted":
+        # Efraimidis and Spirakis: the largest u ** (1 / weight) are drawn, and 1 / weight is penalty + floor.
+        order = {i: -(rng.random() ** (p + WEIGHT_FLOOR)) for i, p in order.items()}
+    kept = sorted(positives, key=order.__getitem__)[:count] + rng.sample(negatives, keep - count)
+    return [group[i] for i in sorted(kept)]
+
+
+def _positives_kept(positives: int, negatives: int, keep: int, min_positive: int, min_negative: int) -> int:
+    """The positives' share of `keep`, rounded half up, within what both sides have and their minima."""
+    share = (2 * keep * positives + positives + negatives) // (2 * (positives + negatives))
+    least = max(min(min_positive, positives), keep - negatives)
+    most = min(positives, keep - min(min_negative, negatives))
+    return max(least, min(share, most))
