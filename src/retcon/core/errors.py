@@ -11,7 +11,7 @@ class RetconError(Exception):
 
 
 class RecordError(RetconError):
-    """A stored trajectory cannot be read: names the file, the line and the field."""
+    """A stored trajectory cannot be read or written: names the file, the line and the field."""
 
 
 class RecipeError(RetconError):

@@ -1,0 +1,279 @@
+"""Trajectories to plain dictionaries and back; what a newer version wrote and this one does not know is kept.
+
+Fields that have their default are left out. Unknown fields go to `extra` and are written back at the level they came
+from. `Sample` has no form here: it is derived, and never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, get_args
+
+from retcon.core.errors import RecordError, nearest
+from retcon.core.types import (
+    Decision,
+    Kind,
+    Observation,
+    Provenance,
+    RepairRecord,
+    Segment,
+    Status,
+    Stop,
+    ToolCall,
+    Trajectory,
+    Turn,
+    TurnStop,
+)
+
+T = TypeVar("T")
+Record = Segment | ToolCall | Observation | RepairRecord | Turn | Provenance | Trajectory
+
+
+def to_dict(trajectory: Trajectory) -> dict[str, object]:
+    """The trajectory as JSON types: dictionaries, lists, text, numbers, booleans."""
+    return _write(trajectory)
+
+
+def from_dict(obj: object, where: str = "") -> Trajectory:
+    """The trajectory that `to_dict` wrote; where: what comes first in a message, such as a file and line.
+
+    Raises RecordError, naming the field (`turns[2].segments[0].ids`), where one is missing or of the wrong type.
+    """
+    return _trajectory(obj, _At(where, ""))
+
+
+def _write(record: Record) -> dict[str, object]:
+    out: dict[str, object] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if field.name != "extra" and value != field.default:
+            out[field.name] = _plain(value)
+    known = {field.name for field in fields(record)}
+    return out | {name: value for name, value in record.extra.items() if name not in known}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Record):
+        return _write(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Where in the record the reader is."""
+
+    where: str
+    path: str
+
+    def field(self, name: str) -> _At:
+        return _At(self.where, f"{self.path}.{name}" if self.path else name)
+
+    def item(self, index: int) -> _At:
+        return _At(self.where, f"{self.path}[{index}]")
+
+    def error(self, problem: str) -> RecordError:
+        return RecordError(": ".join(part for part in (self.where, self.path, problem) if part))
+
+    def unexpected(self, expected: str, value: object) -> RecordError:
+        return self.error(f"expected {expected}, found {_describe(value)}")
+
+
+Read = Callable[[object, _At], T]
+
+
+class _Object:
+    """A JSON object being read: each field is taken once, and what is left in the end is `extra`."""
+
+    def __init__(self, value: object, at: _At) -> None:
+        if not isinstance(value, dict):
+            raise at.unexpected("an object", value)
+        self._left: dict[str, object] = dict(value)
+        self._at = at
+
+    def required(self, name: str, read: Read[T]) -> T:
+        if name not in self._left:
+            raise self._at.field(name).error(f"missing{nearest(name, self._left)}")
+        return read(self._left.pop(name), self._at.field(name))
+
+    def optional(self, name: str, read: Read[T], default: T) -> T:
+        if name not in self._left:
+            return default
+        return read(self._left.pop(name), self._at.field(name))
+
+    def nullable(self, name: str, read: Read[T]) -> T | None:
+        value = self._left.pop(name, None)
+        return None if value is None else read(value, self._at.field(name))
+
+    def extra(self) -> dict[str, object]:
+        return self._left
+
+
+def _trajectory(value: object, at: _At) -> Trajectory:
+    obj = _Object(value, at)
+    return Trajectory(
+        id=obj.required("id", _text),
+        task=obj.required("task", _text),
+        prompt=obj.required("prompt", _tuple_of(_segment)),
+        turns=obj.required("turns", _tuple_of(_turn)),
+        reward=obj.nullable("reward", _number),
+        stop=obj.optional("stop", _choice(Stop), "answer"),
+        provenance=obj.optional("provenance", _provenance, Provenance()),
+        answer=obj.nullable("answer", _text),
+        extra=obj.extra(),
+    )
+
+
+def _provenance(value: object, at: _At) -> Provenance:
+    obj = _Object(value, at)
+    return Provenance(
+        seed=obj.nullable("seed", _integer),
+        step=obj.nullable("step", _integer),
+        index=obj.nullable("index", _integer),
+        model=obj.nullable("model", _text),
+        purified=obj.optional("purified", _flag, False),
+        extra=obj.extra(),
+    )
+
+
+def _turn(value: object, at: _At) -> Turn:
+    obj = _Object(value, at)
+    return Turn(
+        segments=obj.required("segments", _tuple_of(_segment)),
+        calls=obj.optional("calls", _tuple_of(_call), ()),
+        observations=obj.optional("observations", _tuple_of(_observation), ()),
+        stop=obj.optional("stop", _choice(TurnStop), "answer"),
+        abandoned=obj.optional("abandoned", _tuple_of(_turn), ()),
+        repair=obj.nullable("repair", _repair),
+        extra=obj.extra(),
+    )
+
+
+def _segment(value: object, at: _At) -> Segment:
+    obj = _Object(value, at)
+    kind: Kind = obj.required("kind", _choice(Kind))
+    text = obj.required("text", _text)
+    ids = obj.nullable("ids", _integers)
+    logprobs = obj.nullable("logprobs", _numbers)
+    try:
+        return Segment(kind, text, ids, logprobs, obj.extra())
+    except ValueError as error:
+        raise at.error(str(error)) from error
+
+
+def _call(value: object, at: _At) -> ToolCall:
+    obj = _Object(value, at)
+    return ToolCall(
+        id=obj.required("id", _text),
+        name=obj.required("name", _text),
+        arguments=obj.required("arguments", _arguments),
+        char=obj.required("char", _integer),
+        start=obj.nullable("start", _integer),
+        extra=obj.extra(),
+    )
+
+
+def _observation(value: object, at: _At) -> Observation:
+    obj = _Object(value, at)
+    return Observation(
+        call_id=obj.required("call_id", _text),
+        text=obj.required("text", _text),
+        status=obj.required("status", _choice(Status)),
+        error_type=obj.nullable("error_type", _text),
+        seconds=obj.optional("seconds", _number, 0.0),
+        extra=obj.extra(),
+    )
+
+
+def _repair(value: object, at: _At) -> RepairRecord:
+    obj = _Object(value, at)
+    return RepairRecord(
+        decision=obj.required("decision", _choice(Decision)),
+        attempts=obj.required("attempts", _integer),
+        similarity=obj.nullable("similarity", _number),
+        reason=obj.optional("reason", _text, ""),
+        extra=obj.extra(),
+    )
+
+
+def _text(value: object, at: _At) -> str:
+    if not isinstance(value, str):
+        raise at.unexpected("text", value)
+    return value
+
+
+def _flag(value: object, at: _At) -> bool:
+    if not isinstance(value, bool):
+        raise at.unexpected("true or false", value)
+    return value
+
+
+def _integer(value: object, at: _At) -> int:
+    if type(value) is not int:  # a bool is an int to isinstance
+        raise at.unexpected("a whole number", value)
+    return value
+
+
+def _number(value: object, at: _At) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise at.unexpected("a number", value)
+    return float(value)
+
+
+def _arguments(value: object, at: _At) -> Mapping[str, object] | str:
+    if not isinstance(value, str | dict):
+        raise at.unexpected("an object or text", value)
+    return value
+
+
+def _choice(literal: Any) -> Read[Any]:
+    """Reads one of the values of a Literal."""
+    valid: tuple[str, ...] = get_args(literal)
+
+    def read(value: object, at: _At) -> Any:
+        if value not in valid:
+            hint = nearest(value, valid) if isinstance(value, str) else ""
+            raise at.error(f"expected one of {', '.join(valid)}, found {_describe(value)}{hint}")
+        return value
+
+    return read
+
+
+def _items(value: object, at: _At) -> list[Any]:
+    if not isinstance(value, list):
+        raise at.unexpected("a list", value)
+    return value
+
+
+def _tuple_of(read: Read[T]) -> Read[tuple[T, ...]]:
+    def read_all(value: object, at: _At) -> tuple[T, ...]:
+        return tuple(read(item, at.item(n)) for n, item in enumerate(_items(value, at)))
+
+    return read_all
+
+
+def _integers(value: object, at: _At) -> tuple[int, ...]:
+    """As _tuple_of(_integer), with a path made only for an item that is wrong: ids are most of a record."""
+    items = _items(value, at)
+    if all(type(item) is int for item in items):
+        return tuple(items)
+    return _tuple_of(_integer)(items, at)
+
+
+def _numbers(value: object, at: _At) -> tuple[float, ...]:
+    items = _items(value, at)
+    if all(type(item) is float for item in items):
+        return tuple(items)
+    return _tuple_of(_number)(items, at)
+
+
+_JSON_NAMES = {type(None): "null", dict: "an object", list: "a list"}
+
+
+def _describe(value: object) -> str:
+    if type(value) in _JSON_NAMES:
+        return _JSON_NAMES[type(value)]
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."

@@ -1,0 +1,187 @@
+"""Trajectory files: JSON Lines, one trajectory a line, plain or (by the name's `.gz`) compressed."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self, cast
+
+import msgspec
+
+from retcon.core.codec import from_dict, to_dict
+from retcon.core.errors import RecordError
+from retcon.core.types import Trajectory
+
+
+def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
+    """Write a whole file, atomically: it is there in full or, on any error, as it was before. Returns the count.
+
+    Raises RecordError where the file cannot be written (a full disk), or a number is not finite.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    count = 0
+    try:
+        with partial.open("wb") as file:
+            with _compressing(file, path) as out:
+                for trajectory in trajectories:
+                    out.write(_line(trajectory))
+                    count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise RecordError(f"{path} could not be written, and is as it was before: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+class Appender:
+    """Adds trajectories to a plain file, one `add` at a time; use it in a `with`.
+
+    Each line is handed to the system at once, so that a killed process loses at most the line it was writing. What is
+    left of such a line is removed when the file is opened again. Raises RecordError where the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        if self._path.suffix == ".gz":
+            raise RecordError(f"{path}: compressed files cannot be added to; write a plain .jsonl, or use write()")
+        try:
+            _mend(self._path)
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise RecordError(f"{path} cannot be opened for writing: {error}") from error
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Append one line."""
+        rest = memoryview(_line(trajectory))
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise RecordError(f"{self._path}: trajectory {trajectory.id} could not be added: {error}") from error
+
+    def close(self) -> None:
+        """Close the file, once it is safe on the disk."""
+        if not self._file.closed:
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = None) -> Iterator[Trajectory]:
+    """The trajectories of a file, one at a time; empty lines are ignored.
+
+    Raises RecordError, which begins `FILE, line N:`, at a line that is no trajectory. With `on_bad` such a line is
+    passed to it as that error, and reading goes on with the next one. A file that cannot be opened always raises.
+    """
+    path = Path(path)
+    number = 0
+    try:
+        with _open(path) as file:
+            for line in file:
+                number += 1
+                if not line.strip():
+                    continue
+                try:
+                    yield _read_line(line, f"{path}, line {number}")
+                except RecordError as error:
+                    if on_bad is None:
+                        raise
+                    on_bad(error)
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist") from None
+    except (EOFError, zlib.error, OSError) as error:
+        broken = RecordError(f"{path}, line {number + 1}: the file cannot be read further: {error}")
+        if on_bad is None or isinstance(error, PermissionError | IsADirectoryError):
+            raise broken from error
+        on_bad(broken)
+
+
+def _line(trajectory: Trajectory) -> bytes:
+    try:
+        text = json.dumps(to_dict(trajectory), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (ValueError, TypeError) as error:
+        raise RecordError(f"trajectory {trajectory.id} cannot be written as JSON: {error}") from error
+    # Lone surrogates, which a tool's output may hold, are no text: '?' rather than a trajectory that is lost.
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _read_line(line: bytes, where: str) -> Trajectory:
+    try:
+        return from_dict(msgspec.json.decode(line), where)
+    except RecursionError:
+        raise RecordError(f"{where}: nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        cut = "" if line.endswith(b"\n") else "cut off in the middle (was its writer stopped?): "
+        raise RecordError(f"{where}: {cut}not JSON: {error}") from error
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _compressing(file: IO[bytes], path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
+    if path.suffix != ".gz":
+        return contextlib.nullcontext(file)
+    # No name and time inside: the same trajectories give the same bytes.
+    return cast(IO[bytes], gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
+
+
+def _mend(path: Path) -> None:
+    """Remove what is left of a line that was never finished; a whole line gets the line end that it lacks."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        start = _last_line_start(file, end)
+        file.seek(start)
+        last = file.read()
+        if not last:
+            return
+        try:
+            msgspec.json.decode(last)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            file.truncate(start)
+        else:
+            file.write(b"\n")
+
+
+def _last_line_start(file: IO[bytes], end: int) -> int:
+    """Offset just after the last line end before `end`, 0 where there is none."""
+    block = 1 << 16
+    while end > 0:
+        begin = max(0, end - block)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut, where the system knows how to."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

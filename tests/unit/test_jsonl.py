@@ -1,0 +1,135 @@
+"""Trajectory files: what is written is read, what is broken is named, what was there is not lost."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retcon.core.errors import RecordError
+from retcon.core.types import Observation, Segment, Trajectory, Turn
+from retcon.store.jsonl import Appender, read, write
+from strategies import trajectories
+
+ONE = Trajectory("a", "k", (Segment("prompt", "é\n", (1,)),), (Turn((Segment("sampled", "x", (2,), (-0.1,)),)),))
+TWO = Trajectory("b", "k", (), (), reward=0.0, extra={"new": [1, {"x": None}]})
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+@given(lived=st.lists(trajectories(), max_size=2))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, name: str, lived: list[Trajectory]) -> None:
+    path = tmp_path_factory.mktemp("t") / name
+    assert write(path, lived) == len(lived)
+    assert list(read(path)) == lived
+
+
+def test_the_same_trajectories_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write(tmp_path / name, [ONE, TWO])
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes()).count(b"\n") == 2
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, [ONE])
+
+    def broken() -> Iterator[Trajectory]:
+        yield TWO
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RecordError, match=r"t\.jsonl could not be written, and is as it was before: .*No space left"):
+        write(path, broken())
+    assert list(read(path)) == [ONE]
+    assert [p.name for p in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_numbers_that_json_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with pytest.raises(RecordError, match="trajectory n cannot be written as JSON"):
+        write(path, [Trajectory("n", "k", (), (), reward=float("nan"))])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_is_no_unicode_does_not_lose_the_trajectory(tmp_path: Path) -> None:
+    turn = Turn((), observations=(Observation("0.0", "a\ud800b", "ok"),))
+    write(tmp_path / "t.jsonl", [Trajectory("s", "k", (), (turn,))])
+    (back,) = read(tmp_path / "t.jsonl")
+    assert back.turns[0].observations[0].text == "a?b"
+
+
+def test_a_broken_line_is_named_and_can_be_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, [ONE, TWO])
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b"\n{oops\n" + b'{"id": 1}\n' + b"[" * 3000 + b"\n" + second)
+    reading = read(path)
+    assert next(reading) == ONE
+    with pytest.raises(RecordError, match=r"t\.jsonl, line 3: not JSON"):
+        next(reading)
+    bad: list[RecordError] = []
+    assert list(read(path, on_bad=bad.append)) == [ONE, TWO]
+    assert [str(e).partition(": ")[2][:22] for e in bad] == [
+        "not JSON: JSON is malf",
+        "id: expected text, fou",
+        "nested too deeply",
+    ]
+
+
+def test_a_line_that_was_cut_off_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, [ONE, TWO])
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(RecordError, match=r"line 2: cut off in the middle \(was its writer stopped\?\)"):
+        list(read(path))
+    write(tmp_path / "t.gz", [ONE, TWO])
+    (tmp_path / "t.gz").write_bytes((tmp_path / "t.gz").read_bytes()[:-12])
+    with pytest.raises(RecordError, match=r"t\.gz, line \d: the file cannot be read further"):
+        list(read(tmp_path / "t.gz"))
+
+
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"none\.jsonl does not exist"):
+        list(read(tmp_path / "none.jsonl", on_bad=lambda _: None))
+    with pytest.raises(RecordError, match="cannot be read"):
+        list(read(tmp_path, on_bad=lambda _: None))
+    with pytest.raises(RecordError, match="could not be written"):
+        write(tmp_path / "none" / "t.jsonl", [ONE])
+    with pytest.raises(RecordError, match="cannot be opened for writing"):
+        Appender(tmp_path / "none" / "t.jsonl")
+    with pytest.raises(RecordError, match="compressed files cannot be added to"):
+        Appender(tmp_path / "t.jsonl.gz")
+
+
+def test_an_appender_adds_at_once_and_goes_on_later(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with Appender(path) as out:
+        out.add(ONE)
+        assert list(read(path)) == [ONE]
+    with Appender(path) as out:
+        out.add(TWO)
+    assert list(read(path)) == [ONE, TWO]
+
+
+@pytest.mark.parametrize(("cut", "kept"), [(5, [ONE]), (1, [ONE, TWO])])
+def test_an_appender_mends_what_a_killed_one_left(tmp_path: Path, cut: int, kept: list[Trajectory]) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, [ONE, TWO])
+    path.write_bytes(path.read_bytes()[:-cut])
+    with Appender(path) as out:
+        out.add(ONE)
+    assert list(read(path)) == [*kept, ONE]
+
+
+def test_mending_finds_the_start_of_a_long_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, [ONE])
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"id": "' + b"x" * 200_000)
+    with Appender(path):
+        pass
+    assert path.read_bytes() == whole
