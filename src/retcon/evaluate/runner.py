@@ -37,7 +37,7 @@ MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
     """The two settings by name; both at T = 1, so that neither is the recipe's own sampling."""
-    return {"t1": SamplingParams(temperature=1.0), "top_p": SamplingParams(temperature=1.0, top_p=recipe.evaluate.top_p)}
+    return {"t1": SamplingParams(), "top_p": SamplingParams(top_p=recipe.evaluate.top_p)}
 
 
 def run_evaluation(recipe: Recipe, checkpoint: Path, out: Path, *, on_progress: Progress | None = None) -> Path:
@@ -61,7 +61,9 @@ def run_evaluation(recipe: Recipe, checkpoint: Path, out: Path, *, on_progress: 
             if on_progress is not None:
                 on_progress(before + done, count * 2)
 
-        groups, setting = asyncio.run(evaluate(recipe, tasks, params, name, engine, chat, on_progress=tell))
+        groups, setting = asyncio.run(
+            evaluate(recipe, tasks, name=name, params=params, engine=engine, chat=chat, on_progress=tell)
+        )
         if setting.lost > MOST_LOST * count:
             raise SandboxUnavailable(
                 f"the sandbox lost {setting.lost} of {count} rollouts, too many for an evaluation; see `retcon doctor`"
@@ -76,11 +78,11 @@ def run_evaluation(recipe: Recipe, checkpoint: Path, out: Path, *, on_progress: 
 async def evaluate(
     recipe: Recipe,
     tasks: list[Task],
-    params: SamplingParams,
+    *,
     name: str,
+    params: SamplingParams,
     engine: Generator,
     chat: Chat,
-    *,
     on_progress: Callable[[int], None],
 ) -> tuple[list[list[Trajectory]], Setting]:
     """Rolls out one setting with the recipe's sandbox: the graded rollouts of each task, and their figures.
@@ -155,7 +157,7 @@ def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:
         return new
     old = read_result(out / "result.json")
     if old.checkpoint != new.checkpoint:
-        raise CheckpointError(f"{out} holds the evaluation of {old.checkpoint}, not of {checkpoint}: give another --out")
+        raise CheckpointError(f"{out} evaluates {old.checkpoint}, not {checkpoint}: choose another --out")
     changed = [
         f"{section}.{key} = {old.recipe.get(section, {}).get(key)!r}, now {value!r}"
         for section, keys in relevant.items()
@@ -163,7 +165,7 @@ def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:
         if old.recipe.get(section, {}).get(key) != value
     ]
     if changed:
-        raise CheckpointError(f"{out} holds an evaluation with {'; '.join(changed)}: give another --out")
+        raise CheckpointError(f"{out} holds an evaluation with {'; '.join(changed)}: choose another --out")
     return old
 
 

@@ -15,13 +15,16 @@ def repaired(trajectory: Trajectory) -> bool:
 
 
 def showcase(trajectories: Iterable[Trajectory]) -> Trajectory | None:
-    """The shortest rewarded trajectory whose repairs are all shallow, and had to be; None where there is none."""
+    """The shortest rewarded trajectory with repairs that are all shallow; None where there is none."""
 
     def shallow(trajectory: Trajectory) -> bool:
         decisions = [t.repair.decision for t in trajectory.turns if t.repair is not None]
         return (trajectory.reward or 0) > 0 and bool(decisions) and set(decisions) == {"shallow"}
 
-    return min(filter(shallow, trajectories), key=lambda t: sum(len(a.text) for turn in t.turns for a in turn.raw()), default=None)
+    def length(trajectory: Trajectory) -> int:
+        return sum(len(attempt.text) for turn in trajectory.turns for attempt in turn.raw())
+
+    return min(filter(shallow, trajectories), key=length, default=None)
 
 
 def showcase_in(folder: Path) -> tuple[Trajectory, Path] | None:
