@@ -6,18 +6,12 @@ import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.types import Generation, SamplingParams
 
 Reply = str | Exception
-
-
-class Tokenizer(Protocol):
-    def encode(self, text: str) -> Sequence[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class ScriptedEngine:

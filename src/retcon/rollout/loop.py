@@ -41,8 +41,8 @@ async def rollout(
     repair changes nothing. repair: what to do about failed turns, None to leave them.
 
     Ends with stop `infrastructure` where a tool says so or the engine cannot be reached (ConnectionError,
-    TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The engine is told to release the
-    trajectory however the loop ends, cancellation included.
+    TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The engine is told to
+    release the trajectory however the loop ends, cancellation included.
     """
     sampler = TurnSampler(id, engine, tools, chat, sampling, seed)
     prompt = chat.prompt(task.question, task.system)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from retcon.core.types import Observation, Segment, Trajectory, Turn
+from retcon.select.drop import drop_infrastructure, take
+from retcon.select.roc import penalty, roc
+
+
+def made(name: str, reward: float | None, *statuses: str, answers: int = 1) -> Trajectory:
+    """A rollout with a call for each status and a last turn that gives `answers` answers."""
+    turns = [Turn((Segment("sampled", "run"),), observations=(Observation("0", "", s),), stop="call") for s in statuses]
+    turns.append(Turn((Segment("sampled", r"\boxed{1}" * answers),)))
+    return Trajectory(name, "t", (), tuple(turns), reward)
+
+
+def names(group: list[Trajectory]) -> list[str]:
+    return [t.id for t in group]
+
+
+def positives(group: list[Trajectory]) -> int:
+    return sum(t.reward > 0 for t in group)
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "expected"),
+    [
+        (made("clean", 1, "ok", "ok"), 0.0),
+        (made("half failed", 1, "ok", "error"), 0.5),
+        (made("no call", 1), 0.5),
+        (made("no answer", 1, "ok", answers=0), 1.0),
+        (made("two answers in two turns", 1, "ok", answers=2), 0.5),
+        (made("answers without end", 1, "ok", answers=9), 1.0),
+        (made("the worst", 1, "error", answers=0), 2.0),
+    ],
+    ids=lambda value: value.id if isinstance(value, Trajectory) else None,
+)
+def test_penalty(trajectory, expected):
+    assert penalty(trajectory) == expected
+
+
+def test_answers_in_observations_do_not_count():
+    quoted = made("quoted", 1, "ok")
+    first = replace(quoted.turns[0], segments=(Segment("sampled", "run"), Segment("observation", r"\boxed{2}")))
+    assert penalty(replace(quoted, turns=(first, *quoted.turns[1:]))) == 0
+
+
+def test_what_counts_as_an_answer_can_be_given():
+    assert penalty(made("none", 1, "ok", answers=0), count_answers=lambda _: 1) == 0
+
+
+def test_the_clean_positives_are_kept_in_the_groups_order():
+    group = [made("n0", 0), made("p0", 1, "error"), made("p1", 1, "ok"), made("n1", 0), made("p2", 1, "ok", "error")]
+    group += [made("p3", 1, "ok"), made("n2", 0), made("n3", 0)]
+    for seed in range(20):
+        kept = roc(group, 4, seed=seed)
+        assert [name for name in names(kept) if name[0] == "p"] == ["p1", "p3"]
+        assert names(kept) == sorted(names(kept), key=names(group).index)
+
+
+def test_ties_and_negatives_are_drawn_by_the_seed():
+    group = [made(f"p{n}", 1, "ok") for n in range(4)] + [made(f"n{n}", 0, answers=n) for n in range(4)]
+    drawn = Counter(name for seed in range(200) for name in names(roc(group, 4, seed=seed)))
+    assert all(60 < drawn[t.id] < 140 for t in group)
+    assert names(roc(group, 4, seed=3)) == names(roc(group, 4, seed=3))
+
+
+def test_weighted_draws_prefer_clean_positives_but_not_always():
+    group = [made("clean", 1, "ok"), made("worst", 1, "error", answers=0)] + [made(f"n{n}", 0) for n in range(2)]
+    drawn = Counter(name for seed in range(300) for name in names(roc(group, 2, seed=seed, draw="weighted")))
+    # Weights 1 / 0.1 and 1 / 2.1: one in 22 is the worst.
+    assert 2 < drawn["worst"] < 30
+    assert drawn["clean"] + drawn["worst"] == 300
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "keep", "minima", "expected"),
+    [
+        (8, 8, 8, (0, 0), 4),
+        (3, 5, 4, (0, 0), 2),  # 1.5 rounds up
+        (1, 15, 8, (0, 0), 1),
+        (1, 31, 8, (0, 0), 0),
+        (1, 31, 8, (2, 0), 1),  # no more than there are
+        (3, 29, 8, (2, 0), 2),
+        (29, 3, 8, (0, 2), 6),
+        (16, 0, 8, (0, 0), 8),
+        (0, 16, 8, (2, 2), 0),
+        (16, 1, 8, (0, 2), 7),
+    ],
+)
+def test_each_side_keeps_its_share_and_its_minimum(right, wrong, keep, minima, expected):
+    group = [made(f"p{n}", 1) for n in range(right)] + [made(f"n{n}", 0) for n in range(wrong)]
+    kept = roc(group, keep, seed=0, min_positive=minima[0], min_negative=minima[1])
+    assert (len(kept), positives(kept)) == (keep, expected)
+
+
+def test_a_group_that_is_not_oversampled_is_kept_whole():
+    group = [made("a", 1), made("b", 0)]
+    assert roc(group, 2, seed=0) == roc(group, 3, seed=0) == group
+
+
+def test_what_cannot_be_selected_is_refused():
+    with pytest.raises(ValueError, match="min_positive 3 \\+ min_negative 2 exceed the 4"):
+        roc([], 4, seed=0, min_positive=3, min_negative=2)
+    with pytest.raises(ValueError, match="trajectory lost has no reward"):
+        roc([made("a", 1), made("lost", None)], 1, seed=0)
+
+
+def test_rollouts_lost_to_the_infrastructure_are_dropped():
+    group = [made("a", 1), replace(made("lost", None), stop="infrastructure"), made("b", 0)]
+    assert names(drop_infrastructure(group)) == ["a", "b"]
+
+
+def test_no_selection_takes_the_first():
+    assert names(take([made("a", 0), made("b", 1), made("c", 1)], 2)) == ["a", "b"]
