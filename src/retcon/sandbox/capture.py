@@ -1,0 +1,52 @@
+"""Keeping the head and the tail of what is too long. Standard library only: the workers import it."""
+
+from __future__ import annotations
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """`text`, or its head and tail with the cut said between them, `limit` characters at most (if there is room)."""
+    if len(text) <= limit:
+        return text
+    mark = f"\n[{len(text) - limit} characters cut]\n"
+    keep = max(limit - len(mark), 0)
+    tail = keep // 2
+    return text[: keep - tail] + mark + text[len(text) - tail :]
+
+
+class Capture:
+    """Bytes of a stream, of which at most `limit` are kept: half from its start, half from its end."""
+
+    __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
+
+    def __init__(self, limit: int) -> None:
+        self._tail_limit = limit // 2
+        self._head_limit = limit - self._tail_limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+
+    def add(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        room = self._head_limit - len(self._head)
+        if room > 0:
+            self._head += chunk[:room]
+            chunk = chunk[room:]
+        if chunk:
+            self._tail += chunk
+            if len(self._tail) > 2 * self._tail_limit + 65536:  # trimmed seldom, so that a flood costs little
+                self._trim()
+
+    def _trim(self) -> None:
+        del self._tail[: max(len(self._tail) - self._tail_limit, 0)]
+
+    def data(self) -> bytes:
+        """What was kept, without a mark where it was cut."""
+        self._trim()
+        return bytes(self._head + self._tail)
+
+    def text(self) -> str:
+        """What was kept, as UTF-8 (undecodable bytes become U+FFFD), the cut said where there is one."""
+        self._trim()
+        cut = self.total - len(self._head) - len(self._tail)
+        mark = f"\n[{cut} bytes cut]\n".encode() if cut else b""
+        return (self._head + mark + self._tail).decode("utf-8", "replace")

@@ -1,0 +1,38 @@
+"""From how a process ended to the status of its call. Pure; standard library only: the workers import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def verdict(
+    wait_status: int,
+    cpu_used: float,
+    cpu_limit: float,
+    wall_limit: float | None,
+    raised: str | None,
+) -> tuple[str, str | None, int, str]:
+    """(status, error type, exit code, closing line for stderr) of a call.
+
+    wait_status: from wait4. cpu_used: seconds of the process and the children it waited for. wall_limit: seconds, None
+    unless the wall clock ran out. raised: name of the uncaught exception as the child reported it; it can only name a
+    failure, never make or unmake one.
+    """
+    code = os.waitstatus_to_exitcode(wait_status)
+    if wall_limit is not None:
+        return "timeout", "TimeoutError", code, f"TimeoutError: no end after {wall_limit:g} s"
+    if code == 0:
+        return "ok", None, 0, ""
+    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_used >= cpu_limit):
+        return "timeout", "TimeoutError", code, f"TimeoutError: no end after {cpu_limit:g} s of CPU time"
+    if code < 0:
+        name = (
+            signal.Signals(-code).name if -code in signal.valid_signals() and -code < signal.SIGRTMIN else f"SIG{-code}"
+        )
+        return "error", name, code, f"{name}: killed by signal {-code}"
+    if raised == "MemoryError":
+        return "limit", raised, code, ""
+    if raised:
+        return "error", raised, code, ""
+    return "error", "SystemExit", code, f"SystemExit: {code}"

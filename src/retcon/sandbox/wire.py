@@ -1,0 +1,41 @@
+"""The worker's side of the channel: JSON messages behind their length in 4 bytes. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+LENGTH = struct.Struct("!I")
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    body = json.dumps(message).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+def send(channel: socket.socket, message: dict[str, Any]) -> None:
+    channel.sendall(pack(message))
+
+
+def receive(channel: socket.socket) -> dict[str, Any] | None:
+    """The next message, None at the end of the stream."""
+    header = _exactly(channel, LENGTH.size)
+    if header is None:
+        return None
+    body = _exactly(channel, LENGTH.unpack(header)[0])
+    return None if body is None else json.loads(body)
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes | None:
+    data = channel.recv(size)
+    if len(data) == size:
+        return data
+    parts = bytearray(data)
+    while len(parts) < size:
+        chunk = channel.recv(min(size - len(parts), 1 << 20))
+        if not chunk:
+            return None
+        parts += chunk
+    return bytes(parts)
