@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from retcon.evaluate.statistics import Interval
+from retcon.evaluate.result import K, Result
+from retcon.evaluate.statistics import Interval, over_problems
 from retcon.report.style import COLD_START, looks
 from retcon.report.summary import Figures
 
@@ -86,3 +87,24 @@ def interval_note(seeds: int) -> str:
     if seeds > 1:
         return f"[95 %]: Student's t over {seeds} seeds; of the cold start, bootstrap over problems. Bold: best mean."
     return "[95 %]: bootstrap over problems, one seed: says nothing about other seeds. Bold: best mean."
+
+
+def result_table(result: Result) -> Table:
+    """One evaluation: a line a setting."""
+    table = Table(title=f"Evaluation of {result.checkpoint}, purification off", title_justify="left")
+    for name in ("setting", "pass@1", f"pass@{K}", "failed calls", "ids", "problems", "lost"):
+        table.add_column(name, justify="left" if name == "setting" else "right")
+    for setting in result.settings.values():
+        columns = (
+            (setting.passes(1), 3),
+            (setting.passes(K), 3),
+            (setting.per_problem(lambda p: p.failed_calls), 2),
+            (setting.per_problem(lambda p: p.ids), 1),
+        )
+        table.add_row(
+            f"T = {setting.temperature:g}, top-p {setting.top_p:g}",
+            *(cell(over_problems(values) if values else None, digits) for values, digits in columns),
+            str(len(setting.problems)),
+            str(setting.lost),
+        )
+    return table
