@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retcon.core.errors import RecordError
@@ -20,6 +20,7 @@ TWO = Trajectory("b", "k", (), (), reward=0.0, extra={"new": [1, {"x": None}]})
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+@settings(max_examples=12)
 @given(lived=st.lists(trajectories(), max_size=2))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, name: str, lived: list[Trajectory]) -> None:
     path = tmp_path_factory.mktemp("t") / name

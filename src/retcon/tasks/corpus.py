@@ -201,10 +201,24 @@ def documents(seed: int) -> Iterator[str]:
         yield rng.choices(makers, weights)[0](rng)
 
 
-def vocabulary_text() -> Iterator[str]:
-    """Text that a tokenizer should know whole: every number of up to three digits, every word, with and without space."""
-    for number in range(1000):
-        for width in range(len(str(number)), 4):
-            yield f"{number:0{width}d}"
-    for word in dict.fromkeys((*WORDS, *NAMES, *THINGS, *VARIABLES, *MODULES, *MEMBERS, *BUILTINS)):
-        yield f"{word} {word}"
+VOCABULARY_ONLY = (
+    "python user assistant system tool object attribute defined type types expected got unsupported operand argument "
+    "arguments integer string invalid syntax expression never closed missing required positional perhaps you forgot "
+    "NameError TypeError SyntaxError AttributeError ValueError ZeroDivisionError IndexError KeyError TimeoutError "
+    "while boxed squares return elif else yield lambda True False None "
+    "MemoryError ImportError ModuleNotFoundError RecursionError OverflowError callable iterable must again"
+).split()
+"""Words that the tokenizer keeps whole and the corpus never says: the names of roles and errors."""
+
+
+MARKS = ("```", "'", '"', "\\", "(", "[", "{", "=", "+", "-", "*", "/", "%", "<", ">", ".", ",", ":", "#", "|", "!", "?")
+
+
+def vocabulary() -> Iterator[str]:
+    """What a tokenizer should know whole: numbers of up to three digits, words and marks, with and without a space."""
+    for width in (1, 2, 3):
+        yield from (f"{number:0{width}d}" for number in range(10**width))
+    yield from (" ", "\n", "\n    ", "\n        ", "\n            ")
+    words = dict.fromkeys((*WORDS, *NAMES, *THINGS, *VARIABLES, *MODULES, *MEMBERS, *BUILTINS, *VOCABULARY_ONLY, *MARKS))
+    for word in words:
+        yield from (word, f" {word}")

@@ -57,7 +57,7 @@ def reply(problem: NumberProblem, seen: Sequence[Seen], rng: random.Random) -> t
     values = [s.output for s in seen if s.worked]
     after_error = bool(seen) and not seen[-1].worked
     if len(values) >= 2:
-        return f"so the answer is \\boxed{{{values[1]}}}", None
+        return f"answer: \\boxed{{{values[1]}}}", None
     if not values:
         step, lead = problem.first, "first find x."
     else:
@@ -65,7 +65,7 @@ def reply(problem: NumberProblem, seen: Sequence[Seen], rng: random.Random) -> t
         args[problem.second.x_at or 0] = int(values[0])
         step, lead = Step(problem.second.operation, tuple(args), None), f"now x is {values[0]}."
     if after_error:
-        lead = "that failed. try again."
+        lead = "try again."
     return lead, write_code(step, rng, after_error=after_error)
 
 

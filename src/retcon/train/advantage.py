@@ -1,0 +1,40 @@
+"""Advantages of a group: how much better each rollout did than its siblings. Pure; (G,) rewards to (G,) advantages."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+EPSILON = 1e-6
+
+
+def grpo(rewards: Sequence[float], *, epsilon: float = EPSILON) -> list[float]:
+    """Â_i = (r_i - mean(r)) / (std(r) + ε): GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+
+    std is the sample's (over G - 1), as TRL and verl have it; the paper does not say. A group whose rewards are all
+    equal, or of one rollout, has nothing to compare: zeros exactly. Raises ValueError for a reward that is not finite.
+    """
+    centred = dr_grpo(rewards)
+    if not any(centred):
+        return centred
+    scale = statistics.stdev(rewards) + epsilon
+    return [c / scale for c in centred]
+
+
+def dapo(rewards: Sequence[float], *, epsilon: float = EPSILON) -> list[float]:
+    """As GRPO: DAPO (arXiv 2503.14476, equation 9) changes the clip, the mean and which groups are kept, not this."""
+    return grpo(rewards, epsilon=epsilon)
+
+
+def dr_grpo(rewards: Sequence[float]) -> list[float]:
+    """Â_i = r_i - mean(r): Dr. GRPO (arXiv 2503.20783, section 3.2), which does not weigh groups by difficulty.
+
+    All equal: zeros exactly, whatever rounding the mean has. Raises ValueError for a reward that is not finite.
+    """
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(f"rewards must be finite, not {list(rewards)}; drop ungraded rollouts first")
+    if len(set(rewards)) <= 1:
+        return [0.0] * len(rewards)
+    mean = statistics.fmean(rewards)
+    return [r - mean for r in rewards]

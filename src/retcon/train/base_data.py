@@ -1,0 +1,44 @@
+"""What the base model is trained on, as rows of ids: documents of the corpus, and random ids said again and again.
+
+The second kind is what makes a small transformer learn to copy: on documents alone that takes several times as long.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from retcon.tasks.corpus import documents
+
+Row = NDArray[np.int64]
+SEGMENT = (2, 16)  # ids of a segment that comes back
+
+
+def document_rows(tokenizer: Tokenizer, length: int, separator: int, seed: int) -> Iterator[Row]:
+    """An endless stream of rows, (length,) int64: documents one after the other, `separator` before each."""
+    stream = documents(seed)
+    ids: list[int] = []
+    while True:
+        while len(ids) < length:
+            ids.append(separator)
+            ids.extend(tokenizer.encode(next(stream)).ids)
+        yield np.array(ids[:length], np.int64)
+        ids = ids[length:]
+
+
+def repeated_row(rng: random.Random, length: int, first_id: int, vocabulary: int) -> Row:
+    """A row (length,) int64 of a few segments of random ids in [first_id, vocabulary), in an order drawn again and again.
+
+    One segment makes the row periodic; several make what follows an id depend on which segment it is in.
+    """
+    segments = [
+        [rng.randrange(first_id, vocabulary) for _ in range(rng.randint(*SEGMENT))] for _ in range(rng.randint(1, 6))
+    ]
+    ids: list[int] = []
+    while len(ids) < length:
+        ids.extend(rng.choice(segments))
+    return np.array(ids[:length], np.int64)

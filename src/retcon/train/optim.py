@@ -1,0 +1,59 @@
+"""The optimiser, its schedule, and the torch settings of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+
+@contextmanager
+def torch_settings(threads: int) -> Iterator[None]:
+    """`threads` torch threads and deterministic kernels; what was set before comes back afterwards."""
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
+
+
+def adamw(
+    model: PreTrainedModel, lr: float, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
+) -> torch.optim.AdamW:
+    """AdamW (arXiv 1711.05101); only matrices decay, as norms and biases have nothing to be kept small."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=betas)
+
+
+def apply(model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, lr: float, max_grad_norm: float) -> float:
+    """One optimiser step with the gradients that have piled up, which it then drops. Returns their norm, unclipped.
+
+    Raises FloatingPointError for a norm that is not finite, before the weights are touched.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"the gradient norm is {norm}: lower the learning rate")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def warmup_cosine(step: int, steps: int, *, peak: float, warmup: float) -> float:
+    """The learning rate of `step` (from 0) of `steps`: linear up over the share `warmup`, then a cosine down to 0."""
+    rising = max(1, round(warmup * steps))
+    if step < rising:
+        return peak * (step + 1) / rising
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
