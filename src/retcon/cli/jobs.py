@@ -24,6 +24,7 @@ POLL_SECONDS = 0.2
 GRACE_SECONDS = 5.0  # between asking a job to end and ending it
 TAIL_LINES = 15
 PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here, not between fork and exec
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,7 @@ class JobFailed(RetconError):
     """A job ended with an error: names it, its log, and the log's end."""
 
 
-def run_chains(
-    chains: Sequence[Sequence[Job]], *, at_once: int, board: Board, on_end: Callable[[Job], None]
-) -> None:
+def run_chains(chains: Sequence[Sequence[Job]], *, at_once: int, board: Board, on_end: Callable[[Job], None]) -> None:
     """Runs chains, `at_once` jobs at a time; the jobs of a chain one after the other. on_end: after each success.
 
     The first failure ends all the others and raises JobFailed; Ctrl-C ends all and raises KeyboardInterrupt.
@@ -109,7 +108,9 @@ async def _run(job: Job, board: Board) -> None:
         finally:
             await _end(process)
     if process.returncode:
-        raise JobFailed(f"{job.name} failed with exit code {process.returncode}; the end of {job.log}:\n{_tail(job.log)}")
+        raise JobFailed(
+            f"{job.name} failed with exit code {process.returncode}; the end of {job.log}:\n{_tail(job.log)}"
+        )
     board.ended(job)
 
 
@@ -125,9 +126,9 @@ def _environment(outer: Mapping[str, str], job: Job) -> dict[str, str]:
 
 
 def _die_with_parent() -> None:
-    """In the child: end when the parent ends, however it does (Linux). Two trainers in one folder would be the worst."""
+    """In the child: end when the parent ends, however it does (Linux), lest a second trainer comes to its folder."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _report(job: Job, board: Board) -> None:

@@ -27,7 +27,14 @@ def telling(label: str) -> Iterator[Tell]:
     if not console.is_terminal:
         yield Lines(label, lambda line: console.print(line, highlight=False, soft_wrap=True))
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

@@ -201,13 +201,7 @@ def documents(seed: int) -> Iterator[str]:
         yield rng.choices(makers, weights)[0](rng)
 
 
-VOCABULARY_ONLY = (
-    "python user assistant system tool object attribute defined type types expected got unsupported operand argument "
-    "arguments integer string invalid syntax expression never closed missing required positional perhaps you forgot "
-    "NameError TypeError SyntaxError AttributeError ValueError ZeroDivisionError IndexError KeyError TimeoutError "
-    "while boxed squares return elif else yield lambda True False None "
-    "MemoryError ImportError ModuleNotFoundError RecursionError OverflowError callable iterable must again"
-).split()
+VOCABULARY_ONLY = ["python", "user", "assistant", "system", "tool", "object", "attribute", "defined", "type", "types", "expected", "got", "unsupported", "operand", "argument", "arguments", "integer", "string", "invalid", "syntax", "expression", "never", "closed", "missing", "required", "positional", "perhaps", "you", "forgot", "NameError", "TypeError", "SyntaxError", "AttributeError", "ValueError", "ZeroDivisionError", "IndexError", "KeyError", "TimeoutError", "while", "boxed", "squares", "return", "elif", "else", "yield", "lambda", "True", "False", "None", "MemoryError", "ImportError", "ModuleNotFoundError", "RecursionError", "OverflowError", "callable", "iterable", "must", "again"]
 """Words that the tokenizer keeps whole and the corpus never says: the names of roles and errors."""
 
 
