@@ -30,6 +30,10 @@ class CheckpointError(RetconError):
     """A checkpoint or run folder is absent, broken, of another version, or could not be written."""
 
 
+class TrainingDiverged(RetconError):
+    """A loss or gradient is no longer finite; the last checkpoint is whole."""
+
+
 class SandboxUnavailable(RetconError):
     """The sandbox cannot be started or reached."""
 

@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 from retcon.tasks.corpus import documents
 
 Row = NDArray[np.int64]
-SEGMENT = (2, 16)  # ids of a segment that comes back
+PERIODIC = 0.8  # share of repeated rows with one segment alone
+PERIOD = (4, 48)  # ids of that segment
+SEGMENT = (2, 16)  # ids of a segment where there are several
 
 
 def document_rows(tokenizer: Tokenizer, length: int, separator: int, seed: int) -> Iterator[Row]:
@@ -31,13 +33,19 @@ def document_rows(tokenizer: Tokenizer, length: int, separator: int, seed: int) 
 
 
 def repeated_row(rng: random.Random, length: int, first_id: int, vocabulary: int) -> Row:
-    """A row (length,) int64 of a few segments of random ids in [first_id, vocabulary), in an order drawn again and again.
+    """A row (length,) int64 of random ids in [first_id, vocabulary) that come back.
 
-    One segment makes the row periodic; several make what follows an id depend on which segment it is in.
+    Most rows are periodic, which is what teaches copying first; the others string a few segments together in an order
+    drawn again and again, so that what follows an id depends on which segment it is in.
     """
-    segments = [
-        [rng.randrange(first_id, vocabulary) for _ in range(rng.randint(*SEGMENT))] for _ in range(rng.randint(1, 6))
-    ]
+
+    def drawn(count: int) -> list[int]:
+        return [rng.randrange(first_id, vocabulary) for _ in range(count)]
+
+    if rng.random() < PERIODIC:
+        segments = [drawn(rng.randint(*PERIOD))]
+    else:
+        segments = [drawn(rng.randint(*SEGMENT)) for _ in range(rng.randint(2, 6))]
     ids: list[int] = []
     while len(ids) < length:
         ids.extend(rng.choice(segments))

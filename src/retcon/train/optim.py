@@ -7,23 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.utils import deterministic
 from transformers import PreTrainedModel
+
+from retcon.core.errors import TrainingDiverged
 
 
 @contextmanager
 def torch_settings(threads: int) -> Iterator[None]:
     """`threads` torch threads and deterministic kernels; what was set before comes back afterwards."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    filling = deterministic.fill_uninitialized_memory
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
+        deterministic.fill_uninitialized_memory = filling
 
 
 def adamw(
@@ -39,13 +42,15 @@ def adamw(
 def apply(model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, lr: float, max_grad_norm: float) -> float:
     """One optimiser step with the gradients that have piled up, which it then drops. Returns their norm, unclipped.
 
-    Raises FloatingPointError for a norm that is not finite, before the weights are touched.
+    Raises TrainingDiverged for a norm that is not finite, before the weights are touched.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
     if not math.isfinite(norm):
-        raise FloatingPointError(f"the gradient norm is {norm}: lower the learning rate")
+        raise TrainingDiverged(
+            f"the gradient norm is {norm}: lower the learning rate and start again from a checkpoint"
+        )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm

@@ -1,0 +1,121 @@
+"""Checkpoints: a Hugging Face folder that anything loads, with the state that training needs to go on exactly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from retcon.core.errors import CheckpointError
+from retcon.engine.loading import load_model
+from retcon.train.cost import Cost
+from retcon.train.files import whole_folder, write_json
+from retcon.train.folder import RunFolder
+
+KEPT = 2
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+STATE, ABOUT = "trainer.safetensors", "trainer.json"
+NEEDED = ("config.json", "tokenizer.json", STATE, ABOUT)
+
+
+def save_model(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
+    """`model` and the tokenizer files of the folder `tokenizer` as a Hugging Face folder `out`, whole or not at all.
+
+    Raises CheckpointError where it cannot be written.
+    """
+    with whole_folder(out) as partial:
+        _write_model(model, tokenizer, partial)
+
+
+def save_checkpoint(
+    run: RunFolder,
+    step: int,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    *,
+    tokenizer: Path,
+    spent: Cost,
+) -> Path:
+    """The state after `step` steps; of older checkpoints the newest is kept beside it.
+
+    Raises CheckpointError where it cannot be written; every older checkpoint is then still there.
+    """
+    target = run.checkpoint(step)
+    with whole_folder(target) as partial:
+        _write_model(model, tokenizer, partial)
+        save_file(_optimizer_tensors(model, optimizer), partial / STATE)
+        write_json(partial / ABOUT, {"step": step, **asdict(spent)})
+    for _, old in run.checkpoints()[KEPT:]:
+        shutil.rmtree(old)
+    return target
+
+
+def newest_checkpoint(run: RunFolder) -> Path | None:
+    """The newest checkpoint that has all of its files; None where there is none."""
+    for _, folder in run.checkpoints():
+        if all((folder / name).is_file() for name in NEEDED) and any(folder.glob("model*.safetensors")):
+            return folder
+    return None
+
+
+def read_progress(folder: Path) -> tuple[int, Cost]:
+    """Steps taken and what they cost. Raises CheckpointError for a broken file."""
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        return int(about["step"]), Cost(float(about["cpu_s"]), float(about["wall_s"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _broken(folder, error) from error
+
+
+def load_weights(folder: Path) -> PreTrainedModel:
+    """The model of a checkpoint. Raises CheckpointError where it cannot be read."""
+    try:
+        return load_model(folder)
+    except CheckpointError as error:
+        raise _broken(folder, error) from error
+
+
+def load_optimizer(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+    """Put the saved state into `optimizer`, exactly. Raises CheckpointError where it cannot be read or does not fit."""
+    try:
+        tensors = load_file(folder / STATE)
+    except (OSError, SafetensorError) as error:
+        raise _broken(folder, error) from error
+    parameters = dict(model.named_parameters())
+    for name, tensor in tensors.items():
+        key, _, parameter = name.partition("/")
+        if parameter not in parameters:
+            raise _broken(folder, KeyError(parameter))
+        optimizer.state[parameters[parameter]][key] = tensor
+
+
+def _write_model(model: PreTrainedModel, tokenizer: Path, folder: Path) -> None:
+    model.save_pretrained(folder)
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, folder / name)
+
+
+def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{key}/{name}": value.contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _broken(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {folder} cannot be read ({error}): delete that folder and run the same command again, which "
+        "goes on from the checkpoint before it, or from the start"
+    )

@@ -1,0 +1,62 @@
+"""The model that a run starts from: the base model in the package, a new one, or any Hugging Face folder."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from retcon.core.errors import CheckpointError, nearest
+from retcon.engine.loading import load_model
+
+BASE = Path(__file__).parent.parent / "assets" / "base"
+NAMED = ("base", "scratch")
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder that `path` stands for; `base` and `scratch` both stand for the base model's.
+
+    Raises CheckpointError, with the nearest sibling, where there is no such folder.
+    """
+    folder = BASE if str(path) in NAMED else Path(path)
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.is_dir():
+        inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
+        hint = f"; there are models in it: {', '.join(inside)}" if inside else ""
+        raise CheckpointError(f"{folder} has no config.json: it is not a model folder{hint}")
+    siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
+    where = nearest(folder.name, siblings) or (f"; {folder.parent} holds: {', '.join(sorted(siblings)) or 'nothing'}")
+    raise CheckpointError(f"there is no checkpoint {folder}{where}")
+
+
+def start_model(path: str | Path, seed: int) -> PreTrainedModel:
+    """The model to start from, fp32, in evaluation mode. `scratch`: the base model's configuration, fresh weights.
+
+    Raises CheckpointError for a model whose logits are not plainly those of its output layer.
+    """
+    folder = model_folder(path)
+    if str(path) == "scratch":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    else:
+        model = load_model(folder)
+    if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logit_scale", None):
+        raise CheckpointError(f"{folder}: models that cap or scale their logits cannot be trained yet")
+    return model.float().eval()
+
+
+def fingerprint(path: str | Path) -> str:
+    """A short hash of a file, or of a model folder's configuration, weights and tokenizer: what a run started from."""
+    path = Path(path)
+    inside = (*sorted(path.glob("*.safetensors")), path / "config.json", path / "tokenizer.json")
+    files = (path,) if path.is_file() else inside
+    digest = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,38 @@
+"""What a step's rollouts say about the policy: numbers per trajectory, raw and purified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from retcon.core.types import Trajectory
+
+DECISIONS = ("shallow", "deep", "unrepaired", "answered")
+
+
+def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+    """Metrics of all rollouts of a step, those that selection will drop among them; (prompts, G').
+
+    reward: mean. pass_rate: share with a positive reward. raw_failures, failures: failed calls a trajectory, as they
+    happened and after purification. raw_calls: likewise. sampled_ids: in all, lookaheads among them. repairs by
+    decision: in all. rollouts, infrastructure: made, and lost to faults. Means are over graded rollouts alone.
+    """
+    made = [t for group in groups for t in group]
+    graded = [t for t in made if t.reward is not None]
+    rewards = [t.reward for t in graded if t.reward is not None]
+    decisions = [turn.repair.decision for t in made for turn in t.turns if turn.repair is not None]
+    return {
+        "reward": _mean(rewards),
+        "pass_rate": _mean([r > 0 for r in rewards]),
+        "raw_failures": _mean([t.raw_failures for t in graded]),
+        "failures": _mean([t.failures for t in graded]),
+        "raw_calls": _mean([t.raw_calls for t in graded]),
+        "sampled_ids": sum(t.sampled_ids for t in made),
+        "rollouts": len(made),
+        "infrastructure": len(made) - len(graded),
+        **{decision: decisions.count(decision) for decision in DECISIONS},
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

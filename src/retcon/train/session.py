@@ -1,0 +1,83 @@
+"""One session of a run: where it starts, what it has cost, and how its steps are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from retcon.train.checkpoint import (
+    load_optimizer,
+    load_weights,
+    newest_checkpoint,
+    read_progress,
+    save_checkpoint,
+    save_model,
+)
+from retcon.train.cost import Cost, Meter
+from retcon.train.folder import RunFolder
+
+Metrics = Mapping[str, float]
+OnStep = Callable[[Metrics], None]
+
+
+class Session:
+    """Model, optimiser and step of a run that begins or goes on; `step` steps are done.
+
+    The model is that of the newest checkpoint, or what `start` makes; `optimize` makes its optimiser. tokenizer: the
+    folder whose tokenizer files go into every checkpoint. Raises CheckpointError for a checkpoint that is broken.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        start: Callable[[], PreTrainedModel],
+        optimize: Callable[[PreTrainedModel], torch.optim.Optimizer],
+        tokenizer: Path,
+        every: int,
+        on_step: OnStep | None,
+    ) -> None:
+        self._run, self._tokenizer, self._every, self._on_step = run, tokenizer, every, on_step
+        checkpoint = newest_checkpoint(run)
+        self.step, spent = (0, Cost()) if checkpoint is None else read_progress(checkpoint)
+        # Steps that a kill undid were paid for all the same: their metrics lines, soon cut, know how much.
+        lines = run.read_metrics()
+        spent = Cost(
+            max(spent.cpu_s, *(line["cpu_s"] for line in lines), 0.0),
+            max(spent.wall_s, *(line["wall_s"] for line in lines), 0.0),
+        )
+        self._meter = Meter(spent)
+        self.model = start() if checkpoint is None else load_weights(checkpoint)
+        self.optimizer = optimize(self.model)
+        if checkpoint is not None:
+            load_optimizer(checkpoint, self.model, self.optimizer)
+        self._saved = self.step
+        run.cut(self.step)
+
+    def done(self, metrics: Metrics) -> None:
+        """A step is over: log it, checkpoint if it is time, tell `on_step`."""
+        self.step += 1
+        cost = self._meter.read()
+        line = {"step": self.step, **metrics, "cpu_s": round(cost.cpu_s, 3), "wall_s": round(cost.wall_s, 3)}
+        self._run.log(line)
+        if self.step % self._every == 0:
+            self.save()
+        if self._on_step is not None:
+            self._on_step(line)
+
+    def save(self) -> None:
+        """A checkpoint of the steps done, unless there is one. Only between steps."""
+        if self._saved != self.step:
+            save_checkpoint(
+                self._run, self.step, self.model, self.optimizer, tokenizer=self._tokenizer, spent=self._meter.read()
+            )
+            self._saved = self.step
+
+    def finish(self) -> Path:
+        """The run is over: its last checkpoint, and the model in the run's `final` folder, which is returned."""
+        self.save()
+        save_model(self.model, self._tokenizer, self._run.final)
+        return self._run.final

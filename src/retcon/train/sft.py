@@ -1,0 +1,89 @@
+"""Supervised training on demonstrations: the cold start of an agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from retcon.config.schema import Recipe, SFTSection
+from retcon.core.errors import RecordError
+from retcon.core.sample import to_sample
+from retcon.core.types import Sample
+from retcon.store import jsonl
+from retcon.train.batch import collate, epoch_batch, micro_batches
+from retcon.train.folder import open_run
+from retcon.train.loss import token_logprobs
+from retcon.train.model import fingerprint, model_folder, start_model
+from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
+from retcon.train.session import OnStep, Session
+
+BETAS = (0.9, 0.95)
+
+
+def run_sft(recipe: Recipe, demonstrations: Path, out: Path, *, on_step: OnStep | None = None) -> Path:
+    """Train `recipe.model.path` on the trajectories in `demonstrations`; returns the folder of the final model.
+
+    What is learnt is every id that the demonstrator wrote, failures and their repairs among them: nothing is filtered.
+    A run that was interrupted goes on from its newest checkpoint in `out`; one that is finished returns at once.
+    on_step gets each step's metrics: step, loss (nats an id), lr, grad_norm, ids, seconds, cpu_s, wall_s.
+
+    Raises CheckpointError (see `open_run`), RecordError for demonstrations that cannot be read or are none,
+    TrainingDiverged.
+    """
+    start = model_folder(recipe.model.path)
+    samples = read_samples(demonstrations)
+    inputs = {"model": fingerprint(start), "demonstrations": fingerprint(demonstrations)}
+    run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
+    if run.finished:
+        return run.final
+    config = recipe.sft
+    with torch_settings(recipe.run.threads):
+        session = Session(
+            run,
+            start=partial(start_model, recipe.model.path, recipe.run.seed),
+            optimize=partial(adamw, lr=config.lr, weight_decay=config.weight_decay, betas=BETAS),
+            tokenizer=start,
+            every=config.checkpoint_every,
+            on_step=on_step,
+        )
+        while session.step < config.steps:
+            began = time.perf_counter()
+            chosen = epoch_batch(len(samples), config.batch, seed=recipe.run.seed, step=session.step)
+            metrics = sft_step(session.model, session.optimizer, [samples[i] for i in chosen], config, session.step)
+            session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
+        return session.finish()
+
+
+def read_samples(demonstrations: Path) -> list[Sample]:
+    """The samples of a trajectory file; raises RecordError where there are none."""
+    samples = [to_sample(t, scored=False) for t in jsonl.read(demonstrations)]
+    samples = [s for s in samples if any(s.mask)]
+    if not samples:
+        raise RecordError(f"{demonstrations} holds no trajectory to learn from")
+    return samples
+
+
+def sft_step(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[Sample],
+    config: SFTSection,
+    step: int,
+) -> dict[str, float]:
+    """One update on the mean of -log π over the samples' learnt ids. step: from 0. Returns its metrics."""
+    model.train()
+    total = sum(sum(s.mask) for s in samples)
+    loss = 0.0
+    for part in micro_batches(samples):
+        batch = collate(part)
+        value = -token_logprobs(model, batch.ids, batch.mask).sum() / total
+        value.backward()
+        loss += value.item()
+    lr = warmup_cosine(step, config.steps, peak=config.lr, warmup=config.warmup)
+    norm = apply(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm)
+    return {"loss": loss, "lr": lr, "grad_norm": norm, "ids": total}

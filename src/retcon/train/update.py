@@ -1,0 +1,108 @@
+"""From selected groups to new weights: advantages, samples, minibatch updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PreTrainedModel
+
+from retcon.config.schema import RLSection
+from retcon.core.sample import to_sample
+from retcon.core.types import Sample, Trajectory
+from retcon.train.advantage import dapo, grpo
+from retcon.train.batch import Batch, check_scored, collate, micro_batches, minibatches
+from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss, token_logprobs
+from retcon.train.optim import apply
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """advantage: (G,) rewards to (G,) advantages. aggregate: how the loss is averaged."""
+
+    advantage: Callable[[Sequence[float]], list[float]]
+    aggregate: Aggregate
+
+
+ALGORITHMS: dict[str, Algorithm] = {"grpo": Algorithm(grpo, "sequence"), "dapo": Algorithm(dapo, "token")}
+
+
+def group_samples(group: Sequence[Trajectory], algorithm: Algorithm) -> list[Sample]:
+    """The samples of a graded group, each with its rollout's advantage on all of its ids.
+
+    Raises ValueError for an ungraded rollout, UnscoredIds where ids to be learnt have no log-prob.
+    """
+    rewards = []
+    for trajectory in group:
+        if trajectory.reward is None:
+            raise ValueError(f"trajectory {trajectory.id} has no reward: drop infrastructure faults first")
+        rewards.append(trajectory.reward)
+    return [
+        replace(sample, advantages=(advantage,) * len(sample.ids))
+        for sample, advantage in zip(map(to_sample, group), algorithm.advantage(rewards), strict=True)
+    ]
+
+
+def update(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[Sample],
+    config: RLSection,
+    *,
+    seed: int,
+    step: int,
+) -> dict[str, float]:
+    """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them.
+
+    The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredIds,
+    TrainingDiverged.
+    """
+    for sample in samples:
+        check_scored(sample)
+    parts = [
+        minibatch_update(model, optimizer, part, config)
+        for part in minibatches(samples, config.minibatches, seed=seed, step=step)
+    ]
+    names = ("loss", "clip_fraction", "kl", "surprise", "grad_norm")
+    return {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in names}
+
+
+def minibatch_update(
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, samples: Sequence[Sample], config: RLSection
+) -> dict[str, float]:
+    """One optimiser step. Returns loss, clip_fraction, kl (old to new), surprise and grad_norm.
+
+    Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and surprise
+    are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would move on momentum.
+    """
+    model.eval()
+    totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
+    learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
+    if not learnt:
+        return {"loss": 0.0, "clip_fraction": 0.0, "kl": 0.0, "surprise": 0.0, "grad_norm": 0.0}
+    sums = dict.fromkeys(("loss", "clip_fraction", "kl", "surprise"), 0.0)
+    computed = totals.ids / sum(sum(s.mask) for s in learnt)
+    for part in micro_batches(learnt):
+        loss = _loss(model, collate(part), config, totals)
+        loss.value.backward()  # type: ignore[no-untyped-call]
+        sums["loss"] += loss.value.item()
+        sums["clip_fraction"] += loss.clipped.item()
+        sums["kl"] += loss.kl.item() * computed
+        sums["surprise"] += loss.surprise.item() * computed
+    return {**sums, "grad_norm": apply(model, optimizer, lr=config.lr, max_grad_norm=config.max_grad_norm)}
+
+
+def _loss(model: PreTrainedModel, batch: Batch, config: RLSection, totals: Totals) -> Loss:
+    return policy_loss(
+        token_logprobs(model, batch.ids, batch.mask),
+        batch.old_logprobs,
+        batch.advantages,
+        batch.mask,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        aggregate=ALGORITHMS[config.algorithm].aggregate,
+        totals=totals,
+        muted=negative_spliced(batch.advantages, batch.spliced) if config.mask_negative_spliced else None,
+    )
