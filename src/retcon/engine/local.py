@@ -107,11 +107,12 @@ class LocalEngine:
             self._wake()
 
     def invalidate(self) -> None:
-        """Forget all keys and values, as after a change of the weights; open requests stay open."""
+        """Forget all keys and values, as after a change of the weights, and free them; open requests stay open."""
         if self._phases.running:
             raise EngineError("the weights must not change while requests are being computed; await them first")
         for request in self._open.values():
             request.cached = ()
+        self._phases.drop()
 
     def close(self) -> None:
         """End all: waiting calls raise EngineError, later ones too; the keys' and values' memory is given back."""

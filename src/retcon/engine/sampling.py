@@ -32,7 +32,8 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     total = cumulative[:, -1]
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     # right=True: the first index whose cumulative weight is above the target, which only a positive weight can lift it.
-    return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+    index = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+    return index.clamp_(max=weights.shape[-1] - 1)  # of nan weights: the caller sees nan log-probs and no index fault
 
 
 def invert_nucleus(probs: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
