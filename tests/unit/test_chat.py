@@ -192,6 +192,7 @@ def test_an_unclosed_block_is_malformed(text: str) -> None:
         ('{"name": 3, "arguments": {"code": "1"}}', "python", "raw"),
         ('{"name": "search", "arguments": [1]}', "search", "raw"),
         ('{"name": "search", "arguments": "[1]"}', "search", "raw"),
+        ('{"arguments": [{"name": "x"}], "name": "search"}', "search", "raw"),
         ('{"name": "python", "arguments": {"x": NaN}}', "python", "raw"),
         ('{"name": "python", "arguments": {"x": 1e999}}', "python", "raw"),
         ('{"name": "python", "arguments": {"code": "\\ud800"}}', "python", "raw"),

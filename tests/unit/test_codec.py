@@ -37,6 +37,7 @@ def test_unknown_fields_are_kept_and_written_back_where_they_were() -> None:
     trajectory = from_dict(full())
     assert to_dict(trajectory) == full()
     assert trajectory.turns[0].abandoned[0].observations[0].extra == {"new": [3]}
+    assert [type(x) for x in trajectory.turns[0].segments[0].logprobs or ()] == [float, float]  # -1 is read as -1.0
     assert trajectory.reward == 0.0  # zero is a reward, and is written
     assert trajectory.turns[0].repair is not None
     assert trajectory.turns[0].repair.similarity == 0.0

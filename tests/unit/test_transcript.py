@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from rich.console import Console, RenderableType
 
-from retcon.core.types import Observation, Provenance, RepairRecord, Segment, Status, ToolCall, Trajectory, Turn
+from retcon.core.types import Kind, Observation, Provenance, RepairRecord, Segment, Status, ToolCall, Trajectory, Turn
 from retcon.report.transcript import show_purification, show_trajectory
 from strategies import trajectories
 
@@ -143,14 +143,17 @@ def test_text_of_models_and_tools_is_printed_not_obeyed() -> None:
         assert "\x07" not in text
 
 
-def test_a_hermes_call_is_shown_as_its_program() -> None:
-    text = 'so\n<tool_call>\n{"name": "python", "arguments": {"code": "a = 1\\nprint(a)"}}\n</tool_call><|im_end|>'
-    call = ToolCall("0.0", "python", {"code": "a = 1\nprint(a)"}, 3)
-    turn = Turn((Segment("sampled", text),), (call,), (Observation("0.0", "", "ok"),), "call")
+@pytest.mark.parametrize("kind", ["sampled", "spliced"])
+def test_a_hermes_call_is_shown_as_its_program(kind: Kind) -> None:
+    said = "so I compute it:\n"
+    text = '<tool_call>\n{"name": "python", "arguments": {"code": "a = 1\\nprint(a)"}}\n</tool_call><|im_end|>'
+    call = ToolCall("0.0", "python", {"code": "a = 1\nprint(a)"}, len(said))
+    segments = (Segment("sampled", said), Segment(kind, text))
+    turn = Turn(segments, (call,), (Observation("0.0", "", "ok"),), "call")
     lines = printed(show_trajectory(lived(turn))).splitlines()
-    at = lines.index("  sampled │ so")
+    at = lines.index("  sampled │ so I compute it:")
     assert [line[12:] for line in lines[at:][:6]] == [
-        "so",
+        "so I compute it:",
         "<tool_call> python",
         "a = 1",
         "print(a)",
