@@ -109,6 +109,8 @@ def test_nothing_that_was_sampled_or_executed_is_lost(p: Play):
         assert attempt.text == reply if attempt.stop != "length" else reply.encode().startswith(ids_of(attempt))
         assert [s.kind for s in attempt.generated] == ["sampled"]
         assert [o.call_id for o in attempt.observations] == [c.id for c in attempt.calls]
+    ids = [c.id for a in attempts for c in a.calls]
+    assert len(set(ids)) == len(ids)
     faults = int(p.engine.replies.breaks is not None and p.engine.replies.breaks < len(p.engine.seen))
     assert len(attempts) == len(p.engine.seen) - faults
     executed = [c for a in attempts for c, o in zip(a.calls, a.observations, strict=True) if o.error_type is None]

@@ -19,6 +19,7 @@ from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
 from retcon.rollout.group import rollout_group, rollout_groups
 from retcon.rollout.limits import Limits
+from retcon.rollout.lookahead import TurnLookahead
 from retcon.rollout.loop import rollout
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
@@ -135,6 +136,57 @@ def test_a_fault_while_scoring_leaves_the_failure_with_its_attempts():
     (turn,) = trajectory.turns
     assert (turn.repair.decision, len(turn.abandoned), turn.failures) == ("unrepaired", 1, 1)
     to_sample(trajectory)  # nothing is left without log-probs
+
+
+class Everything:
+    """A repair that finds fault with all turns, and commits each with what came next, spliced without scores."""
+
+    def failed(self, turn):
+        return True
+
+    async def repair(self, turn, lookahead):
+        following = await lookahead.attempt([turn])
+        return [replace(t, segments=tuple(map(unscored, t.segments))) for t in (turn, following)]
+
+
+def unscored(segment):
+    return replace(segment, kind="spliced", logprobs=None) if segment.kind == "sampled" else segment
+
+
+def test_all_that_a_repair_leaves_unscored_is_scored_in_its_place():
+    p = play([call("a"), DONE], {}, repair=Everything())
+    generated = play([call("a"), DONE], {})
+    assert to_sample(p.trajectory).logprobs == to_sample(generated.trajectory).logprobs
+    assert {s.kind for t in p.turns for s in t.generated} == {"spliced"}
+
+
+def test_no_repair_is_asked_about_an_infrastructure_fault():
+    p = play([call("lost")], {"lost": "infrastructure"}, repair=Everything())
+    assert (p.trajectory.stop, len(p.turns)) == ("infrastructure", 1)
+
+
+def test_what_fits_leaves_room_to_go_on_but_for_an_answer():
+    p = play([call("a"), DONE], {})
+    step, answer = p.turns
+    used = len(history_ids(p.trajectory))
+    prompt = used - len([i for t in p.turns for s in t.segments for i in s.ids])
+
+    def fits(*turns, max_ids, max_turns=2):
+        limits = Limits(max_ids, max_turns, lookahead_ids=500)
+        return TurnLookahead(None, limits, history=range(prompt), number=0).fits(*turns)
+
+    assert fits(step, answer, max_ids=used)
+    assert not fits(step, answer, max_ids=used - 1)
+    after_step = len(p.engine.seen[1][1])
+    assert fits(step, max_ids=after_step + 1)
+    assert not fits(step, max_ids=after_step)
+    assert not fits(step, answer, max_ids=used, max_turns=1)
+
+
+def test_a_turn_that_ends_otherwise_is_closed_by_the_template():
+    p = play([call("a") + "<|endoftext|>", DONE], {})
+    assert p.turns[0].text.endswith("<|endoftext|>")
+    assert f"{call('a')}<|endoftext|><|im_end|>\n<|im_start|>tool" in p.prompt(1)
 
 
 def test_a_request_that_the_engine_refuses_is_an_error_and_the_engine_is_told_to_release():
@@ -255,7 +307,10 @@ def test_an_error_in_one_rollout_ends_the_others_cleanly():
             await asyncio.Event().wait()
             raise AssertionError
 
-    engine = OneRefuses(ByteTokenizer(), [])
-    with pytest.raises(EngineError, match="too long"):
-        asyncio.run(rollout_groups([TASK], **group_settings(engine, count=3)))
-    assert sorted(engine.released) == ["t/2/0", "t/2/1", "t/2/2"]
+    async def released() -> list[str]:
+        engine = OneRefuses(ByteTokenizer(), [])
+        with pytest.raises(EngineError, match="too long"):
+            await rollout_groups([TASK], **group_settings(engine, count=3))
+        return sorted(engine.released)
+
+    assert asyncio.run(released()) == ["t/2/0", "t/2/1", "t/2/2"]

@@ -66,6 +66,11 @@ def test_a_rewrite_brings_its_own_reasoning():
     assert p.turns[0].repair.reason
 
 
+def test_a_call_without_reasoning_is_replaced_whole():
+    p = play([call(BAD), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    assert [(s.kind, s.text) for s in p.turns[0].generated] == [("spliced", call(GOOD) + "<|im_end|>")]
+
+
 def test_similarity_is_of_the_code_alone():
     short, fix = "q" * 10, "z" * 40
     assert similarity(call(short), call(fix)) > 0.3 > similarity(short, fix)
@@ -170,6 +175,24 @@ def test_a_failure_of_the_infrastructure_is_not_repaired():
     assert p.trajectory.reward is None
     assert len(p.engine.seen) == 1
     assert decisions(p) == [None]
+
+
+def test_a_turn_that_the_infrastructure_hit_is_neither_a_failure_nor_a_fix():
+    hit = turn(GOOD, "infrastructure", start=4)
+    both = replace(hit, observations=(Observation("0", "", "error"), *hit.observations))
+    assert not Saar().failed(both)
+
+    class Lookahead:
+        async def attempt(self, shown):
+            return hit
+
+        def fits(self, *turns):
+            return True
+
+    failure = turn(BAD, "error", start=4)
+    (committed,) = asyncio.run(Saar(attempts=2).repair(failure, Lookahead()))
+    assert committed.raw() == (failure, hit, hit)
+    assert committed.repair.decision == "unrepaired"
 
 
 @pytest.mark.parametrize("second", [call("lost()"), ConnectionError("gone")])

@@ -18,8 +18,8 @@ class ScriptedEngine:
     """Plays `replies`; implements `Generator`.
 
     replies: texts that every request id is given in order, or a function (request_id, text so far, n) of the n-th
-    generation of a request, counted from 0. An exception among them is raised in its place. A reply ends after its
-    first stop id; where it has none, the first of the request's stop ids is added.
+    generation of a request, counted from 0. An exception among them is raised in its place. Control tokens in a
+    reply are what they say; it ends after its first stop id, and is given the request's first one where it has none.
 
     Log-probs are made up, but a pure function of prefix and id: `score` gives what generation under that prefix gave.
     seen: (request id, ids) of every generation asked for, in order, and params: how. scored: (request id, ids, start).
@@ -43,7 +43,7 @@ class ScriptedEngine:
         self._generations[request_id] += 1
         reply = self._reply(request_id, ids, n)
         await asyncio.sleep(0)  # other rollouts get their turn, as with a real engine
-        written = list(self.tokenizer.encode(reply))
+        written = self.tokenizer.encode(reply, special=True)
         ends = [i for i, token in enumerate(written) if token in params.stop_ids]
         if ends:
             written = written[: ends[0] + 1]

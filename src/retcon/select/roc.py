@@ -73,6 +73,5 @@ def roc(
 def _positives_kept(positives: int, negatives: int, keep: int, min_positive: int, min_negative: int) -> int:
     """The positives' share of `keep`, rounded half up, within what both sides have and their minima."""
     share = (2 * keep * positives + positives + negatives) // (2 * (positives + negatives))
-    least = max(min(min_positive, positives), keep - negatives)
-    most = min(positives, keep - min(min_negative, negatives))
-    return max(least, min(share, most))
+    wanted = min(max(share, min_positive), keep - min_negative)
+    return max(keep - negatives, min(wanted, positives))
