@@ -13,7 +13,9 @@ from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, neare
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]…", help="Changes to the recipe, such as [bold]rl.steps=40[/].", show_default=False),
+    typer.Argument(
+        metavar="[KEY=VALUE]…", help="Changes to the recipe, such as [bold]rl.steps=40[/].", show_default=False
+    ),
 ]
 RecipeName = Annotated[
     str,
@@ -57,7 +59,7 @@ def checkpoint_folder(path: Path) -> Path:
         if (folder / "config.json").is_file():
             return folder
     if path.is_dir():
-        raise CheckpointError(f"{path} is no checkpoint: neither it nor its final/ holds a config.json; is it finished?")
+        raise CheckpointError(f"{path} is no checkpoint: no config.json in it or in its final/ (is it finished?)")
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     raise CheckpointError(f"no checkpoint at {path}{nearest(path.name, siblings)}")
 

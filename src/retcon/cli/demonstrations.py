@@ -26,7 +26,7 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell) -> None:
     about = _about(recipe)
     if file.exists():
         if note.exists() and json.loads(note.read_text(encoding="utf-8")) != about:
-            raise CheckpointError(f"{file} was written by another recipe (see {note.name}): remove both, or name another")
+            raise CheckpointError(f"{file}: another recipe wrote it (see {note.name}): remove both, or name another")
         return
     chat = Chat(
         load_tokenizer(model_folder(recipe.model.path)),

@@ -140,7 +140,8 @@ def _print(diagnosis: Diagnosis) -> None:
     if sandbox.tier is None:
         table.add_row("sandbox", f"[red]✗[/] {sandbox.problem}")
     else:
-        table.add_row("sandbox", f"tier {sandbox.tier}: {sandbox.calls_per_second:.0f} calls/s, fork {sandbox.fork_ms:.1f} ms")
+        speed = f"{sandbox.calls_per_second:.0f} calls/s, fork {sandbox.fork_ms:.1f} ms"
+        table.add_row("sandbox", f"tier {sandbox.tier}: {speed}")
         table.add_row("", mark(sandbox.network, "no network for calls"))
         table.add_row("", mark(sandbox.files, "no writing outside a call's scratch folder"))
         table.add_row("", mark(sandbox.own_user, "calls run without your rights"))

@@ -36,9 +36,8 @@ def finish(plan: Plan, seconds: float, command: str, console: Console) -> None:
     pictures = draw_curves(comparison, plan.out)
     write_page(plan.out / "report.html", comparison, pictures, found[0] if found else None, _repeat(command))
     if found:
-        trajectory, file = found
         console.print(Rule("A trajectory before and after purification", align="left"))
-        console.print(show_purification(trajectory))
+        console.print(show_purification(found[0]))
         console.print()
     of_arms = {arm: figures(runs) for arm, runs in arms.items()}
     console.print(comparison_table(figures([cold]), of_arms, seeds=len(comparison.seeds)))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def quickstart(
     overrides: Overrides = None,
+    *,
     arms: Annotated[
         str,
         typer.Option("--arms", metavar="A,B", help="What to compare: [bold]baseline[/], [bold]saar[/], [bold]roc[/]."),

@@ -15,6 +15,7 @@ from retcon.cli.progress import telling
 def train(
     recipe: RecipeName,
     overrides: Overrides = None,
+    *,
     start: Annotated[
         Path,
         typer.Option(
@@ -23,7 +24,7 @@ def train(
             help="What to start from: a Hugging Face folder, or a run folder with a final/.",
             show_default=False,
         ),
-    ] = ...,  # type: ignore[assignment]
+    ],
     out: Out = Path("runs/train"),
 ) -> None:
     """Reinforcement learning from a checkpoint, with or without purification, as the recipe says."""

@@ -32,12 +32,17 @@ Progress = Callable[[int, int], None]
 RELEVANT = ("run", "model", "task", "rollout", "sandbox", "evaluate")
 """Sections of a recipe that an evaluation depends on."""
 
+MAX_REQUESTS = 256  # rollouts that are decoded side by side at most
 MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
 
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
     """The two settings by name; both at T = 1, so that neither is the recipe's own sampling."""
-    return {"t1": SamplingParams(), "top_p": SamplingParams(top_p=recipe.evaluate.top_p)}
+    room = recipe.rollout.max_ids
+    return {
+        "t1": SamplingParams(max_tokens=room),
+        "top_p": SamplingParams(top_p=recipe.evaluate.top_p, max_tokens=room),
+    }
 
 
 def run_evaluation(recipe: Recipe, checkpoint: Path, out: Path, *, on_progress: Progress | None = None) -> Path:
@@ -90,7 +95,9 @@ async def evaluate(
     The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
     """
     section = recipe.sandbox
-    limits = SandboxLimits(section.cpu_seconds, section.wall_seconds, section.memory_mb)
+    limits = SandboxLimits(
+        cpu_seconds=section.cpu_seconds, wall_seconds=section.wall_seconds, memory_mb=section.memory_mb
+    )
     grade = task_set(recipe.task.name).grade
     done = 0
 
@@ -142,7 +149,8 @@ def _load(recipe: Recipe, checkpoint: Path) -> tuple[Generator, Chat]:
     model = load_model(checkpoint)
     torch.set_num_threads(recipe.run.threads)
     chat = Chat(load_tokenizer(checkpoint), style=recipe.model.style, system=task_set(recipe.task.name).system)
-    return LocalEngine(model, max_len=recipe.rollout.max_ids + recipe.rollout.lookahead_ids), chat
+    room = recipe.rollout.max_ids + recipe.rollout.lookahead_ids
+    return LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS), chat
 
 
 def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from retcon.core.errors import MissingExtra
-from retcon.report.runs import Comparison, Run
+from retcon.report.runs import Comparison, Metrics, Run
 from retcon.report.style import looks
 
 SMOOTHING = 5  # steps of the running mean
@@ -17,20 +17,21 @@ SMOOTHING = 5  # steps of the running mean
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One picture: a metric over steps. metric: its name in metrics.jsonl."""
+    """One picture: a metric over steps. metric: its name in metrics.jsonl. per: the metric it is divided by, if any."""
 
     name: str
     metric: str
     title: str
     axis: str
     top: float | None = None
+    per: str | None = None
 
 
 CURVES = (
     Curve("pass_rate", "pass_rate", "Rollouts that pass", "share of rollouts", top=1.0),
     Curve("failed_calls_raw", "raw_failures", "Failed calls as they happened", "per rollout"),
     Curve("failed_calls_purified", "failures", "Failed calls as trained on", "per rollout"),
-    Curve("sampled_ids", "sampled_ids", "Ids sampled", "per rollout"),
+    Curve("sampled_ids", "sampled_ids", "Ids sampled", "per rollout", per="rollouts"),
     Curve("spliced_share", "spliced_share", "Spliced ids among those trained on", "share of ids"),
 )
 
@@ -47,7 +48,7 @@ def draw_curves(comparison: Comparison, out: Path) -> dict[Curve, Path]:
         raise MissingExtra("pictures need matplotlib: pip install 'retcon-rl[report]'") from error
     files: dict[Curve, Path] = {}
     for curve in CURVES:
-        series = {arm: values for arm, runs in comparison.arms.items() if (values := steps_of(runs, curve.metric)).size}
+        series = {arm: values for arm, runs in comparison.arms.items() if (values := steps_of(runs, curve)).size}
         if not series:
             continue
         with mpl.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
@@ -78,13 +79,21 @@ def draw_curves(comparison: Comparison, out: Path) -> dict[Curve, Path]:
     return files
 
 
-def steps_of(runs: Sequence[Run], metric: str) -> np.ndarray:
-    """(seeds, steps) of a metric, cut to the shortest run, NaN where a step lacks it; empty where a run has none."""
-    rows = [[step.get(metric) for step in run.metrics] for run in runs]
+def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
+    """(seeds, steps) of a curve, cut to the shortest run, NaN where a step lacks it; empty where a run has none."""
+    rows = [[_value(step, curve) for step in run.metrics] for run in runs]
     if not rows or any(all(v is None for v in row) for row in rows):
         return np.empty((0, 0))
     length = min(len(row) for row in rows)
     return np.array([[np.nan if v is None else v for v in row[:length]] for row in rows], dtype=np.float64)
+
+
+def _value(step: Metrics, curve: Curve) -> float | None:
+    value = step.get(curve.metric)
+    if value is None or curve.per is None:
+        return value
+    per = step.get(curve.per)
+    return value / per if per else None
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:

@@ -24,6 +24,10 @@ class Run:
     metrics: Sequence[Metrics]
     result: Result
 
+    def last(self, name: str) -> float | None:
+        """The value after the last step, such as of costs, which metrics tell as they stand."""
+        return self.metrics[-1].get(name) if self.metrics else None
+
     def total(self, name: str) -> float | None:
         """The sum over steps, None where a step does not have it."""
         values = [m.get(name) for m in self.metrics]

@@ -66,8 +66,8 @@ def figures(runs: Sequence[Run]) -> Figures:
         "failed_calls": _evaluated(runs, "top_p", lambda s: s.per_problem(lambda p: p.failed_calls)),
         "ids": _evaluated(runs, "t1", lambda s: s.per_problem(lambda p: p.ids)),
         "rollouts": _measured(runs, lambda run: run.total("rollouts")),
-        "wall_s": _measured(runs, lambda run: run.total("wall_s")),
-        "cpu_s": _measured(runs, lambda run: run.total("cpu_s")),
+        "wall_s": _measured(runs, lambda run: run.last("wall_s")),
+        "cpu_s": _measured(runs, lambda run: run.last("cpu_s")),
         "train_failed_calls_raw": _measured(runs, lambda run: _at_the_end(run, "raw_failures")),
         "train_failed_calls": _measured(runs, lambda run: _at_the_end(run, "failures")),
     }
