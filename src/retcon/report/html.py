@@ -14,7 +14,7 @@ from retcon.report.plots import Curve
 from retcon.report.runs import Comparison
 from retcon.report.style import COLD_START, looks
 from retcon.report.summary import ABOUT, Figures, figures
-from retcon.report.tables import ROWS, SECTION_ENDS, Row, best_arm, interval_note
+from retcon.report.tables import ROWS, SECTION_ENDS, Row, best_arm, interval_note, number, span
 
 
 def write_page(
@@ -82,16 +82,16 @@ def _row(row: Row, cold_start: Figures, arms: Mapping[str, Figures]) -> str:
     best = best_arm(row, arms)
     cells = [_cell(row, cold_start)] + [_cell(row, f, best=arm == best) for arm, f in arms.items()]
     end = ' class="end"' if row.figure in SECTION_ENDS else ""
-    return f'<tr{end}><td title="{escape(ABOUT[row.figure])}">{escape(row.label)}</td>{"".join(cells)}</tr>'
+    return f'<tr{end}><td title="{escape(ABOUT[row.figure])}">{escape(row.label.strip())}</td>{"".join(cells)}</tr>'
 
 
 def _cell(row: Row, of: Figures, *, best: bool = False) -> str:
     interval = of[row.figure]
     if interval is None:
         return "<td>–</td>"
-    text = f"{interval.mean:,.{row.digits}f}"
+    text = number(interval.mean, row.digits)
     if interval.low != interval.high:
-        text += f' <span class="range">{interval.low:,.{row.digits}f} to {interval.high:,.{row.digits}f}</span>'
+        text += f' <span class="range">{span(interval, row.digits)}</span>'
     return f"<td{' class=' + chr(34) + 'best' + chr(34) if best else ''}>{text}</td>"
 
 

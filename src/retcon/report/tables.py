@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -31,23 +32,32 @@ ROWS = (
     Row("pass8", "pass@8, top-p", 3, 1),
     Row("failed_calls_t1", "failed calls, T = 1", 2, -1),
     Row("failed_calls", "failed calls, top-p", 2, -1),
-    Row("ids", "ids a trajectory, T = 1", 1, -1),
-    Row("train_failed_calls_raw", "training's end: failed, raw", 2, -1),
-    Row("train_failed_calls", "training's end: failed, purified", 2, 0),
-    Row("rollouts", "rollouts to train", 0, 0),
-    Row("cpu_s", "CPU seconds to train", 0, 0),
-    Row("wall_s", "wall seconds to train", 0, 0),
+    Row("ids", "ids, T = 1", 1, -1),
+    Row("train_failed_calls_raw", "failed in training, raw", 2, -1),
+    Row("train_failed_calls", "  as trained on", 2, 0),
+    Row("rollouts", "training: rollouts", 0, 0),
+    Row("cpu_s", "  CPU seconds", 0, 0),
+    Row("wall_s", "  wall seconds", 0, 0),
 )
 
 
 def cell(interval: Interval | None, digits: int) -> str:
-    """`0.812 [0.790, 0.834]`; the mean alone where no uncertainty is claimed; a dash where nothing was measured."""
+    """`.812 [.790–.834]`; the mean alone where no uncertainty is claimed; a dash where nothing was measured."""
     if interval is None:
         return "–"
-    mean = f"{interval.mean:,.{digits}f}"
-    if interval.low == interval.mean == interval.high:
-        return mean
-    return f"{mean} [{interval.low:,.{digits}f}, {interval.high:,.{digits}f}]"
+    mean = number(interval.mean, digits)
+    return mean if interval.low == interval.high else f"{mean} [{span(interval, digits)}]"
+
+
+def span(interval: Interval, digits: int) -> str:
+    """`.790–.834`."""
+    return f"{number(interval.low, digits)}–{number(interval.high, digits)}"
+
+
+def number(value: float, digits: int) -> str:
+    """`.812`, `1.000`, `7,680`: no zero before the point."""
+    text = f"{value:,.{digits}f}"
+    return text.removeprefix("0") if text.startswith("0.") else text
 
 
 def best_arm(row: Row, arms: Mapping[str, Figures]) -> str | None:
@@ -60,7 +70,13 @@ def best_arm(row: Row, arms: Mapping[str, Figures]) -> str | None:
 
 def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds: int) -> Table:
     """Figures down, arms across; the best arm's mean of each row in bold."""
-    table = Table(title="Evaluation with purification off, on problems that no training saw", title_justify="left")
+    table = Table(
+        title="Evaluation with purification off, on problems that no training saw",
+        title_justify="left",
+        title_style="bold",
+        box=box.HORIZONTALS,
+        pad_edge=False,
+    )
     table.caption = interval_note(seeds)
     table.caption_justify = "left"
     table.add_column("", no_wrap=True)
@@ -85,13 +101,19 @@ SECTION_ENDS = ("pass8", "ids", "train_failed_calls")
 def interval_note(seeds: int) -> str:
     """Where the brackets come from."""
     if seeds > 1:
-        return f"[95 %]: Student's t over {seeds} seeds; of the cold start, bootstrap over problems. Bold: best mean."
-    return "[95 %]: bootstrap over problems, one seed: says nothing about other seeds. Bold: best mean."
+        return f"Ranges: 95 %, Student's t over {seeds} seeds (cold start: bootstrap over problems). Bold: best mean."
+    return "Ranges: 95 %, bootstrap over problems; one seed says nothing about other seeds. Bold: best mean."
 
 
 def result_table(result: Result) -> Table:
     """One evaluation: a line a setting."""
-    table = Table(title=f"Evaluation of {result.checkpoint}, purification off", title_justify="left")
+    table = Table(
+        title=f"{result.checkpoint}, purification off",
+        title_justify="left",
+        title_style="bold",
+        box=box.HORIZONTALS,
+        pad_edge=False,
+    )
     for name in ("setting", "pass@1", f"pass@{K}", "failed calls", "ids", "problems", "lost"):
         table.add_column(name, justify="left" if name == "setting" else "right")
     for setting in result.settings.values():
