@@ -13,7 +13,7 @@ from retcon.core.errors import UnscoredIds
 from retcon.core.seeds import derive
 from retcon.core.types import Sample
 
-MICRO_BATCH_IDS = 4096
+MICRO_BATCH_IDS = 2048
 """Padded ids of one forward and backward: bounds memory; on a CPU more is also slower, as it leaves the cache."""
 
 

@@ -41,12 +41,14 @@ def start_model(path: str | Path, seed: int) -> PreTrainedModel:
     if str(path) == "scratch":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+            config = AutoConfig.from_pretrained(folder)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     else:
         model = load_model(folder)
     if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logit_scale", None):
         raise CheckpointError(f"{folder}: models that cap or scale their logits cannot be trained yet")
-    return model.float().eval()
+    model.float().eval()  # type: ignore[no-untyped-call]
+    return model
 
 
 def fingerprint(path: str | Path) -> str:

@@ -9,24 +9,32 @@ from contextlib import contextmanager
 import torch
 from torch.utils import deterministic
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from retcon.core.errors import TrainingDiverged
 
 
 @contextmanager
 def torch_settings(threads: int) -> Iterator[None]:
-    """`threads` torch threads and deterministic kernels; what was set before comes back afterwards."""
+    """`threads` torch threads, deterministic kernels and no progress bars of transformers' own in between ours.
+
+    What was set before comes back afterwards.
+    """
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    filling = deterministic.fill_uninitialized_memory
+    bars = logging.is_progress_bar_enabled()
+    filling = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
-    deterministic.fill_uninitialized_memory = False
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
-        deterministic.fill_uninitialized_memory = filling
+        deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def adamw(

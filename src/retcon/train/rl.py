@@ -14,6 +14,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.select.drop import drop_infrastructure, take
 from retcon.select.roc import roc
+from retcon.tasks.registry import TaskSet, task_set
 from retcon.tasks.types import Task
 from retcon.train.folder import RunFolder, open_run
 from retcon.train.model import fingerprint, model_folder, start_model
@@ -26,12 +27,15 @@ from retcon.train.world import World, open_world
 KEEP_ROLLOUTS_EVERY = 10
 
 
-def run_rl(recipe: Recipe, start: Path, out: Path, *, on_step: OnStep | None = None) -> Path:
+def run_rl(
+    recipe: Recipe, start: Path, out: Path, *, tasks: TaskSet | None = None, on_step: OnStep | None = None
+) -> Path:
     """Train the model in the folder `start` as the recipe says; returns the folder of the final model.
 
     Everything random derives from (seed, step, …), so that the weights, the optimiser's state and the step are the
     whole state. A run that was interrupted goes on from its newest checkpoint in `out`; Ctrl-C between two updates
-    makes one first; a run that is finished returns at once. on_step gets each step's metrics.
+    makes one first; a run that is finished returns at once. tasks: a task set of
+    your own, in place of the one that the recipe names. on_step gets each step's metrics.
 
     Raises CheckpointError (see `open_run`), SandboxUnavailable where a step loses all of its rollouts to faults,
     TrainingDiverged.
@@ -51,12 +55,12 @@ def run_rl(recipe: Recipe, start: Path, out: Path, *, on_step: OnStep | None = N
             on_step=on_step,
         )
         if session.step < config.steps:
-            asyncio.run(_train(recipe, run, session, folder))
+            asyncio.run(_train(recipe, run, session, folder, tasks or task_set(recipe.task.name)))
         return session.finish()
 
 
-async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path) -> None:
-    async with open_world(recipe, session.model, tokenizer) as world:
+async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, tasks: TaskSet) -> None:
+    async with open_world(recipe, session.model, tokenizer, tasks) as world:
         prompts = world.prompts(after=session.step)
         while session.step < recipe.rl.steps:
             await _step(recipe, run, session, world, next(prompts))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from retcon.core.types import Trajectory
+from retcon.core.types import Decision, Trajectory
 
-DECISIONS = ("shallow", "deep", "unrepaired", "answered")
+DECISIONS: tuple[Decision, ...] = ("shallow", "deep", "unrepaired", "answered")
 
 
 def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:

@@ -77,7 +77,7 @@ def minibatch_update(
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and surprise
     are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would move on momentum.
     """
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
     learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
     if not learnt:

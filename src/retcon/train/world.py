@@ -23,7 +23,7 @@ from retcon.rollout.group import rollout_groups
 from retcon.rollout.limits import Limits
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits as SandboxLimits
-from retcon.tasks.registry import TaskSet, task_set
+from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 from retcon.tools.python import PythonTool
 from retcon.tools.types import Tool
@@ -72,9 +72,9 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(recipe: Recipe, model: PreTrainedModel, tokenizer: Path) -> AsyncIterator[World]:
+async def open_world(recipe: Recipe, model: PreTrainedModel, tokenizer: Path, tasks: TaskSet) -> AsyncIterator[World]:
     """The world around `model`, its sandbox started. Raises SandboxUnavailable, CheckpointError, EngineError."""
-    tasks, section = task_set(recipe.task.name), recipe.sandbox
+    section = recipe.sandbox
     chat = Chat(load_tokenizer(tokenizer), style=recipe.model.style, system=tasks.system)
     rollouts = recipe.rl.prompts * rollouts_per_prompt(recipe)
     engine = LocalEngine(

@@ -1,0 +1,44 @@
+"""Advantages against cases worked out by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from retcon.train.advantage import dapo, dr_grpo, grpo
+
+REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
+
+
+@pytest.mark.parametrize("advantage", [grpo, dapo])
+def test_one_right_of_four(advantage):
+    # mean -0.5; squared deviations 2.25 + 3 · 0.25 = 3, over G - 1 = 3: std 1
+    assert advantage([1.0, -1.0, -1.0, -1.0], epsilon=0.0) == pytest.approx([1.5, -0.5, -0.5, -0.5])
+
+
+def test_epsilon_is_added_to_the_deviation():
+    # mean 0, std √(2 / 1)
+    assert grpo([1.0, -1.0], epsilon=0.1) == pytest.approx([1 / (math.sqrt(2) + 0.1), -1 / (math.sqrt(2) + 0.1)])
+
+
+def test_dr_grpo_does_not_scale():
+    assert dr_grpo([1.0, -1.0, -1.0, -1.0]) == [1.5, -0.5, -0.5, -0.5]
+
+
+@pytest.mark.parametrize("advantage", [grpo, dapo, dr_grpo])
+@pytest.mark.parametrize("group", [[0.1] * 7, [-1.0] * 8, [3.0]])
+def test_a_group_without_variance_has_no_advantage_exactly(advantage, group):
+    assert advantage(group) == [0.0] * len(group)
+
+
+@pytest.mark.parametrize("advantage", [grpo, dapo, dr_grpo])
+def test_an_ungraded_rollout_is_refused(advantage):
+    with pytest.raises(ValueError, match="finite"):
+        advantage([1.0, math.nan])
+
+
+@given(REWARDS)
+def test_grpo_is_the_scaled_dr_grpo_and_sums_to_zero(rewards):
+    centred, scaled = dr_grpo(rewards), grpo(rewards)
+    assert sum(scaled) == pytest.approx(0.0, abs=1e-4)
+    assert all((a > 0) == (b > 0) and (a < 0) == (b < 0) for a, b in zip(centred, scaled, strict=True))
