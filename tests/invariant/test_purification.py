@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from playing import Play, call, play
@@ -160,7 +160,6 @@ def test_without_a_failure_purification_changes_nothing(script: Script, repair: 
     assert (on.engine.seen, on.engine.params, on.engine.scored) == (off.engine.seen, off.engine.params, [])
 
 
-@settings(max_examples=150)
 @given(scripts(any_reply), repairs, limits)
 def test_limits_hold(script: Script, repair: Saar, limit: Limits):
     p = play(script, OUTCOMES, repair=repair, limits=limit, max_tokens=200)

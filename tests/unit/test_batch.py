@@ -1,6 +1,7 @@
 """Batches: what is padded, who is with whom, and that all of it comes from seeds."""
 
 import pytest
+
 from retcon.core.errors import UnscoredIds
 from retcon.core.types import Sample
 from retcon.train.batch import check_scored, collate, epoch_batch, micro_batches, minibatches

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from retcon.train.loss import Totals, negative_spliced, policy_loss
 
 pytestmark = pytest.mark.torch

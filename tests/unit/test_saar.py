@@ -274,6 +274,15 @@ def test_an_answer_after_one_that_was_cut_off_keeps_the_record_of_both():
     assert [a.text for a in p.turns[0].raw()] == [p.turns[0].text, "x" * 60]
 
 
+def test_the_record_of_an_answer_is_in_the_order_of_sampling():
+    replies = [call(BAD), call("fail(1)"), "x" * 100, DONE]
+    p = play(replies, {BAD: "error", "fail(1)": "error"}, repair=Saar(), max_tokens=60)
+    assert p.texts == [call(BAD), call("fail(1)"), DONE]
+    assert decisions(p) == ["answered", "answered", None]
+    assert [t.repair.attempts for t in p.turns[:2]] == [3, 0]
+    assert [written(a) for t in p.turns for a in t.raw()] == [call(BAD), call("fail(1)"), "x" * 60, DONE]
+
+
 def turn(code: str, status: str, *, start: int | None, ids: bool = True, reasoning: str = "so: ") -> Turn:
     text = call(code, reasoning)
     written = Segment("sampled", text, tuple(text.encode()) if ids else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -29,7 +30,10 @@ def finish(plan: Plan, seconds: float, command: str, console: Console) -> None:
     arms: dict[str, list[Run]] = {}
     for arm, seed in plan.arms:
         arms.setdefault(arm, []).append(read_run(plan.run_folder(arm, seed), seed))
-    cold = read_run(plan.out / "cold_start", plan.cold[0].recipe.run.seed)
+    cold_recipe = plan.cold[0].recipe
+    cold = replace(
+        read_run(plan.out / "cold_start", cold_recipe.run.seed), demonstrations=cold_recipe.sft.demonstrations
+    )
     comparison = Comparison(cold, arms, seconds)
     found = _showcase(plan)
     write_summary(plan.out / "summary.json", comparison)
@@ -88,8 +92,9 @@ def _next(plan: Plan, found: tuple[Trajectory, Path] | None) -> list[str]:
     lines = [command_line("retcon", "show", plan.run_folder(arm, seed) / "eval" / "trajectories-t1.jsonl")]
     if found:
         lines.insert(0, command_line("retcon", "show", found[1], "--first-repaired"))
+    again = ("retcon", "quickstart", *plan.options)
     if "roc" not in {arm for arm, _ in plan.arms}:
-        lines.append(command_line("retcon", "quickstart", "--arms", "baseline,saar,roc", "--out", plan.out))
-    lines.append(command_line("retcon", "quickstart", "--seeds", "3", "--out", plan.out))
-    lines.append(command_line("retcon", "quickstart", "rl.mask_negative_spliced=true", "--out", "runs/masked"))
+        lines.append(command_line(*again, "--out", plan.out, "--arms", "baseline,saar,roc"))
+    lines.append(command_line(*again, "--out", plan.out, "--seeds", "3"))
+    lines.append(command_line(*again, "rl.mask_negative_spliced=true", "--out", "runs/masked"))
     return lines

@@ -32,10 +32,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """cold: trains and evaluates the cold start. arms: (arm, seed) to its training and evaluation."""
+    """cold: trains and evaluates the cold start. arms: (arm, seed) to its training and evaluation. options: words of
+    the command that its recipes depend on."""
 
     out: Path
     cold: tuple[Stage, Stage]
+    options: tuple[str, ...]
     arms: dict[tuple[str, int], tuple[Stage, Stage]] = field(default_factory=dict)
 
     @property
@@ -65,7 +67,7 @@ def make_plan(
         out, [*scratch, *_of(overrides, COLD_SECTIONS)], _of(overrides, ("task", "rollout", "sandbox", "evaluate"))
     )
     first = cold[0].recipe.run.seed
-    plan = Plan(out, cold)
+    plan = Plan(out, cold, (*overrides, *(["--from-scratch"] if from_scratch else ())))
     for seed in range(first, first + seeds):
         for arm, recipe in recipes.items():
             plan.arms[arm, seed] = _arm(plan, arm, recipe, seed, _of(overrides, ARM_SECTIONS))

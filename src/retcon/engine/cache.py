@@ -82,7 +82,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         access = self._cache.access
         return access.store(self.keys, key_states), access.store(self.values, value_states)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 (the base class's signature)
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache.access.length, 0
 
     def get_seq_length(self) -> int:

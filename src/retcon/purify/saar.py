@@ -89,7 +89,13 @@ class Saar:
 
     @staticmethod
     def _answered(turn: Turn, made: Sequence[Turn]) -> Sequence[Turn]:
-        """The raw history with the answer: attempts that could not be shown stay on the record of the failure."""
-        unseen = tuple(a for a in made if a.stop == "length")
-        seen = (a for a in made if a.stop != "length")
-        return (replace(turn, abandoned=unseen, repair=RepairRecord("answered", attempts=len(made))), *seen)
+        """The raw history with the answer. What was cut off stays on the record of the turn that it had followed."""
+        committed = [replace(turn, repair=RepairRecord("answered", attempts=len(made)))]
+        for attempt in made:
+            if attempt.stop == "length":
+                last = committed[-1]
+                record = last.repair or RepairRecord("answered", attempts=0, reason="followed by a cut attempt")
+                committed[-1] = replace(last, abandoned=(*last.abandoned, attempt), repair=record)
+            else:
+                committed.append(attempt)
+        return committed

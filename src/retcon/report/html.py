@@ -81,8 +81,9 @@ def _table(cold_start: Figures, arms: Mapping[str, Figures]) -> str:
 def _row(row: Row, cold_start: Figures, arms: Mapping[str, Figures]) -> str:
     best = best_arm(row, arms)
     cells = [_cell(row, cold_start)] + [_cell(row, f, best=arm == best) for arm, f in arms.items()]
+    label = escape(row.label).replace("  ", "&emsp;")
     end = ' class="end"' if row.figure in SECTION_ENDS else ""
-    return f'<tr{end}><td title="{escape(ABOUT[row.figure])}">{escape(row.label.strip())}</td>{"".join(cells)}</tr>'
+    return f'<tr{end}><td title="{escape(ABOUT[row.figure])}">{label}</td>{"".join(cells)}</tr>'
 
 
 def _cell(row: Row, of: Figures, *, best: bool = False) -> str:
@@ -107,7 +108,7 @@ def _curves(pictures: Mapping[Curve, bytes], seeds: int) -> str:
 
 
 def _sides(trajectory: Trajectory) -> str:
-    question = "".join(f"<pre>{escape(s.text)}</pre>" for s in trajectory.prompt if s.text.strip())
+    question = f"<pre>{escape(''.join(s.text for s in trajectory.prompt).strip())}</pre>"
     before = "".join(_before(turn) for turn in trajectory.turns)
     after = "".join(_after(turn) for turn in trajectory.turns)
     return (

@@ -17,12 +17,19 @@ Metrics = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run and its evaluation. metrics: a step each, in order."""
+    """One training run and its evaluation. metrics: a step each, in order. demonstrations: that it learnt from."""
 
     folder: Path
     seed: int
     metrics: Sequence[Metrics]
     result: Result
+    demonstrations: int | None = None
+
+    @property
+    def rollouts(self) -> float | None:
+        """Rollouts that were made for this run: by the policy, or by the teacher as demonstrations."""
+        made = self.total("rollouts")
+        return self.demonstrations if made is None else made
 
     def last(self, name: str) -> float | None:
         """The value after the last step, such as of costs, which metrics tell as they stand."""

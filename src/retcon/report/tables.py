@@ -32,7 +32,7 @@ ROWS = (
     Row("pass8", "pass@8, top-p", 3, 1),
     Row("failed_calls_t1", "failed calls, T = 1", 2, -1),
     Row("failed_calls", "failed calls, top-p", 2, -1),
-    Row("ids", "ids, T = 1", 1, -1),
+    Row("ids", "ids, T = 1", 0, -1),
     Row("train_failed_calls_raw", "failed in training, raw", 2, -1),
     Row("train_failed_calls", "  as trained on", 2, 0),
     Row("rollouts", "training: rollouts", 0, 0),

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """`text`, or its head and tail with the cut said between them, `limit` characters at most (if there is room)."""
+    """`text`, or its head and tail with the cut said between them: `limit` characters at most.
+
+    Where the limit has no room for saying so, the head alone.
+    """
     if len(text) <= limit:
         return text
-    mark = f"\n[{len(text) - limit} characters cut]\n"
-    keep = max(limit - len(mark), 0)
+    keep = limit - len(_mark(len(text)))
+    if keep <= 0:
+        return text[:limit]
     tail = keep // 2
-    return text[: keep - tail] + mark + text[len(text) - tail :]
+    return text[: keep - tail] + _mark(len(text) - keep) + text[len(text) - tail :]
+
+
+def _mark(count: int) -> str:
+    return f"\n[{count} characters cut]\n"
 
 
 class Capture:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _ast
 import atexit
 import base64
+import builtins
 import contextlib
 import gc
 import io
@@ -99,10 +100,29 @@ def _enter(call: dict[str, Any], streams: Streams, setting: Setting) -> None:
 def _program(source: str, token: bytes, limits: dict[str, Any]) -> int:
     """Run the program as Python would, last expression echoed; return the exit code."""
     streams = (sys.stdout, sys.stderr)  # the program may put others in their place
-    to_text, to_bytes, write, print_exception = repr, str.encode, os.write, _print_exception
     raised, value, code = "", "", 0
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
+    try:
+        value = _run_as_main(source, main)
+    except SystemExit as stop:
+        code = _exit_code(stop, streams)
+    except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
+        code, raised = 1, type.__dict__["__name__"].__get__(type(error))
+        if raised == "MemoryError":
+            _free_memory(error, main)
+        _flush_all(streams)
+        _print_exception(error, source)
+    _flush_all(streams)
+    body = f"{raised}\0{cut_middle(value, limits['output_bytes'])}"
+    _write(RECORD_FD, token + body.encode("utf-8", "replace") + token)
+    return code
+
+
+def _run_as_main(source: str, main: ModuleType) -> str:
+    """Run the program and its exit handlers; `=` and the repr of its last expression, empty without one."""
+    whole, given, to_text = vars(builtins), dict(vars(builtins)), repr
+    value = ""
     try:
         body, last = _compile(source)
         exec(body, main.__dict__)
@@ -111,24 +131,9 @@ def _program(source: str, token: bytes, limits: dict[str, Any]) -> int:
             if result is not None:
                 value = "=" + to_text(result)
         _finish()
-    except SystemExit as stop:
-        code = _exit_code(stop, streams)
-    except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
-        code, raised = 1, type.__dict__["__name__"].__get__(type(error))
-        if raised == "MemoryError":
-            _free_memory(error, main)
-        _flush_all(streams)
-        print_exception(error, source)
-    _flush_all(streams)
-    value = cut_middle(value, limits["output_bytes"])
-    record = to_bytes(raised, "utf-8", "replace") + b"\0" + to_bytes(value, "utf-8", "replace")
-    try:
-        view = token + record + token
-        while view:
-            view = view[write(RECORD_FD, view) :]
-    except OSError:  # the program closed it: its exit code still counts
-        pass
-    return code
+    finally:
+        whole.update(given)  # the program may have replaced what the rest of this file stands on
+    return value
 
 
 def _compile(source: str) -> tuple[CodeType, CodeType | None]:
@@ -176,12 +181,13 @@ def _print_exception(error: BaseException, source: str) -> None:
 
 
 def _write_error(text: str) -> None:
-    data = text.encode("utf-8", "backslashreplace")
-    try:
+    _write(2, text.encode("utf-8", "backslashreplace"))
+
+
+def _write(fd: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # the program may have closed it: its exit code still counts
         while data:
-            data = data[os.write(2, data) :]
-    except OSError:  # the program closed it
-        return
+            data = data[os.write(fd, data) :]
 
 
 def _flush(stream: Any) -> None:

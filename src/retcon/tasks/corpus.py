@@ -10,24 +10,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-WORDS = ["a", "an", "the", "of", "and", "to", "in", "is", "was", "for", "on", "with", "as", "by", "at", "from", "that", "this", "it", "be", "are", "or", "not", "have", "has", "had", "but", "all", "they", "one", "you", "we", "he", "she", "his", "her", "their", "its", "will", "would", "there", "what", "when", "which", "who", "how", "if", "then", "than", "so", "no", "yes", "out", "up", "down", "over", "under", "into", "between", "after", "before", "first", "second", "third", "next", "last", "new", "old", "long", "short", "high", "low", "big", "small", "good", "bad", "same", "other", "more", "most", "some", "any", "each", "every", "only", "also", "now", "here", "where", "why", "because", "about", "through", "during", "again", "once", "time", "day", "year", "week", "month", "hour", "minute", "man", "woman", "child", "people", "house", "home", "work", "school", "water", "food", "book", "page", "line", "word", "name", "number", "value", "result", "answer", "question", "problem", "list", "table", "row", "column", "file", "code", "text", "letter", "set", "group", "part", "side", "end", "start", "begin", "stop", "find", "let", "get", "give", "take", "make", "use", "try", "see", "look", "know", "think", "want", "need", "show", "tell", "ask", "call", "run", "read", "write", "add", "sum", "count", "total", "mean", "product", "difference", "power", "root", "square", "cube", "double", "half", "mod", "modulo", "base", "digit", "digits", "divisor", "divisors", "multiple", "multiples", "prime", "primes", "factor", "gcd", "lcm", "range", "limit", "step", "rest", "remainder", "greatest", "least", "common", "smallest", "largest", "even", "odd", "positive", "negative", "zero", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "hundred", "thousand", "red", "blue", "green", "white", "black", "tree", "river", "stone", "road", "bird", "dog", "cat", "horse", "fish", "sun", "moon", "star", "sky", "sea", "ship", "train", "city", "town", "king", "queen", "friend", "apple", "pear", "bread", "milk", "salt", "sugar", "box", "bag", "cup", "door", "window", "wall", "table", "chair", "garden", "failed", "wrong", "right", "correct", "different", "way", "check", "compute", "calculate", "solve", "using", "program", "script", "function", "module", "import", "method"]
-NAMES = ("Tom", "Mia", "Ada", "Ben", "Eva", "Max", "Ida", "Leo", "Zoe", "Jan")
-THINGS = ("apples", "pears", "books", "stones", "cups", "birds", "boxes", "pages", "coins", "cards")
-VARIABLES = (
-    "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "m", "n", "p", "q", "r", "s", "t", "u", "v", "w", "x", "y",
-    "z", "total", "count", "value", "result", "items", "data", "size", "width", "height", "left", "right", "index",
-)  # fmt: skip
-MODULES = ("math", "random", "itertools", "functools", "collections", "string", "statistics", "fractions", "sympy")
-MEMBERS = (
-    "gcd", "lcm", "hcf", "sqrt", "floor", "ceil", "factorial", "pow", "log", "comb", "isqrt", "prod", "primes",
-    "divisors", "digits", "choice", "randint", "shuffle", "chain", "product", "reduce", "mean", "median", "prime",
-    "isprime", "lowest", "powmod", "base", "square", "multiples", "count",
-)  # fmt: skip
-BUILTINS = (
-    "abs", "all", "any", "bin", "bool", "chr", "dict", "divmod", "enumerate", "float", "hex", "int", "len", "list",
-    "map", "max", "min", "next", "oct", "ord", "pow", "print", "range", "reversed", "round", "set", "sorted", "str",
-    "sum", "tuple", "type", "zip",
-)  # fmt: skip
+from retcon.tasks.words import (
+    BUILTINS,
+    MARKS,
+    MEMBERS,
+    MODULES,
+    NAMES,
+    THINGS,
+    VARIABLES,
+    VOCABULARY_ONLY,
+    WORDS,
+)
+
 OPERATORS = ("+", "-", "*", "//", "%", "**", "==", "<", ">", "<=", ">=", "!=")
 
 
@@ -201,18 +195,13 @@ def documents(seed: int) -> Iterator[str]:
         yield rng.choices(makers, weights)[0](rng)
 
 
-VOCABULARY_ONLY = ["python", "user", "assistant", "system", "tool", "object", "attribute", "defined", "type", "types", "expected", "got", "unsupported", "operand", "argument", "arguments", "integer", "string", "invalid", "syntax", "expression", "never", "closed", "missing", "required", "positional", "perhaps", "you", "forgot", "NameError", "TypeError", "SyntaxError", "AttributeError", "ValueError", "ZeroDivisionError", "IndexError", "KeyError", "TimeoutError", "while", "boxed", "squares", "return", "elif", "else", "yield", "lambda", "True", "False", "None", "MemoryError", "ImportError", "ModuleNotFoundError", "RecursionError", "OverflowError", "callable", "iterable", "must", "again"]
-"""Words that the tokenizer keeps whole and the corpus never says: the names of roles and errors."""
-
-
-MARKS = ("```", "'", '"', "\\", "(", "[", "{", "=", "+", "-", "*", "/", "%", "<", ">", ".", ",", ":", "#", "|", "!", "?")
-
-
 def vocabulary() -> Iterator[str]:
     """What a tokenizer should know whole: numbers of up to three digits, words and marks, with and without a space."""
     for width in (1, 2, 3):
         yield from (f"{number:0{width}d}" for number in range(10**width))
     yield from (" ", "\n", "\n    ", "\n        ", "\n            ")
-    words = dict.fromkeys((*WORDS, *NAMES, *THINGS, *VARIABLES, *MODULES, *MEMBERS, *BUILTINS, *VOCABULARY_ONLY, *MARKS))
+    words = dict.fromkeys(
+        (*WORDS, *NAMES, *THINGS, *VARIABLES, *MODULES, *MEMBERS, *BUILTINS, *VOCABULARY_ONLY, *MARKS)
+    )
     for word in words:
         yield from (word, f" {word}")

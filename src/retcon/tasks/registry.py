@@ -19,8 +19,13 @@ RIGHT, WRONG = 1.0, -1.0
 class TaskSet(Protocol):
     """A family of problems with two splits that cannot overlap."""
 
-    name: str
-    system: str | None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt of every task, if any."""
+        ...
 
     def train(self, seed: int) -> Iterator[Task]:
         """An endless stream of training tasks; the same seed gives the same stream."""

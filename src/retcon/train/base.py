@@ -57,7 +57,7 @@ def base_config(vocabulary: int) -> Qwen3Config:
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=1024,
-        rope_theta=10_000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=2,

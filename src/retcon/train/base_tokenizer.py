@@ -19,7 +19,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer whose vocabulary is a list, not learnt: a piece of text in it is one id, else its bytes."""
+    """A byte-level tokenizer whose vocabulary is a list: a piece of text that is in it is one id, else its bytes."""
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     pieces = (to_bytes.pre_tokenize_str(piece)[0][0] for piece in vocabulary())
     names = dict.fromkeys((*CONTROLS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *pieces))

@@ -1,0 +1,212 @@
+"""What every sandbox owes its caller, whatever its tier. A new one joins by a line in `SANDBOXES`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+import pytest
+
+from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits, Result, Sandbox
+
+Opener = Callable[[], AbstractAsyncContextManager[Sandbox]]
+
+
+@asynccontextmanager
+async def _pool(tier: str) -> AsyncIterator[Sandbox]:
+    try:
+        pool = await SandboxPool(workers=1, tier=tier).__aenter__()
+    except SandboxUnavailable as error:
+        pytest.skip(f"not on this machine: {error}")
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+SANDBOXES: dict[str, Opener] = {tier: partial(_pool, tier) for tier in ("namespaces", "rlimits")}
+
+
+@pytest.fixture(params=SANDBOXES)
+def opened(request: pytest.FixtureRequest) -> Opener:
+    return SANDBOXES[request.param]
+
+
+def using(opened: Opener, work: Callable[[Sandbox], Awaitable[Result]]) -> Result:
+    async def main() -> Result:
+        async with opened() as sandbox:
+            return await work(sandbox)
+
+    return asyncio.run(main())
+
+
+def run(opened: Opener, code: str, **options: object) -> Result:
+    return using(opened, lambda sandbox: sandbox.run(code, **options))
+
+
+def test_what_is_printed_and_what_it_evaluates_to_are_told_apart(opened: Opener) -> None:
+    result = run(opened, "print(1 + 1)\n[3, 'x']")
+    assert (result.status, result.stdout, result.value, result.exit_code) == ("ok", "2\n", "[3, 'x']", 0)
+    assert result.error_type is None
+    assert result.stderr == ""
+    assert result.seconds > 0
+    assert result.peak_memory > 1 << 20
+
+
+@pytest.mark.parametrize("code", ["", "# only a comment", "x = 1", "None"])
+def test_no_output_is_ok(opened: Opener, code: str) -> None:
+    result = run(opened, code)
+    assert (result.status, result.stdout, result.value) == ("ok", "", None)
+
+
+def test_an_exception_gives_pythons_own_traceback(opened: Opener) -> None:
+    result = run(opened, "print('before')\ndef f():\n    return powmod(2, 3)\nf()")
+    assert (result.status, result.error_type, result.exit_code) == ("error", "NameError", 1)
+    assert result.stdout == "before\n"
+    assert result.stderr == (
+        "Traceback (most recent call last):\n"
+        '  File "<python>", line 4, in <module>\n'
+        "    f()\n"
+        '  File "<python>", line 3, in f\n'
+        "    return powmod(2, 3)\n"
+        "           ^^^^^^\n"
+        "NameError: name 'powmod' is not defined\n"
+    )
+
+
+def test_a_syntax_error_comes_before_anything_runs(opened: Opener) -> None:
+    result = run(opened, "print('never')\nprint(pow(2, 3)")
+    assert (result.status, result.error_type, result.stdout) == ("error", "SyntaxError", "")
+    assert result.stderr.startswith('  File "<python>", line 2\n')
+    assert result.stderr.endswith("SyntaxError: '(' was never closed\n")
+
+
+@pytest.mark.parametrize("code", ["print(1 2)", "a\0b", "'\ud800'.encode()", "(" * 300, "1 / 0", "repr(object().x)"])
+def test_no_frame_of_the_sandbox_shows(opened: Opener, code: str) -> None:
+    result = run(opened, code)
+    assert result.status == "error"
+    assert "retcon" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error_type", "exit_code"),
+    [
+        ("import sys; sys.exit()", "ok", None, 0),
+        ("import os; os._exit(0)", "ok", None, 0),
+        ("import sys; sys.exit(3)", "error", "SystemExit", 3),
+        ("import sys; sys.exit('no')", "error", "SystemExit", 1),
+        ("import os; os._exit(4)", "error", "SystemExit", 4),
+        ("import os; os.abort()", "error", "SIGABRT", -6),
+        ("raise MemoryError", "limit", "MemoryError", 1),
+        ("class Mine(Exception): pass\nraise Mine", "error", "Mine", 1),
+        ("raise KeyboardInterrupt", "error", "KeyboardInterrupt", 1),
+    ],
+)
+def test_every_way_to_end(opened: Opener, code: str, status: str, error_type: str | None, exit_code: int) -> None:
+    result = run(opened, code)
+    assert (result.status, result.error_type, result.exit_code) == (status, error_type, exit_code)
+    if status != "ok":
+        assert result.error_type in result.stderr.splitlines()[-1]
+
+
+def test_cpu_time_is_limited_and_what_was_printed_is_kept(opened: Opener) -> None:
+    result = run(opened, "print('start')\nwhile True: pass", limits=Limits(cpu_seconds=1))
+    assert (result.status, result.error_type, result.stdout) == ("timeout", "TimeoutError", "start\n")
+    assert result.stderr == "TimeoutError: no end after 1 s of CPU time\n"
+
+
+def test_wall_time_is_limited_and_what_was_printed_is_kept(opened: Opener) -> None:
+    result = run(opened, "import time\nprint('start')\ntime.sleep(60)", limits=Limits(wall_seconds=0.3))
+    assert (result.status, result.error_type, result.stdout) == ("timeout", "TimeoutError", "start\n")
+    assert result.stderr == "TimeoutError: no end after 0.3 s\n"
+    assert result.seconds < 30
+
+
+def test_memory_is_limited(opened: Opener) -> None:
+    result = run(opened, "x = []\nwhile True: x.append(bytearray(10**6))", limits=Limits(memory_mb=64))
+    assert (result.status, result.error_type) == ("limit", "MemoryError")
+    assert result.stderr.endswith("MemoryError\n")
+    assert result.peak_memory < 200 << 20
+
+
+def test_long_output_keeps_head_and_tail_and_says_the_cut(opened: Opener) -> None:
+    code = "print('a' * 5000 + 'b' * 5000)\n'v' * 5000"
+    result = run(opened, code, limits=Limits(output_bytes=100))
+    assert result.status == "ok"
+    assert result.stdout == "a" * 50 + "\n[9901 bytes cut]\n" + "b" * 49 + "\n"
+    assert result.value is not None
+    assert len(result.value) <= 100
+    assert re.fullmatch(r"'v+\n\[4\d{3} characters cut\]\nv+'", result.value)
+
+
+def test_stdin_and_files_are_there(opened: Opener) -> None:
+    code = "import sys\nprint(input(), sys.stdin.read())\nprint(open('d/a.txt', 'rb').read())"
+    result = run(opened, code, stdin="one\ntwo é", files={"d/a.txt": b"\x00\xff"})
+    assert (result.status, result.stdout) == ("ok", "one two é\nb'\\x00\\xff'\n")
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ""])
+def test_a_file_outside_the_scratch_folder_is_refused(opened: Opener, name: str) -> None:
+    with pytest.raises(ValueError, match="inside the scratch folder"):
+        run(opened, "1", files={name: b""})
+
+
+def test_no_call_sees_another(opened: Opener) -> None:
+    async def work(sandbox: Sandbox) -> Result:
+        spoil = (
+            "import builtins, os, sys\nx = 1\nopen('left', 'w').close()\nos.environ['A'] = 'b'\nsys.path.clear()\n"
+            "for name in ('print', 'len', 'repr', 'str', 'type', 'BaseException', 'SystemExit'):\n"
+            "    setattr(builtins, name, None)"
+        )
+        assert (await sandbox.run(spoil)).status == "ok"
+        return await sandbox.run("import os\nprint(len([1]), 'x' in globals(), 'A' in os.environ, os.listdir())")
+
+    assert using(opened, work).stdout == "1 False False []\n"
+
+
+def test_the_same_code_gives_the_same_text(opened: Opener) -> None:
+    code = "import os\nprint({'a', 'b', 'c', 'd', 'e'}, hash('x'), os.path.basename(os.getcwd()))\n{}['k']"
+    first, second = run(opened, code), run(opened, code)
+    assert (first.stdout, first.stderr) == (second.stdout, second.stderr)
+
+
+def test_calls_queue(opened: Opener) -> None:
+    async def work(sandbox: Sandbox) -> Result:
+        results = await asyncio.gather(*(sandbox.run(f"print({i})") for i in range(200)))
+        assert [r.stdout for r in results] == [f"{i}\n" for i in range(200)]
+        return results[0]
+
+    assert using(opened, work).status == "ok"
+
+
+def test_a_cancelled_call_ends_and_the_next_one_is_answered_with_its_own_result(opened: Opener) -> None:
+    async def work(sandbox: Sandbox) -> Result:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await sandbox.run("import time\nprint('old')\ntime.sleep(60)")
+        return await sandbox.run("print('new')")
+
+    assert using(opened, work).stdout == "new\n"
+
+
+def test_threads_and_exit_handlers_finish(opened: Opener) -> None:
+    code = (
+        "import atexit, threading\natexit.register(print, 'bye')\n"
+        "go = threading.Event()\nthreading.Thread(target=lambda: (go.wait(), print('thread'))).start()\ngo.set()"
+    )
+    assert run(opened, code).stdout == "thread\nbye\n"
+
+
+def test_a_closed_sandbox_refuses(opened: Opener) -> None:
+    async def work(sandbox: Sandbox) -> Result:
+        await sandbox.close()
+        await sandbox.close()
+        return await sandbox.run("1")
+
+    with pytest.raises(SandboxUnavailable, match="not open"):
+        using(opened, work)

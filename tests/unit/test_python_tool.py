@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from retcon.core.errors import SandboxUnavailable
+from retcon.core.types import Observation, ToolCall
+from retcon.sandbox.types import Limits, Result
+from retcon.tools.python import PythonTool
+
+ERROR = Result(
+    "error",
+    "NameError",
+    stdout="before\n",
+    stderr="Traceback (most recent call last):\n  File \"<python>\", line 1, in <module>\nNameError: name 'gcd' is not defined\n",
+    seconds=0.5,
+)
+
+
+class Answers:
+    """A sandbox that always answers the same, and keeps what it was asked."""
+
+    def __init__(self, answer: Result | Exception) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    async def run(
+        self, code: str, *, stdin: str = "", limits: Limits | None = None, files: Mapping[str, bytes] | None = None
+    ) -> Result:
+        self.asked.append(code)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def close(self) -> None:
+        return
+
+
+def observe(answer: Result | Exception, *, output_chars: int = 2000) -> Observation:
+    tool = PythonTool(Answers(answer), output_chars=output_chars)
+    return asyncio.run(tool(ToolCall("c1", "python", {"code": "1"}, 0)))
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (Result("ok", stdout="2\n"), "2"),
+        (Result("ok", value="3"), "3"),
+        (Result("ok", stdout="2\n", value="3"), "2\n3"),
+        (Result("ok", stdout="2", value="3"), "2\n3"),
+        (Result("ok"), ""),
+    ],
+)
+def test_a_success_shows_what_was_printed_then_the_value(result: Result, text: str) -> None:
+    assert observe(result) == Observation("c1", text, "ok")
+
+
+def test_a_failure_shows_what_was_printed_then_the_traceback() -> None:
+    seen = observe(ERROR)
+    assert (seen.status, seen.error_type, seen.seconds) == ("error", "NameError", 0.5)
+    assert seen.text == (ERROR.stdout + ERROR.stderr).rstrip()
+
+
+@pytest.mark.parametrize(
+    ("chars", "text"), [(24, "NameError: name 'gcd' is"), (199, "NameError: name 'gcd' is not defined")]
+)
+def test_a_small_budget_shows_pythons_last_line_from_its_start(chars: int, text: str) -> None:
+    assert observe(ERROR, output_chars=chars).text == text
+
+
+@pytest.mark.parametrize(
+    ("error_type", "stderr", "text"),
+    [
+        ("ValueError", "ValueError: one\ntwo\n", "ValueError: one"),
+        ("JSONDecodeError", "json.decoder.JSONDecodeError: bad\n", "json.decoder.JSONDecodeError: bad"),
+        ("E", "odd\n", "odd"),
+        ("SIGKILL", "", "SIGKILL"),
+    ],
+)
+def test_the_last_line_is_the_one_that_names_the_error(error_type: str, stderr: str, text: str) -> None:
+    assert observe(Result("error", error_type, stderr=stderr), output_chars=100).text == text
+
+
+def test_a_large_budget_cuts_the_middle_and_says_so() -> None:
+    text = observe(Result("ok", stdout="a" * 500 + "b" * 500), output_chars=200).text
+    assert len(text) <= 200
+    assert text.startswith("aaa")
+    assert text.endswith("bbb")
+    assert "characters cut]" in text
+    assert observe(Result("ok", stdout="abc" * 50), output_chars=7).text == "abcabca"
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (ToolCall("c1", "python", "print(", 0), "arguments cannot be parsed"),
+        (ToolCall("c1", "python", {"cod": "1"}, 0), "no 'code' argument"),
+        (ToolCall("c1", "python", {"code": 1}, 0), "'code' is not a string"),
+        (ToolCall("c1", "pyton", {"code": "1"}, 0), "no tool 'pyton', only 'python'"),
+    ],
+)
+def test_a_malformed_call_is_not_run(call: ToolCall, problem: str) -> None:
+    sandbox = Answers(Result("ok"))
+    seen = asyncio.run(PythonTool(sandbox)(call))
+    assert seen == Observation("c1", f"malformed call: {problem}", "malformed")
+    assert sandbox.asked == []
+
+
+@pytest.mark.parametrize("fault", [SandboxUnavailable("gone"), ConnectionResetError("gone")])
+def test_a_fault_of_the_sandbox_is_told_and_not_raised(fault: Exception) -> None:
+    seen = observe(fault)
+    assert (seen.status, seen.error_type, seen.text) == ("infrastructure", type(fault).__name__, "sandbox fault: gone")
+
+
+@pytest.mark.parametrize("status", ["timeout", "limit", "infrastructure"])
+def test_status_and_type_are_the_sandboxs(status: str) -> None:
+    seen = observe(Result(status, "TimeoutError", stderr="TimeoutError: no end after 2 s\n"), output_chars=20)
+    assert (seen.status, seen.error_type, seen.text) == (status, "TimeoutError", "TimeoutError: no end")
+
+
+def test_a_budget_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="output_chars is 0"):
+        PythonTool(Answers(Result("ok")), output_chars=0)
