@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -66,22 +67,25 @@ def test_secrets_of_the_environment_are_not_there(monkeypatch: pytest.MonkeyPatc
     assert "hunter2" not in result.stdout
 
 
-def test_nothing_outside_the_scratch_folder_can_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])  # one that is covered, one that is not
+def test_nothing_outside_the_scratch_folder_can_be_written(place: str) -> None:
     need("files")
-    victim = tmp_path / "victim"
-    victim.write_text("whole")
-    tmp_path.chmod(0o777)
-    victim.chmod(0o666)
-    code = (
-        f"import os\nopened = 0\nfor path in ({str(victim)!r}, {str(tmp_path / 'new')!r}, '/etc/new', '/new'):\n"
-        "    try:\n        open(path, 'w').write('broken')\n        print('wrote', path)\n"
-        "    except OSError as error:\n        print(type(error).__name__)"
-    )
-    result = attack(code)
-    assert "wrote" not in result.stdout
-    assert len(result.stdout.splitlines()) == 4
-    assert victim.read_text() == "whole"
-    assert not (tmp_path / "new").exists()
+    with tempfile.TemporaryDirectory(dir=place) as name:
+        folder = Path(name)
+        victim = folder / "victim"
+        victim.write_text("whole")
+        folder.chmod(0o777)
+        victim.chmod(0o666)
+        code = (
+            f"for path in ({str(victim)!r}, {str(folder / 'new')!r}, '/etc/new', '/new'):\n"
+            "    try:\n        open(path, 'w').write('broken')\n        print('wrote', path)\n"
+            "    except OSError as error:\n        print(type(error).__name__)"
+        )
+        result = attack(code)
+        assert "wrote" not in result.stdout
+        assert len(result.stdout.splitlines()) == 4
+        assert victim.read_text() == "whole"
+        assert not (folder / "new").exists()
 
 
 def test_the_network_cannot_be_reached() -> None:
@@ -149,7 +153,9 @@ def test_a_daemon_does_not_outlive_its_call() -> None:
     )
 
     async def work(pool: SandboxPool) -> Result:
+        worker = pool.worker.pid
         daemon = await pool.run(leave)
+        assert pool.worker.pid == worker  # it is the worker that ended it, not its own end
         return await pool.run(f"import os\nos.kill({int(daemon.stdout)}, 0)")
 
     result = using(work)

@@ -14,7 +14,8 @@ ERROR = Result(
     "error",
     "NameError",
     stdout="before\n",
-    stderr="Traceback (most recent call last):\n  File \"<python>\", line 1, in <module>\nNameError: name 'gcd' is not defined\n",
+    stderr='Traceback (most recent call last):\n  File "<python>", line 1, in <module>\n'
+    "NameError: name 'gcd' is not defined\n",
     seconds=0.5,
 )
 

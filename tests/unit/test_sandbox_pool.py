@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.capture import Capture, cut_middle
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits
+from retcon.sandbox.verdict import verdict
+
+
+def test_another_system_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(SandboxUnavailable, match=r"needs Linux.*darwin"):
+        asyncio.run(SandboxPool().start())
+
+
+def test_a_python_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(SandboxUnavailable, match="/nowhere/python"):
+        asyncio.run(SandboxPool().start())
+
+
+def test_a_worker_that_ends_at_once_is_told_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SandboxUnavailable, match="did not come up"):
+        asyncio.run(SandboxPool().start())
+
+
+@pytest.mark.parametrize("limits", [{"cpu_seconds": 0}, {"memory_mb": -1}, {"wall_seconds": float("nan")}])
+def test_a_limit_must_be_above_zero(limits: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"limit {next(iter(limits))} is"):
+        Limits(**limits)
+
+
+def test_a_pool_needs_a_worker() -> None:
+    with pytest.raises(ValueError, match="1 or more"):
+        SandboxPool(workers=0)
+
+
+@pytest.mark.parametrize(
+    ("status", "cpu_used", "wall", "raised", "expected"),
+    [
+        (0, 0.0, None, None, ("ok", None)),
+        (0, 0.0, None, "ValueError", ("ok", None)),
+        (1 << 8, 0.0, None, "ValueError", ("error", "ValueError")),
+        (1 << 8, 0.0, None, "MemoryError", ("limit", "MemoryError")),
+        (3 << 8, 0.0, None, None, ("error", "SystemExit")),
+        (signal.SIGXCPU, 2.0, None, None, ("timeout", "TimeoutError")),
+        (signal.SIGKILL, 3.0, None, None, ("timeout", "TimeoutError")),
+        (signal.SIGKILL, 0.1, None, None, ("error", "SIGKILL")),
+        (signal.SIGRTMIN + 3, 0.1, None, None, ("error", f"SIG{signal.SIGRTMIN + 3}")),
+        (0, 0.0, 5.0, None, ("timeout", "TimeoutError")),
+    ],
+)
+def test_the_kernels_word_decides(
+    status: int, cpu_used: float, wall: float | None, raised: str | None, expected: tuple[str, str | None]
+) -> None:
+    name, error_type, code, line = verdict(status, cpu_used, 2.0, wall, raised)
+    assert (name, error_type) == expected
+    assert code == os.waitstatus_to_exitcode(status)
+    assert bool(line) == (name not in ("ok", "limit") and raised is None)
+
+
+def test_a_capture_keeps_both_ends_whatever_the_chunks() -> None:
+    whole = bytes(range(97, 123)) * 20000
+    for size in (1 << 16, 7777, len(whole)):
+        capture = Capture(10)
+        for start in range(0, len(whole), size):
+            capture.add(whole[start : start + size])
+        assert capture.text() == f"abcde\n[{len(whole) - 10} bytes cut]\nvwxyz"
+
+
+@pytest.mark.parametrize("limit", [1, 10, 30, 99, 100])
+def test_cutting_never_exceeds_its_limit(limit: int) -> None:
+    assert len(cut_middle("x" * 100, limit)) <= limit
+    assert cut_middle("x" * limit, limit) == "x" * limit
