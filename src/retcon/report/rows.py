@@ -18,7 +18,7 @@ LABEL_WIDTH = 9
 SIDE_BY_SIDE = 100  # columns from which two transcripts stand next to each other
 
 _HIGHLIGHTER = Syntax("", "python", theme="ansi_dark", background_color="default")
-_MARKUP = r"<\|[^|<>\n]*\|>|</?tool_call>|(?m:^`{3,}\w*[ \t]*$)"
+_MARKUP = r"<\|[^|<>\n]*\|>|</?tool_call>|(?m:^`{3,}\w*[ \t]*(?=$|<\|))"
 _TOOL_CALL_END = "</tool_call>"
 # Control characters reach a terminal as commands: all but tab and line end are shown as escapes instead.
 _ESCAPES = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\t\n"}
