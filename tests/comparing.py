@@ -14,7 +14,9 @@ from retcon.report.runs import Comparison, Metrics, Run
 QUESTION = "let x be the gcd of 4821 and 1233. find 17 to the power x mod 997."
 
 
-def turn(code: str, output: str, status: Status = "ok", *, lead: str = "first find x.", error: str | None = None) -> Turn:
+def turn(
+    code: str, output: str, status: Status = "ok", *, lead: str = "first find x.", error: str | None = None
+) -> Turn:
     """A turn with one call."""
     text = f"{lead}\n```python\n{code}\n```<|im_end|>"
     call = ToolCall("c", "python", {"code": code}, char=text.index("```"))
@@ -106,5 +108,6 @@ def comparison(arms: tuple[str, ...] = ("baseline", "saar"), seeds: int = 1, ste
         ]
         for n, arm in enumerate(arms)
     }
-    cold = Run(Path("/runs/cold_start"), 0, [{"step": 1, "loss": 0.2, "cpu_s": 60.0, "wall_s": 40.0}], result(rng, 0.45, 0.9))
+    learnt: list[Metrics] = [{"step": 1, "loss": 0.2, "cpu_s": 60.0, "wall_s": 40.0}]
+    cold = Run(Path("/runs/cold_start"), 0, learnt, result(rng, 0.45, 0.9))
     return Comparison(cold, runs, 312.5)

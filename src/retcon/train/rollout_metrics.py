@@ -14,8 +14,9 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Metrics of all rollouts of a step, those that selection will drop among them; (prompts, G').
 
     reward: mean. pass_rate: share with a positive reward. raw_failures, failures: failed calls a trajectory, as they
-    happened and after purification. raw_calls: likewise. sampled_ids: in all, lookaheads among them. repairs by
-    decision: in all. spliced_share: of the ids under the loss mask. rollouts, infrastructure: made, and lost to faults. Means are over graded rollouts alone.
+    happened and after purification. raw_calls: likewise. spliced_share: of the ids under the loss mask. sampled_ids: in
+    all, lookaheads among them. repairs by decision: in all. rollouts, infrastructure: made, and lost to faults. Means
+    and shares are over graded rollouts alone.
     """
     made = [t for group in groups for t in group]
     graded = [t for t in made if t.reward is not None]
