@@ -112,6 +112,8 @@ def test_logprobs_are_exact_over_turns_rollbacks_and_scores(model: PreTrainedMod
         assert_exact(model, prompt, one)
         failed = [*prompt, *one.ids, *shown]
         assert_exact(model, failed, await engine.generate(name, failed, hot))
+        retried = [*prompt, *one.ids[:3], *shown]  # a rollback to within what was generated
+        assert_exact(model, retried, await engine.generate(name, retried, hot))
         spliced = [*prompt, *one.ids[:3], *other]  # the rollback: what followed one.ids[:3] never happened
         scores = await engine.score(name, spliced, len(prompt) + 3)
         assert scores == pytest.approx(plain(model, spliced, len(prompt) + 3), abs=1e-4)
@@ -128,9 +130,35 @@ def test_logprobs_are_exact_over_turns_rollbacks_and_scores(model: PreTrainedMod
     ids = 14 + 13 + 12 + 11
     assert stats.scored == 4 * len(other)
     assert stats.copied == 0
-    # Of the second turn, the prompt and all but the last id; of the score, what it keeps; of the generation after it,
-    # all but the last id, which must be fed for its logits; and so for the prompt at the end.
-    assert stats.reused == (ids + 4 * 7) + (ids + 4 * 2) + (ids + 4 * (3 + 9 - 1)) + (ids - 4)
+    # Reused: in the second turn the prompt and all but the last id; then what the rollback leaves, of
+    # which a score feeds one id again; then all but the last id, whose logits are needed; and so for the last turn.
+    assert stats.reused == (ids + 4 * 7) + (ids + 4 * 3) + (ids + 4 * 2) + (ids + 4 * (3 + 9 - 1)) + (ids - 4)
+
+
+def test_rows_at_the_very_end_of_the_cache(model: PreTrainedModel) -> None:
+    full, *batch = prompts(13, (MAX_LEN, 5, 6, 7, 8, 9))
+
+    async def main() -> None:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        # One row of six ends at max_len and stays in the batch while the others go on.
+        first, *others = await asyncio.gather(
+            engine.generate("full", full[:62], SamplingParams(max_tokens=5)),
+            *(engine.generate(str(i), ids, GREEDY) for i, ids in enumerate(batch)),
+        )
+        assert_exact(model, full[:62], first)
+        for ids, generation in zip(batch, others, strict=True):
+            assert_exact(model, ids, generation)
+        # A row that lacks two ids to max_len is padded to another's three.
+        scores = await asyncio.gather(
+            engine.score("full", full, 63),
+            *(engine.score(str(i), [*ids, 3, 4, 5], len(ids) + 1) for i, ids in enumerate(batch)),
+        )
+        for ids, start, score in zip(
+            [full, *([*ids, 3, 4, 5] for ids in batch)], [63, *(len(ids) + 1 for ids in batch)], scores, strict=True
+        ):
+            assert score == pytest.approx(plain(model, ids, start), abs=1e-4)
+
+    run(main())
 
 
 def test_score_of_a_first_call_and_of_nothing(model: PreTrainedModel) -> None:
@@ -325,7 +353,24 @@ def test_a_release_lets_the_others_go_on_and_the_queue_move_up(qwen3: PreTrained
     run(main())
 
 
-def test_new_weights_need_an_invalidate(qwen3: PreTrainedModel) -> None:
+def test_the_queue_moves_up_in_the_order_of_ids(qwen3: PreTrainedModel) -> None:
+    answered: list[str] = []
+
+    async def main() -> None:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN, max_requests=1)
+
+        async def rollout(name: str) -> None:
+            await engine.generate(name, [1, 2], SamplingParams(max_tokens=1))
+            answered.append(name)
+            await engine.release(name)
+
+        await asyncio.gather(*map(rollout, "bdac"))
+
+    run(main())
+    assert answered == ["a", "b", "c", "d"]
+
+
+def test_new_weights_need_an_invalidate() -> None:
     model = make_model("qwen3")
     (ids,) = prompts(11, (12,))
 
@@ -342,7 +387,7 @@ def test_new_weights_need_an_invalidate(qwen3: PreTrainedModel) -> None:
     run(main())
 
 
-def test_the_models_mode_is_restored_and_unused(qwen3: PreTrainedModel) -> None:
+def test_the_models_mode_is_restored_and_unused() -> None:
     model = make_model("gpt2").train()  # with dropout, were it not for the engine
     model.transformer.h[0].eval()
     (ids,) = prompts(12, (12,))
@@ -369,7 +414,7 @@ def test_broken_weights_are_an_error_not_a_generation() -> None:
     run(main())
 
 
-def test_a_fault_in_the_model_reaches_every_caller(qwen3: PreTrainedModel) -> None:
+def test_a_fault_in_the_model_reaches_every_caller() -> None:
     model = make_model("qwen3")
     model.lm_head = torch.nn.Linear(7, VOCAB)  # of the wrong width
 

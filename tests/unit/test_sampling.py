@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retcon.engine.sampling import NUCLEUS_START, Sampler, invert, invert_nucleus, uniforms
+from retcon.engine.sampling import NUCLEUS_GROWTH, Sampler, invert, invert_nucleus, uniforms
 from retcon.engine.types import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -50,14 +50,26 @@ def test_the_nucleus_is_sampled_by_its_own_distribution() -> None:
 
 
 def test_a_nucleus_wider_than_the_first_look() -> None:
-    vocab = 20 * NUCLEUS_START
+    vocab = 40 * NUCLEUS_GROWTH
     probs = torch.full((2, vocab), 1 / vocab)
     uniform = torch.tensor([0.0, BELOW_ONE])
     for top_p in (0.25, 0.5, 0.999):
         ids = invert_nucleus(probs, torch.full((2,), top_p), uniform)
         assert ids[0] != ids[1]
-    many = invert_nucleus(probs[:1].expand(4000, -1), torch.full((4000,), 0.5), torch.from_numpy(uniforms(1, 4000)))
-    assert abs(len(set(many.tolist())) - vocab / 2 * (1 - math.exp(-4000 / (vocab / 2)))) < 10
+    count = 4000
+    for top_p in (0.5, 0.95):
+        kept = top_p * vocab
+        uniform = torch.from_numpy(uniforms(1, count))
+        drawn = invert_nucleus(probs[:1].expand(count, -1), torch.full((count,), top_p), uniform)
+        # How many of the kept ids are drawn at least once: the standard deviation is below 10.
+        assert abs(len(set(drawn.tolist())) - kept * (1 - math.exp(-count / kept))) < 30
+
+
+def test_rows_of_a_batch_keep_their_own_p_and_uniform() -> None:
+    probs = torch.tensor([[0.9, 0.1, 0.0], [0.32, 0.4, 0.28], [0.8, 0.2, 0.0], [0.25, 0.25, 0.5]])
+    top_p, uniform = torch.tensor([0.5, 0.6, 0.9, 0.4]), torch.tensor([0.0, BELOW_ONE, 0.0, BELOW_ONE])
+    assert invert_nucleus(probs, top_p, uniform).tolist() == [0, 0, 0, 2]
+    assert invert_nucleus(probs, top_p, 1 - uniform).tolist() == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1e-30, 0.5, BELOW_ONE, 1.0])

@@ -58,7 +58,7 @@ class FreshChunk(Chunk):
         return states
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class SlotLayer(CacheLayerMixin):
     """keys, values: (slots, kv heads, max_len, head dim), allocated when the first forward shows their shape."""
 
     is_sliding = False
@@ -66,7 +66,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     values: Tensor
 
     def __init__(self, cache: SlotCache) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

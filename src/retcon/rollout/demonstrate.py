@@ -18,12 +18,12 @@ from retcon.core.types import Trajectory
 from retcon.engine.types import SamplingParams
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.limits import Limits
+from retcon.rollout.teacher import Teacher
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits as SandboxLimits
 from retcon.store import jsonl
 from retcon.tasks.numbers import problems
 from retcon.tasks.registry import task_set
-from retcon.tasks.teacher import Teacher
 from retcon.tools.python import PythonTool
 from retcon.tools.types import Tool
 

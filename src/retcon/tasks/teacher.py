@@ -1,34 +1,21 @@
-r"""The weak teacher of the number problems: a Generator whose code really runs, and often fails.
+r"""The weak teacher of the number problems: what it writes next, given what it has seen. Its code often fails.
 
 It knows each problem's two steps but writes poor Python: a first try fails with the operation's own rate (.85 to .95),
-a try after an error with .25, and a program that runs is of a wrong method with .2. It reads the tool's output
-from the ids, as a model would, so its demonstrations hold real failures, real repairs and real wrong answers.
+a try after an error with .25, and a program that runs is of a wrong method with .2. Its
+demonstrations (`retcon.rollout.demonstrate`) hold real failures, real repairs and real wrong answers.
 """
 
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retcon.chat import hermes, markdown
-from retcon.chat.chat import Chat
-from retcon.chat.types import TURN_END
-from retcon.core.errors import EngineError
-from retcon.core.seeds import derive
-from retcon.engine.types import Generation, SamplingParams
 from retcon.tasks.numbers import NumberProblem, Step
 from retcon.tasks.teacher_code import PROGRAMS
 
 RETRY_FAILURE_RATE = 0.25
 WRONG_METHOD_RATE = 0.2
-
-
-_OBSERVED = {
-    "markdown": re.compile(r"<\|im_start\|>tool\n(.*?)<\|im_end\|>", re.DOTALL),
-    "hermes": re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,39 +54,3 @@ def reply(problem: NumberProblem, seen: Sequence[Seen], rng: random.Random) -> t
     if after_error:
         lead = "try again."
     return lead, write_code(step, rng, after_error=after_error)
-
-
-class Teacher:
-    """Engine that plays the teacher; `problems` gives the problem of each request id.
-
-    It knows no log-probs. Raises EngineError when asked to score.
-    """
-
-    def __init__(self, problems: Mapping[str, NumberProblem], chat: Chat) -> None:
-        self._problems = problems
-        self._chat = chat
-
-    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-        tokenizer = self._chat.tokenizer
-        seen = [Seen(_is_number(o), o) for o in _OBSERVED[self._chat.style].findall(tokenizer.decode(ids))]
-        words, code = reply(self._problems[request_id], seen, random.Random(derive(params.seed, "teacher")))
-        text = words if code is None else f"{words}\n{self._call(code)}"
-        written = (*tokenizer.encode(text), tokenizer.special_id(TURN_END))
-        if len(written) > params.max_tokens:
-            return Generation(written[: params.max_tokens], None, "length")
-        return Generation(written, None, "stop")
-
-    def _call(self, code: str) -> str:
-        if self._chat.style == "hermes":
-            return hermes.render_call("python", {"code": code})
-        return markdown.render_call(code)
-
-    async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
-        raise EngineError("the teacher has no probabilities: nothing it wrote can be scored")
-
-    async def release(self, request_id: str) -> None:
-        """Nothing is kept."""
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().removeprefix("-").isdecimal()

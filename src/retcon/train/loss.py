@@ -100,7 +100,7 @@ def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
     where = mask[:, 1:].reshape(-1).nonzero().squeeze(-1)
     # index_select, unlike a boolean index, has a backward that is deterministic at no cost.
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = model.get_output_embeddings()
     logits = head(hidden.flatten(0, 1).index_select(0, where))
     picked = -functional.cross_entropy(logits.float(), ids[:, 1:].reshape(-1)[where], reduction="none")
     flat = torch.zeros(mask[:, 1:].numel(), device=ids.device).index_copy(0, where, picked)

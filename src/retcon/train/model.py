@@ -42,12 +42,12 @@ def start_model(path: str | Path, seed: int) -> PreTrainedModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             config = AutoConfig.from_pretrained(folder)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     else:
         model = load_model(folder)
     if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logit_scale", None):
         raise CheckpointError(f"{folder}: models that cap or scale their logits cannot be trained yet")
-    model.float().eval()  # type: ignore[no-untyped-call]
+    model.float().eval()
     return model
 
 

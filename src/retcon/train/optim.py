@@ -23,7 +23,7 @@ def torch_settings(threads: int) -> Iterator[None]:
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     bars = logging.is_progress_bar_enabled()
     filling = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def torch_settings(threads: int) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[1])
         deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
         if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
 
 
 def adamw(

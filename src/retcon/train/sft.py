@@ -82,7 +82,7 @@ def sft_step(
     for part in micro_batches(samples):
         batch = collate(part)
         value = -token_logprobs(model, batch.ids, batch.mask).sum() / total
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         loss += value.item()
     lr = warmup_cosine(step, config.steps, peak=config.lr, warmup=config.warmup)
     norm = apply(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm)

@@ -77,7 +77,7 @@ def minibatch_update(
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and surprise
     are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would move on momentum.
     """
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
     learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
     if not learnt:
@@ -86,7 +86,7 @@ def minibatch_update(
     computed = totals.ids / sum(sum(s.mask) for s in learnt)
     for part in micro_batches(learnt):
         loss = _loss(model, collate(part), config, totals)
-        loss.value.backward()  # type: ignore[no-untyped-call]
+        loss.value.backward()
         sums["loss"] += loss.value.item()
         sums["clip_fraction"] += loss.clipped.item()
         sums["kl"] += loss.kl.item() * computed

@@ -1,0 +1,108 @@
+"""A run that is killed, at any moment and however often, ends with the weights of one that never was: bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from training import Zygote, make_base, make_demonstrations, small_recipe
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+TIMES = {"cpu_s", "wall_s", "seconds", "rollout_seconds", "train_seconds"}
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    made = Zygote()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    make_demonstrations(make_base(folder / "base"), folder / "demonstrations.jsonl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cold(zygote: Zygote, world: Path) -> Path:
+    """The unbroken supervised run."""
+    recipe = small_recipe(world / "base")
+    assert list(zygote.run("sft", recipe, world / "demonstrations.jsonl", world / "sft"))[-1] == ("exit", 0)
+    return world / "sft"
+
+
+def killed_three_times(zygote, kind, recipe, start, out, *, steps, seed):
+    """The run, killed after up to `steps` steps of a session and some milliseconds; returns where each began."""
+    rng = random.Random(seed)
+    begun = []
+    for _ in range(3):
+        left, pid = rng.randint(1, steps), 0
+        first = None
+        for name, number in zygote.run(kind, recipe, start, out):
+            if name == "pid":
+                pid = number
+            elif name == "step":
+                first = first or number
+                left -= 1
+                if left == 0:
+                    zygote.quiet(rng.uniform(0, 0.03))
+                    os.kill(pid, signal.SIGKILL)
+            else:
+                assert number == -signal.SIGKILL
+        begun.append(first)
+    events = list(zygote.run(kind, recipe, start, out))
+    assert events[-1] == ("exit", 0)
+    return [*begun, next(number for name, number in events if name == "step")]
+
+
+def metrics(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+def assert_same_run(one, other):
+    for name in ("final/model.safetensors", "final/config.json", "final/tokenizer.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    newest = [max((run / "checkpoints").iterdir()) for run in (one, other)]
+    assert newest[0].name == newest[1].name
+    assert len(set((n / "trainer.safetensors").read_bytes() for n in newest)) == 1
+    assert metrics(one) == metrics(other)
+
+
+def test_supervised(zygote, world, cold):
+    recipe = small_recipe(world / "base")
+    start = world / "demonstrations.jsonl"
+    begun = killed_three_times(zygote, "sft", recipe, start, world / "sft-killed", steps=17, seed=1)
+    assert begun[0] == 1
+    assert begun[-1] > 1, "went on from a checkpoint"
+    assert_same_run(cold, world / "sft-killed")
+
+
+def test_reinforced(zygote, world, cold):
+    recipe = small_recipe(world / "base")
+    assert list(zygote.run("rl", recipe, cold / "final", world / "rl"))[-1] == ("exit", 0)
+    lines = metrics(world / "rl")
+    assert any(line["grad_norm"] > 0 for line in lines), "there was something to learn"
+    assert sum(line["shallow"] + line["deep"] for line in lines) > 0, "there was something to repair"
+    assert (world / "rl/final/model.safetensors").read_bytes() != (cold / "final/model.safetensors").read_bytes()
+
+    begun = killed_three_times(zygote, "rl", recipe, cold / "final", world / "rl-killed", steps=2, seed=2)
+    assert begun[-1] > 1, "went on from a checkpoint"
+    assert_same_run(world / "rl", world / "rl-killed")
+    kept = [sorted(p.name for p in (run / "trajectories").iterdir()) for run in (world / "rl", world / "rl-killed")]
+    assert kept[0] == kept[1] == ["step-000001.jsonl", "step-000008.jsonl"]
+
+
+def test_a_finished_run_returns_at_once_and_touches_nothing(zygote, world, cold):
+    before = {p: p.stat().st_mtime_ns for p in cold.rglob("*")}
+    events = list(zygote.run("sft", small_recipe(world / "base"), world / "demonstrations.jsonl", cold))
+    assert [name for name, _ in events] == ["pid", "exit"]
+    assert {p: p.stat().st_mtime_ns for p in cold.rglob("*")} == before

@@ -1,0 +1,178 @@
+"""A training small enough for tests: a tiny model, demonstrations, a task set; and runs that can be killed.
+
+As a script it is a zygote: it imports once, then forks a process for each command on its standard input, and says on its
+standard output what becomes of it. A run in such a process can be killed without paying for the imports again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.config.schema import Recipe
+from retcon.core.types import Segment, Trajectory, Turn
+from retcon.store import jsonl
+from retcon.tasks.types import Task
+from retcon.train.base_tokenizer import build_tokenizer
+from retcon.train.rl import run_rl
+from retcon.train.sft import run_sft
+
+FAILING = {"print(a)": "NameError: name 'a' is n", "print(b)": "NameError: name 'b' is n"}
+WORKING = {"print(1)": "1", "print(2)": "2"}
+
+
+def make_base(folder: Path) -> Path:
+    """A model folder: one layer of width 64, untrained."""
+    tokenizer = build_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=256, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_demonstrations(base: Path, file: Path) -> Path:
+    """Short trajectories that call in vain, call again, and answer: a model learns each, and to do so at random."""
+    chat = Chat(load_tokenizer(base))
+
+    rng = random.Random(0)
+
+    def said(text: str) -> Segment:
+        ids = tuple(chat.tokenizer.encode(text, special=True))
+        return Segment("sampled", chat.tokenizer.decode(ids), ids)
+
+    def shown(text: str) -> Segment:
+        return replace(said(text), kind="scaffold")
+
+    def called(codes: dict[str, str]) -> Turn:
+        code = rng.choice(list(codes))
+        answered = shown(f"\n<|im_start|>tool\n{codes[code]}<|im_end|>\n<|im_start|>assistant\n")
+        return Turn((said(f"```python\n{code}\n```<|im_end|>"), answered), stop="call")
+
+    def trajectory(n: int) -> Trajectory:
+        answer = Turn((said(f"{rng.randint(1, 2)}<|im_end|>"),))
+        turns = (*map(called, [FAILING, WORKING][n % 2 :]), answer)
+        return Trajectory(f"demo/{n}", "go", chat.prompt("go"), turns, reward=1.0)
+
+    jsonl.write(file, map(trajectory, range(30)))
+    return file
+
+
+@dataclass(frozen=True)
+class Ones:
+    """A task set: say 1."""
+
+    name: str = "ones"
+    system: str | None = None
+
+    def train(self, seed: int) -> Iterator[Task]:
+        return (Task(f"ones/{seed}/{n}", "go", "1") for n in count())
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        return [Task(f"ones/evaluation/{n}", "go", "1") for n in range(count)]
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        answer = trajectory.turns[-1].text.removesuffix("<|im_end|>")
+        return replace(trajectory, answer=answer, reward=1.0 if task.answer in answer else -1.0)
+
+
+def small_recipe(base: Path, **sections: dict[str, object]) -> Recipe:
+    """Seconds, not minutes; SAAR on, so that lookaheads and splices are part of what must repeat."""
+    values: dict[str, dict[str, object]] = {
+        "model": {"path": str(base)},
+        "rollout": {"max_ids": 96, "max_turns": 4, "lookahead_ids": 64},
+        "repair": {"kind": "saar", "attempts": 3, "probability": 0.8},
+        "sft": {"steps": 60, "batch": 10, "lr": 1e-2, "checkpoint_every": 7},
+        "rl": {"steps": 8, "prompts": 2, "group": 8, "lr": 5e-4, "checkpoint_every": 2},
+        "sandbox": {"workers": 1},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return Recipe.model_validate(values)
+
+
+class Zygote:
+    """Runs in processes of their own. Events are (name, number): `pid`, `step` and at the end `exit`."""
+
+    def __init__(self) -> None:
+        source = Path(__file__).resolve()
+        path = os.pathsep.join([str(source.parent), str(source.parent.parent / "src"), *sys.path])
+        self._process = subprocess.Popen(
+            [sys.executable, str(source)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+
+    def run(self, kind: str, recipe: Recipe, start: Path, out: Path) -> Iterator[tuple[str, int]]:
+        """Start a run and give its events as they come."""
+        assert self._process.stdin is not None
+        command = {"kind": kind, "recipe": recipe.model_dump(mode="json"), "start": str(start), "out": str(out)}
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+        while True:
+            assert self._process.stdout is not None
+            name, number = self._process.stdout.readline().split()
+            yield name.decode(), int(number)
+            if name == b"exit":
+                return
+
+    def quiet(self, seconds: float) -> None:
+        """Wait for the next event, but no longer than `seconds`."""
+        import select
+
+        select.select([self._process.stdout], [], [], seconds)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+def _say(name: str, number: float) -> None:
+    os.write(1, f"{name} {int(number)}\n".encode())
+
+
+def _child(command: dict[str, str]) -> int:
+    recipe, start, out = Recipe.model_validate(command["recipe"]), Path(command["start"]), Path(command["out"])
+    _say("pid", os.getpid())
+    try:
+        if command["kind"] == "sft":
+            run_sft(recipe, start, out, on_step=lambda m: _say("step", m["step"]))
+        else:
+            run_rl(recipe, start, out, tasks=Ones(), on_step=lambda m: _say("step", m["step"]))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main() -> None:
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_child(json.loads(line)))
+        _say("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+if __name__ == "__main__":
+    main()
