@@ -14,7 +14,7 @@ from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, neare
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]…", help="Changes to the recipe, such as [bold]rl.steps=40[/].", show_default=False
+        metavar="KEY=VALUE", help="Changes to the recipe, such as [bold]rl.steps=40[/].", show_default=False
     ),
 ]
 RecipeName = Annotated[

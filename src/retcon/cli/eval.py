@@ -17,7 +17,7 @@ def evaluate(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RECIPE] [KEY=VALUE]…",
+            metavar="RECIPE KEY=VALUE",
             help="A recipe (its sections task, rollout, sandbox and evaluate count), and changes to it.",
             show_default=False,
         ),

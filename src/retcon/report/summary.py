@@ -27,8 +27,8 @@ ABOUT = {
     "failed_calls": "raw failed calls per trajectory in the second setting",
     "ids": "ids sampled per trajectory at T = 1, top-p 1",
     "rollouts": "rollouts made for training; of the cold start, the teacher's demonstrations",
-    "wall_s": "wall seconds of training",
-    "cpu_s": "CPU seconds of training, its tool calls included",
+    "wall_s": "wall seconds of training; of the cold start, without writing the demonstrations",
+    "cpu_s": "CPU seconds of training, tool calls included; of the cold start as above",
     "train_failed_calls_raw": f"failed calls per rollout as they happened, last {LAST_STEPS} steps of training",
     "train_failed_calls": f"failed calls per rollout as trained on (purified), last {LAST_STEPS} steps of training",
 }
