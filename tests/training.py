@@ -1,7 +1,7 @@
 """A training small enough for tests: a tiny model, demonstrations, a task set; and runs that can be killed.
 
-As a script it is a zygote: it imports once, then forks a process for each command on its standard input, and says on its
-standard output what becomes of it. A run in such a process can be killed without paying for the imports again.
+As a script it is a zygote: it imports once, then forks a process for each command on its standard input, and says on
+its standard output what becomes of it. A run in such a process can be killed without paying for the imports again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
+import select
 import subprocess
 import sys
 import traceback
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -23,6 +26,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
+from retcon.core.errors import RetconError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.store import jsonl
 from retcon.tasks.types import Task
@@ -108,8 +112,12 @@ def small_recipe(base: Path, **sections: dict[str, object]) -> Recipe:
     return Recipe.model_validate(values)
 
 
+Event = tuple[str, str]
+
+
 class Zygote:
-    """Runs in processes of their own. Events are (name, number): `pid`, `step` and at the end `exit`."""
+    """Runs in processes of their own. Events are (name, value): `pid`, `step`, perhaps `error`, and at the end
+    `exit`."""
 
     def __init__(self) -> None:
         source = Path(__file__).resolve()
@@ -122,22 +130,21 @@ class Zygote:
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
 
-    def run(self, kind: str, recipe: Recipe, start: Path, out: Path) -> Iterator[tuple[str, int]]:
-        """Start a run and give its events as they come."""
+    def run(self, kind: str, recipe: Recipe, start: Path, out: Path, *, limit: int = -1) -> Iterator[Event]:
+        """Start a run and give its events as they come. limit: bytes of a file, beyond which the system refuses."""
         assert self._process.stdin is not None
-        command = {"kind": kind, "recipe": recipe.model_dump(mode="json"), "start": str(start), "out": str(out)}
+        values = recipe.model_dump(mode="json")
+        command = {"kind": kind, "recipe": values, "start": str(start), "out": str(out), "limit": limit}
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         while True:
             assert self._process.stdout is not None
-            name, number = self._process.stdout.readline().split()
-            yield name.decode(), int(number)
-            if name == b"exit":
+            name, _, value = self._process.stdout.readline().decode().strip().partition(" ")
+            yield name, value
+            if name == "exit":
                 return
 
     def quiet(self, seconds: float) -> None:
         """Wait for the next event, but no longer than `seconds`."""
-        import select
-
         select.select([self._process.stdout], [], [], seconds)
 
     def close(self) -> None:
@@ -148,29 +155,33 @@ class Zygote:
         self._process.wait()
 
 
-def _say(name: str, number: float) -> None:
-    os.write(1, f"{name} {int(number)}\n".encode())
+def _say(name: str, value: object) -> None:
+    os.write(1, f"{name} {value}\n".encode())
 
 
-def _child(command: dict[str, str]) -> int:
+def _child(command: dict[str, Any]) -> None:
     recipe, start, out = Recipe.model_validate(command["recipe"]), Path(command["start"]), Path(command["out"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (command["limit"], command["limit"]))
     _say("pid", os.getpid())
     try:
         if command["kind"] == "sft":
             run_sft(recipe, start, out, on_step=lambda m: _say("step", m["step"]))
         else:
             run_rl(recipe, start, out, tasks=Ones(), on_step=lambda m: _say("step", m["step"]))
-    except BaseException:
+        os._exit(0)
+    except RetconError as error:
+        _say("error", error)
+        os._exit(1)
+    finally:
         traceback.print_exc()
-        return 1
-    return 0
+        os._exit(2)
 
 
 def main() -> None:
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            os._exit(_child(json.loads(line)))
+            _child(json.loads(line))
         _say("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 

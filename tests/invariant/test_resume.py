@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from training import Zygote, make_base, make_demonstrations, small_recipe
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 TIMES = {"cpu_s", "wall_s", "seconds", "rollout_seconds", "train_seconds"}
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +27,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cold(zygote: Zygote, world: Path) -> Path:
     """The unbroken supervised run."""
     recipe = small_recipe(world / "base")
-    assert list(zygote.run("sft", recipe, world / "demonstrations.jsonl", world / "sft"))[-1] == ("exit", 0)
+    assert list(zygote.run("sft", recipe, world / "demonstrations.jsonl", world / "sft"))[-1] == ("exit", "0")
     return world / "sft"
 
 
@@ -46,21 +38,21 @@ def killed_three_times(zygote, kind, recipe, start, out, *, steps, seed):
     for _ in range(3):
         left, pid = rng.randint(1, steps), 0
         first = None
-        for name, number in zygote.run(kind, recipe, start, out):
+        for name, value in zygote.run(kind, recipe, start, out):
             if name == "pid":
-                pid = number
+                pid = int(value)
             elif name == "step":
-                first = first or number
+                first = first or int(value)
                 left -= 1
                 if left == 0:
                     zygote.quiet(rng.uniform(0, 0.03))
                     os.kill(pid, signal.SIGKILL)
             else:
-                assert number == -signal.SIGKILL
+                assert (name, int(value)) == ("exit", -signal.SIGKILL)
         begun.append(first)
     events = list(zygote.run(kind, recipe, start, out))
-    assert events[-1] == ("exit", 0)
-    return [*begun, next(number for name, number in events if name == "step")]
+    assert events[-1] == ("exit", "0")
+    return [*begun, next(int(value) for name, value in events if name == "step")]
 
 
 def metrics(run):
@@ -73,7 +65,7 @@ def assert_same_run(one, other):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     newest = [max((run / "checkpoints").iterdir()) for run in (one, other)]
     assert newest[0].name == newest[1].name
-    assert len(set((n / "trainer.safetensors").read_bytes() for n in newest)) == 1
+    assert len({(n / "trainer.safetensors").read_bytes() for n in newest}) == 1
     assert metrics(one) == metrics(other)
 
 
@@ -88,7 +80,7 @@ def test_supervised(zygote, world, cold):
 
 def test_reinforced(zygote, world, cold):
     recipe = small_recipe(world / "base")
-    assert list(zygote.run("rl", recipe, cold / "final", world / "rl"))[-1] == ("exit", 0)
+    assert list(zygote.run("rl", recipe, cold / "final", world / "rl"))[-1] == ("exit", "0")
     lines = metrics(world / "rl")
     assert any(line["grad_norm"] > 0 for line in lines), "there was something to learn"
     assert sum(line["shallow"] + line["deep"] for line in lines) > 0, "there was something to repair"

@@ -35,8 +35,7 @@ def cpu_seconds(proc: Path = Path("/proc")) -> float:
     The last from `proc`, where the system has it: a worker that lives as long as the run would be missed otherwise.
     """
     times = os.times()
-    own = times.user + times.system + times.children_user + times.children_system
-    return own + _descendants(proc, os.getpid())
+    return time.process_time() + times.children_user + times.children_system + _descendants(proc, os.getpid())
 
 
 def _descendants(proc: Path, root: int) -> float:

@@ -138,7 +138,7 @@ def _check_same(root: Path, about: Mapping[str, Any], kind: RunKind) -> None:
         )
     for name, value in about["inputs"].items():
         if found_inputs.get(name) != value:
-            raise CheckpointError(f"{root} was started from another {name}: choose another folder")
+            raise CheckpointError(f"{root} was started from other {name}: choose another folder")
 
 
 def _unreadable(file: Path, error: Exception) -> CheckpointError:

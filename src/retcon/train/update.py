@@ -13,7 +13,7 @@ from retcon.config.schema import RLSection
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.train.advantage import dapo, grpo
-from retcon.train.batch import Batch, check_scored, collate, micro_batches, minibatches
+from retcon.train.batch import MICRO_BATCH_IDS, Batch, check_scored, collate, micro_batches, minibatches
 from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss, token_logprobs
 from retcon.train.optim import apply
 
@@ -70,9 +70,16 @@ def update(
 
 
 def minibatch_update(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, samples: Sequence[Sample], config: RLSection
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[Sample],
+    config: RLSection,
+    *,
+    micro_batch_ids: int = MICRO_BATCH_IDS,
 ) -> dict[str, float]:
     """One optimiser step. Returns loss, clip_fraction, kl (old to new), surprise and grad_norm.
+
+    micro_batch_ids: how much is computed at once; it changes nothing but the rounding.
 
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and surprise
     are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would move on momentum.
@@ -84,7 +91,7 @@ def minibatch_update(
         return {"loss": 0.0, "clip_fraction": 0.0, "kl": 0.0, "surprise": 0.0, "grad_norm": 0.0}
     sums = dict.fromkeys(("loss", "clip_fraction", "kl", "surprise"), 0.0)
     computed = totals.ids / sum(sum(s.mask) for s in learnt)
-    for part in micro_batches(learnt):
+    for part in micro_batches(learnt, micro_batch_ids):
         loss = _loss(model, collate(part), config, totals)
         loss.value.backward()
         sums["loss"] += loss.value.item()

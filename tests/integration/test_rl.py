@@ -1,0 +1,96 @@
+"""The RL loop over the real engine and sandbox: selection, infrastructure losses, and being interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from retcon.core.errors import SandboxUnavailable
+from retcon.core.types import Trajectory
+from retcon.store import jsonl
+from retcon.tasks.types import Task
+from retcon.train.rl import run_rl
+from training import Ones, make_base, small_recipe
+
+pytestmark = pytest.mark.torch
+SMALL = {"prompts": 2, "group": 4, "steps": 1}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("rl") / "base")
+
+
+@dataclass(frozen=True)
+class Graded(Ones):
+    """A task set whose grades go by index and prompt; None is an infrastructure fault. rewards: (prompts, G')."""
+
+    rewards: tuple[tuple[float | None, ...], ...] = ()
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        prompt, index = int(task.id.rpartition("/")[2]), int(trajectory.id.rpartition("/")[2])
+        reward = self.rewards[prompt % len(self.rewards)][index]
+        return replace(trajectory, reward=reward, stop="infrastructure" if reward is None else "answer")
+
+
+def run(base, out, rewards, **sections):
+    recipe = small_recipe(base, **{"rl": SMALL, "rollout": {"max_ids": 16}, "repair": {"kind": "none"}, **sections})
+    lines = []
+    run_rl(recipe, base, out, tasks=Graded(rewards=rewards), on_step=lines.append)
+    return lines
+
+
+def test_a_group_that_lost_most_is_skipped_and_counted(base, tmp_path):
+    (line,) = run(base, tmp_path / "run", ((1.0, None, None, None), (1.0, -1.0, -1.0, None)))
+    assert (line["rollouts"], line["infrastructure"], line["kept"], line["groups_skipped"]) == (8, 4, 3, 1)
+    assert line["reward"] == 0.0  # (1 + 1 - 1 - 1) / 4: faults are no zeros
+    assert line["grad_norm"] > 0
+    kept = list(jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl"))
+    assert len(kept) == 8, "also those that were lost"
+
+
+def test_a_step_without_rollouts_ends_the_run_by_name(base, tmp_path):
+    with pytest.raises(SandboxUnavailable, match=r"step 1.*run the same command again"):
+        run(base, tmp_path / "run", ((None, None, None, 1.0),))
+    assert not (tmp_path / "run/final").exists()
+
+
+def test_selection_keeps_g_of_the_oversampled(base, tmp_path):
+    rewards = (1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0)
+    (line,) = run(base, tmp_path / "run", (rewards,), select={"kind": "roc", "oversample": 2.0})
+    assert (line["rollouts"], line["kept"], line["groups_flat"]) == (16, 8, 0)
+
+
+def test_flat_groups_change_nothing(base, tmp_path):
+    (line,) = run(base, tmp_path / "run", ((-1.0,) * 4,))
+    assert (line["groups_flat"], line["grad_norm"], line["loss"]) == (2, 0.0, 0.0)
+    one, other = ((f / "model.safetensors").read_bytes() for f in (base, tmp_path / "run/final"))
+    assert one == other
+
+
+def test_old_logprobs_are_the_engines_and_agree_with_the_trainers(base, tmp_path):
+    rl = {**SMALL, "minibatches": 1}
+    (line,) = run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl=rl)
+    assert line["clip_fraction"] == 0.0
+    assert line["kl"] < 1e-8
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text()) == line
+
+
+def test_an_interrupt_loses_no_step(zygote, base, tmp_path):
+    recipe = small_recipe(base, rl={**SMALL, "steps": 1000, "checkpoint_every": 1000}, rollout={"max_ids": 16})
+    pid = done = 0
+    for name, value in zygote.run("rl", recipe, base, tmp_path / "run"):
+        if name == "pid":
+            pid = int(value)
+        elif name == "step":
+            done = int(value)
+            if done == 3:
+                os.kill(pid, signal.SIGINT)
+    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
+    assert checkpoint.name == f"step-{done:06d}"
+    assert 3 <= done < 1000

@@ -1,0 +1,126 @@
+"""The update on a real model: what accumulates, what is skipped, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from retcon.config.schema import RLSection
+from retcon.core.errors import TrainingDiverged, UnscoredIds
+from retcon.core.types import Sample, Segment, Trajectory, Turn
+from retcon.train.batch import collate
+from retcon.train.loss import token_logprobs
+from retcon.train.update import ALGORITHMS, group_samples, minibatch_update, update
+
+pytestmark = pytest.mark.torch
+CONFIG = RLSection(max_grad_norm=1e9, lr=0.1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=31, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=1,
+            num_key_value_heads=1, head_dim=32, max_position_embeddings=64, tie_word_embeddings=True,
+        )
+    ).eval()  # fmt: skip
+
+
+def sample(length, advantage, learnt=4, spliced=0, first=1):
+    ids = tuple((first + 7 * i) % 31 for i in range(length))
+    mask = (0,) * (length - learnt) + (1,) * learnt
+    kinds = (0,) * (length - spliced) + (1,) * spliced
+    return Sample(ids, mask, tuple(-3.4 if m else None for m in mask), kinds, (advantage,) * length)
+
+
+def moved(model, samples, config=CONFIG, **kwargs):
+    """What one step of plain gradient descent adds to each weight, and the step's metrics."""
+    trained = copy.deepcopy(model)
+    metrics = minibatch_update(trained, torch.optim.SGD(trained.parameters()), samples, config, **kwargs)
+    before = model.state_dict()
+    return {k: v - before[k] for k, v in trained.state_dict().items()}, metrics
+
+
+def assert_moved_alike(one, other):
+    assert any(v.abs().max() > 1e-4 for v in one.values())
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=1e-6, rtol=1e-4)
+
+
+def test_logprobs_equal_a_plain_forward_whatever_the_padding(model):
+    samples = [sample(9, 1.0), sample(13, 1.0, first=3)]
+    batch = collate(samples, pad_id=5)
+    with torch.no_grad():
+        found = token_logprobs(model, batch.ids, batch.mask)
+        for row, one in enumerate(samples):
+            ids = torch.tensor([one.ids])
+            plain = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+            torch.testing.assert_close(found[row, 1 : len(one.ids)], plain * torch.tensor(one.mask[1:]))
+    assert not found[~batch.mask].any()
+
+
+@pytest.mark.parametrize("algorithm", ["dapo", "grpo"])
+def test_micro_batches_equal_one_batch(model, algorithm):
+    samples = [sample(n, a, learnt=k, first=n) for n, a, k in ((9, 1.0, 4), (14, -0.5, 7), (20, 2.0, 2), (11, -1.0, 5))]
+    config = CONFIG.model_copy(update={"algorithm": algorithm})
+    whole, metrics = moved(model, samples, config, micro_batch_ids=1000)
+    parts, of_parts = moved(model, samples, config, micro_batch_ids=20)
+    assert_moved_alike(whole, parts)
+    assert metrics == pytest.approx(of_parts, rel=1e-4)
+
+
+def test_without_an_advantage_a_sample_only_counts_in_the_mean(model):
+    alone, _ = moved(model, [sample(9, 1.0)])
+    with_flat, _ = moved(model, [sample(9, 1.0), sample(12, 0.0)])
+    assert_moved_alike(alone, {k: 2 * v for k, v in with_flat.items()})
+
+
+def test_where_nothing_has_an_advantage_nothing_moves(model):
+    trained = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(trained.parameters())
+    minibatch_update(trained, optimizer, [sample(9, 1.0)], CONFIG)
+    before = copy.deepcopy(trained.state_dict())
+    assert minibatch_update(trained, optimizer, [sample(9, 0.0)], CONFIG)["grad_norm"] == 0.0
+    assert all(torch.equal(v, before[k]) for k, v in trained.state_dict().items())
+
+
+def test_muted_spliced_ids_are_an_option(model):
+    muting = CONFIG.model_copy(update={"mask_negative_spliced": True})
+    wholly_spliced = [sample(9, -1.0, learnt=4, spliced=4)]
+    assert moved(model, wholly_spliced)[1]["grad_norm"] > 0
+    assert moved(model, wholly_spliced, muting)[1]["grad_norm"] == 0
+    right = [sample(9, 1.0, learnt=4, spliced=4)]
+    assert_moved_alike(moved(model, right)[0], moved(model, right, muting)[0])
+
+
+def test_unscored_ids_are_refused_before_anything_moves(model):
+    good, bad = sample(9, 1.0), sample(9, 1.0)
+    bad = Sample(bad.ids, bad.mask, (None,) * 9, bad.spliced, bad.advantages)
+    trained = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(trained.parameters())
+    with pytest.raises(UnscoredIds):
+        update(trained, optimizer, [good, bad], CONFIG, seed=0, step=1)
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in trained.state_dict().items())
+
+
+def test_a_gradient_that_is_not_finite_is_refused_before_anything_moves(model):
+    trained = copy.deepcopy(model)
+    with pytest.raises(TrainingDiverged, match="nan"):
+        minibatch_update(trained, torch.optim.SGD(trained.parameters()), [sample(9, float("nan"))], CONFIG)
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in trained.state_dict().items())
+
+
+def trajectory(reward, logprobs=(-1.0,)):
+    turn = Turn((Segment("sampled", "b", (2,), logprobs),))
+    return Trajectory("t/0", "t", (Segment("prompt", "a", (1,)),), (turn,), reward=reward)
+
+
+def test_a_group_becomes_samples_with_advantages():
+    samples = group_samples([trajectory(1.0), trajectory(-1.0)], ALGORITHMS["dapo"])
+    assert [s.advantages for s in samples] == [pytest.approx((0.5**0.5,) * 2), pytest.approx((-(0.5**0.5),) * 2)]
+    with pytest.raises(ValueError, match="no reward"):
+        group_samples([trajectory(1.0), trajectory(None)], ALGORITHMS["dapo"])
+    with pytest.raises(UnscoredIds):
+        group_samples([trajectory(1.0), trajectory(-1.0, None)], ALGORITHMS["dapo"])
