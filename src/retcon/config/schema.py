@@ -20,7 +20,7 @@ FailureStatus = Literal["error", "timeout", "limit", "malformed"]
 class Section(BaseModel):
     """A section of a recipe: unknown keys are refused, values are fixed once read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class RunSection(Section):

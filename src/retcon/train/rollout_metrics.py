@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from retcon.core.types import Decision, Trajectory
+from retcon.core.types import TRAINED, Decision, Trajectory
 
 DECISIONS: tuple[Decision, ...] = ("shallow", "deep", "unrepaired", "answered")
 
@@ -14,8 +14,9 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Metrics of all rollouts of a step, those that selection will drop among them; (prompts, G').
 
     reward: mean. pass_rate: share with a positive reward. raw_failures, failures: failed calls a trajectory, as they
-    happened and after purification. raw_calls: likewise. sampled_ids: in all, lookaheads among them. repairs by
-    decision: in all. rollouts, infrastructure: made, and lost to faults. Means are over graded rollouts alone.
+    happened and after purification. raw_calls: likewise. spliced_share: of the ids under the loss mask. sampled_ids: in
+    all, lookaheads among them. repairs by decision: in all. rollouts, infrastructure: made, and lost to faults. Means
+    and shares are over graded rollouts alone.
     """
     made = [t for group in groups for t in group]
     graded = [t for t in made if t.reward is not None]
@@ -27,11 +28,18 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         "raw_failures": _mean([t.raw_failures for t in graded]),
         "failures": _mean([t.failures for t in graded]),
         "raw_calls": _mean([t.raw_calls for t in graded]),
+        "spliced_share": _spliced_share(graded),
         "sampled_ids": sum(t.sampled_ids for t in made),
         "rollouts": len(made),
         "infrastructure": len(made) - len(graded),
         **{decision: decisions.count(decision) for decision in DECISIONS},
     }
+
+
+def _spliced_share(trajectories: Sequence[Trajectory]) -> float:
+    learnt = [s for t in trajectories for s in t.segments if s.kind in TRAINED]
+    spliced = sum(len(s.ids or ()) for s in learnt if s.kind == "spliced")
+    return spliced / max(1, sum(len(s.ids or ()) for s in learnt))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,0 +1,79 @@
+"""The `retcon` command. Each command has a file of its own and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from retcon import __version__
+from retcon.cli.doctor import doctor
+from retcon.cli.eval import evaluate
+from retcon.cli.interrupt import Interrupted
+from retcon.cli.quickstart import quickstart
+from retcon.cli.sft import sft
+from retcon.cli.show import show
+from retcon.cli.train import train
+from retcon.core.errors import RetconError
+
+DEBUG = "RETCON_DEBUG"
+
+app = typer.Typer(
+    name="retcon",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"retcon {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", envvar=DEBUG, help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Agentic RL for models that write and run Python, without learning from the mistakes they repair themselves."""
+    if debug:
+        os.environ[DEBUG] = "1"
+
+
+app.command("quickstart")(quickstart)
+app.command("sft")(sft)
+app.command("train")(train)
+app.command("eval")(evaluate)
+app.command("show")(show)
+app.command("doctor")(doctor)
+
+
+def main() -> None:
+    """Runs the command. Errors that Retcon knows are one message and exit code 2; an interrupt is exit code 130."""
+    try:
+        app(prog_name="retcon")
+    except RetconError as error:
+        if os.environ.get(DEBUG):
+            raise
+        _say(str(error), style="red")
+        sys.exit(2)
+    except Interrupted as interrupt:
+        _say(str(interrupt), style="yellow")
+        sys.exit(130)
+
+
+def _say(message: str, *, style: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    label = "error: " if style == "red" else "stopped: "
+    console = Console(stderr=True)
+    # Whole lines when it is no terminal: paths in a log must not be broken.
+    console.print(Text(label, f"bold {style}") + Text(message, style), soft_wrap=not console.is_terminal)

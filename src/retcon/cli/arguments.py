@@ -1,0 +1,69 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, nearest
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Changes to the recipe, such as [bold]rl.steps=40[/].", show_default=False
+    ),
+]
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A TOML file, or the name of a shipped recipe such as [bold]quickstart/saar[/]."
+    ),
+]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder again continues it.")
+]
+
+
+def split_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Words after a command: a recipe's name, if the first is no `key=value`, and the overrides.
+
+    Raises RecipeError for a further word that is neither.
+    """
+    recipe = words[0] if words and "=" not in words[0] else None
+    overrides = list(words[1:] if recipe is not None else words)
+    for word in overrides:
+        if "=" not in word:
+            raise RecipeError(f"'{word}' is no override: write it as section.key=value, such as rl.steps=40")
+    return recipe, overrides
+
+
+def need_training() -> None:
+    """Raises MissingExtra unless the packages that training needs are installed; imports none of them."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers", "tokenizers", "safetensors") if find_spec(name) is None]
+    if missing:
+        raise MissingExtra(f"this needs {', '.join(missing)}: pip install 'retcon-rl[train]'")
+
+
+def checkpoint_folder(path: Path) -> Path:
+    """The Hugging Face folder that `path` means: itself, or the `final` of a run folder.
+
+    Raises CheckpointError, with the nearest name beside it, where it is neither.
+    """
+    for folder in (path, path / "final"):
+        if (folder / "config.json").is_file():
+            return folder
+    if path.is_dir():
+        raise CheckpointError(f"{path} is no checkpoint: no config.json in it or in its final/ (is it finished?)")
+    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise CheckpointError(f"no checkpoint at {path}{nearest(path.name, siblings)}")
+
+
+def command_line(*words: object) -> str:
+    """A command as it can be pasted into a shell."""
+    return shlex.join(str(word) for word in words)

@@ -1,0 +1,74 @@
+"""Where running jobs are shown: bars in a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from retcon.cli.jobs import Board, Job
+from retcon.cli.progress import Lines
+
+
+@contextmanager
+def board_for(console: Console, jobs: Sequence[Job]) -> Iterator[Board]:
+    """A board for these jobs, shown as long as the block lasts."""
+    if not console.is_terminal:
+        yield LineBoard(console)
+        return
+    columns = (
+        TextColumn("{task.fields[name]}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.description}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield BarBoard(progress, jobs)
+
+
+class BarBoard:
+    """A bar a job, those that wait among them."""
+
+    def __init__(self, progress: Progress, jobs: Sequence[Job]) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {
+            job.name: progress.add_task("waiting", total=None, start=False, name=job.name) for job in jobs
+        }
+
+    def started(self, job: Job) -> None:
+        self._progress.start_task(self._bars[job.name])
+        self._progress.update(self._bars[job.name], description="starting")
+
+    def moved(self, job: Job, label: str, done: int, total: int) -> None:
+        self._progress.update(self._bars[job.name], description=label, completed=done, total=total)
+
+    def ended(self, job: Job) -> None:
+        task = self._progress.tasks[self._bars[job.name]]
+        total = task.total or 1
+        self._progress.update(self._bars[job.name], description="[green]done", completed=total, total=total)
+
+
+class LineBoard:
+    """A line for every tenth of a job's way."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lines: dict[tuple[str, str], Lines] = {}
+
+    def started(self, job: Job) -> None:
+        self._say(f"{job.name}: started")
+
+    def moved(self, job: Job, label: str, done: int, total: int) -> None:
+        key = job.name, label
+        if key not in self._lines:
+            self._lines[key] = Lines(f"{job.name}: {label}", self._say)
+        self._lines[key](done, total)
+
+    def ended(self, job: Job) -> None:
+        self._say(f"{job.name}: done")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)

@@ -1,0 +1,152 @@
+"""`retcon doctor`: what this machine has, and what it lacks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from retcon.sandbox.probe import Probe
+
+EXTRAS = {
+    "train": ("torch", "transformers", "tokenizers", "safetensors"),
+    "report": ("matplotlib",),
+}
+CORE = ("numpy", "pydantic", "msgspec", "rich", "typer")
+NEEDED_GB = 4.0  # memory of the quickstart, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """cores: that this process may use. memory_gb, disk_gb: available (GiB), None where unknown. threads: torch's."""
+
+    cores: int
+    memory_gb: float | None
+    disk_gb: float | None
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """versions: None where a package is absent. advice: what to do, empty where all is well."""
+
+    retcon: str
+    python: str
+    system: str
+    versions: dict[str, str | None]
+    extras: dict[str, bool]
+    machine: Machine
+    sandbox: Probe
+    advice: list[str]
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what this machine has and lacks: packages, cores, memory, the sandbox's protection."""
+    diagnosis = diagnose()
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(asdict(diagnosis), indent=1))
+        return
+    _print(diagnosis)
+
+
+def diagnose() -> Diagnosis:
+    """Looks at everything; starts one sandbox worker, imports no extra."""
+    from retcon import __version__
+    from retcon.sandbox.probe import probe
+
+    versions = {name: _installed(name) for names in (CORE, *EXTRAS.values()) for name in names}
+    extras = {extra: all(versions[name] for name in names) for extra, names in EXTRAS.items()}
+    machine = look_at_machine()
+    sandbox = probe(0.1)
+    advice = [f"pip install 'retcon-rl[{extra}]'" for extra, present in extras.items() if not present]
+    if sandbox.tier is None:
+        advice.append(f"the sandbox cannot be had: {sandbox.problem}")
+    elif not sandbox.network or not sandbox.files:
+        advice.append("calls are only limited, not contained: allow user namespaces (sysctl user.max_user_namespaces)")
+    if machine.memory_gb is not None and machine.memory_gb < NEEDED_GB:
+        advice.append(f"{machine.memory_gb:.1f} GiB of memory are free; the quickstart may need {NEEDED_GB:g}")
+    return Diagnosis(
+        retcon=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        versions=versions,
+        extras=extras,
+        machine=machine,
+        sandbox=sandbox,
+        advice=advice,
+    )
+
+
+def look_at_machine() -> Machine:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    disk = shutil.disk_usage(Path.cwd()).free / 2**30
+    return Machine(cores, _memory_gb(), round(disk, 1), int(threads) if threads.isdigit() else cores)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _memory_gb() -> float | None:
+    """Memory that is available, by the kernel's estimate or what the container's limit leaves, whichever is less."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
+        limit = free
+    return round(min(free, limit) / 2**30, 1)
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    def mark(good: bool, text: str) -> str:
+        return f"[green]✓[/] {text}" if good else f"[yellow]–[/] {text}"
+
+    machine, sandbox = diagnosis.machine, diagnosis.sandbox
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("retcon", diagnosis.retcon)
+    table.add_row("python", f"{diagnosis.python} ({sys.executable})")
+    table.add_row("system", diagnosis.system)
+    memory = "unknown" if machine.memory_gb is None else f"{machine.memory_gb} GiB free"
+    table.add_row("machine", f"{machine.cores} cores, {memory}, disk {machine.disk_gb} GiB free here")
+    table.add_row("torch threads", f"{machine.threads} unless a recipe says otherwise (run.threads)")
+    table.add_row("core", ", ".join(f"{name} {diagnosis.versions[name]}" for name in CORE))
+    for extra, names in EXTRAS.items():
+        known = ", ".join(f"{name} {diagnosis.versions[name] or 'absent'}" for name in names)
+        table.add_row(f"[{extra}]".replace("[", r"\["), mark(diagnosis.extras[extra], known))
+    if sandbox.tier is None:
+        table.add_row("sandbox", f"[red]✗[/] {sandbox.problem}")
+    else:
+        speed = f"{sandbox.calls_per_second:.0f} calls/s, fork {sandbox.fork_ms:.1f} ms"
+        table.add_row("sandbox", f"tier {sandbox.tier}: {speed}")
+        table.add_row("", mark(sandbox.network, "no network for calls"))
+        table.add_row("", mark(sandbox.files, "no writing outside a call's scratch folder"))
+        table.add_row("", mark(sandbox.own_user, "calls run without your rights"))
+    console = Console()
+    console.print(table)
+    console.print("\n[bold]to do[/]" if diagnosis.advice else "\n[green]all is well[/]")
+    for advice in diagnosis.advice:
+        console.print(f"  {advice}", markup=False, highlight=False)

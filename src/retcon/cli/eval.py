@@ -1,0 +1,47 @@
+"""`retcon eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retcon.cli.arguments import Out, checkpoint_folder, need_training, split_overrides
+from retcon.cli.interrupt import interruptible
+from retcon.cli.progress import telling
+
+
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, or a run folder with a final/.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="A recipe (its sections task, rollout, sandbox and evaluate count), and changes to it.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Out = Path("runs/eval"),
+) -> None:
+    """Measure a checkpoint: purification off, on problems that no training saw."""
+    from retcon.config.load import load_recipe
+    from retcon.config.shipped import find_recipe
+
+    name, overrides = split_overrides(words or [])
+    recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
+    folder = checkpoint_folder(checkpoint)
+    need_training()
+    from retcon.evaluate.result import read_result
+    from retcon.evaluate.runner import run_evaluation
+
+    kept = f"a finished setting is kept in {out}; the same command again continues"
+    with interruptible(kept), telling(f"evaluating {checkpoint}") as tell:
+        path = run_evaluation(recipe, folder, out, on_progress=tell)
+    from rich.console import Console
+
+    from retcon.report.tables import result_table
+
+    console = Console()
+    console.print(result_table(read_result(path)))
+    console.print(f"result: {path}\ntry: retcon show {out / 'trajectories-t1.jsonl'}", highlight=False, soft_wrap=True)

@@ -1,0 +1,19 @@
+"""Ctrl-C: what is kept and how to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C; the message says what is kept and how to continue."""
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Turns Ctrl-C inside the block into `Interrupted` with `message`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(message) from None

@@ -1,0 +1,155 @@
+"""Several Retcon commands at once, each a process, with live progress; Ctrl-C ends them all.
+
+A job that was ended goes on where it was when it is started again: that is the commands' own doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from retcon.cli.progress import FILE
+from retcon.core.errors import RetconError
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 5.0  # between asking a job to end and ending it
+TAIL_LINES = 15
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here, not between fork and exec
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One command. words: after `retcon`. threads: torch's and BLAS's. log: gets what the command prints."""
+
+    name: str
+    words: tuple[str, ...]
+    log: Path
+    threads: int = 1
+
+    @property
+    def progress(self) -> Path:
+        return self.log.with_suffix(".progress.json")
+
+
+class Board(Protocol):
+    """Where jobs are shown."""
+
+    def started(self, job: Job) -> None: ...
+
+    def moved(self, job: Job, label: str, done: int, total: int) -> None: ...
+
+    def ended(self, job: Job) -> None: ...
+
+
+class JobFailed(RetconError):
+    """A job ended with an error: names it, its log, and the log's end."""
+
+
+def run_chains(chains: Sequence[Sequence[Job]], *, at_once: int, board: Board, on_end: Callable[[Job], None]) -> None:
+    """Runs chains, `at_once` jobs at a time; the jobs of a chain one after the other. on_end: after each success.
+
+    The first failure ends all the others and raises JobFailed; Ctrl-C ends all and raises KeyboardInterrupt.
+    """
+    asyncio.run(_run_chains(chains, at_once, board, on_end))
+
+
+async def _run_chains(
+    chains: Sequence[Sequence[Job]], at_once: int, board: Board, on_end: Callable[[Job], None]
+) -> None:
+    free = asyncio.Semaphore(at_once)
+
+    async def run_chain(chain: Sequence[Job]) -> None:
+        async with free:  # for the whole chain: what was begun is finished first
+            for job in chain:
+                await _run(job, board)
+                on_end(job)
+
+    tasks = [asyncio.ensure_future(run_chain(chain)) for chain in chains if chain]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(job: Job, board: Board) -> None:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    job.progress.unlink(missing_ok=True)
+    with job.log.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "retcon",
+            *job.words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_environment(os.environ, job),
+            start_new_session=True,  # the terminal's Ctrl-C is for us; we pass it on
+            preexec_fn=_die_with_parent,
+        )
+        board.started(job)
+        try:
+            while process.returncode is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), POLL_SECONDS)
+                _report(job, board)
+        finally:
+            await _end(process)
+    if process.returncode:
+        raise JobFailed(
+            f"{job.name} failed with exit code {process.returncode}; the end of {job.log}:\n{_tail(job.log)}"
+        )
+    board.ended(job)
+
+
+def _environment(outer: Mapping[str, str], job: Job) -> dict[str, str]:
+    threads = str(job.threads)
+    return {
+        **outer,
+        FILE: str(job.progress),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _die_with_parent() -> None:
+    """In the child: end when the parent ends, however it does (Linux), lest a second trainer comes to its folder."""
+    if sys.platform == "linux":
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _report(job: Job, board: Board) -> None:
+    try:
+        told = json.loads(job.progress.read_text())
+    except (OSError, ValueError):  # nothing told yet
+        return
+    board.moved(job, told["label"], told["done"], told["total"])
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """As Ctrl-C would, then the hard way."""
+    for signal_number in (signal.SIGINT, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+
+
+def _tail(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-TAIL_LINES:])

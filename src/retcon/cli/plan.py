@@ -1,0 +1,124 @@
+"""What the quickstart does, as jobs: a cold start, then for each arm and seed a training and an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retcon.cli.jobs import Job
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.config.shipped import find_recipe, shipped_recipes
+from retcon.core.errors import RecipeError, nearest
+
+COLD_START = "quickstart/cold_start"
+PREFIX = "quickstart/"
+COLD_SECTIONS = ("run", "model", "task", "rollout", "sandbox", "sft")
+ARM_SECTIONS = ("task", "rollout", "repair", "select", "sandbox", "rl", "evaluate")
+REFUSED = ("repair.kind", "select.kind")
+FROM_SCRATCH = ("model.path=scratch", "sft.demonstrations=10000", "sft.steps=800", "sft.lr=4e-3")
+"""A new model must learn words, numbers and copying besides the tool habit: 4 to 6 minutes instead of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A job, the recipe that it runs under, and the file or folder that is there once it has finished."""
+
+    job: Job
+    recipe: Recipe
+    makes: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """cold: trains and evaluates the cold start. arms: (arm, seed) to its training and evaluation. options: words of
+    the command that its recipes depend on."""
+
+    out: Path
+    cold: tuple[Stage, Stage]
+    options: tuple[str, ...]
+    arms: dict[tuple[str, int], tuple[Stage, Stage]] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> list[Stage]:
+        return [*self.cold, *(stage for pair in self.arms.values() for stage in pair)]
+
+    def run_folder(self, arm: str, seed: int) -> Path:
+        return self.out / arm / f"seed-{seed}"
+
+
+def make_plan(
+    out: Path, *, arms: Sequence[str], seeds: int, overrides: Sequence[str] = (), from_scratch: bool = False
+) -> Plan:
+    """The plan. overrides: each goes to the stages that its section concerns.
+
+    Raises RecipeError for an unknown arm and for an override that is wrong or would make the arms alike, before any
+    work starts.
+    """
+    recipes = {arm: _arm_recipe(arm) for arm in arms}
+    for override in overrides:
+        load_recipe(None, [override])
+        key = override.partition("=")[0].strip()
+        if key in REFUSED:
+            raise RecipeError(f"override '{override}': {key} is what tells the arms apart; choose them with --arms")
+    scratch = FROM_SCRATCH if from_scratch else ()
+    cold = _cold_start(
+        out, [*scratch, *_of(overrides, COLD_SECTIONS)], _of(overrides, ("task", "rollout", "sandbox", "evaluate"))
+    )
+    first = cold[0].recipe.run.seed
+    plan = Plan(out, cold, (*overrides, *(["--from-scratch"] if from_scratch else ())))
+    for seed in range(first, first + seeds):
+        for arm, recipe in recipes.items():
+            plan.arms[arm, seed] = _arm(plan, arm, recipe, seed, _of(overrides, ARM_SECTIONS))
+    return plan
+
+
+def _cold_start(out: Path, overrides: Sequence[str], evaluation: Sequence[str]) -> tuple[Stage, Stage]:
+    folder = out / "cold_start"
+    recipe = load_recipe(find_recipe(COLD_START), overrides)
+    demonstrations = str(out / "demonstrations.jsonl")
+    words = ("sft", COLD_START, *overrides, "--demonstrations", demonstrations, "--out", str(folder))
+    job = Job("cold start", words, _log(out, "cold_start"), threads=recipe.run.threads)
+    return (
+        Stage(job, recipe, folder / "final"),
+        _evaluation(out, "cold start, evaluation", folder, COLD_START, (*evaluation, "run.threads=1")),
+    )
+
+
+def _arm(plan: Plan, arm: str, recipe: str, seed: int, overrides: Sequence[str]) -> tuple[Stage, Stage]:
+    folder = plan.run_folder(arm, seed)
+    changes = (*overrides, f"run.seed={seed}")
+    start = str(plan.out / "cold_start")
+    words = ("train", recipe, *changes, "--from", start, "--out", str(folder))
+    settings = load_recipe(find_recipe(recipe), changes)
+    job = Job(f"{arm}, seed {seed}", words, _log(plan.out, f"{arm}-{seed}"), threads=settings.run.threads)
+    return (
+        Stage(job, settings, folder / "final"),
+        _evaluation(plan.out, f"{arm}, seed {seed}, evaluation", folder, recipe, changes),
+    )
+
+
+def _evaluation(out: Path, name: str, folder: Path, recipe: str, overrides: Sequence[str]) -> Stage:
+    target = folder / "eval"
+    words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
+    log = _log(out, "-".join(folder.relative_to(out).parts) + "-eval")
+    return Stage(Job(name, words, log), load_recipe(find_recipe(recipe), overrides), target / "result.json")
+
+
+def _log(out: Path, name: str) -> Path:
+    return out / "logs" / f"{name}.log"
+
+
+def _arm_recipe(arm: str) -> str:
+    """The name of an arm's recipe."""
+    known = [name.removeprefix(PREFIX) for name in shipped_recipes() if name.startswith(PREFIX)]
+    known = [name for name in known if PREFIX + name != COLD_START]
+    if arm not in known:
+        raise RecipeError(f"no arm '{arm}'{nearest(arm, known)}; there are: {', '.join(known)}")
+    return PREFIX + arm
+
+
+def _of(overrides: Sequence[str], sections: Sequence[str]) -> list[str]:
+    """The overrides of these sections."""
+    return [o for o in overrides if o.partition(".")[0].strip() in sections]

@@ -1,0 +1,49 @@
+"""`retcon sft`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retcon.cli.arguments import Out, Overrides, RecipeName, command_line, need_training
+from retcon.cli.interrupt import interruptible
+from retcon.cli.progress import telling
+
+
+def sft(
+    recipe: RecipeName = "quickstart/cold_start",
+    overrides: Overrides = None,
+    out: Out = Path("runs/cold_start"),
+    demonstrations: Annotated[
+        Path | None,
+        typer.Option(
+            "--demonstrations",
+            metavar="FILE",
+            help="Trajectories to learn from; where FILE does not exist, the recipe's teacher writes it. "
+            "Default: DIR-demonstrations.jsonl.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Cold start: train a model on a teacher's demonstrations."""
+    from retcon.config.load import load_recipe
+    from retcon.config.shipped import find_recipe
+
+    settings = load_recipe(find_recipe(recipe), overrides or ())
+    need_training()
+    from retcon.cli.demonstrations import ensure_demonstrations
+    from retcon.train.sft import run_sft
+
+    file = demonstrations or out.with_name(f"{out.name}-demonstrations.jsonl")
+    with interruptible(f"what {out} holds is kept; the same command again goes on from its newest checkpoint"):
+        with telling("writing demonstrations") as tell:
+            ensure_demonstrations(settings, file, tell)
+        with telling("supervised training") as tell:
+            final = run_sft(settings, file, out, on_step=lambda m: tell(int(m["step"]), settings.sft.steps))
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"model: {final}\ndemonstrations: {file}")
+    console.print(f"try: {command_line('retcon', 'eval', out, '--out', out / 'eval')}")

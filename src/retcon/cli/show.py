@@ -1,0 +1,113 @@
+"""`retcon show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.core.errors import RecordError, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from retcon.core.types import Trajectory
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="A trajectory file (JSON Lines).")],
+    id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
+    ] = None,
+    first_repaired: Annotated[bool, typer.Option("--first-repaired", help="The first that was repaired.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The text exactly as the engine saw it, markup and all.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Lines of the list; 0 is all.")] = 40,
+) -> None:
+    """List the trajectories of a file, or show one before and after purification."""
+    from rich.console import Console
+
+    console = Console()
+    if id is None and not first_repaired:
+        bad = _list(console, file, limit)
+        if bad:
+            raise RecordError("\n".join(bad))
+        return
+    trajectory = _first_repaired(file) if id is None else _find(file, id)
+    if raw:
+        console.out(trajectory.text, highlight=False)
+        return
+    from retcon.report.transcript import show_purification, show_trajectory
+
+    repaired = any(turn.repair is not None for turn in trajectory.turns)
+    console.print((show_purification if repaired else show_trajectory)(trajectory))
+
+
+def _list(console: Console, file: Path, limit: int) -> list[str]:
+    """Prints the table; what is wrong with lines that could not be read."""
+    from retcon.store import jsonl
+
+    bad: list[str] = []
+    shown: list[Trajectory] = []
+    count = 0
+    for trajectory in jsonl.read(file, on_bad=lambda error: bad.append(str(error))):
+        count += 1
+        if not limit or len(shown) < limit:
+            shown.append(trajectory)
+    console.print(_table(shown))
+    if count > len(shown):
+        console.print(f"and {count - len(shown)} more: --limit 0 lists all", style="dim")
+    return bad
+
+
+def _table(trajectories: list[Trajectory]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("id", overflow="fold")
+    table.add_column("reward", justify="right")
+    table.add_column("stop")
+    table.add_column("turns", justify="right")
+    table.add_column("failed raw", justify="right")
+    table.add_column("purified", justify="right")
+    table.add_column("repaired")
+    for t in trajectories:
+        decisions = ", ".join(turn.repair.decision for turn in t.turns if turn.repair is not None)
+        good = (t.reward or 0) > 0
+        reward = Text("–" if t.reward is None else f"{t.reward:g}", "green" if good else "red" if t.reward else "dim")
+        numbers = [str(n) for n in (len(t.turns), t.raw_failures, t.failures)]
+        table.add_row(Text(t.id), reward, t.stop, *numbers, Text(decisions, "cyan"))
+    return table
+
+
+def _first_repaired(file: Path) -> Trajectory:
+    from retcon.report.choose import repaired
+    from retcon.store import jsonl
+
+    for trajectory in jsonl.read(file):
+        if repaired(trajectory):
+            return trajectory
+    raise RecordError(f"{file}: no trajectory was repaired (was purification on?)")
+
+
+def _find(file: Path, wanted: str) -> Trajectory:
+    """The trajectory of that id, else the only one whose id begins so."""
+    from retcon.store import jsonl
+
+    found: list[Trajectory] = []
+    ids: list[str] = []
+    for trajectory in jsonl.read(file):
+        if trajectory.id == wanted:
+            return trajectory
+        ids.append(trajectory.id)
+        if trajectory.id.startswith(wanted):
+            found.append(trajectory)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(t.id for t in found[:4])
+        raise RecordError(f"{file}: {len(found)} ids begin with '{wanted}': {some}{', …' if len(found) > 4 else ''}")
+    raise RecordError(f"{file}: no trajectory '{wanted}'{nearest(wanted, ids)}; `retcon show {file}` lists all")

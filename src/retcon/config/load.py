@@ -1,0 +1,116 @@
+"""Reading recipes: TOML and `section.key=value` overrides into a `Recipe`, with errors that name the place."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError, nearest
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    name: tuple(getattr(field.annotation, "model_fields", ())) for name, field in Recipe.model_fields.items()
+}
+"""Every section of a recipe with its keys."""
+
+_HEADER = re.compile(r"\s*\[\s*\"?([\w-]+)\"?\s*\]")
+_KEY = re.compile(r"\s*\"?([\w-]+)\"?(?:\s*\.\s*\"?([\w-]+)\"?)?\s*=")
+
+
+def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in `path` (all defaults where None), with overrides such as `rl.steps=40` on top; the last wins.
+
+    An override's value is TOML; what TOML cannot read is taken as a bare string. Raises RecipeError: it names the file
+    and the line (or the override), the key, and the nearest valid key or the allowed values.
+    """
+    text = "" if path is None else _read(path)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{path}: not valid TOML: {error}") from error
+    recipe = _validate(data, lambda section, key: f"{path}, line {find_line(text, section, key)}")
+    for override in overrides:
+        recipe = apply_override(recipe, override)
+    return recipe
+
+
+def apply_override(recipe: Recipe, override: str) -> Recipe:
+    """The recipe with one `section.key=value` changed. Raises RecipeError that names the override."""
+    where = f"override '{override}'"
+    name, equals, written = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not equals:
+        raise RecipeError(f"{where}: write it as section.key=value, such as rl.steps=40")
+    if not dot:
+        homes = [f"{s}.{k}" for s, keys in SECTIONS.items() for k in keys]
+        same = next((home for home in homes if home.endswith(f".{section}")), None)
+        hint = f" (did you mean '{same}'?)" if same else nearest(section, homes)
+        raise RecipeError(f"{where}: '{section}' has no section; write section.key=value{hint}")
+    data: dict[str, dict[str, object]] = recipe.model_dump(mode="json")
+    data.setdefault(section, {})[key] = _toml_value(written.strip())
+    return _validate(data, lambda _section, _key: where)
+
+
+def find_line(text: str, section: str, key: str | None = None) -> int:
+    """The number (from 1) of the line that sets `section.key`, else of the one that opens the section, else 1."""
+    current, opened = "", 1
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            current = header[1]
+            opened = number if current == section else opened
+        elif found := _KEY.match(line):
+            first, second = found[1], found[2]
+            in_section = current == section and first == key
+            dotted = not current and first == section and second in (key, None)
+            if in_section or dotted:
+                return number
+    return opened
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RecipeError(f"{path}: no such recipe file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: the recipe cannot be read: {error}") from error
+
+
+def _toml_value(written: str) -> object:
+    try:
+        values = tomllib.loads(f"value = {written}")
+    except tomllib.TOMLDecodeError:
+        return written
+    # A line break inside the argument could bring further keys in: such a value is a string.
+    return values["value"] if list(values) == ["value"] else written
+
+
+def _validate(data: Mapping[str, object], where: Callable[[str, str | None], str]) -> Recipe:
+    """`where(section, key)` says in words where that key was set."""
+    try:
+        # As JSON, strictly: an array may be a tuple and an integer a float, but "3" is no 3 and true is no 1.
+        return Recipe.model_validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        section, key = ([str(part) for part in first["loc"][:2]] + ["", ""])[:2]
+        raise RecipeError(f"{where(section, key or None)}: {_complaint(first, section, key)}") from error
+
+
+def _complaint(error: ErrorDetails, section: str, key: str) -> str:
+    if section not in SECTIONS:
+        return f"unknown section '{section}'{nearest(section, SECTIONS)}; sections: {', '.join(SECTIONS)}"
+    keys = SECTIONS[section]
+    if not key:
+        # The section as a whole: a rule over its keys, or a plain value where a table belongs.
+        return f"{section}: {error['msg'].removeprefix('Value error, ')}"
+    if key not in keys:
+        return f"unknown key '{key}' in [{section}]{nearest(key, keys)}; keys: {', '.join(keys)}"
+    value = json.dumps(error["input"], default=str)
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{section}.{key} = {value} is not allowed: {message[:1].lower()}{message[1:]}"

@@ -1,0 +1,142 @@
+"""What an evaluation found: per-problem counts and means of one sampling setting, and the file that holds them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from retcon.core.errors import CheckpointError
+from retcon.core.types import Trajectory
+from retcon.evaluate.statistics import pass_at_k
+
+RESULT_FORMAT = 1
+K = 8
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One problem in one setting. samples: rollouts that came to an end of their own; means are over those."""
+
+    task: str
+    samples: int
+    passed: int
+    failed_calls: float
+    ids: float
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One sampling setting. lost: rollouts that an infrastructure fault ended, left out of every other figure.
+
+    failure_types: failed calls by error type (or status where there is none). cpu_s, wall_s: seconds that it took.
+    """
+
+    temperature: float
+    top_p: float
+    problems: list[Problem]
+    lost: int
+    failure_types: dict[str, int]
+    stops: dict[str, int]
+    cpu_s: float
+    wall_s: float
+
+    def per_problem(self, value: Callable[[Problem], float]) -> list[float]:
+        """`value` of each problem that has samples."""
+        return [value(p) for p in self.problems if p.samples]
+
+    def passes(self, k: int) -> list[float]:
+        """Unbiased pass@k of each problem that has at least k samples."""
+        return [pass_at_k(p.samples, p.passed, k) for p in self.problems if p.samples >= k]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """result.json. pass1, pass8: means over problems by setting, None where no problem has enough samples."""
+
+    checkpoint: str
+    recipe: dict[str, dict[str, object]]
+    settings: dict[str, Setting]
+    pass1: dict[str, float | None] = {}
+    pass8: dict[str, float | None] = {}
+    failed_calls: dict[str, float | None] = {}
+    format: int = RESULT_FORMAT
+
+    def with_setting(self, name: str, setting: Setting) -> Result:
+        """This result with one more setting and the means brought up to date."""
+        settings = {**self.settings, name: setting}
+
+        def means(values: Callable[[Setting], list[float]]) -> dict[str, float | None]:
+            return {key: statistics.fmean(v) if (v := values(s)) else None for key, s in settings.items()}
+
+        return msgspec.structs.replace(
+            self,
+            settings=settings,
+            pass1=means(lambda s: s.passes(1)),
+            pass8=means(lambda s: s.passes(K)),
+            failed_calls=means(lambda s: s.per_problem(lambda p: p.failed_calls)),
+        )
+
+
+def score(
+    groups: Iterable[tuple[str, Sequence[Trajectory]]],
+    *,
+    temperature: float,
+    top_p: float,
+    cpu_s: float,
+    wall_s: float,
+) -> Setting:
+    """The figures of graded trajectories, (task id, its rollouts) each.
+
+    Failed calls are raw: as they happened. A rollout without a reward (infrastructure) counts as lost, never as zero.
+    """
+    problems: list[Problem] = []
+    failure_types: Counter[str] = Counter()
+    stops: Counter[str] = Counter()
+    lost = 0
+    for task, rollouts in groups:
+        kept = [t for t in rollouts if t.reward is not None]
+        lost += len(rollouts) - len(kept)
+        stops.update(t.stop for t in kept)
+        failure_types.update(kind for t in kept for kind in _failures(t))
+        problems.append(
+            Problem(
+                task,
+                samples=len(kept),
+                passed=sum((t.reward or 0) > 0 for t in kept),
+                failed_calls=statistics.fmean(t.raw_failures for t in kept) if kept else 0.0,
+                ids=statistics.fmean(t.sampled_ids for t in kept) if kept else 0.0,
+            )
+        )
+    return Setting(temperature, top_p, problems, lost, dict(failure_types), dict(stops), cpu_s, wall_s)
+
+
+def _failures(trajectory: Trajectory) -> Iterable[str]:
+    for turn in trajectory.turns:
+        for attempt in turn.raw():
+            for observation in attempt.observations:
+                if observation.status not in ("ok", "infrastructure"):
+                    yield observation.error_type or observation.status
+
+
+def read_result(path: Path) -> Result:
+    """Reads result.json. Raises CheckpointError for an absent, broken or foreign file."""
+    try:
+        result = msgspec.json.decode(path.read_bytes(), type=Result)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no evaluation result; `retcon eval` makes one") from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path}: the evaluation result cannot be read: {error}") from error
+    if result.format != RESULT_FORMAT:
+        raise CheckpointError(f"{path}: format {result.format}, this version reads {RESULT_FORMAT}; evaluate anew")
+    return result
+
+
+def write_result(path: Path, result: Result) -> None:
+    """Writes result.json, whole or not at all. Raises CheckpointError where it cannot be written."""
+    partial = path.with_suffix(".json.partial")
+    try:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+        partial.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: the result could not be written: {error}") from error

@@ -1,0 +1,185 @@
+"""Evaluates a checkpoint: purification off, two sampling settings, problems that no training saw."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.config.schema import Recipe
+from retcon.core.errors import CheckpointError, MissingExtra, SandboxUnavailable
+from retcon.core.seeds import derive
+from retcon.core.types import Trajectory
+from retcon.engine.types import Generator, SamplingParams
+from retcon.evaluate.result import Result, Setting, read_result, score, write_result
+from retcon.rollout.group import rollout_groups
+from retcon.rollout.limits import Limits
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits as SandboxLimits
+from retcon.store import jsonl
+from retcon.tasks.registry import task_set
+from retcon.tasks.types import Task
+from retcon.tools.python import PythonTool
+from retcon.tools.types import Tool
+
+Progress = Callable[[int, int], None]
+"""Rollouts done, of how many, over all settings."""
+
+RELEVANT = ("run", "model", "task", "rollout", "sandbox", "evaluate")
+"""Sections of a recipe that an evaluation depends on."""
+
+MAX_REQUESTS = 256  # rollouts that are decoded side by side at most
+MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
+
+
+def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
+    """The two settings by name; both at T = 1, so that neither is the recipe's own sampling."""
+    room = recipe.rollout.max_ids
+    return {
+        "t1": SamplingParams(max_tokens=room),
+        "top_p": SamplingParams(top_p=recipe.evaluate.top_p, max_tokens=room),
+    }
+
+
+def run_evaluation(recipe: Recipe, checkpoint: Path, out: Path, *, on_progress: Progress | None = None) -> Path:
+    """Rolls out `recipe.evaluate` and writes, in `out`, `trajectories-<setting>.jsonl` and `result.json`; its path.
+
+    A setting that `out` already holds is kept. Raises CheckpointError for a missing or broken checkpoint and for an
+    `out` that holds another evaluation, SandboxUnavailable where more than one rollout in twenty was lost, MissingExtra
+    without torch.
+    """
+    result = _open(recipe, checkpoint, out)
+    missing = {name: params for name, params in settings_of(recipe).items() if not _has(out, result, name)}
+    if not missing:
+        return out / "result.json"
+    engine, chat = _load(recipe, checkpoint)
+    tasks = task_set(recipe.task.name).evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+    count = len(tasks) * recipe.evaluate.samples
+    for name, params in missing.items():
+        before = count * len(result.settings)
+
+        def tell(done: int, before: int = before) -> None:
+            if on_progress is not None:
+                on_progress(before + done, count * 2)
+
+        groups, setting = asyncio.run(
+            evaluate(recipe, tasks, name=name, params=params, engine=engine, chat=chat, on_progress=tell)
+        )
+        if setting.lost > MOST_LOST * count:
+            raise SandboxUnavailable(
+                f"the sandbox lost {setting.lost} of {count} rollouts, too many for an evaluation; see `retcon doctor`"
+            )
+        jsonl.write(_trajectories(out, name), [t for group in groups for t in group])
+        result = result.with_setting(name, setting)
+        write_result(out / "result.json", result)
+        tell(count)
+    return out / "result.json"
+
+
+async def evaluate(
+    recipe: Recipe,
+    tasks: list[Task],
+    *,
+    name: str,
+    params: SamplingParams,
+    engine: Generator,
+    chat: Chat,
+    on_progress: Callable[[int], None],
+) -> tuple[list[list[Trajectory]], Setting]:
+    """Rolls out one setting with the recipe's sandbox: the graded rollouts of each task, and their figures.
+
+    The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
+    """
+    section = recipe.sandbox
+    limits = SandboxLimits(
+        cpu_seconds=section.cpu_seconds, wall_seconds=section.wall_seconds, memory_mb=section.memory_mb
+    )
+    grade = task_set(recipe.task.name).grade
+    done = 0
+
+    def graded(task: Task, trajectory: Trajectory) -> Trajectory:
+        nonlocal done
+        done += 1
+        on_progress(done)
+        return grade(task, trajectory)
+
+    wall, cpu = time.perf_counter(), cpu_seconds()
+    async with SandboxPool(workers=section.workers, limits=limits) as sandbox:
+        tool: Tool = PythonTool(sandbox, output_chars=section.output_chars)
+        groups = await rollout_groups(
+            tasks,
+            count=recipe.evaluate.samples,
+            engine=engine,
+            tools={tool.name: tool},
+            chat=chat,
+            limits=Limits(recipe.rollout.max_ids, recipe.rollout.max_turns, recipe.rollout.lookahead_ids),
+            sampling=params,
+            seed=derive("evaluation", recipe.evaluate.seed, name),
+            step=0,
+            grade=graded,
+        )
+    setting = score(
+        zip((t.id for t in tasks), groups, strict=True),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        cpu_s=round(cpu_seconds() - cpu, 2),
+        wall_s=round(time.perf_counter() - wall, 2),
+    )
+    return groups, setting
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in usages)
+
+
+def _load(recipe: Recipe, checkpoint: Path) -> tuple[Generator, Chat]:
+    try:
+        import torch
+
+        from retcon.engine.loading import load_model
+        from retcon.engine.local import LocalEngine
+    except ImportError as error:
+        raise MissingExtra(f"evaluating needs torch ({error.name}): pip install 'retcon-rl[train]'") from error
+    model = load_model(checkpoint)
+    torch.set_num_threads(recipe.run.threads)
+    chat = Chat(load_tokenizer(checkpoint), style=recipe.model.style, system=task_set(recipe.task.name).system)
+    room = recipe.rollout.max_ids + recipe.rollout.lookahead_ids
+    return LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS), chat
+
+
+def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:
+    """The result that `out` holds so far; a new one where it holds none. Refuses another recipe's or checkpoint's."""
+    relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in RELEVANT}
+    new = Result(str(checkpoint.resolve()), relevant, {})
+    if not (out / "result.json").exists():
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{out}: cannot be made: {error}") from error
+        return new
+    old = read_result(out / "result.json")
+    if old.checkpoint != new.checkpoint:
+        raise CheckpointError(f"{out} evaluates {old.checkpoint}, not {checkpoint}: choose another --out")
+    changed = [
+        f"{section}.{key} = {old.recipe.get(section, {}).get(key)!r}, now {value!r}"
+        for section, keys in relevant.items()
+        for key, value in keys.items()
+        if old.recipe.get(section, {}).get(key) != value
+    ]
+    if changed:
+        raise CheckpointError(f"{out} holds an evaluation with {'; '.join(changed)}: choose another --out")
+    return old
+
+
+def _has(out: Path, result: Result, name: str) -> bool:
+    return name in result.settings and _trajectories(out, name).is_file()
+
+
+def _trajectories(out: Path, name: str) -> Path:
+    return out / f"trajectories-{name}.jsonl"

@@ -1,0 +1,105 @@
+"""Learning curves as PNGs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retcon.core.errors import MissingExtra
+from retcon.report.runs import Comparison, Metrics, Run
+from retcon.report.style import looks
+
+SMOOTHING = 5  # steps of the running mean
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One picture: a metric over steps. metric: its name in metrics.jsonl. per: the metric it is divided by, if any."""
+
+    name: str
+    metric: str
+    title: str
+    axis: str
+    top: float | None = None
+    per: str | None = None
+
+
+CURVES = (
+    Curve("pass_rate", "pass_rate", "Rollouts that pass", "share of rollouts", top=1.0),
+    Curve("failed_calls_raw", "raw_failures", "Failed calls as they happened", "per rollout"),
+    Curve("failed_calls_purified", "failures", "Failed calls as trained on", "per rollout"),
+    Curve("sampled_ids", "sampled_ids", "Ids sampled", "per rollout", per="rollouts"),
+    Curve("spliced_share", "spliced_share", "Spliced ids among those trained on", "share of ids"),
+)
+
+
+def draw_curves(comparison: Comparison, out: Path) -> dict[Curve, Path]:
+    """Writes `<name>.png` for each curve that some run has; the file of each. Raises MissingExtra without matplotlib.
+
+    Thin lines are steps (one seed) and the band their range over seeds; thick lines are running means.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("pictures need matplotlib: pip install 'retcon-rl[report]'") from error
+    files: dict[Curve, Path] = {}
+    for curve in CURVES:
+        series = {arm: values for arm, runs in comparison.arms.items() if (values := steps_of(runs, curve)).size}
+        if not series:
+            continue
+        with mpl.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
+            # A Figure of its own, not pyplot: no global state, nothing to close.
+            figure = Figure(figsize=(6.4, 3.8), dpi=150, layout="constrained")
+            axes = figure.add_subplot()
+            for arm, look in looks(comparison.arms).items():
+                if arm not in series:
+                    continue
+                values = series[arm]
+                steps = np.arange(1, values.shape[1] + 1)
+                if len(values) > 1:
+                    axes.fill_between(steps, values.min(0), values.max(0), color=look.colour, alpha=0.15, linewidth=0)
+                else:
+                    axes.plot(steps, values[0], color=look.colour, alpha=0.3, linewidth=0.8)
+                axes.plot(
+                    steps, running_mean(values.mean(0)), color=look.colour, linestyle=look.line, linewidth=2, label=arm
+                )
+            axes.set(xlabel="step", ylabel=curve.axis)
+            axes.set_title(curve.title, loc="left", fontweight="bold")
+            axes.set_xlim(1, max(2, *(v.shape[1] for v in series.values())))
+            axes.set_ylim(0, curve.top)
+            axes.grid(axis="y", alpha=0.25)
+            axes.legend(frameon=False)
+            path = out / f"{curve.name}.png"
+            figure.savefig(path)
+            files[curve] = path
+    return files
+
+
+def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
+    """(seeds, steps) of a curve, cut to the shortest run, NaN where a step lacks it; empty where a run has none."""
+    rows = [[_value(step, curve) for step in run.metrics] for run in runs]
+    if not rows or any(all(v is None for v in row) for row in rows):
+        return np.empty((0, 0))
+    length = min(len(row) for row in rows)
+    return np.array([[np.nan if v is None else v for v in row[:length]] for row in rows], dtype=np.float64)
+
+
+def _value(step: Metrics, curve: Curve) -> float | None:
+    value = step.get(curve.metric)
+    if value is None or curve.per is None:
+        return value
+    per = step.get(curve.per)
+    return value / per if per else None
+
+
+def running_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last SMOOTHING steps up to each, fewer at the start: never of a step still to come; (T,) to (T,).
+
+    Steps without a value (NaN) are passed over.
+    """
+    windows = [values[max(0, end - SMOOTHING) : end] for end in range(1, len(values) + 1)]
+    return np.array([np.nan if np.isnan(w).all() else np.nanmean(w) for w in windows])

@@ -1,0 +1,132 @@
+"""The comparison as a table in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from retcon.evaluate.result import K, Result
+from retcon.evaluate.statistics import Interval, over_problems
+from retcon.report.style import COLD_START, looks
+from retcon.report.summary import Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. better: the sign of what is better, 0 for costs that are only told."""
+
+    figure: str
+    label: str
+    digits: int
+    better: int
+
+
+ROWS = (
+    Row("pass1_t1", "pass@1, T = 1", 3, 1),
+    Row("pass8_t1", "pass@8, T = 1", 3, 1),
+    Row("pass1", "pass@1, top-p", 3, 1),
+    Row("pass8", "pass@8, top-p", 3, 1),
+    Row("failed_calls_t1", "failed calls, T = 1", 2, -1),
+    Row("failed_calls", "failed calls, top-p", 2, -1),
+    Row("ids", "ids, T = 1", 0, -1),
+    Row("train_failed_calls_raw", "failed in training, raw", 2, -1),
+    Row("train_failed_calls", "  as trained on", 2, 0),
+    Row("rollouts", "training: rollouts", 0, 0),
+    Row("cpu_s", "  CPU seconds", 0, 0),
+    Row("wall_s", "  wall seconds", 0, 0),
+)
+
+
+def cell(interval: Interval | None, digits: int) -> str:
+    """`.812 [.790–.834]`; the mean alone where no uncertainty is claimed; a dash where nothing was measured."""
+    if interval is None:
+        return "–"
+    mean = number(interval.mean, digits)
+    return mean if interval.low == interval.high else f"{mean} [{span(interval, digits)}]"
+
+
+def span(interval: Interval, digits: int) -> str:
+    """`.790–.834`."""
+    return f"{number(interval.low, digits)}–{number(interval.high, digits)}"
+
+
+def number(value: float, digits: int) -> str:
+    """`.812`, `1.000`, `7,680`: no zero before the point."""
+    text = f"{value:,.{digits}f}"
+    return text.removeprefix("0") if text.startswith("0.") else text
+
+
+def best_arm(row: Row, arms: Mapping[str, Figures]) -> str | None:
+    """The arm with the best mean; None where nothing is to be compared. No claim that the difference is real."""
+    known = {arm: interval.mean for arm, figures in arms.items() if (interval := figures[row.figure]) is not None}
+    if not row.better or len(known) < 2 or len(set(known.values())) == 1:
+        return None
+    return max(known, key=lambda arm: row.better * known[arm])
+
+
+def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds: int) -> Table:
+    """Figures down, arms across; the best arm's mean of each row in bold."""
+    table = Table(
+        title="Evaluation with purification off, on problems that no training saw",
+        title_justify="left",
+        title_style="bold",
+        box=box.HORIZONTALS,
+        pad_edge=False,
+    )
+    table.caption = interval_note(seeds)
+    table.caption_justify = "left"
+    table.add_column("", no_wrap=True)
+    table.add_column("cold start", justify="right", header_style=COLD_START.colour)
+    for arm, look in looks(arms).items():
+        table.add_column(arm, justify="right", header_style=f"bold {look.colour}")
+    for row in ROWS:
+        best = best_arm(row, arms)
+        cells = [
+            Text(cell(figures[row.figure], row.digits), style="bold" if arm == best else "")
+            for arm, figures in arms.items()
+        ]
+        table.add_row(
+            row.label, cell(cold_start[row.figure], row.digits), *cells, end_section=row.figure in SECTION_ENDS
+        )
+    return table
+
+
+SECTION_ENDS = ("pass8", "ids", "train_failed_calls")
+
+
+def interval_note(seeds: int) -> str:
+    """Where the brackets come from."""
+    if seeds > 1:
+        return f"Ranges: 95 %, Student's t over {seeds} seeds (cold start: bootstrap over problems). Bold: best mean."
+    return "Ranges: 95 %, bootstrap over problems; one seed says nothing about other seeds. Bold: best mean."
+
+
+def result_table(result: Result) -> Table:
+    """One evaluation: a line a setting."""
+    table = Table(
+        title=f"{result.checkpoint}, purification off",
+        title_justify="left",
+        title_style="bold",
+        box=box.HORIZONTALS,
+        pad_edge=False,
+    )
+    for name in ("setting", "pass@1", f"pass@{K}", "failed calls", "ids", "problems", "lost"):
+        table.add_column(name, justify="left" if name == "setting" else "right")
+    for setting in result.settings.values():
+        columns = (
+            (setting.passes(1), 3),
+            (setting.passes(K), 3),
+            (setting.per_problem(lambda p: p.failed_calls), 2),
+            (setting.per_problem(lambda p: p.ids), 1),
+        )
+        table.add_row(
+            f"T = {setting.temperature:g}, top-p {setting.top_p:g}",
+            *(cell(over_problems(values) if values else None, digits) for values, digits in columns),
+            str(len(setting.problems)),
+            str(setting.lost),
+        )
+    return table

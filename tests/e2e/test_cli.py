@@ -1,0 +1,127 @@
+"""The commands as a user meets them: help, errors that name the place, lists and transcripts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from comparing import FIX, repaired, trajectory
+from retcon.store import jsonl
+
+COMMANDS = ("quickstart", "sft", "train", "eval", "show", "doctor")
+
+
+def retcon(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """One call of the command, in a wide terminal that is none."""
+    return subprocess.run(
+        [sys.executable, "-m", "retcon", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "200", "NO_COLOR": "1", **environment},
+        check=False,
+    )
+
+
+@pytest.fixture
+def trajectories(tmp_path: Path) -> Path:
+    path = tmp_path / "some.jsonl"
+    jsonl.write(
+        path, [trajectory("numbers/aa/0", FIX, reward=-1.0), repaired("numbers/ab/0"), repaired("numbers/ab/1")]
+    )
+    return path
+
+
+@pytest.mark.parametrize("command", [(), *((c,) for c in COMMANDS)])
+def test_every_command_has_help(command: tuple[str, ...]) -> None:
+    done = retcon(*command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage: retcon" in done.stdout
+    if not command:
+        assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_a_bad_recipe_is_one_message_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[rl]\nstepz = 3\n")
+    words = ("train", tmp_path / "mine.toml", "--from", tmp_path)
+    done = retcon(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "mine.toml, line 2" in done.stderr
+    assert "did you mean 'steps'?" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in retcon(*words, RETCON_DEBUG="1").stderr
+
+
+def test_a_missing_checkpoint_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "cold_start").mkdir()
+    done = retcon("eval", tmp_path / "cold_strat")
+    assert done.returncode == 2
+    assert "did you mean 'cold_start'?" in done.stderr
+    unfinished = retcon("train", "quickstart/saar", "--from", tmp_path / "cold_start")
+    assert unfinished.returncode == 2
+    assert "is it finished?" in unfinished.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--arms", "basline"), "did you mean 'baseline'?"),
+        (("repair.kind=none",), "choose them with --arms"),
+        (("rl.stepz=3",), "did you mean 'steps'?"),
+    ],
+)
+def test_the_quickstart_refuses_before_it_begins(tmp_path: Path, words: tuple[str, ...], part: str) -> None:
+    done = retcon("quickstart", *words, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_show_lists_a_file(trajectories: Path) -> None:
+    done = retcon("show", trajectories)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1].split() == ["numbers/aa/0", "-1", "answer", "1", "0", "0"]
+    assert lines[2].split() == ["numbers/ab/0", "1", "answer", "2", "1", "0", "shallow"]
+    assert "and 2 more" in retcon("show", trajectories, "--limit", "1").stdout
+
+
+def test_show_takes_the_beginning_of_an_id_and_suggests_the_nearest(trajectories: Path) -> None:
+    assert "numbers/aa/0" in retcon("show", trajectories, "numbers/aa").stdout
+    two = retcon("show", trajectories, "numbers/ab")
+    assert two.returncode == 2
+    assert "2 ids begin with 'numbers/ab': numbers/ab/0, numbers/ab/1" in two.stderr
+    none = retcon("show", trajectories, "nombers/aa/0")
+    assert none.returncode == 2
+    assert "did you mean 'numbers/aa/0'?" in none.stderr
+
+
+def test_show_tells_before_and_after_and_raw_text(trajectories: Path) -> None:
+    shown = retcon("show", trajectories, "--first-repaired")
+    assert shown.returncode == 0, shown.stderr
+    assert "NameError" in shown.stdout
+    assert "numbers/ab/0" in shown.stdout
+    raw = retcon("show", trajectories, "numbers/aa/0", "--raw")
+    assert raw.stdout == trajectory("x", FIX).text + "\n"
+
+
+def test_show_names_a_broken_line_and_lists_the_others(trajectories: Path) -> None:
+    lines = trajectories.read_text().splitlines()
+    trajectories.write_text("\n".join([lines[0], lines[1][:40], lines[2]]) + "\n")
+    done = retcon("show", trajectories)
+    assert done.returncode == 2
+    assert "some.jsonl, line 2" in done.stderr
+    assert "numbers/ab/1" in done.stdout
+    assert retcon("show", trajectories.with_name("absent.jsonl")).returncode == 2
+
+
+def test_doctor_speaks_json() -> None:
+    done = retcon("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["extras"].keys() == {"train", "report"}
+    assert told["machine"]["cores"] >= 1
+    assert told["sandbox"]["tier"] in ("namespaces", "rlimits", None)

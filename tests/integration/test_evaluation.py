@@ -1,0 +1,104 @@
+"""An evaluation over the scripted engine and the real sandbox."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import load_recipe
+from retcon.core.errors import CheckpointError
+from retcon.engine.scripted import ScriptedEngine
+from retcon.evaluate.result import Result, write_result
+from retcon.evaluate.runner import evaluate, run_evaluation, settings_of
+from retcon.store import jsonl
+from retcon.tasks.registry import task_set
+
+RECIPE = load_recipe(
+    None,
+    ["evaluate.problems=3", "evaluate.samples=4", "rollout.max_ids=2000", "sandbox.workers=1", "repair.kind=saar"],
+)
+
+
+def test_it_counts_raw_failures_with_purification_off() -> None:
+    tasks = task_set("numbers").evaluation(3, RECIPE.evaluate.seed)
+    answers = {task.id: task.answer for task in tasks}
+
+    def reply(request_id: str, text: str, n: int) -> str:
+        task, _, index = request_id.rsplit("/", 2)
+        if n == 0:
+            return "```python\nprint(nothing)\n```"
+        right = task == tasks[0].id or index == "1"
+        return f"so the answer is \\boxed{{{answers[task] if right else 'none'}}}"
+
+    tokenizer = ByteTokenizer()
+    engine = ScriptedEngine(tokenizer, reply)
+    told: list[int] = []
+    groups, setting = asyncio.run(
+        evaluate(
+            RECIPE,
+            tasks,
+            name="top_p",
+            params=settings_of(RECIPE)["top_p"],
+            engine=engine,
+            chat=Chat(tokenizer),
+            on_progress=told.append,
+        )
+    )
+    assert [(p.task, p.samples, p.passed) for p in setting.problems] == [
+        (tasks[0].id, 4, 4),
+        (tasks[1].id, 4, 1),
+        (tasks[2].id, 4, 1),
+    ]
+    assert {p.failed_calls for p in setting.problems} == {1.0}  # a repair would have tried again, and raised the count
+    assert setting.failure_types == {"NameError": 12}
+    assert setting.stops == {"answer": 12}
+    assert not any(t.provenance.purified for group in groups for t in group)
+    assert {(p.temperature, p.top_p) for p in engine.params} == {(1.0, 0.6)}
+    assert told == list(range(1, 13))
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """A folder with a finished evaluation of `tmp_path / "model"` under RECIPE."""
+    out = tmp_path / "eval"
+    out.mkdir()
+    recipe = {k: v for k, v in RECIPE.model_dump(mode="json").items() if k not in ("repair", "select", "sft", "rl")}
+    result = Result(str((tmp_path / "model").resolve()), recipe, {})
+    engine = ScriptedEngine(ByteTokenizer(), ["I do not know"])
+    for name, params in settings_of(RECIPE).items():
+        groups, setting = asyncio.run(
+            evaluate(
+                RECIPE,
+                task_set("numbers").evaluation(1, 0),
+                name=name,
+                params=params,
+                engine=ScriptedEngine(engine.tokenizer, engine.replies),
+                chat=Chat(engine.tokenizer),
+                on_progress=lambda _: None,
+            )
+        )
+        jsonl.write(out / f"trajectories-{name}.jsonl", groups[0])
+        result = result.with_setting(name, setting)
+    write_result(out / "result.json", result)
+    return out
+
+
+def test_a_finished_one_is_kept_and_another_is_refused(done: Path) -> None:
+    model = done.parent / "model"  # it does not even exist: nothing is loaded
+    before = (done / "result.json").read_bytes()
+    assert run_evaluation(RECIPE, model, done) == done / "result.json"
+    assert (done / "result.json").read_bytes() == before
+    with pytest.raises(CheckpointError, match=r"evaluates .*model, not .*other: choose another --out"):
+        run_evaluation(RECIPE, model.with_name("other"), done)
+    more = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"samples": 5})})
+    with pytest.raises(CheckpointError, match=r"evaluate\.samples = 4, now 5"):
+        run_evaluation(more, model, done)
+
+
+@pytest.mark.torch
+def test_a_setting_whose_trajectories_are_gone_is_made_again(done: Path) -> None:
+    (done / "trajectories-t1.jsonl").unlink()
+    with pytest.raises(CheckpointError, match="no model folder"):
+        run_evaluation(RECIPE, done.parent / "model", done)

@@ -1,0 +1,90 @@
+"""Several commands at once, as real processes."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from retcon.cli.jobs import Job, JobFailed, run_chains
+
+
+class Record:
+    """A board that keeps what it was told, and calls `on_start` when a job of that name starts."""
+
+    def __init__(self, **on_start: threading.Event) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.on_start = on_start
+
+    def started(self, job: Job) -> None:
+        self.told.append(("started", job.name))
+        if job.name in self.on_start:
+            self.on_start[job.name].set()
+
+    def moved(self, job: Job, label: str, done: int, total: int) -> None:
+        self.told.append((f"{label} {done}/{total}", job.name))
+
+    def ended(self, job: Job) -> None:
+        self.told.append(("ended", job.name))
+
+
+@pytest.fixture
+def blocked(tmp_path: Path) -> Job:
+    """A job that waits for a pipe that nobody writes to."""
+    os.mkfifo(tmp_path / "pipe")
+    return Job("blocked", ("show", str(tmp_path / "pipe")), tmp_path / "logs" / "blocked.log")
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path("src").resolve()))
+
+
+def version(name: str, folder: Path) -> Job:
+    return Job(name, ("--version",), folder / "logs" / f"{name}.log")
+
+
+def test_the_jobs_of_a_chain_come_one_after_the_other(tmp_path: Path) -> None:
+    board, ended = Record(), []
+    chains = [[version("a", tmp_path), version("b", tmp_path)], [version("c", tmp_path)]]
+    run_chains(chains, at_once=2, board=board, on_end=lambda job: ended.append(job.name))
+    assert sorted(ended) == ["a", "b", "c"]
+    assert board.told.index(("ended", "a")) < board.told.index(("started", "b"))
+    assert "retcon 0." in (tmp_path / "logs" / "b.log").read_text()
+
+
+def test_a_failure_is_told_with_its_log_and_ends_the_others(tmp_path: Path, blocked: Job) -> None:
+    board = Record()
+    failing = Job("failing", ("show", str(tmp_path / "absent.jsonl")), tmp_path / "logs" / "failing.log")
+    with pytest.raises(JobFailed, match=r"failing failed with exit code 2(.|\n)*absent\.jsonl does not exist"):
+        run_chains([[failing, version("after", tmp_path)], [blocked]], at_once=2, board=board, on_end=lambda _: None)
+    assert ("started", "blocked") in board.told
+    assert ("ended", "blocked") not in board.told
+    assert ("started", "after") not in board.told
+
+
+def test_ctrl_c_ends_all_that_runs(tmp_path: Path, blocked: Job) -> None:
+    running = threading.Event()
+
+    def press() -> None:
+        running.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_chains([[blocked]], at_once=1, board=Record(blocked=running), on_end=lambda _: None)
+    pressing.join()
+    assert not _runs(str(tmp_path / "pipe"))
+
+
+def _runs(word: str) -> bool:
+    """Whether some process has `word` in its command line."""
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word in line.read_bytes().decode(errors="replace").split("\0"):
+                return True
+        except OSError:  # it ended while we looked
+            continue
+    return False

@@ -1,0 +1,76 @@
+"""Everything left of the local engine and of training works where torch and its company are not installed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from comparing import repaired
+from retcon.store import jsonl
+
+BLOCKED = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "tokenizers", "safetensors"}:
+            return None
+        return self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+IMPORT_ALL = """
+import importlib, pkgutil, retcon
+
+RIGHT = ("retcon.train", "retcon.__main__", "retcon.cli.demonstrations")
+LOCAL = {"cache", "decode", "forward", "loading", "local", "phases", "requests", "sampling", "support"}
+for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
+    name = module.name
+    if name.startswith(RIGHT) or (name.startswith("retcon.engine.") and name.rpartition(".")[2] in LOCAL):
+        continue
+    importlib.import_module(name)
+    print(name)
+"""
+COMMAND = """
+from retcon.cli.app import main
+main()
+"""
+
+
+def python(program: str, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED + program, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "120"},
+        check=False,
+    )
+
+
+def test_all_that_is_left_of_training_imports() -> None:
+    done = python(IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+    for name in ("retcon.rollout.loop", "retcon.evaluate.runner", "retcon.report.html", "retcon.cli.quickstart"):
+        assert name in done.stdout.splitlines()
+
+
+def test_show_and_doctor_work(tmp_path: Path) -> None:
+    jsonl.write(tmp_path / "some.jsonl", [repaired("a/0")])
+    shown = python(COMMAND, "show", tmp_path / "some.jsonl", "a/0")
+    assert shown.returncode == 0, shown.stderr
+    assert "NameError" in shown.stdout
+    told = python(COMMAND, "doctor")
+    assert told.returncode == 0, told.stderr
+
+
+def test_training_says_what_to_install(tmp_path: Path) -> None:
+    done = python(COMMAND, "quickstart", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "pip install 'retcon-rl[train]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,115 @@
+"""The page and the table: nothing from outside, nothing unescaped, each arm with its own look."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from comparing import FIX, answer, comparison, repaired, trajectory
+from retcon.evaluate.statistics import Interval, exactly
+from retcon.report.choose import showcase, showcase_in
+from retcon.report.html import page, write_page
+from retcon.report.plots import CURVES, draw_curves, running_mean
+from retcon.report.style import looks
+from retcon.report.summary import figures
+from retcon.report.tables import ROWS, best_arm, cell, comparison_table
+from retcon.store import jsonl
+
+EVIL = "<script>alert('x')</script> & \"q\""
+
+
+def test_the_page_escapes_what_runs_say() -> None:
+    evil = trajectory(EVIL, replace(FIX, segments=(replace(FIX.segments[0], text=EVIL),)), answer(EVIL))
+    shown = page(comparison((EVIL,), steps=3), {}, evil, [EVIL])
+    assert "<script" not in shown
+    assert shown.count("&lt;script&gt;") >= 5
+
+
+def test_the_page_needs_no_network_and_embeds_its_pictures(tmp_path: Path) -> None:
+    pictures = draw_curves(comparison(steps=3), tmp_path)
+    write_page(tmp_path / "report.html", comparison(steps=3), pictures, repaired(), ["retcon quickstart"])
+    text = (tmp_path / "report.html").read_text()
+    assert len(pictures) == len(CURVES)
+    assert text.count('src="data:image/png;base64,') == len(CURVES)
+    assert not re.search(r"https?://|@import|<link|<script", text)
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in pictures.values())
+
+
+def test_the_page_shows_the_failure_before_and_the_fix_after() -> None:
+    shown = page(comparison(steps=3), {}, repaired(), [])
+    before, after = shown.split("As it is trained on")
+    assert '<pre class="removed">first find x.' in before
+    assert '<pre class="failed">NameError' in before
+    assert '<pre class="spliced">that failed. try again.' in after
+    assert "NameError" not in after
+
+
+def test_curves_that_no_run_has_are_not_drawn(tmp_path: Path) -> None:
+    bare = comparison(("baseline",), steps=3)
+    runs = [
+        replace(run, metrics=[{"step": 1, "pass_rate": 0.5}, {"step": 2, "pass_rate": None}])
+        for run in bare.arms["baseline"]
+    ]
+    drawn = draw_curves(replace(bare, arms={"baseline": runs}), tmp_path)
+    assert [curve.name for curve in drawn] == ["pass_rate"]
+
+
+def test_the_running_mean_never_looks_ahead_and_passes_over_gaps() -> None:
+    values = np.array([1.0, np.nan, 3.0, 4.0, 5.0, 6.0, 7.0])
+    assert running_mean(values).tolist() == [1.0, 1.0, 2.0, 8 / 3, 3.25, 4.5, 5.0]
+
+
+def test_arms_keep_their_looks_whatever_stands_beside_them() -> None:
+    assert looks(["saar"])["saar"] == looks(["mine", "baseline", "saar"])["saar"]
+    mixed = looks(["mine", "baseline", "other", "saar", "roc"])
+    assert len({look.colour for look in mixed.values()}) == 5
+
+
+def test_cells_show_a_range_only_where_there_is_one() -> None:
+    assert cell(Interval(0.8124, 0.79, 1.0), 3) == ".812 [.790–1.000]"
+    assert cell(exactly(7680), 0) == "7,680"
+    assert cell(exactly(0), 2) == ".00"
+    assert cell(None, 2) == "–"
+
+
+def test_best_is_highest_pass_and_fewest_failures_and_no_cost() -> None:
+    rows = {row.figure: row for row in ROWS}
+    low, high = dict.fromkeys(rows, exactly(1.0)), dict.fromkeys(rows, exactly(2.0))
+    assert best_arm(rows["pass1"], {"a": low, "b": high}) == "b"
+    assert best_arm(rows["failed_calls"], {"a": low, "b": high}) == "a"
+    assert best_arm(rows["cpu_s"], {"a": low, "b": high}) is None
+    assert best_arm(rows["pass1"], {"a": low, "b": low}) is None
+
+
+@pytest.mark.parametrize(("seeds", "note"), [(1, "one seed says nothing"), (3, "over 3 seeds")])
+def test_the_table_says_where_its_ranges_come_from(seeds: int, note: str) -> None:
+    told = comparison(seeds=seeds, steps=3)
+    table = comparison_table(figures([told.cold_start]), {a: figures(r) for a, r in told.arms.items()}, seeds=seeds)
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(table)
+    assert note in captured.get()
+    assert "baseline" in captured.get()
+
+
+def test_the_showcase_is_the_shortest_shallow_success() -> None:
+    long = trajectory("long/0", *repaired().turns, answer("so the answer is \\boxed{9}, and so on"))
+    found = showcase(
+        [repaired("a/0", decision="deep"), repaired("b/0", reward=-1.0), long, repaired("d/0"), trajectory("e/0", FIX)]
+    )
+    assert found is not None
+    assert found.id == "d/0"
+    assert showcase([trajectory("e/0", FIX)]) is None
+
+
+def test_the_showcase_of_a_run_is_from_its_latest_step_that_has_one(tmp_path: Path) -> None:
+    assert showcase_in(tmp_path) is None
+    (tmp_path / "trajectories").mkdir()
+    for step, made in ((1, repaired("a/0")), (20, repaired("b/0")), (40, trajectory("c/0", FIX))):
+        jsonl.write(tmp_path / "trajectories" / f"step-{step:06d}.jsonl", [made])
+    found = showcase_in(tmp_path)
+    assert found is not None
+    assert (found[0].id, found[1].name) == ("b/0", "step-000020.jsonl")
