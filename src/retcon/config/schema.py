@@ -39,7 +39,7 @@ class TaskSection(Section):
 
 
 class RolloutSection(Section):
-    max_ids: Positive = Field(256, description="ids of a trajectory, prompt and observations included")
+    max_ids: Positive = Field(288, description="ids of a trajectory, prompt and observations included")
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
     lookahead_ids: NonNegative = Field(160, description="room beyond max_ids for a repair's lookahead")
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
@@ -75,11 +75,11 @@ class SFTSection(Section):
     demonstrations: Positive = 4000
     steps: Positive = 250
     batch: Positive = 32
-    lr: Rate = 2e-3
+    lr: Rate = 4e-3
     warmup: Probability = Field(0.1, description="share of steps with a rising learning rate")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
-    checkpoint_every: Positive = 100
+    checkpoint_every: Positive = 50
 
 
 class RLSection(Section):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,20 +10,16 @@ from pathlib import Path
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
+from retcon.core.cost import cpu_seconds
 from retcon.core.errors import CheckpointError, MissingExtra, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.evaluate.result import Result, Setting, read_result, score, write_result
-from retcon.rollout.group import rollout_groups
-from retcon.rollout.limits import Limits
-from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.types import Limits as SandboxLimits
+from retcon.rollout.world import open_world
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
-from retcon.tools.python import PythonTool
-from retcon.tools.types import Tool
 
 Progress = Callable[[int, int], None]
 """Rollouts done, of how many, over all settings."""
@@ -94,10 +89,6 @@ async def evaluate(
 
     The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
     """
-    section = recipe.sandbox
-    limits = SandboxLimits(
-        cpu_seconds=section.cpu_seconds, wall_seconds=section.wall_seconds, memory_mb=section.memory_mb
-    )
     grade = task_set(recipe.task.name).grade
     done = 0
 
@@ -108,15 +99,10 @@ async def evaluate(
         return grade(task, trajectory)
 
     wall, cpu = time.perf_counter(), cpu_seconds()
-    async with SandboxPool(workers=section.workers, limits=limits) as sandbox:
-        tool: Tool = PythonTool(sandbox, output_chars=section.output_chars)
-        groups = await rollout_groups(
+    async with open_world(recipe, engine, chat) as world:
+        groups = await world.roll_out(
             tasks,
             count=recipe.evaluate.samples,
-            engine=engine,
-            tools={tool.name: tool},
-            chat=chat,
-            limits=Limits(recipe.rollout.max_ids, recipe.rollout.max_turns, recipe.rollout.lookahead_ids),
             sampling=params,
             seed=derive("evaluation", recipe.evaluate.seed, name),
             step=0,
@@ -130,12 +116,6 @@ async def evaluate(
         wall_s=round(time.perf_counter() - wall, 2),
     )
     return groups, setting
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of this process and of its children that have ended."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in usages)
 
 
 def _load(recipe: Recipe, checkpoint: Path) -> tuple[Generator, Chat]:

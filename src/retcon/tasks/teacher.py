@@ -1,7 +1,7 @@
 r"""The weak teacher of the number problems: what it writes next, given what it has seen. Its code often fails.
 
 It knows each problem's two steps but writes poor Python: a first try fails with the operation's own rate (.85 to .95),
-a try after an error with .25, and a program that runs is of a wrong method with .2. Its
+a try after an error with .5, and a program that runs is of a wrong method with .2. Its
 demonstrations (`retcon.rollout.demonstrate`) hold real failures, real repairs and real wrong answers.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from retcon.tasks.numbers import NumberProblem, Step
 from retcon.tasks.teacher_code import PROGRAMS
 
-RETRY_FAILURE_RATE = 0.25
+RETRY_FAILURE_RATE = 0.5
 WRONG_METHOD_RATE = 0.2
 
 

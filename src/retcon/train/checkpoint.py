@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from retcon.core.cost import Cost
 from retcon.core.errors import CheckpointError
 from retcon.engine.loading import load_model
-from retcon.train.cost import Cost
 from retcon.train.files import whole_folder, write_json
 from retcon.train.folder import RunFolder
 

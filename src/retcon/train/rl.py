@@ -20,9 +20,9 @@ from retcon.train.folder import RunFolder, open_run
 from retcon.train.model import fingerprint, model_folder, start_model
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.rollout_metrics import rollout_metrics
+from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.session import OnStep, Session
 from retcon.train.update import ALGORITHMS, group_samples, update
-from retcon.train.world import World, open_world
 
 KEEP_ROLLOUTS_EVERY = 10
 
@@ -60,18 +60,20 @@ def run_rl(
 
 
 async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, tasks: TaskSet) -> None:
-    async with open_world(recipe, session.model, tokenizer, tasks) as world:
-        prompts = world.prompts(after=session.step)
+    async with open_rollouts(recipe, session.model, tokenizer, tasks) as rollouts:
+        prompts = rollouts.prompts(after=session.step)
         while session.step < recipe.rl.steps:
-            await _step(recipe, run, session, world, next(prompts))
+            await _step(recipe, run, session, rollouts, next(prompts))
 
 
-async def _step(recipe: Recipe, run: RunFolder, session: Session, world: World, tasks: Sequence[Task]) -> None:
+async def _step(
+    recipe: Recipe, run: RunFolder, session: Session, rollouts: TrainingRollouts, tasks: Sequence[Task]
+) -> None:
     seed, step = recipe.run.seed, session.step + 1
     algorithm = ALGORITHMS[recipe.rl.algorithm]
     began = time.perf_counter()
     try:
-        groups = await world.roll_out(tasks, step=step)
+        groups = await rollouts.of(tasks, step=step)
     except asyncio.CancelledError:
         session.save()  # Ctrl-C: the weights are those of the last whole step
         raise
@@ -87,7 +89,7 @@ async def _step(recipe: Recipe, run: RunFolder, session: Session, world: World, 
     kept = [_select(recipe, group, step) for group in whole]
     samples = [sample for group in kept for sample in group_samples(group, algorithm)]
     losses = update(session.model, session.optimizer, samples, recipe.rl, seed=seed, step=step)
-    world.engine.invalidate()
+    rollouts.engine.invalidate()
 
     if step % KEEP_ROLLOUTS_EVERY == 0 or step in (1, recipe.rl.steps):
         run.keep_trajectories(step, (t for group in groups for t in group))

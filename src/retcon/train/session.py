@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from retcon.core.cost import Cost, Meter
 from retcon.train.checkpoint import (
     load_optimizer,
     load_weights,
@@ -19,7 +20,6 @@ from retcon.train.checkpoint import (
     save_checkpoint,
     save_model,
 )
-from retcon.train.cost import Cost, Meter
 from retcon.train.folder import RunFolder
 
 Metrics = Mapping[str, float]

@@ -1,0 +1,73 @@
+"""What rollouts live in, built once from a recipe: engine, chat, sandbox and tool. Training, evaluation and
+demonstrations roll out in the same one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from retcon.chat.chat import Chat
+from retcon.config.schema import Recipe
+from retcon.core.types import Trajectory
+from retcon.engine.types import Generator, SamplingParams
+from retcon.purify.types import Repair
+from retcon.rollout.group import Grade, rollout_groups
+from retcon.rollout.limits import Limits
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits as SandboxLimits
+from retcon.tasks.types import Task
+from retcon.tools.python import PythonTool
+from retcon.tools.types import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything that a rollout needs, but for its task, its seeds and what to do about failures."""
+
+    recipe: Recipe
+    engine: Generator
+    chat: Chat
+    tool: Tool
+
+    async def roll_out(
+        self,
+        tasks: Sequence[Task],
+        *,
+        count: int,
+        sampling: SamplingParams,
+        seed: int,
+        step: int,
+        grade: Grade,
+        repair: Repair | None = None,
+        probability: float = 1.0,
+        model: str | None = None,
+    ) -> list[list[Trajectory]]:
+        """`count` graded rollouts of every task, within the recipe's limits; see `rollout_groups`."""
+        section = self.recipe.rollout
+        return await rollout_groups(
+            tasks,
+            count=count,
+            engine=self.engine,
+            tools={self.tool.name: self.tool},
+            chat=self.chat,
+            limits=Limits(section.max_ids, section.max_turns, section.lookahead_ids),
+            sampling=sampling,
+            seed=seed,
+            step=step,
+            grade=grade,
+            repair=repair,
+            probability=probability,
+            model=model,
+        )
+
+
+@asynccontextmanager
+async def open_world(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[World]:
+    """The world of a recipe, its sandbox started; the engine is the caller's. Raises SandboxUnavailable."""
+    section = recipe.sandbox
+    limits = SandboxLimits(
+        cpu_seconds=section.cpu_seconds, wall_seconds=section.wall_seconds, memory_mb=section.memory_mb
+    )
+    async with SandboxPool(workers=section.workers, limits=limits) as sandbox:
+        yield World(recipe, engine, chat, PythonTool(sandbox, output_chars=section.output_chars))
