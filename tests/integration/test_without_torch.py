@@ -3,10 +3,16 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from comparing import repaired
 from retcon.store import jsonl
+
+Python = Callable[..., subprocess.CompletedProcess[str]]
+CORE_PYTHON = os.environ.get("RETCON_CORE_PYTHON")
 
 BLOCKED = """
 import sys
@@ -43,24 +49,34 @@ main()
 """
 
 
-def python(program: str, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BLOCKED + program, *map(str, words)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "120"},
-        check=False,
-    )
+@pytest.fixture(params=["blocked", "absent"])
+def python(request: pytest.FixtureRequest) -> Python:
+    """Runs a program where the packages are blocked, and in an environment that never had them."""
+    absent = request.param == "absent"
+    if absent and CORE_PYTHON is None:
+        pytest.skip("RETCON_CORE_PYTHON is not set: `make test` makes an environment without the extras and sets it")
+
+    def run(program: str, *words: object) -> subprocess.CompletedProcess[str]:
+        interpreter = CORE_PYTHON if absent and CORE_PYTHON else sys.executable
+        return subprocess.run(
+            [interpreter, "-c", program if absent else BLOCKED + program, *map(str, words)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "120"},
+            check=False,
+        )
+
+    return run
 
 
-def test_all_that_is_left_of_training_imports() -> None:
+def test_all_that_is_left_of_training_imports(python: Python) -> None:
     done = python(IMPORT_ALL)
     assert done.returncode == 0, done.stderr
     for name in ("retcon.rollout.loop", "retcon.evaluate.runner", "retcon.report.html", "retcon.cli.quickstart"):
         assert name in done.stdout.splitlines()
 
 
-def test_show_and_doctor_work(tmp_path: Path) -> None:
+def test_show_and_doctor_work(tmp_path: Path, python: Python) -> None:
     jsonl.write(tmp_path / "some.jsonl", [repaired("a/0")])
     shown = python(COMMAND, "show", tmp_path / "some.jsonl", "a/0")
     assert shown.returncode == 0, shown.stderr
@@ -69,7 +85,7 @@ def test_show_and_doctor_work(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr
 
 
-def test_training_says_what_to_install(tmp_path: Path) -> None:
+def test_training_says_what_to_install(tmp_path: Path, python: Python) -> None:
     done = python(COMMAND, "quickstart", "--out", tmp_path / "out")
     assert done.returncode == 2
     assert "pip install 'retcon-rl[train]'" in done.stderr
