@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from retcon.tasks.numbers import NumberProblem, Step
 from retcon.tasks.teacher_code import PROGRAMS
 
-RETRY_FAILURE_RATE = 0.5
-WRONG_METHOD_RATE = 0.2
+RETRY_FAILURE_RATE = 0.6
+WRONG_METHOD_RATE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
