@@ -39,7 +39,7 @@ class TaskSection(Section):
 
 
 class RolloutSection(Section):
-    max_ids: Positive = Field(288, description="ids of a trajectory, prompt and observations included")
+    max_ids: Positive = Field(320, description="ids of a trajectory, prompt and observations included")
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
     lookahead_ids: NonNegative = Field(160, description="room beyond max_ids for a repair's lookahead")
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
@@ -72,8 +72,8 @@ class SandboxSection(Section):
 
 
 class SFTSection(Section):
-    demonstrations: Positive = 4000
-    steps: Positive = 250
+    demonstrations: Positive = 5000
+    steps: Positive = 300
     batch: Positive = 32
     lr: Rate = 4e-3
     warmup: Probability = Field(0.1, description="share of steps with a rising learning rate")

@@ -1,8 +1,9 @@
 r"""The weak teacher of the number problems: what it writes next, given what it has seen. Its code often fails.
 
-It knows each problem's two steps but writes poor Python: a first try fails with the operation's own rate (.85 to .95),
-a try after an error with .5, and a program that runs is of a wrong method with .2. Its
-demonstrations (`retcon.rollout.demonstrate`) hold real failures, real repairs and real wrong answers.
+It knows each problem's two steps but writes poor Python: nearly every first try at a step fails (.97 to .99 by
+operation), as does half of the tries after an error, and one program in twenty that runs is of a wrong method. A retry
+says what it is at, not that it is a retry. Its demonstrations (`retcon.rollout.demonstrate`) hold real failures, real
+repairs and real wrong answers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from retcon.tasks.numbers import NumberProblem, Step
 from retcon.tasks.teacher_code import PROGRAMS
 
-RETRY_FAILURE_RATE = 0.6
+RETRY_FAILURE_RATE = 0.5
 WRONG_METHOD_RATE = 0.05
 
 
@@ -46,11 +47,9 @@ def reply(problem: NumberProblem, seen: Sequence[Seen], rng: random.Random) -> t
     if len(values) >= 2:
         return f"answer: \\boxed{{{values[1]}}}", None
     if not values:
-        step, lead = problem.first, "first find x."
+        step, lead = problem.first, "find x."
     else:
         args = list(problem.second.args)
         args[problem.second.x_at or 0] = int(values[0])
         step, lead = Step(problem.second.operation, tuple(args), None), f"now x is {values[0]}."
-    if after_error:
-        lead = "try again."
     return lead, write_code(step, rng, after_error=after_error)

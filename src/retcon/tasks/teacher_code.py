@@ -91,7 +91,7 @@ PROGRAMS: dict[str, Programs] = {
             "print(range({1}, {2} + 1).count_multiples({0}))",
         ),
         wrong=("print({2} // {0})",),
-        failure_rate=0.97,
+        failure_rate=0.98,
     ),
     "squares": Programs(
         right=(
@@ -119,7 +119,7 @@ PROGRAMS: dict[str, Programs] = {
             "n = {0}\nt = 0\nwhile n\n    t += n % {1}\n    n //= {1}\nprint(t)",
         ),
         wrong=("print(sum(map(int, str({0}))))",),
-        failure_rate=0.98,
+        failure_rate=0.99,
     ),
     "divisors": Programs(
         right=(
