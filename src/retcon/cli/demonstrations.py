@@ -47,5 +47,5 @@ def _about(recipe: Recipe) -> dict[str, object]:
     about = {section: whole[section] for section in SECTIONS}
     about["model.style"] = recipe.model.style
     about["run.seed"] = recipe.run.seed
-    about["sft.demonstrations"] = recipe.sft.demonstrations
+    about["sft"] = {"demonstrations": recipe.sft.demonstrations, "max_turns": recipe.sft.max_turns}
     return about

@@ -73,6 +73,7 @@ class SandboxSection(Section):
 
 class SFTSection(Section):
     demonstrations: Positive = 5000
+    max_turns: Positive = Field(5, description="generations of a demonstration")
     steps: Positive = 300
     batch: Positive = 32
     lr: Rate = 4e-3

@@ -35,6 +35,8 @@ async def demonstrations(
     total = recipe.sft.demonstrations
     drawn = list(islice(problems(recipe.run.seed, "train"), total))
     tasks = task_set(recipe.task.name)
+    rollout = recipe.rollout.model_copy(update={"max_turns": recipe.sft.max_turns})
+    recipe = recipe.model_copy(update={"rollout": rollout})
     teacher = Teacher({f"{p.task().id}/0/0": p for p in drawn}, chat)
     made: list[Trajectory] = []
     async with open_world(recipe, teacher, chat) as world:

@@ -1,9 +1,9 @@
 r"""The weak teacher of the number problems: what it writes next, given what it has seen. Its code often fails.
 
-It knows each problem's two steps but writes poor Python: nearly every first try at a step fails (.97 to .99 by
-operation), as does half of the tries after an error, and one program in twenty that runs is of a wrong method. A retry
-says what it is at, not that it is a retry. Its demonstrations (`retcon.rollout.demonstrate`) hold real failures, real
-repairs and real wrong answers.
+It knows each problem's two steps but writes poor Python: a first try at a step fails nearly always, a try after an
+error in six cases of ten, and one program in twenty that runs is of a wrong method. Its demonstrations
+(`retcon.rollout.demonstrate`) hold real failures, real repairs and real wrong answers. How the rates were chosen is in
+`docs/log.md`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from retcon.tasks.numbers import NumberProblem, Step
 from retcon.tasks.teacher_code import PROGRAMS
 
-RETRY_FAILURE_RATE = 0.5
+FIRST_FAILURE_RATE = 0.995
+RETRY_FAILURE_RATE = 0.6
 WRONG_METHOD_RATE = 0.05
 
 
@@ -30,8 +31,7 @@ class Seen:
 def write_code(step: Step, rng: random.Random, *, after_error: bool) -> str:
     """One try at a step: right, failing or of a wrong method."""
     programs = PROGRAMS[step.operation.name]
-    failure_rate = RETRY_FAILURE_RATE if after_error else programs.failure_rate
-    if rng.random() < failure_rate:
+    if rng.random() < (RETRY_FAILURE_RATE if after_error else FIRST_FAILURE_RATE):
         source = rng.choice(programs.failing)
     elif rng.random() < WRONG_METHOD_RATE:
         source = rng.choice(programs.wrong)
@@ -52,4 +52,5 @@ def reply(problem: NumberProblem, seen: Sequence[Seen], rng: random.Random) -> t
         args = list(problem.second.args)
         args[problem.second.x_at or 0] = int(values[0])
         step, lead = Step(problem.second.operation, tuple(args), None), f"now x is {values[0]}."
+    lead = f"again: {lead}" if after_error else lead
     return lead, write_code(step, rng, after_error=after_error)

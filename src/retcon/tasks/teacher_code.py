@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Programs for one operation; `failure_rate` is the chance that the first try is one of `failing`."""
+    """Programs for one operation."""
 
     right: tuple[str, ...]
     failing: tuple[str, ...]
     wrong: tuple[str, ...]
-    failure_rate: float
 
 
 PROGRAMS: dict[str, Programs] = {
@@ -30,7 +29,6 @@ PROGRAMS: dict[str, Programs] = {
             "import math\nprint(math.gcd({0}, {1})",
         ),
         wrong=("print(min({0}, {1}))",),
-        failure_rate=0.97,
     ),
     "lcm": Programs(
         right=("import math\nprint(math.lcm({0}, {1}))", "from math import lcm\nprint(lcm({0}, {1}))"),
@@ -41,7 +39,6 @@ PROGRAMS: dict[str, Programs] = {
             "import math\nprint(math.lcm({0}, {1})",
         ),
         wrong=("print({0} * {1})",),
-        failure_rate=0.98,
     ),
     "power": Programs(
         right=("print(pow({0}, {1}, {2}))", "print({0} ** {1} % {2})"),
@@ -52,7 +49,6 @@ PROGRAMS: dict[str, Programs] = {
             "print({0} ** {1} mod {2})",
         ),
         wrong=("print({0} * {1} % {2})",),
-        failure_rate=0.98,
     ),
     "power_digits": Programs(
         right=("print(sum(map(int, str({0} ** {1}))))", "print(sum(int(d) for d in str({0} ** {1})))"),
@@ -63,7 +59,6 @@ PROGRAMS: dict[str, Programs] = {
             "print(sum(map(int, {0} ** {1})))",
         ),
         wrong=("print(len(str({0} ** {1})))",),
-        failure_rate=0.99,
     ),
     "primes": Programs(
         right=(
@@ -77,7 +72,6 @@ PROGRAMS: dict[str, Programs] = {
             "print(len(n for n in range({0}, {1} + 1) if all(n % d for d in range(2, n))))",
         ),
         wrong=("print(sum(n % 2 for n in range({0}, {1} + 1)))",),
-        failure_rate=0.99,
     ),
     "multiples": Programs(
         right=(
@@ -91,7 +85,6 @@ PROGRAMS: dict[str, Programs] = {
             "print(range({1}, {2} + 1).count_multiples({0}))",
         ),
         wrong=("print({2} // {0})",),
-        failure_rate=0.98,
     ),
     "squares": Programs(
         right=(
@@ -105,7 +98,6 @@ PROGRAMS: dict[str, Programs] = {
             "print(sum(n * n for n in range(1, {0} + 1)) % {1}",
         ),
         wrong=("print(sum(n * n for n in range(1, {0})) % {1})",),
-        failure_rate=0.98,
     ),
     "base_digits": Programs(
         right=(
@@ -119,7 +111,6 @@ PROGRAMS: dict[str, Programs] = {
             "n = {0}\nt = 0\nwhile n\n    t += n % {1}\n    n //= {1}\nprint(t)",
         ),
         wrong=("print(sum(map(int, str({0}))))",),
-        failure_rate=0.99,
     ),
     "divisors": Programs(
         right=(
@@ -133,6 +124,5 @@ PROGRAMS: dict[str, Programs] = {
             "print(len(d for d in range(1, {0} + 1) if {0} % d == 0))",
         ),
         wrong=("print(len([d for d in range(1, {0}) if {0} % d == 0]))",),
-        failure_rate=0.98,
     ),
 }
