@@ -11,8 +11,11 @@ from retcon.core.errors import CheckpointError, RecipeError
 from retcon.evaluate.result import Result, Setting, write_result
 
 
+OVERRIDES = ("rl.steps=3", "sft.steps=5", "evaluate.samples=9")
+
+
 def test_arms_differ_in_their_recipe_and_seeds_in_nothing_else(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2)
+    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=["run.seed=0"])
     assert list(plan.arms) == [("baseline", 0), ("saar", 0), ("baseline", 1), ("saar", 1)]
     one, other = (plan.arms["saar", seed][0].recipe.model_dump() for seed in (0, 1))
     assert one["run"].pop("seed") + 1 == other["run"].pop("seed")
@@ -24,7 +27,7 @@ def test_arms_differ_in_their_recipe_and_seeds_in_nothing_else(tmp_path: Path) -
 
 
 def test_an_override_reaches_the_stages_that_it_concerns(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["rl.steps=3", "sft.steps=5", "evaluate.samples=9"])
+    plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["run.seed=0", *OVERRIDES])
     sft, cold_eval = plan.cold
     train, arm_eval = plan.arms["saar", 0]
     assert "sft.steps=5" in sft.job.words

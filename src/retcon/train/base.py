@@ -148,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="make the base model that comes with the package")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "assets" / "base")
     parser.add_argument("--work", type=Path, default=Path("runs/base"))
-    parser.add_argument("--threads", type=int, default=BaseRecipe.threads)
+    parser.add_argument("--threads", type=int, default=BaseRecipe().threads)
     arguments = parser.parse_args()
     console = Console()
     try:
