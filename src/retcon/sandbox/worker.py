@@ -108,10 +108,10 @@ class Worker:
 
     def sweep(self) -> None:
         """End every process that the call left behind."""
-        if self.setting.world.processes:
+        if self.setting.world.processes and os.getpid() == 1:
             if _reap():
                 return
-            os.kill(-1, signal.SIGKILL)  # all of this namespace but this process
+            os.kill(-1, signal.SIGKILL)  # all of this namespace but its init, which is this process
         deadline = time.monotonic() + SWEEP_SECONDS
         while not _reap():
             for pid in _children():
