@@ -95,6 +95,7 @@ def _next(plan: Plan, found: tuple[Trajectory, Path] | None) -> list[str]:
     again = ("retcon", "quickstart", *plan.options)
     if "roc" not in {arm for arm, _ in plan.arms}:
         lines.append(command_line(*again, "--out", plan.out, "--arms", "baseline,saar,roc"))
-    lines.append(command_line(*again, "--out", plan.out, "--seeds", "3"))
+    if len({seed for _, seed in plan.arms}) < 3:
+        lines.append(command_line(*again, "--out", plan.out, "--seeds", "3"))
     lines.append(command_line(*again, "rl.mask_negative_spliced=true", "--out", "runs/masked"))
     return lines
