@@ -10,7 +10,6 @@ from retcon.cli.plan import make_plan
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.evaluate.result import Result, Setting, write_result
 
-
 OVERRIDES = ("rl.steps=3", "sft.steps=5", "evaluate.samples=9")
 
 
