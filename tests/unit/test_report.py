@@ -57,9 +57,9 @@ def test_curves_that_no_run_has_are_not_drawn(tmp_path: Path) -> None:
     assert [curve.name for curve in drawn] == ["pass_rate"]
 
 
-def test_the_running_mean_never_looks_ahead_and_passes_over_gaps() -> None:
+def test_the_running_mean_is_centred_and_passes_over_gaps() -> None:
     values = np.array([1.0, np.nan, 3.0, 4.0, 5.0, 6.0, 7.0])
-    assert running_mean(values).tolist() == [1.0, 1.0, 2.0, 8 / 3, 3.25, 4.5, 5.0]
+    assert running_mean(values).tolist() == [2.0, 8 / 3, 3.25, 4.5, 5.0, 5.5, 6.0]
 
 
 def test_arms_keep_their_looks_whatever_stands_beside_them() -> None:

@@ -97,9 +97,10 @@ def _value(step: Metrics, curve: Curve) -> float | None:
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last SMOOTHING steps up to each, fewer at the start: never of a step still to come; (T,) to (T,).
+    """Mean over the SMOOTHING steps around each, fewer at the ends; (T,) to (T,).
 
-    Steps without a value (NaN) are passed over.
+    Centred, so that the line does not lag behind the steps that it smooths. Steps without a value are passed over.
     """
-    windows = [values[max(0, end - SMOOTHING) : end] for end in range(1, len(values) + 1)]
+    half = SMOOTHING // 2
+    windows = [values[max(0, at - half) : at + half + 1] for at in range(len(values))]
     return np.array([np.nan if np.isnan(w).all() else np.nanmean(w) for w in windows])
