@@ -1,0 +1,69 @@
+"""The quickstart, in small: the README's first command, and what it leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from retcon.store import jsonl
+
+pytestmark = pytest.mark.torch
+SMALL = (
+    "sft.demonstrations=64",
+    "sft.steps=4",
+    "rl.steps=2",
+    "rl.prompts=2",
+    "rl.group=2",
+    "evaluate.problems=2",
+    "evaluate.samples=8",
+)
+FIGURES = ("pass1_t1", "pass8_t1", "pass1", "failed_calls_t1", "failed_calls", "ids", "rollouts", "wall_s", "cpu_s")
+
+
+def quickstart(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "retcon", "quickstart", *words, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "120"},
+        check=False,
+    )
+
+
+def test_it_trains_compares_and_tells_and_does_nothing_twice(tmp_path: Path) -> None:
+    out = tmp_path / "quick"
+    done = quickstart(out, *SMALL, "--arms", "baseline,saar,roc")
+    assert done.returncode == 0, done.stderr
+    for said in ("pass@1, T = 1", "failed calls, T = 1", "baseline", "saar", "roc", "summary.json", "What to try next"):
+        assert said in done.stdout
+
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary["arms"]) == {"baseline", "saar", "roc"}
+    assert summary["seconds"] > 0
+    for part in (summary["cold_start"], *summary["arms"].values()):
+        for figure in FIGURES:
+            assert part[figure]["low"] <= part[figure]["mean"] <= part[figure]["high"]
+    rollouts = {arm: figures["rollouts"]["mean"] for arm, figures in summary["arms"].items()}
+    assert rollouts == {"baseline": 8, "saar": 8, "roc": 16}  # steps × prompts × group; RoC makes twice as many
+
+    page = (out / "report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert len(list(out.glob("*.png"))) >= 4
+    for folder in (out / "cold_start", *(out / arm / "seed-1" for arm in summary["arms"])):
+        AutoModelForCausalLM.from_pretrained(folder / "final")
+        AutoTokenizer.from_pretrained(folder / "final")
+        assert len(list(jsonl.read(folder / "eval" / "trajectories-t1.jsonl"))) == 16
+    assert list(jsonl.read(out / "demonstrations.jsonl"))
+
+    again = quickstart(out, *SMALL, "--arms", "baseline,saar,roc")
+    assert again.returncode == 0, again.stderr
+    after = json.loads((out / "summary.json").read_text())
+    assert after == summary
+
+    changed = quickstart(out, *SMALL[:-1], "evaluate.samples=4", "--arms", "baseline,saar,roc")
+    assert changed.returncode == 2
+    assert "evaluate.samples was 8, is 4" in changed.stderr
