@@ -139,3 +139,8 @@ def test_a_saved_recipe_reads_back_equal(tmp_path: Path) -> None:
     recipe = load_recipe(None, ["repair.kind=saar", 'model.path="a \\"quoted\\" é\\\\path"', "rl.lr=1e-5"])
     (tmp_path / "saved.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")
     assert load_recipe(tmp_path / "saved.toml") == recipe
+
+
+def test_the_page_on_recipes_shows_every_key_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert recipe_to_toml(Recipe()).rstrip() in page
