@@ -20,21 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Any, Self
 
 from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.folders import PoolFolder
 from retcon.sandbox.handle import WorkerHandle
 from retcon.sandbox.types import Limits, Result, Tier
 
-MEMORY_FOLDER = "/dev/shm"  # on a disk, making and removing a folder takes longer than the rest of a call
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
 
 
@@ -55,7 +52,7 @@ class SandboxPool:
         self.limits = limits or Limits()
         self._slots = [_Slot() for _ in range(workers)]
         self._free: asyncio.Queue[_Slot] | None = None
-        self._folder: Path | None = None
+        self._folder: PoolFolder | None = None
         self._asked = tier
         self._tier: Tier | None = None
         self._started = 0
@@ -77,9 +74,7 @@ class SandboxPool:
             raise SandboxUnavailable(
                 f"the sandbox needs Linux (fork, namespaces, /proc), and this is {sys.platform}: run it in a container"
             )
-        memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
-        self._folder = Path(tempfile.mkdtemp(prefix="retcon-sandbox-", dir=memory))
-        self._folder.chmod(0o711)  # a child that became nobody must reach its scratch folder
+        self._folder = PoolFolder()
         self._free = asyncio.Queue()
         try:
             for slot in self._slots:
@@ -96,7 +91,8 @@ class SandboxPool:
         for slot in self._slots:
             slot.drop()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
+            self._folder = None
 
     @property
     def tier(self) -> Tier:
@@ -157,8 +153,10 @@ class SandboxPool:
                 slot.drop()
 
     async def _start_worker(self) -> WorkerHandle:
+        if self._folder is None:
+            raise SandboxUnavailable("the sandbox pool is closed")
         self._started += 1
-        scratch = Path(str(self._folder), f"w{self._started}")
+        scratch = self._folder.path / f"w{self._started}"
         scratch.mkdir(mode=0o711)
         worker = await WorkerHandle.start(scratch, self._asked or "")
         wanted, had = self._tier or self._asked, worker.tier

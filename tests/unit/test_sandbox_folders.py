@@ -1,0 +1,49 @@
+"""A pool's folder: kept while its pool lives, swept up once it is gone."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from retcon.sandbox.folders import PREFIX, PoolFolder
+
+HOLD = """
+import sys
+from pathlib import Path
+from retcon.sandbox.folders import PoolFolder
+
+folder = PoolFolder(Path(sys.argv[1]))
+(folder.path / "w1").mkdir()
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_of_a_killed_pool_is_swept_by_the_next_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src"},
+    )
+    assert other.stdout is not None
+    held = Path(other.stdout.readline().strip())
+    mine = PoolFolder(tmp_path)
+    assert held.is_dir()
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    again = PoolFolder(tmp_path)
+    assert not held.exists()
+    assert mine.path.is_dir()
+    mine.remove()
+    again.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_a_lock_is_left_alone(tmp_path: Path) -> None:
+    foreign = tmp_path / f"{PREFIX}mine"
+    foreign.mkdir()
+    PoolFolder(tmp_path).remove()
+    assert foreign.is_dir()
