@@ -1,4 +1,4 @@
-"""A pool's folder on the host: made, held by a lock while the pool lives, and swept up by a later pool if it was killed."""
+"""A pool's folder on the host: made, locked while the pool lives, and swept up by a later pool if it was killed."""
 
 from __future__ import annotations
 
