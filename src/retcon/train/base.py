@@ -1,6 +1,6 @@
 """The base model inside the package, made anew: `make base`, or `python -m retcon.train.base`.
 
-A Qwen3 configuration of 0.66 M parameters, trained from scratch on synthetic text (`retcon.tasks.corpus`) and on
+A Qwen3 configuration of 0.68 M parameters, trained from scratch on synthetic text (`retcon.tasks.corpus`) and on
 repeated random ids. Seeded; under an hour on 2 cores; continues where it was. What it saw and what it can do stands in
 `docs/base.md`.
 """
