@@ -29,7 +29,7 @@ def quickstart(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "retcon", "quickstart", *words, "--out", str(out)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "120"},
+        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "400"},
         check=False,
     )
 
