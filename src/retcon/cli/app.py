@@ -57,6 +57,9 @@ app.command("doctor")(doctor)
 
 def main() -> None:
     """Runs the command. Errors that Retcon knows are one message and exit code 2; an interrupt is exit code 130."""
+    # Torch's threads otherwise spin while they wait for each other, which on busy cores takes several times as long. To
+    # be set before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(prog_name="retcon")
     except RetconError as error:
