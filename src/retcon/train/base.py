@@ -43,7 +43,7 @@ class BaseRecipe:
     repeated_first: float = 0.5  # share of rows of repeated ids in the first `repeated_until` of the steps
     repeated_then: float = 0.2
     repeated_until: float = 0.5
-    threads: int = 1  # so that it repeats bit for bit; two are a third faster
+    threads: int = 1  # so that it repeats bit for bit
 
 
 def base_config(vocabulary: int) -> Qwen3Config:

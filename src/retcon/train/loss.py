@@ -86,7 +86,7 @@ def negative_spliced(advantages: Tensor, spliced: Tensor) -> Tensor:
     """Ours, not the paper's: the spliced ids, (B, T) bool, of rollouts that did worse than their siblings.
 
     Nobody sampled them there, so they are less likely than what is sampled, and pushing unlikely ids further down is
-    what makes training with repairs collapse at high learning rates. For `policy_loss(muted=...)`.
+    the likely cause where training with repairs collapses. For `policy_loss(muted=...)`.
     """
     return spliced & (advantages < 0)
 
