@@ -38,6 +38,10 @@ class SandboxUnavailable(RetconError):
     """The sandbox cannot be started or reached."""
 
 
+class SessionLost(RetconError):
+    """A sandbox session is gone: says whether its own code ended it, the sandbox evicted it, or its worker died."""
+
+
 class EngineError(RetconError):
     """A request that an engine cannot serve, such as one longer than the model's window."""
 

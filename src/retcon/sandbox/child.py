@@ -62,7 +62,7 @@ def run(call: dict[str, Any], token: bytes, streams: Streams, setting: Setting) 
     code = 1
     try:
         _enter(call, streams, setting)
-        code = _program(call["code"], token, call["limits"])
+        code = _program(call["code"], token, call["limits"], call["echo"])
     finally:
         leave(code)
 
@@ -97,14 +97,14 @@ def _enter(call: dict[str, Any], streams: Streams, setting: Setting) -> None:
     gc.enable()
 
 
-def _program(source: str, token: bytes, limits: dict[str, Any]) -> int:
-    """Run the program as Python would, last expression echoed; return the exit code."""
+def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> int:
+    """Run the program as Python would, its last expression kept where `echo`; return the exit code."""
     streams = (sys.stdout, sys.stderr)  # the program may put others in their place
     raised, value, code = "", "", 0
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     try:
-        value = _run_as_main(source, main)
+        value = _run_as_main(source, main, echo)
     except SystemExit as stop:
         code = _exit_code(stop, streams)
     except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
@@ -119,12 +119,12 @@ def _program(source: str, token: bytes, limits: dict[str, Any]) -> int:
     return code
 
 
-def _run_as_main(source: str, main: ModuleType) -> str:
+def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
     """Run the program and its exit handlers; `=` and the repr of its last expression, empty without one."""
     whole, given, to_text = vars(builtins), dict(vars(builtins)), repr
     value = ""
     try:
-        body, last = _compile(source)
+        body, last = _compile(source, echo)
         exec(body, main.__dict__)
         if last is not None:
             result = eval(last, main.__dict__)
@@ -136,11 +136,11 @@ def _run_as_main(source: str, main: ModuleType) -> str:
     return value
 
 
-def _compile(source: str) -> tuple[CodeType, CodeType | None]:
+def _compile(source: str, echo: bool) -> tuple[CodeType, CodeType | None]:
     """(all but a last expression, that expression), so that a syntax error comes before anything has run."""
     tree: Any = compile(source, FILENAME, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
     last = None
-    if tree.body and isinstance(tree.body[-1], _ast.Expr):
+    if echo and tree.body and isinstance(tree.body[-1], _ast.Expr):
         last = compile(_ast.Expression(tree.body.pop().value), FILENAME, "eval", dont_inherit=True)
     return compile(tree, FILENAME, "exec", dont_inherit=True), last
 

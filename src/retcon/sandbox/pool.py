@@ -30,7 +30,7 @@ from typing import Any, Self
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.folders import PoolFolder
 from retcon.sandbox.handle import WorkerHandle
-from retcon.sandbox.types import Limits, Result, Tier
+from retcon.sandbox.types import Limits, Result, Session, Tier
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
 
@@ -114,18 +114,31 @@ class SandboxPool:
         code: str,
         *,
         stdin: str = "",
+        timeout: float | None = None,
+        memory: int | None = None,
         limits: Limits | None = None,
         files: Mapping[str, bytes] | None = None,
+        echo: bool = True,
     ) -> Result:
         """See `Sandbox.run`. Cancelling it ends the call, and its worker is replaced."""
-        limits = limits or self.limits
-        request = {"code": code, "stdin": stdin, "limits": asdict(limits), "files": _encoded(files or {})}
+        limits = (limits or self.limits).with_(timeout, memory)
+        request = {
+            "code": code,
+            "stdin": stdin,
+            "limits": asdict(limits),
+            "files": _encoded(files or {}),
+            "echo": echo,
+        }
         free = self._open_queue()
         slot = await free.get()
         try:
             return await self._run_in(slot, request, limits.wall_seconds)
         finally:
             free.put_nowait(slot)
+
+    async def session(self, *, limits: Limits | None = None) -> Session:
+        """See `Sandbox.session`."""
+        raise SandboxUnavailable("sessions are not there yet")
 
     def _open_queue(self) -> asyncio.Queue[_Slot]:
         if self._free is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, Protocol
 
 from retcon.core.types import Status
 
-Tier = Literal["namespaces", "rlimits"]
+Tier = Literal["namespaces", "landlock", "rlimits"]
+"""What holds around a call, the strongest first (docs/sandbox.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,18 @@ class Limits:
             if not getattr(self, field.name) > 0:
                 raise ValueError(f"limit {field.name} is {getattr(self, field.name)}: it must be above 0")
 
+    def with_(self, timeout: float | None = None, memory: int | None = None) -> Limits:
+        """These limits with `timeout` (seconds) in place of both clocks and `memory` (MiB) in place of the memory's.
+
+        Raises ValueError where one is not above 0.
+        """
+        changes: dict[str, float] = {}
+        if timeout is not None:
+            changes |= {"cpu_seconds": timeout, "wall_seconds": timeout}
+        if memory is not None:
+            changes["memory_mb"] = memory
+        return replace(self, **changes) if changes else self  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -57,6 +70,50 @@ class Result:
     tier: Tier = "rlimits"
 
 
+class Session(Protocol):
+    """One interpreter that keeps its variables and its scratch folder between cells; one cell at a time.
+
+    id: unique among all sessions. A session is lost when its interpreter ends (`os._exit`, a signal, a limit), when the
+    sandbox evicts it (idle for too long, too much memory), or when its worker dies. Whatever the cause, the cell in
+    flight is answered by a Result, and `SessionLost` names the cause from then on.
+    """
+
+    id: str
+
+    async def run(
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        timeout: float | None = None,
+        memory: int | None = None,
+        limits: Limits | None = None,
+        files: Mapping[str, bytes] | None = None,
+        echo: bool = True,
+    ) -> Result:
+        """Run a cell; parameters as `Sandbox.run`. Raises SessionLost."""
+        ...
+
+    async def checkpoint(self) -> str:
+        """Freeze the state as it is now, variables and scratch files; its name. Raises SessionLost."""
+        ...
+
+    async def rollback(self, checkpoint: str) -> None:
+        """Go back to a checkpoint, from any later state, as often as one likes: also after the interpreter ended.
+
+        Checkpoints that were taken after it are gone. Raises KeyError for a name that is not one, SessionLost.
+        """
+        ...
+
+    async def discard(self, checkpoint: str) -> None:
+        """Free a checkpoint that will not be gone back to; an unknown one is no error."""
+        ...
+
+    async def close(self) -> None:
+        """End the interpreter and its checkpoints. Closing twice is no error."""
+        ...
+
+
 class Sandbox(Protocol):
     """Runs untrusted Python. Every call starts from the same fresh interpreter and an empty folder."""
 
@@ -65,16 +122,30 @@ class Sandbox(Protocol):
         code: str,
         *,
         stdin: str = "",
+        timeout: float | None = None,
+        memory: int | None = None,
         limits: Limits | None = None,
         files: Mapping[str, bytes] | None = None,
+        echo: bool = True,
     ) -> Result:
         """Run `code` as `__main__`, in a scratch folder that holds `files` (relative path to content).
 
-        A fault of the sandbox itself is a result of status `infrastructure`. Raises ValueError for a file path that
-        leaves the scratch folder, SandboxUnavailable where the sandbox is not open.
+        limits: the sandbox's own where None. timeout: seconds, in place of both clocks of the limits. memory: MiB, in
+        place of theirs. echo: whether the last expression's repr becomes the result's value.
+
+        A fault of the sandbox itself is a result of status `infrastructure`. Raises ValueError for a limit that is not
+        above 0, a file path that leaves the scratch folder, or code that is no text; SandboxUnavailable where the
+        sandbox is not open.
+        """
+        ...
+
+    async def session(self, *, limits: Limits | None = None) -> Session:
+        """A fresh interpreter that keeps its state. limits: of each of its cells, the sandbox's own where None.
+
+        Raises SandboxUnavailable where there is no room for one more, or the sandbox is not open.
         """
         ...
 
     async def close(self) -> None:
-        """End all that runs. Calls in flight get status `infrastructure`."""
+        """End all that runs, sessions too. Calls in flight get status `infrastructure`."""
         ...

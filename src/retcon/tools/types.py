@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from retcon.core.types import Observation, ToolCall
 
@@ -13,3 +13,32 @@ class Tool(Protocol):
     name: str
 
     async def __call__(self, call: ToolCall) -> Observation: ...
+
+
+class OpenTool(Tool, Protocol):
+    """A tool of one trajectory alone, whose state its calls change. It can be taken back to an earlier state."""
+
+    async def checkpoint(self) -> str:
+        """Freeze the state as it is now; its name. Raises InfrastructureFault."""
+        ...
+
+    async def rollback(self, checkpoint: str) -> None:
+        """Go back to a checkpoint, as often as one likes. Raises InfrastructureFault where the state cannot be had."""
+        ...
+
+    async def discard(self, checkpoint: str) -> None:
+        """Free a checkpoint that will not be gone back to."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class StatefulTool(Protocol):
+    """A tool that keeps state between the calls of a trajectory: each trajectory opens its own."""
+
+    name: str
+
+    async def open(self, trajectory: str) -> OpenTool:
+        """The tool for the trajectory of this id, in its first state. Raises InfrastructureFault."""
+        ...
