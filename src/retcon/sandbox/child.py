@@ -6,25 +6,31 @@ and the record that is written at the end can only name an exception and carry t
 
 from __future__ import annotations
 
-import _ast
 import atexit
 import base64
 import builtins
-import contextlib
 import gc
 import io
-import linecache
 import math
 import os
 import resource
 import signal
 import sys
 import traceback
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from retcon.sandbox.capture import cut_middle
 from retcon.sandbox.isolate import World, become
+from retcon.sandbox.program import (
+    compile_program,
+    exit_code,
+    flush_all,
+    print_exception,
+    show_source,
+    type_name,
+    write,
+)
 
 FILENAME = "<python>"
 RECORD_FD = 3
@@ -41,8 +47,7 @@ def install_cpu_handler() -> None:
 
 def _die_flushed(number: int, _frame: object) -> None:
     try:
-        for stream in (sys.stdout, sys.stderr):
-            _flush(stream)
+        flush_all(())
     finally:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -106,16 +111,17 @@ def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> i
     try:
         value = _run_as_main(source, main, echo)
     except SystemExit as stop:
-        code = _exit_code(stop, streams)
+        code = exit_code(stop, streams)
     except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
-        code, raised = 1, type.__dict__["__name__"].__get__(type(error))
+        code, raised = 1, type_name(error)
         if raised == "MemoryError":
             _free_memory(error, main)
-        _flush_all(streams)
-        _print_exception(error, source)
-    _flush_all(streams)
+        flush_all(streams)
+        show_source(source, FILENAME)
+        print_exception(error, __file__)
+    flush_all(streams)
     body = f"{raised}\0{cut_middle(value, limits['output_bytes'])}"
-    _write(RECORD_FD, token + body.encode("utf-8", "replace") + token)
+    write(RECORD_FD, token + body.encode("utf-8", "replace") + token)
     return code
 
 
@@ -124,7 +130,7 @@ def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
     whole, given, to_text = vars(builtins), dict(vars(builtins)), repr
     value = ""
     try:
-        body, last = _compile(source, echo)
+        body, last = compile_program(source, FILENAME, echo)
         exec(body, main.__dict__)
         if last is not None:
             result = eval(last, main.__dict__)
@@ -136,15 +142,6 @@ def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
     return value
 
 
-def _compile(source: str, echo: bool) -> tuple[CodeType, CodeType | None]:
-    """(all but a last expression, that expression), so that a syntax error comes before anything has run."""
-    tree: Any = compile(source, FILENAME, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
-    last = None
-    if echo and tree.body and isinstance(tree.body[-1], _ast.Expr):
-        last = compile(_ast.Expression(tree.body.pop().value), FILENAME, "eval", dont_inherit=True)
-    return compile(tree, FILENAME, "exec", dont_inherit=True), last
-
-
 def _finish() -> None:
     """What an interpreter does at its end: wait for threads that are no daemons, run the exit handlers."""
     threading = sys.modules.get("threading")
@@ -153,51 +150,10 @@ def _finish() -> None:
     atexit._run_exitfuncs()
 
 
-def _exit_code(stop: SystemExit, streams: tuple[Any, Any]) -> int:
-    code = stop.code
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    _flush_all(streams)
-    _write_error(f"{code}\n")
-    return 1
-
-
 def _free_memory(error: BaseException, main: ModuleType) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
     traceback.clear_frames(error.__traceback__)
     main.__dict__.clear()
-
-
-def _print_exception(error: BaseException, source: str) -> None:
-    """Python's own traceback, from the program's first frame on, with the program's lines."""
-    linecache.cache[FILENAME] = (len(source), None, source.splitlines(keepends=True), FILENAME)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    report = traceback.TracebackException(type(error), error, trace, compact=True)
-    _write_error("".join(report.format()))
-
-
-def _write_error(text: str) -> None:
-    _write(2, text.encode("utf-8", "backslashreplace"))
-
-
-def _write(fd: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the program may have closed it: its exit code still counts
-        while data:
-            data = data[os.write(fd, data) :]
-
-
-def _flush(stream: Any) -> None:
-    with contextlib.suppress(Exception):  # it may be closed, or an object of the program's own
-        stream.flush()
-
-
-def _flush_all(streams: tuple[Any, ...]) -> None:
-    for stream in (sys.stdout, sys.stderr, *streams):
-        _flush(stream)
 
 
 def address_space() -> int:
