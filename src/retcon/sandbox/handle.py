@@ -35,7 +35,8 @@ class WorkerHandle:
     """A worker process and the channel to it.
 
     pid: of the worker's first process. network, files, own_user: whether calls are kept from the network, from writing
-    outside their scratch folder, and from the rights of the user who started the pool.
+    outside their scratch folder, and from the rights of the user who started the pool. unprotected: in words, what they
+    are not kept from.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class WorkerHandle:
         self.pid = process.pid
         self.tier: Tier = "rlimits"
         self.network = self.files = self.own_user = False
+        self.unprotected: tuple[str, ...] = ()
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -71,6 +73,7 @@ class WorkerHandle:
             raise SandboxUnavailable(f"a sandbox worker could not set itself up: {hello['error']}")
         worker.tier, worker.network = hello["tier"], hello["network"]
         worker.files, worker.own_user = hello["files"], hello["own_user"]
+        worker.unprotected = tuple(hello["unprotected"])
         return worker
 
     @property

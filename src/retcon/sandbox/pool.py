@@ -21,13 +21,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Any, Self
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.sandbox.folders import PoolFolder
 from retcon.sandbox.handle import WorkerHandle
 from retcon.sandbox.types import Limits, Result, Session, Tier
@@ -178,6 +179,13 @@ class SandboxPool:
             raise SandboxUnavailable(
                 f"sandbox tier {wanted!r} cannot be had here, only {had!r}: allow user namespaces "
                 "(sysctl user.max_user_namespaces, or the container's seccomp profile), or do not ask for a tier"
+            )
+        if self._tier is None and worker.unprotected:
+            warnings.warn(
+                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
+                + "; ".join(worker.unprotected),
+                SandboxWarning,
+                stacklevel=2,
             )
         self._tier = had
         return worker
