@@ -1,7 +1,7 @@
 """A worker: a small warm interpreter that forks a child for each call, watches it, and tells how it ended.
 
-Started by the pool as a process of its own (never forked from it: that process may hold gigabytes, locks and
-secrets). Standard library only, and little of it: the smaller this process, the faster it forks.
+Forked from a zygote (`zygote`), whose packages it has. Standard library only, and little of it: the smaller this
+process, the faster it forks.
 """
 
 from __future__ import annotations
