@@ -11,7 +11,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Coroutine, Iterable
-from contextlib import suppress
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.folders import PoolFolder
@@ -71,7 +70,10 @@ class Fleet:
         return len(self._busy)
 
     async def open(self, warm: Iterable[str]) -> None:
-        """Start the bare zygote, those of `warm`, and a worker. Raises SandboxUnavailable, with nothing left running."""
+        """Start the bare zygote, those of `warm`, and a worker.
+
+        Raises SandboxUnavailable, with nothing left running.
+        """
         self._folder = PoolFolder()
         try:
             async with asyncio.TaskGroup() as group:
@@ -102,6 +104,8 @@ class Fleet:
                 *(zygote.close() for zygote in self._zygotes.values()), *self._tasks, return_exceptions=True
             )
         finally:
+            for worker in self.workers:
+                worker.kill()
             self._busy.clear()
             self._idle.clear()
             self._zygotes.clear()
@@ -164,14 +168,14 @@ class Fleet:
             if profile not in self._ready() and profile not in self._heating:
                 self._heating.add(profile)
                 self._spawn(self._heat(profile))
-        refused: set[str] = set()
-        while (profile := self._waiting.oldest(self._ready() - refused)) is not None:
-            wanted = min(self._waiting.count(profile), FORKS) - self._forking[profile]
-            if wanted <= 0 or not self._room_for(profile):
-                refused.add(profile)
+        open_to = self._ready()
+        while (turn := self._waiting.oldest(open_to)) is not None:
+            wanted = min(self._waiting.count(turn), FORKS) - self._forking[turn]
+            if wanted <= 0 or not self._room_for(turn):
+                open_to.discard(turn)
                 continue
-            self._forking[profile] += 1
-            self._spawn(self._fork(profile))
+            self._forking[turn] += 1
+            self._spawn(self._fork(self._zygotes[turn]))
 
     def _room_for(self, profile: str) -> bool:
         """Whether there is room for one more worker, made by giving up an idle one where needed."""
@@ -201,12 +205,12 @@ class Fleet:
                 )
             self._deaths[profile] += 1
             await self._start_zygote(profile)
-        except SandboxUnavailable as error:
+        except (SandboxUnavailable, OSError) as error:
             self.faults[profile] = str(error)
             if profile == BARE.name:
                 self._fail(profile, error, everyone=True)
             else:
-                self._choose.broken.add(profile)
+                self._choose.drop(profile)
                 self._waiting.move(profile, BARE.name)
         finally:
             self._heating.discard(profile)
@@ -220,16 +224,18 @@ class Fleet:
         old = self._zygotes.pop(profile, None)
         if old is not None:
             await old.close()
-        self._zygotes[profile] = await ZygoteHandle.start(
-            self._choose.profile(profile), self._python or sys.executable, folder, folder / f"z{self._made}.log"
+        zygote = await ZygoteHandle.start(
+            self._choose.profiles[profile], self._python or sys.executable, folder, folder / f"z{self._made}.log"
         )
+        self._zygotes[profile] = zygote
+        self._choose.learn(profile, zygote.packages)
 
-    async def _fork(self, profile: str) -> None:
+    async def _fork(self, zygote: ZygoteHandle) -> None:
         """One more worker for those of a profile who wait."""
-        zygote = self._zygotes[profile]
+        profile = zygote.profile
         try:
             worker = await self._start_worker(zygote)
-        except SandboxUnavailable as error:
+        except (SandboxUnavailable, OSError) as error:
             if zygote.alive:  # the machine's fault: whoever waits must not wait for ever
                 self._fail(profile, error, everyone=False)
         else:
@@ -254,7 +260,7 @@ class Fleet:
         self.tier = had
         return worker
 
-    def _fail(self, profile: str, error: SandboxUnavailable, *, everyone: bool) -> None:
+    def _fail(self, profile: str, error: Exception, *, everyone: bool) -> None:
         while (future := self._waiting.pop(profile)) is not None:
             if not future.done():
                 future.set_exception(SandboxUnavailable(str(error)))

@@ -32,8 +32,7 @@ class WorkerHandle:
         process: int,
         profile: str,
         root: Path,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        channel: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
         self.pid = pid
         self.profile = profile
@@ -41,8 +40,7 @@ class WorkerHandle:
         self.network = self.files = self.own_user = False
         self._process: int | None = process
         self._root = root
-        self._reader = reader
-        self._writer = writer
+        self._reader, self._writer = channel
 
     @classmethod
     async def open(cls, pid: int, process: int, profile: str, root: Path, channel: socket.socket) -> WorkerHandle:
@@ -50,7 +48,7 @@ class WorkerHandle:
 
         root: its folder on the host, likewise. Raises SandboxUnavailable, with the worker ended.
         """
-        worker = cls(pid, process, profile, root, *await asyncio.open_unix_connection(sock=channel))
+        worker = cls(pid, process, profile, root, await asyncio.open_unix_connection(sock=channel))
         try:
             async with asyncio.timeout(START_SECONDS):
                 hello = await worker._receive()

@@ -8,7 +8,7 @@ preloaded is imported by the call itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from retcon.core.errors import nearest
@@ -19,10 +19,15 @@ _ALIAS = re.compile(r"\s+as\s+\w+")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """modules: imported by its zygote, in this order; submodules may be among them."""
+    """modules: imported by its zygote, in this order; submodules may be among them.
+
+    exercise: a program that is run once in a fork that is thrown away, to find what the packages import only when they
+    are used; the zygote imports it too, and keeps nothing else of that run.
+    """
 
     name: str
     modules: tuple[str, ...]
+    exercise: str = ""
 
     @property
     def packages(self) -> frozenset[str]:
@@ -30,15 +35,32 @@ class Profile:
         return frozenset(module.partition(".")[0] for module in self.modules)
 
 
+_STDLIB = (
+    *("math", "cmath", "re", "itertools", "functools", "operator", "collections", "json", "string", "time", "typing"),
+    *("heapq", "bisect", "random", "datetime", "fractions", "decimal", "statistics", "dataclasses", "copy", "enum"),
+)
+_NUMPY = ("numpy", "numpy.random")
+_SCIPY = (*_NUMPY, "scipy", "scipy.optimize", "scipy.integrate", "scipy.interpolate", "scipy.stats")
+_SYMPY = ("sympy", "mpmath", "sympy.parsing.sympy_parser")
+_ALGEBRA = """
+from sympy import *
+x, y = symbols("x y")
+solve(x**2 - 5*x + 6, x), solve([x + y - 3, x - y - 1], [x, y]), solveset(x**2 - 1, x), solve(x**2 < 4, x)
+integrate(sin(x) * exp(x), x), integrate(1 / (x**3 + 1), (x, 0, 1)), simplify(sin(x)**2 + cos(x)**2)
+nsolve(cos(x) - x, 1), factor(x**3 - 1), summation(x**2, (x, 1, 10)), latex(x**2), pretty(x / 2), factorint(360)
+Matrix([[1, 2], [3, 4]]).eigenvals(), dsolve(Derivative(Function("f")(x), x) - x), limit(sin(x) / x, x, 0)
+diophantine(x**2 + y**2 - 25)
+"""
 BARE = Profile("bare", ())
 BUILT_IN = (
     BARE,
-    Profile("numpy", ("numpy", "numpy.random", "numpy.linalg")),
-    Profile("sympy", ("sympy", "mpmath")),
-    Profile("scipy", ("numpy", "scipy", "scipy.optimize", "scipy.integrate", "scipy.linalg", "scipy.special")),
-    Profile("science", ("numpy", "sympy", "mpmath", "scipy", "scipy.optimize", "scipy.integrate", "scipy.linalg")),
+    Profile("stdlib", _STDLIB),
+    Profile("numpy", (*_STDLIB, *_NUMPY)),
+    Profile("sympy", (*_STDLIB, *_SYMPY), _ALGEBRA),
+    Profile("scipy", (*_STDLIB, *_SCIPY)),
+    Profile("science", (*_STDLIB, *_SCIPY, *_SYMPY), _ALGEBRA),
 )
-"""From the smallest to the largest: the first that covers a program's imports serves it."""
+"""From the smallest to the largest: each module that is preloaded makes every fork slower (docs/sandbox.md)."""
 
 
 def with_packages(packages: Sequence[str] | Mapping[str, Sequence[str]]) -> tuple[Profile, ...]:
@@ -53,7 +75,7 @@ def with_packages(packages: Sequence[str] | Mapping[str, Sequence[str]]) -> tupl
         for module in modules:
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ValueError(f"package {module!r} is not the name of a module to import")
-    own = tuple(Profile(name, tuple(modules)) for name, modules in given.items())
+    own = tuple(Profile(name, (*_STDLIB, *modules)) for name, modules in given.items())
     return tuple(profile for profile in BUILT_IN if profile.name not in given) + own
 
 
@@ -82,26 +104,32 @@ def imports(code: str) -> frozenset[str]:
 
 
 class Chooser:
-    """Chooses among profiles. Those in `broken` (by name) are passed over; `bare` must not be among them."""
+    """Chooses among profiles, of which the first must need nothing."""
 
     def __init__(self, profiles: Sequence[Profile]) -> None:
-        self.profiles = tuple(profiles)
-        self.profile = {profile.name: profile for profile in profiles}.__getitem__
-        self.broken: set[str] = set()
-        self._preloaded = frozenset[str]().union(*(profile.packages for profile in profiles))
-        names = "|".join(sorted(map(re.escape, self._preloaded)))
-        self._mention = re.compile(rf"\b(?:{names})\b") if names else None
+        self.profiles = {profile.name: profile for profile in profiles}
+        self._covers = {profile.name: profile.packages for profile in profiles}
+        self._preloaded = frozenset[str]().union(*self._covers.values())
+        self._mention = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(self._preloaded)))})\b")
 
-    def __call__(self, code: str, warm: Collection[str] = ()) -> str:
-        """Name of the profile for `code`: of those that cover most of its imports the smallest that is in `warm`,
-        else the smallest."""
-        if self._mention is None or not self._mention.search(code):
+    def learn(self, profile: str, packages: Iterable[str]) -> None:
+        """Its zygote came up, and has imported `packages` (top-level names) on the way."""
+        self._covers[profile] |= self._preloaded & frozenset(packages)
+
+    def drop(self, profile: str) -> None:
+        """Choose it no more."""
+        del self._covers[profile]
+
+    def __call__(self, code: str, warm: Container[str] = ()) -> str:
+        """Name of the profile for `code`: of those that have most of its imports the first in `warm`, else the first.
+
+        Two that have as many but different ones: the later, as packages that someone asked for come last.
+        """
+        if not self._mention.search(code):
             return BARE.name
-        return self.covering(imports(code) & self._preloaded, warm).name
-
-    def covering(self, needed: Iterable[str], warm: Collection[str] = ()) -> Profile:
-        needed = frozenset(needed)
-        usable = [profile for profile in self.profiles if profile.name not in self.broken]
-        most = max(len(needed & profile.packages) for profile in usable)
-        best = [profile for profile in usable if len(needed & profile.packages) == most]
-        return next((profile for profile in best if profile.name in warm), best[0])
+        needed = imports(code)
+        had = {name: needed & covers for name, covers in self._covers.items()}
+        most = max(map(len, had.values()))
+        best = [name for name, packages in had.items() if len(packages) == most]
+        best = [name for name in best if had[name] == had[best[-1]]]
+        return next((name for name in best if name in warm), best[0])

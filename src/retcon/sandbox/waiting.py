@@ -43,7 +43,8 @@ class Waiting(Generic[T]):
 
     def remove(self, ticket: Ticket[T]) -> None:
         """Take it out wherever it stands; one that is out already is no error."""
-        self._queues.get(ticket.profile, {}).pop(ticket.number, None)
+        if ticket.profile in self._queues:
+            self._queues[ticket.profile].pop(ticket.number, None)
 
     def next(self, profile: str, ready: Collection[str]) -> str | None:
         """Whose turn it is when a worker of `profile` is free: a profile among `ready`, None where none of them waits.
@@ -52,7 +53,7 @@ class Waiting(Generic[T]):
         """
         oldest = self._oldest(ready)
         if oldest is None or not self.count(profile) or oldest.profile == profile:
-            return oldest and oldest.profile
+            return oldest.profile if oldest else None
         if oldest.overtaken >= self._patience:
             return oldest.profile
         oldest.overtaken += 1
@@ -61,7 +62,7 @@ class Waiting(Generic[T]):
     def oldest(self, ready: Collection[str]) -> str | None:
         """The profile of the oldest call of those in `ready`."""
         oldest = self._oldest(ready)
-        return oldest and oldest.profile
+        return oldest.profile if oldest else None
 
     def profiles(self) -> list[str]:
         """Those of which a call waits."""

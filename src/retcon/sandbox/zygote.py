@@ -37,10 +37,11 @@ class _Stop(BaseException):
     """The process that started this one is gone."""
 
 
-def main(fd: int, folder: str, modules: list[str]) -> Order:
+def main(fd: int, folder: str, exercise: str, modules: list[str]) -> Order:
     """Import `modules`, then fork a worker for each order on the socket `fd` until it closes; then end.
 
-    folder: the pool's, removed at the end where the pool was killed and cannot. Returns in the forked workers only.
+    folder: the pool's, removed at the end where the pool was killed and cannot. exercise: see `profiles.Profile`.
+    Returns in the forked workers only.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote = _Zygote(socket.socket(fileno=fd))
@@ -50,8 +51,9 @@ def main(fd: int, folder: str, modules: list[str]) -> Order:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a killed worker leaves behind comes here to be ended
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(OOM_SCORE)
-        problem = preload(modules)
-        zygote.say({"error": problem} if problem else {})
+        problem = preload(modules, exercise)
+        packages = sorted({name.partition(".")[0] for name in sys.modules})
+        zygote.say({"error": problem} if problem else {"packages": packages})
         if not problem:
             return zygote.serve()
     except (_Stop, ConnectionError):
@@ -61,7 +63,7 @@ def main(fd: int, folder: str, modules: list[str]) -> Order:
     os._exit(0)
 
 
-def preload(modules: list[str]) -> str:
+def preload(modules: list[str], exercise: str = "") -> str:
     """Import them and make this process fit for forking; why it is not, empty where it is."""
     for name in modules:
         try:
@@ -74,12 +76,32 @@ def preload(modules: list[str]) -> str:
                 f"{name} starts {threads - 1} thread(s) when it is imported, which a fork would lose: "
                 "it cannot be preloaded, each call imports it itself"
             )
+    for name in _used_by(exercise) if exercise else ():
+        with contextlib.suppress(ImportError):
+            import_module(name)
     for stream in (sys.stdout, sys.stderr):  # what an import printed must not come out once more in every call
         stream.flush()
     gc.collect()
     gc.freeze()
     gc.disable()
     return ""
+
+
+def _used_by(exercise: str) -> list[str]:
+    """What a program imports beyond what is there already, found by running it in a fork."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            exec(exercise, {})
+        finally:  # of what it got to
+            os.write(writes, "\n".join(sys.modules).encode())
+            os._exit(0)
+    os.close(writes)
+    with open(reads) as file:
+        names = file.read().split()
+    os.waitpid(pid, 0)
+    return [name for name in names if name not in sys.modules and name != "__main__"]
 
 
 class _Zygote:

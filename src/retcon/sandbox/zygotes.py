@@ -25,7 +25,7 @@ SAID_BYTES = 4000
 BOOT = (
     "import sys; sys.version_info >= (3, 11) or sys.exit('Python 3.11 or later is needed, this is ' + sys.version); "
     "sys.path.insert(0, sys.argv[2]); from retcon.sandbox import worker, zygote; del sys.path[0]; "
-    "worker.main(*zygote.main(int(sys.argv[1]), sys.argv[3], sys.argv[4:]))"
+    "worker.main(*zygote.main(int(sys.argv[1]), sys.argv[3], sys.argv[4], sys.argv[5:]))"
 )
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -41,12 +41,13 @@ ENVIRONMENT = {
 
 
 class ZygoteHandle:
-    """A zygote that is ready to fork. pid: its process."""
+    """A zygote that is ready to fork. pid: its process. packages: top-level names of what it has imported."""
 
     def __init__(self, profile: str, process: subprocess.Popen[bytes], channel: socket.socket, log: Path) -> None:
         self.profile = profile
         self.pid = process.pid
         self.alive = True
+        self.packages: list[str] = []
         self._starting = True
         self._process = process
         self._channel = channel
@@ -74,6 +75,7 @@ class ZygoteHandle:
             await zygote.close()
             raise SandboxUnavailable(f"sandbox profile {profile.name!r}: {hello['error']}")
         zygote._starting = False
+        zygote.packages = hello["packages"]
         return zygote
 
     async def fork(self, root: Path, tier: str) -> WorkerHandle:
@@ -182,7 +184,7 @@ def _spawn(profile: Profile, python: str, folder: Path, log: Path) -> tuple[subp
     ours.setblocking(False)
     source = str(Path(retcon.__file__).parents[1])
     command = [python, "-s", "-P", "-X", "utf8", "-c", BOOT]
-    command += [str(theirs.fileno()), source, str(folder), *profile.modules]
+    command += [str(theirs.fileno()), source, str(folder), profile.exercise, *profile.modules]
     environment = ENVIRONMENT | {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"}
     with theirs, log.open("wb") as stderr:
         try:
