@@ -36,6 +36,7 @@ from retcon.sandbox.world import World
 FILENAME = "<python>"
 RECORD_FD = 3
 FDS = 256  # more than a worker ever has open
+SEEDED = ("numpy.random", "sympy.core.random")
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
 Streams: TypeAlias = tuple[int, int, int, int]
 """File descriptors for stdin, stdout, stderr and the record."""
@@ -77,9 +78,18 @@ def run(call: dict[str, Any], token: bytes, streams: Streams, setup: int, settin
             os.write(setup, f"{type(error).__name__}: {error}".encode()[: select.PIPE_BUF])
             raise
         os.closerange(RECORD_FD + 1, FDS)
+        reseed()
         code = _program(call["code"], token, call["limits"], call["echo"])
     finally:
         leave(code)
+
+
+def reseed() -> None:
+    """Give preloaded generators of random numbers a fresh state, as a fresh import would; `random` does it itself."""
+    for name in SEEDED:
+        module = sys.modules.get(name)
+        if module is not None:
+            module.seed()
 
 
 def _enter(

@@ -1,7 +1,7 @@
 """A worker: a small warm interpreter that forks a child for each call, watches it, and tells how it ended.
 
-Started by the pool as a process of its own (never forked from it: that process may hold gigabytes, locks and
-secrets). Standard library only, and little of it: the smaller this process, the faster it forks.
+Forked from a zygote (`zygote`), whose packages it has. Standard library only, and little of it: the smaller this
+process, the faster it forks.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class Worker:
         started = time.monotonic()
         running = Running(call, self)
         running.watch()
-        status, usage = running.end()
+        status, used = running.end()
         seconds = time.monotonic() - started
         self.clear()
         limits = call["limits"]
         raised, value = running.record()
         name, error_type, exit_code, line = verdict(
             status,
-            usage.ru_utime + usage.ru_stime,
+            used.ru_utime + used.ru_stime,
             limits["cpu_seconds"],
             limits["wall_seconds"] if running.late else None,
             raised,
@@ -103,7 +103,7 @@ class Worker:
             "value": value,
             "exit_code": exit_code,
             "seconds": seconds,
-            "peak_memory": usage.ru_maxrss << 10,
+            "peak_memory": used.ru_maxrss << 10,
         }
 
     def sweep(self) -> None:
