@@ -32,21 +32,109 @@ Instruction = tuple[int, int, int, int]
 Rule = tuple[str, Sequence[Instruction]]
 """A system call's name, and what is done at it; where the instructions run through, it is allowed."""
 
-DENIED = (
-    "ptrace process_vm_readv process_vm_writev process_madvise process_mrelease pidfd_getfd kcmp move_pages "
-    "migrate_pages unshare setns mount umount2 pivot_root chroot fsopen fsconfig fsmount fspick move_mount open_tree "
-    "open_tree_attr mount_setattr statmount listmount swapon swapoff quotactl quotactl_fd bpf perf_event_open "
-    "userfaultfd add_key request_key keyctl vmsplice lookup_dcookie fanotify_init fanotify_mark inotify_init "
-    "inotify_init1 inotify_add_watch modify_ldt uselib sysfs kexec_load kexec_file_load init_module finit_module "
-    "delete_module reboot settimeofday clock_settime clock_adjtime adjtimex acct syslog vhangup sethostname "
-    "setdomainname iopl ioperm lsm_set_self_attr open_by_handle_at name_to_handle_at shmget shmat shmctl shmdt semget "
-    "semctl semop semtimedop msgget msgctl msgsnd msgrcv mq_open mq_unlink"
-).split()
-ABSENT = "clone3 io_uring_setup io_uring_enter io_uring_register memfd_create memfd_secret file_setattr".split()
+DENIED = [
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "process_madvise",
+    "process_mrelease",
+    "pidfd_getfd",
+    "kcmp",
+    "move_pages",
+    "migrate_pages",
+    "unshare",
+    "setns",
+    "mount",
+    "umount2",
+    "pivot_root",
+    "chroot",
+    "fsopen",
+    "fsconfig",
+    "fsmount",
+    "fspick",
+    "move_mount",
+    "open_tree",
+    "open_tree_attr",
+    "mount_setattr",
+    "statmount",
+    "listmount",
+    "swapon",
+    "swapoff",
+    "quotactl",
+    "quotactl_fd",
+    "bpf",
+    "perf_event_open",
+    "userfaultfd",
+    "add_key",
+    "request_key",
+    "keyctl",
+    "vmsplice",
+    "lookup_dcookie",
+    "fanotify_init",
+    "fanotify_mark",
+    "inotify_init",
+    "inotify_init1",
+    "inotify_add_watch",
+    "modify_ldt",
+    "uselib",
+    "sysfs",
+    "kexec_load",
+    "kexec_file_load",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "reboot",
+    "settimeofday",
+    "clock_settime",
+    "clock_adjtime",
+    "adjtimex",
+    "acct",
+    "syslog",
+    "vhangup",
+    "sethostname",
+    "setdomainname",
+    "iopl",
+    "ioperm",
+    "lsm_set_self_attr",
+    "open_by_handle_at",
+    "name_to_handle_at",
+    "shmget",
+    "shmat",
+    "shmctl",
+    "shmdt",
+    "semget",
+    "semctl",
+    "semop",
+    "semtimedop",
+    "msgget",
+    "msgctl",
+    "msgsnd",
+    "msgrcv",
+    "mq_open",
+    "mq_unlink",
+]
+ABSENT = [
+    "clone3",
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "memfd_create",
+    "memfd_secret",
+    "file_setattr",
+]
 """As if the kernel were older: libraries know what to do without (clone3's flags could not be looked at)."""
-UNSUPPORTED = "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat".split()
+UNSUPPORTED = [
+    "setxattr",
+    "lsetxattr",
+    "fsetxattr",
+    "setxattrat",
+    "removexattr",
+    "lremovexattr",
+    "fremovexattr",
+    "removexattrat",
+]
 """As if the file system had no attributes: a default ACL on a shared folder would reach the next call."""
-OWN_ONLY = "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr".split()
+OWN_ONLY = ["prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
 """Allowed on the caller, whose id is 0 here; the worker has the same user in some tiers."""
 
 
@@ -92,7 +180,13 @@ def base_rules() -> list[Rule]:
         # the worker's end ends its calls (PR_SET_PDEATHSIG): one may ask for SIGKILL again, and not out of it
         (
             "prctl",
-            [_argument(0), (_EQUAL, 0, 3, kernel.PR_SET_PDEATHSIG), _argument(1), (_EQUAL, 1, 0, 9), _errno(errno.EPERM)],
+            [
+                _argument(0),
+                (_EQUAL, 0, 3, kernel.PR_SET_PDEATHSIG),
+                _argument(1),
+                (_EQUAL, 1, 0, 9),
+                _errno(errno.EPERM),
+            ],
         ),
     ]
     return rules
@@ -126,7 +220,7 @@ def no_metadata() -> list[Rule]:
     They seem to succeed: copying a file sets its copy's mode and times, and must not fail for that. By descriptor they
     work, and only files that may be opened have one.
     """
-    names = "chmod fchmodat fchmodat2 chown lchown fchownat utime utimes futimesat".split()
+    names = ["chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat", "utime", "utimes", "futimesat"]
     rules: list[Rule] = [(name, [_errno(0)]) for name in names]
     upper = (_LOAD, 0, 0, _ARGUMENTS + 8 + 4)  # of a pointer: both halves are 0 where no path is given
     no_path = [_argument(1), (_EQUAL, 1, 0, 0), _errno(0), upper, (_EQUAL, 1, 0, 0), _errno(0)]

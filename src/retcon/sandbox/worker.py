@@ -90,7 +90,7 @@ class Worker:
             limits["cpu_seconds"],
             limits["wall_seconds"] if running.late else None,
             raised,
-            running.watchdog.said,
+            over=running.watchdog.said,
         )
         stderr = running.stderr.text()
         if line:
@@ -206,6 +206,7 @@ class Running:
     def end(self) -> tuple[int, resource.struct_rusage]:
         """Reap the process, end its descendants, read what is still in the pipes."""
         _, status, used = os.wait4(self.pid, 0)
+        self.watchdog.judge(status)
         self.worker.sweep()
         problem = os.read(self.setup, select.PIPE_BUF)
         os.close(self.setup)
@@ -239,4 +240,3 @@ def _reap() -> bool:
     except ChildProcessError:
         return True
     return False
-

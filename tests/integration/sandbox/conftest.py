@@ -4,8 +4,8 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
-from jail import Jail
 
+from jail import Jail
 from retcon.core.errors import SandboxUnavailable, SandboxWarning
 
 

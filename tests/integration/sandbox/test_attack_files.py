@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from jail import ALL, CALL, CONTAINED, NAMESPACES, Jail, contained_by
 
 SECRET = "hunter2"
@@ -91,7 +92,9 @@ def test_a_file_of_the_host_is_not_changed_by_any_call(jail: Jail, victim: Path)
 
 
 @contained_by(*CONTAINED)
-@pytest.mark.parametrize("path", ["/etc/shadow", "/etc/passwd", "/etc/hostname", "/root", "/home", "/sys", "/run", "/var/log"])
+@pytest.mark.parametrize(
+    "path", ["/etc/shadow", "/etc/passwd", "/etc/hostname", "/root", "/home", "/sys", "/run", "/var/log"]
+)
 def test_places_of_the_host_are_closed(jail: Jail, path: str) -> None:
     result = jail.attack(f"""
         import os

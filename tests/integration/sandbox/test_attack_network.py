@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 from jail import ALL, NAMESPACES, Jail, contained_by
 
 # In the tier rlimits it is the system call filter that holds; a kernel without one has the network open (docs).
@@ -144,6 +145,8 @@ def test_a_pair_of_connected_sockets_works(jail: Jail) -> None:
 @contained_by(NAMESPACES)
 def test_there_is_no_network_device_but_a_dead_loopback(jail: Jail) -> None:
     assert jail.attack("import socket\nprint(socket.if_nameindex())").status in ("ok", "error")
-    result = jail.attack("import socket\nsocket.create_server(('127.0.0.1', 0))\nsocket.create_connection(('1.1.1.1', 80), 5)")
+    result = jail.attack(
+        "import socket\nsocket.create_server(('127.0.0.1', 0))\nsocket.create_connection(('1.1.1.1', 80), 5)"
+    )
     assert (result.status, result.error_type) == ("error", "OSError")
     assert os.strerror(101) in result.stderr or os.strerror(99) in result.stderr

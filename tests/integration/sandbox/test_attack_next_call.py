@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from jail import ALL, CALL, NAMESPACES, Jail, contained_by
 
 POISONS = {
@@ -50,7 +51,9 @@ def test_the_next_call_is_not_affected(jail: Jail, poison: str) -> None:
 
 @contained_by(*ALL)
 def test_the_next_calls_clock_still_writes_out_what_was_printed(jail: Jail) -> None:
-    jail.attack("import os, signal\nos.kill(os.getppid(), signal.SIGXCPU)\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)")
+    jail.attack(
+        "import os, signal\nos.kill(os.getppid(), signal.SIGXCPU)\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)"
+    )
     result = jail.attack("print('kept')\nwhile True: pass", cpu_seconds=1)
     assert (result.status, result.stdout) == ("timeout", "kept\n")
 
@@ -93,5 +96,8 @@ def test_shared_folders_can_be_neither_removed_nor_replaced(jail: Jail) -> None:
 @contained_by(*ALL)
 def test_no_access_list_is_left_on_a_folder(jail: Jail) -> None:
     """A default ACL would be inherited by the next call's folder."""
-    result = jail.attack(CALL + "import os\ntry:\n    os.setxattr('..', 'system.posix_acl_default', bytes(28))\nexcept OSError as e:\n    print(e.errno)")
+    result = jail.attack(
+        CALL
+        + "import os\ntry:\n    os.setxattr('..', 'system.posix_acl_default', bytes(28))\nexcept OSError as e:\n    print(e.errno)"
+    )
     assert result.stdout == f"{95}\n"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, RLIMITS, Jail, contained_by
 
 # Outside the tier namespaces a call cannot start a process at all; see docs/sandbox.md for the price.
@@ -72,7 +73,12 @@ def test_processes_that_fork_and_end_at_once_cannot_outrun_the_sweep(jail: Jail)
                     os._exit(0)
     """)
     assert result.status == "ok"
-    assert jail.run("import os\nprint([int(p) for p in os.listdir('/proc') if p.isdigit() and p != str(os.getpid())])").stdout == "[1]\n"
+    assert (
+        jail.run(
+            "import os\nprint([int(p) for p in os.listdir('/proc') if p.isdigit() and p != str(os.getpid())])"
+        ).stdout
+        == "[1]\n"
+    )
 
 
 @contained_by(NAMESPACES)
@@ -130,14 +136,18 @@ def test_threads_work_and_end_with_their_call(jail: Jail) -> None:
 
 @contained_by(*ALL)
 def test_a_thread_that_does_not_end_ends_at_the_wall_clock(jail: Jail) -> None:
-    result = jail.attack("import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()", wall_seconds=0.3)
+    result = jail.attack(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()", wall_seconds=0.3
+    )
     assert (result.status, result.error_type) == ("timeout", "TimeoutError")
 
 
 @contained_by(*ALL)
 def test_a_bomb_of_threads_is_bounded(jail: Jail) -> None:
     if jail.tier != NAMESPACES and os.getuid() != 0:
-        pytest.skip("the kernel counts all of this user's threads together there: the bound is not the call's own (docs)")
+        pytest.skip(
+            "the kernel counts all of this user's threads together there: the bound is not the call's own (docs)"
+        )
     result = jail.attack(
         """
         import threading, time
@@ -240,7 +250,9 @@ for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_NPROC)
     if jail.tier == RLIMITS:  # where only root may enter Python's folder, calls may read all files there (docs)
         seen = [line for line in seen if line not in ("fd", "fdinfo")]
     assert seen == ["EPERM"] * 8, result
-    assert jail.attack("import os\nprint(os.nice(0), len(os.sched_getaffinity(0)) == os.cpu_count())").stdout == "0 True\n"
+    assert (
+        jail.attack("import os\nprint(os.nice(0), len(os.sched_getaffinity(0)) == os.cpu_count())").stdout == "0 True\n"
+    )
 
 
 @contained_by(*ALL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from jail import ALL, CALL, CONTAINED, Jail, contained_by
 
+from jail import ALL, CALL, CONTAINED, Jail, contained_by
 from retcon.sandbox.seccomp import ABSENT, DENIED, UNSUPPORTED
 from retcon.sandbox.syscalls import ARCHITECTURES, HIGHEST, number
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from jail import ALL, NAMESPACES, Jail, contained_by
 
 
