@@ -94,7 +94,7 @@ def test_reinforced(zygote, world, cold):
 
 
 def test_reinforced_with_prompts_drawn_in_place_of_others(zygote, world, cold):
-    """How many prompts a step draws depends on what came of them, so the position in the stream is part of the state."""
+    """How many prompts a step draws depends on what came of them: the position in the stream is part of the state."""
     recipe = small_recipe(world / "base", rl={"group": 2}, select={"dynamic": True})
     assert list(zygote.run("rl", recipe, cold / "final", world / "dynamic"))[-1] == ("exit", "0")
     lines = metrics(world / "dynamic")
@@ -104,7 +104,9 @@ def test_reinforced_with_prompts_drawn_in_place_of_others(zygote, world, cold):
     begun = killed_three_times(zygote, "rl", recipe, cold / "final", world / "dynamic-killed", steps=3, seed=3)
     assert begun[-1] > 1, "went on from a checkpoint"
     assert_same_run(world / "dynamic", world / "dynamic-killed")
-    last = [(run / "trajectories/step-000008.jsonl").read_bytes() for run in (world / "dynamic", world / "dynamic-killed")]
+    last = [
+        (run / "trajectories/step-000008.jsonl").read_bytes() for run in (world / "dynamic", world / "dynamic-killed")
+    ]
     assert len(last[0]) > 0
     tasks = [[json.loads(line)["task"] for line in one.splitlines()] for one in last]
     assert tasks[0] == tasks[1], "the same prompts"

@@ -65,7 +65,7 @@ class SelectSection(Section):
                           "prompts")  # fmt: skip
     max_extra: float = Field(2.0, ge=0, description="of dynamic: extra groups of a step at most, for each of its own")
     max_rounds: NonNegative = Field(5, description="of dynamic: times at most that a step draws more prompts")
-    pass_rates: str = Field("", description="a file of `retcon difficulty`: only tasks whose rate in it lies within the "
+    pass_rates: str = Field("", description="a file of `retcon difficulty`: only tasks whose rate lies within the "
                             "bounds are trained on")  # fmt: skip
     min_pass_rate: Probability = Field(0.01, description="0 keeps what no rollout solved")
     max_pass_rate: Probability = Field(0.99, description="1 keeps what every rollout solved")

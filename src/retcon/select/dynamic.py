@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): a group that teaches nothing is replaced by a fresh prompt's."""
+"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): fresh prompts for groups that teach nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,21 @@
-"""GRPO-RoC, resample on correct (rStar2-Agent, arXiv 2508.20722): of the right rollouts, keep the clean ones."""
+"""GRPO-RoC, resample on correct (rStar2-Agent, arXiv 2508.20722): of the right rollouts, keep the clean ones.
+
+Of 2G rollouts the paper keeps G: the wrong ones uniformly at random, so that failures stay diverse; the right ones
+with a probability inverse to their penalty p_err + p_format. It is silent on how G is shared between the two, on
+minimum counts, on a penalty of zero, whose inverse there is none of, and on purified histories.
+
+The published code (microsoft/rStar, `down_sample/roc.py`) differs from the paper, and we from it:
+
+- It sorts both sides by penalty and takes the first: nothing is drawn, and the tidiest failures are kept. Here `rank`
+  does so for the right ones, ties broken by the seed, `weighted` is the paper's; failures are uniform in both.
+- It finds an error by the word in a tool's text; here the tool's typed status says so.
+- It counts `<answer>` tags, and turns by their headers in the response, where the first turn has none: a right answer
+  in one turn has p_format 1. Here a turn is a turn.
+- It drops groups without reward variance first (see `retcon.select.dynamic`), and those smaller than G, which here are
+  kept whole; it keeps all 2G where neither side's share reaches its minimum.
+- Its minimum counts are ours. Python's rounding of both shares by themselves need not add up to G; here the share of
+  the right ones is rounded half up, and the wrong ones are the rest.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +37,11 @@ def count_boxed(trajectory: Trajectory) -> int:
 
 
 def penalty(trajectory: Trajectory, count_answers: CountAnswers = count_boxed) -> float:
-    """How untidy a rollout is, in [0, 2]: p_err + p_format of the paper, over the (purified) history.
+    """How untidy a rollout is, in [0, 2]: p_err + p_format of the paper.
 
     p_err: failed calls / calls, 0.5 without a call. p_format: 1 without an answer, else min(1, (answers - 1) / turns).
+    Both over the purified history, which the papers do not speak of: the penalty is there to keep failures out of what
+    is learnt, and a failure that was replaced is not learnt.
     """
     calls = trajectory.calls
     errors = trajectory.failures / calls if calls else NO_CALL_PENALTY
@@ -44,9 +63,9 @@ def roc(
     """`keep` (G) of an oversampled group (G'), in the group's order; the whole group where it has no more than that.
 
     Positives (reward > 0): by `rank`, those with the least penalty, ties broken by the seed; `weighted`, drawn without
-    replacement with weights inverse to penalty. Negatives: uniformly at random. Each side keeps its share of `keep`,
-    but not less than its minimum while it has that many. Raises ValueError where a reward is missing or the minima
-    exceed `keep`.
+    replacement with weights 1 / (penalty + 0.1). Negatives: uniformly at random. Each side keeps its share of `keep`,
+    but not less than its minimum while it has that many; what one side lacks, the other fills, so that a group of one
+    kind still gives `keep`. Raises ValueError where a reward is missing or the minima exceed `keep`.
     """
     if min_positive + min_negative > keep:
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ class Progress:
 
     step: int = 0
     drawn: int = 0
-    spent: Cost = Cost()
+    spent: Cost = field(default_factory=Cost)
 
 
 def save_model(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from retcon.config.schema import Recipe
+from retcon.core.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet, task_set
 from retcon.tasks.types import Task
 from retcon.train.folder import RunFolder, open_run
-from retcon.train.model import fingerprint, model_folder, start_model
+from retcon.train.model import model_folder, start_model
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.prompts import Prompts
 from retcon.train.rollout_metrics import rollout_metrics
@@ -34,13 +35,14 @@ def run_rl(
     Ctrl-C between two updates makes one first; a run that is finished returns at once. tasks: a task set of your own,
     in place of the one that the recipe names. on_step gets each step's metrics.
 
-    Raises CheckpointError (see `open_run`), SandboxUnavailable where a step loses all of its rollouts to faults,
+    Raises CheckpointError (see `open_run`), RecipeError or RecordError for pass rates that do not serve (see
+    `Prompts`), SandboxUnavailable where a step loses all of its rollouts to faults,
     TrainingDiverged.
     """
     folder = model_folder(start)
-    tasks = tasks or task_set(recipe.task.name)
-    prompts = Prompts(recipe, tasks)
-    run = open_run(out, kind="rl", recipe=recipe, inputs={"start": fingerprint(folder)})
+    start_id = fingerprint(folder)
+    prompts = Prompts(recipe, tasks or task_set(recipe.task.name), model=start_id)
+    run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs})
     if run.finished:
         return run.final
     config = recipe.rl
@@ -54,14 +56,12 @@ def run_rl(
             on_step=on_step,
         )
         if session.step < config.steps:
-            asyncio.run(_train(recipe, run, session, folder, tasks, prompts))
+            asyncio.run(_train(recipe, run, session, folder, prompts))
         return session.finish()
 
 
-async def _train(
-    recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, tasks: TaskSet, prompts: Prompts
-) -> None:
-    async with open_rollouts(recipe, session.model, tokenizer, tasks) as rollouts:
+async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, prompts: Prompts) -> None:
+    async with open_rollouts(recipe, session.model, tokenizer, prompts.tasks) as rollouts:
         stream = prompts.after(session.drawn)
         while session.step < recipe.rl.steps:
             await _step(recipe, run, session, rollouts, stream)
