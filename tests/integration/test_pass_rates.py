@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
+from retcon.cli.app import app
 from retcon.config.load import load_recipe
-from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.fingerprint import fingerprint
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate.difficulty import measure, run_difficulty
 from retcon.store import jsonl
 from retcon.store.pass_rates import PassRate, PassRateFile, read_pass_rates
 from retcon.tasks.registry import task_set, training_prompts
+from retcon.tasks.types import Task
+from retcon.train.rl import run_rl
 from training import Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -31,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_base(tmp_path_factory.mktemp("difficulty") / "base")
 
 
-def measured(reply, **changes) -> list[tuple[str, int]]:
+def measured(reply) -> list[tuple[str, int]]:
     """What three rollouts of each of three tasks, answered by `reply`, are told as."""
     tasks = list(islice(training_prompts(task_set("numbers"), NUMBERS.run.seed), 3))
     tokenizer, told = ByteTokenizer(), []
@@ -91,19 +96,27 @@ def test_an_interrupted_measurement_goes_on_and_measures_nothing_twice(base, tmp
     assert len(list(read_pass_rates(out))) == 7
 
 
+def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_path):
+    out = tmp_path / "rates.jsonl"
+    sections = ("rollout.max_ids=100", "rollout.lookahead_ids=0", "sandbox.workers=1")
+    words = ["difficulty", str(base), *sections, "--tasks", "3", "--rollouts", "2", "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "0 of 2" in done.stdout, "an untrained model solves nothing"
+    assert f"3 tasks measured, 0 within [0.01, 0.99]: {out}" in done.stdout
+    assert f"select.pass_rates={out}" in done.stdout
+    assert len(list(read_pass_rates(out))) == 3
+
+
 class Rated(Ones):
     """A task set whose tasks have short names: t0, t1, …"""
 
-    def train(self, seed: int) -> Iterator:
-        from dataclasses import replace
-
+    def train(self, seed: int) -> Iterator[Task]:
         return (replace(task, id=f"t{n}") for n, task in enumerate(super().train(seed)))
 
 
 def trained_on(base: Path, tmp_path: Path, rates: list[PassRate], **select: object) -> list[str]:
-    """The tasks of a run's two steps, for a file with these rates."""
-    from retcon.train.rl import run_rl
-
+    """The tasks of a run's two steps, for a file to which these rates are added."""
     file, out = tmp_path / "rates.jsonl", tmp_path / "run"
     with PassRateFile(file) as added:
         for rate in rates:
@@ -131,6 +144,13 @@ def test_training_draws_only_what_lies_within_the_bounds(base, tmp_path):
 def test_the_rates_of_the_model_that_is_trained_come_first(base, tmp_path):
     own = rates(1, 1, 0, 0, 1, 1, model=fingerprint(base))
     assert trained_on(base, tmp_path, [*rates(1, 1, 1, 1), *own]) == ["t0", "t1", "t4", "t5"]
+
+
+def test_a_run_goes_on_with_more_rates_but_not_with_others(base, tmp_path):
+    trained_on(base, tmp_path, rates(0, 8, 4, 1, 8, 7, 0, 3))
+    assert trained_on(base, tmp_path, [PassRate("t8", "m", 8, 8)]) == ["t2", "t3", "t5", "t7"]
+    with pytest.raises(CheckpointError, match="was started from other pass rates"):
+        trained_on(base, tmp_path, [PassRate("t2", "m", 8, 8), PassRate("t9", "m", 4, 8)])
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ def test_a_line_that_was_cut_off_is_named_and_mended(tmp_path):
     path = tmp_path / "rates.jsonl"
     add(path, ONE, TWO)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(RecordError, match=r"rates.jsonl, line 2: cut off in the middle .*`retcon difficulty` mends it"):
+    with pytest.raises(
+        RecordError, match=r"rates\.jsonl, line 2: cut off in the middle .*`retcon difficulty` mends it"
+    ):
         list(read_pass_rates(path))
     add(path, TWO)
     assert list(read_pass_rates(path)) == [ONE, TWO]
@@ -97,7 +99,7 @@ def test_a_bad_line_is_named(tmp_path, line, part):
     path = tmp_path / "rates.jsonl"
     add(path, ONE)
     path.write_text(f"{path.read_text()}\n{line}\n")
-    with pytest.raises(RecordError, match="rates.jsonl, line 3: ") as caught:
+    with pytest.raises(RecordError, match=r"rates\.jsonl, line 3: ") as caught:
         list(read_pass_rates(path))
     assert part in str(caught.value)
 
@@ -108,7 +110,7 @@ def test_nothing_is_removed_from_a_file_that_holds_something_else(tmp_path):
     with pytest.raises(RecordError, match="not a file of JSON Lines"):
         PassRateFile(path)
     assert path.read_text() == "first\nand last"
-    with pytest.raises(RecordError, match=r"none.jsonl does not exist; `retcon difficulty` makes one"):
+    with pytest.raises(RecordError, match=r"none\.jsonl does not exist; `retcon difficulty` makes one"):
         list(read_pass_rates(tmp_path / "none.jsonl"))
 
 
