@@ -167,6 +167,14 @@ def test_the_order_of_the_group_decides_nothing_but_ties(group, how, rng):
     assert max(penalties(one), default=0) <= min(dropped, default=2), "the cleanest"
 
 
+@given(st.integers(1, 10), st.integers(0, 20), st.integers(0, 9))
+def test_of_2g_half_of_the_wrong_ones_stay_rounded_down(keep, wrong, seed):
+    """The paper's shares; a single success is therefore never lost."""
+    wrong = min(wrong, 2 * keep)
+    group = [made(f"n{n}", 0) for n in range(wrong)] + [made(f"p{n}", 1) for n in range(2 * keep - wrong)]
+    assert positives(roc(group, keep, seed=seed)) == keep - wrong // 2
+
+
 def test_failures_are_drawn_whatever_they_look_like():
     group = [made(f"p{n}", 1) for n in range(4)] + [
         made("tidy", 0, "ok"),

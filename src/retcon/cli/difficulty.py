@@ -59,7 +59,10 @@ def difficulty(
         f"{len(measured)} tasks measured, {within} within [{section.min_pass_rate:g}, {section.max_pass_rate:g}]: {out}"
     )
     if len(measured) < tasks:
-        console.print(f"{tasks - len(measured)} lost rollouts to faults: the same command again measures them")
+        console.print(
+            f"{tasks - len(measured)} have no rate: the task set is smaller, or they lost rollouts to faults and the same "
+            "command again measures them"
+        )
     again = command_line(
         "retcon", "train", name or "RECIPE", *overrides, f"select.pass_rates={out}", "--from", checkpoint
     )

@@ -1,20 +1,19 @@
-"""GRPO-RoC, resample on correct (rStar2-Agent, arXiv 2508.20722): of the right rollouts, keep the clean ones.
+"""GRPO-RoC, resample on correct (rStar2-Agent, arXiv 2508.20722, section 2.2.3): of the right rollouts, the clean ones.
 
-Of 2G rollouts the paper keeps G: the wrong ones uniformly at random, so that failures stay diverse; the right ones
-with a probability inverse to their penalty p_err + p_format. It is silent on how G is shared between the two, on
-minimum counts, on a penalty of zero, whose inverse there is none of, and on purified histories.
+Of 2G rollouts the paper keeps G: of the wrong ones half, rounded down, as they come, so that failures stay diverse; the
+others are right ones, drawn with a probability inverse to their penalty p_err + p_format (equations 4 and 5). It is
+silent on other ratios, on minimum counts, on a penalty of zero, which has no inverse, and on purified histories.
 
 The published code (microsoft/rStar, `down_sample/roc.py`) differs from the paper, and we from it:
 
 - It sorts both sides by penalty and takes the first: nothing is drawn, and the tidiest failures are kept. Here `rank`
-  does so for the right ones, ties broken by the seed, `weighted` is the paper's; failures are uniform in both.
+  does so for the right ones, ties broken by the seed; `weighted` is the paper's; failures are uniform in both.
 - It finds an error by the word in a tool's text; here the tool's typed status says so.
-- It counts `<answer>` tags, and turns by their headers in the response, where the first turn has none: a right answer
-  in one turn has p_format 1. Here a turn is a turn.
+- It counts turns by their headers in the response, where the first turn has none: a right answer in one turn has
+  p_format 1. Here a turn is a turn.
+- It rounds both shares to even, by themselves: one right rollout of 16 is not kept. Here, as in the paper, it is.
 - It drops groups without reward variance first (see `retcon.select.dynamic`), and those smaller than G, which here are
   kept whole; it keeps all 2G where neither side's share reaches its minimum.
-- Its minimum counts are ours. Python's rounding of both shares by themselves need not add up to G; here the share of
-  the right ones is rounded half up, and the wrong ones are the rest.
 """
 
 from __future__ import annotations
