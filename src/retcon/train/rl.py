@@ -36,8 +36,7 @@ def run_rl(
     in place of the one that the recipe names. on_step gets each step's metrics.
 
     Raises CheckpointError (see `open_run`), RecipeError or RecordError for pass rates that do not serve (see
-    `Prompts`), SandboxUnavailable where a step loses all of its rollouts to faults,
-    TrainingDiverged.
+    `Prompts`), SandboxUnavailable where a step loses all of its rollouts to faults, TrainingDiverged.
     """
     folder = model_folder(start)
     start_id = fingerprint(folder)
