@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import PurePosixPath
 from types import TracebackType
@@ -118,6 +118,7 @@ class SandboxPool:
         memory: int | None = None,
         limits: Limits | None = None,
         files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
         echo: bool = True,
     ) -> Result:
         """See `Sandbox.run`. Cancelling it ends the call, and its worker is replaced."""
@@ -127,6 +128,7 @@ class SandboxPool:
             "stdin": stdin,
             "limits": asdict(limits),
             "files": _encoded(files or {}),
+            "fetch": _inside(fetch),
             "echo": echo,
         }
         free = self._open_queue()
@@ -156,7 +158,8 @@ class SandboxPool:
             async with asyncio.timeout(wall_seconds + BACKSTOP_SECONDS):
                 answer = await worker.ask(request)
             keep = not answer.pop("retire") and self._free is not None
-            return Result(tier=self.tier, **answer)
+            files = {name: base64.b64decode(content) for name, content in answer.pop("files", {}).items()}
+            return Result(tier=self.tier, files=files, **answer)
         except (EOFError, OSError, TimeoutError) as error:
             reason = "it did not answer" if isinstance(error, TimeoutError) else "it died"
             return Result("infrastructure", stderr=f"sandbox worker {worker.pid}: {reason}", tier=self.tier)
@@ -201,8 +204,14 @@ class _Slot:
 
 
 def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
-    for name in files:
+    return {name: base64.b64encode(files[name]).decode() for name in _inside(files)}
+
+
+def _inside(paths: Iterable[str]) -> list[str]:
+    """These paths. Raises ValueError for one that is not a path inside the scratch folder."""
+    for name in paths:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
             raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")
-    return {name: base64.b64encode(content).decode() for name, content in files.items()}
+        name.encode()  # a UnicodeEncodeError is a ValueError, and better here than in the worker
+    return list(paths)
