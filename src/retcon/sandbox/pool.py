@@ -21,15 +21,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Any, Self
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.folders import PoolFolder
 from retcon.sandbox.handle import WorkerHandle
+from retcon.sandbox.paths import inside_scratch
 from retcon.sandbox.types import Limits, Result, Session, Tier
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
@@ -128,7 +128,7 @@ class SandboxPool:
             "stdin": stdin,
             "limits": asdict(limits),
             "files": _encoded(files or {}),
-            "fetch": _inside(fetch),
+            "fetch": inside_scratch(fetch),
             "echo": echo,
         }
         free = self._open_queue()
@@ -204,14 +204,4 @@ class _Slot:
 
 
 def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: base64.b64encode(files[name]).decode() for name in _inside(files)}
-
-
-def _inside(paths: Iterable[str]) -> list[str]:
-    """These paths. Raises ValueError for one that is not a path inside the scratch folder."""
-    for name in paths:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")
-        name.encode()  # a UnicodeEncodeError is a ValueError, and better here than in the worker
-    return list(paths)
+    return {name: base64.b64encode(files[name]).decode() for name in inside_scratch(files)}
