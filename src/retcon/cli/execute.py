@@ -22,6 +22,7 @@ TIMEOUT, LIMIT, INFRASTRUCTURE = 124, 125, 126
 
 def execute(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A Python program; - is standard input.")],
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     tier: TierName = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds, of CPU time and of wall time.")] = 10.0,
@@ -36,8 +37,8 @@ def execute(
 ) -> None:
     """Run a program in the sandbox.
 
-    Prints what it printed, then the value of its last expression. The exit code is the program's (128 + n where signal n
-    ended it); 124: out of time, 125: out of memory, 126: the sandbox failed.
+    Prints what it printed, then the value of its last expression. The exit code is the program's (128 + n where signal
+    n ended it); 124: out of time, 125: out of memory, 126: the sandbox failed.
     """
     from retcon.sandbox.types import Limits
 

@@ -22,6 +22,7 @@ EXTRA = ("starlette", "uvicorn")
 
 
 def serve(
+    *,
     host: Annotated[str, typer.Option("--host", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")] = 8088,
     workers: Annotated[

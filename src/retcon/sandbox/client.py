@@ -34,8 +34,8 @@ class SandboxClient:
 
     token: the server's, where it asks for one. tries: of a call whose server cannot be reached, breaks off or is busy
     (502, 503, 504), with growing pauses; after the last its result is `infrastructure`. A call can be repeated since it
-    leaves nothing behind; what is asked of a session carries a key, so that the server does it once. connections:
-    requests at a time, the others wait here. patience: seconds that an answer may take beyond the call's wall limit,
+    leaves nothing behind; what is asked of a session carries a key, so that the server does it once. limits: of calls
+    that give none, the server's own where None. connections: requests at a time, the others wait here. patience: seconds that an answer may take beyond the call's wall limit,
     its time in the server's queue among them. Raises SandboxUnavailable on entry where no server answers.
     """
 
@@ -45,17 +45,20 @@ class SandboxClient:
         *,
         token: str | None = None,
         tries: int = 5,
+        limits: Limits | None = None,
         connections: int = 256,
         patience: float = 900.0,
     ) -> None:
         if tries < 1:
             raise ValueError(f"{tries} tries: it must be 1 or more")
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is no URL of a sandbox server: write it as http://host:port")
         self.url = url
         self._tries = tries
+        self._limits = limits
         self._remote: Remote | None = None
         self._tier: Tier | None = None
         self._open = lambda: Remote(url, token, connections=connections, patience=patience)
-        self._open()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -119,6 +122,7 @@ class SandboxClient:
         echo: bool = True,
     ) -> Result:
         """See `Sandbox.run`."""
+        limits = limits or self._limits
         body = program(code, stdin=stdin, timeout=timeout, memory=memory, limits=limits, files=files, echo=echo) | {
             "fetch": list(fetch)
         }
@@ -138,7 +142,7 @@ class SandboxClient:
     async def session(self, *, limits: Limits | None = None) -> ClientSession:
         """See `Sandbox.session`."""
         try:
-            return await repeated(self._tries, lambda: self.open_session(limits))
+            return await repeated(self._tries, lambda: self.open_session(limits or self._limits))
         except ServerFault as error:
             raise SandboxUnavailable(f"no session: {error}") from error
 

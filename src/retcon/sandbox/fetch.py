@@ -7,6 +7,7 @@ no symbolic link, on no component of a path, and opens nothing but ordinary file
 from __future__ import annotations
 
 import base64
+import io
 import os
 import stat
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def _read(scratch: str, path: str, room: int) -> bytes | None:
         file = os.open(name, _FILE, dir_fd=where)
     finally:
         os.close(where)
-    with open(file, "rb") as opened:
+    with io.FileIO(file) as opened:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             return None
         content = opened.read(room + 1)

@@ -36,8 +36,6 @@ class Remote:
 
     def __init__(self, url: str, token: str | None, *, connections: int, patience: float) -> None:
         self.url = url.rstrip("/")
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r} is no URL of a sandbox server: write it as http://host:port")
         self._patience = patience
         # httpx's own queue for connections takes the longer for each request the more of them wait.
         self._turns = asyncio.Semaphore(connections)

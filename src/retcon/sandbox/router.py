@@ -21,9 +21,9 @@ class SandboxRouter:
     """Implements `Sandbox` over the servers at `urls`; arguments as of `SandboxClient`.
 
     A call goes to the server with the fewest calls and sessions of this router's. A server that cannot be reached or
-    breaks off is taken out, what was asked of it goes to another, and it comes back in once it answers again: it is asked
-    after growing pauses. Sessions stay with their server and are lost with it. Raises SandboxUnavailable on entry where
-    none of the servers answers.
+    breaks off is taken out, what was asked of it goes to another, and it comes back in once it answers again, which is
+    tried after growing pauses. Sessions stay with their server and are lost with it. Raises SandboxUnavailable on entry
+    where none of the servers answers.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class SandboxRouter:
         *,
         token: str | None = None,
         tries: int = 5,
+        limits: Limits | None = None,
         connections: int = 256,
         patience: float = 900.0,
     ) -> None:
@@ -42,6 +43,7 @@ class SandboxRouter:
             for url in dict.fromkeys(urls)
         ]
         self._tries = tries
+        self._limits = limits
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -97,6 +99,7 @@ class SandboxRouter:
         echo: bool = True,
     ) -> Result:
         """See `Sandbox.run`."""
+        limits = limits or self._limits
         body = program(code, stdin=stdin, timeout=timeout, memory=memory, limits=limits, files=files, echo=echo) | {
             "fetch": list(fetch)
         }
@@ -125,7 +128,7 @@ class SandboxRouter:
             server = self._choose()
             server.load += 1
             try:
-                return await server.client.open_session(limits, on_end=server.less)
+                return await server.client.open_session(limits or self._limits, on_end=server.less)
             except BaseException as error:
                 server.less()
                 if isinstance(error, ServerFault):

@@ -36,10 +36,10 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> ASGIApp:
     calls = Calls(sandbox, tier, settings)
     own, sessions, judge, fusion = OwnApi(calls), SessionsApi(calls), CodeJudgeApi(calls), FusionApi(calls)
 
-    async def health(request: Request) -> Response:
+    async def health(_: Request) -> Response:
         return answer({"status": "ok", "tier": tier, "workers": settings.workers, "version": __version__})
 
-    async def metrics(request: Request) -> Response:
+    async def metrics(_: Request) -> Response:
         gauges = {
             "queue_length": ("Calls that wait for a worker.", calls.queued),
             "workers": ("Calls that can run at a time.", settings.workers),
@@ -48,7 +48,7 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> ASGIApp:
         }
         return Response(calls.metrics.text(gauges), media_type=CONTENT_TYPE)
 
-    async def ping(request: Request) -> Response:
+    async def ping(_: Request) -> Response:
         return PlainTextResponse("pong")
 
     def mine(method: str, path: str, handler: Handler) -> Route:
@@ -105,7 +105,7 @@ def _http_error(paths: list[str]) -> Callable[[Request, Exception], Any]:
     return handler
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _broken(_: Request, error: Exception) -> Response:
     """A fault of this program: its traceback goes to the log, not to the client."""
     return answer(Refused(500, "internal", f"{type(error).__name__}: see the server's log").as_own(), 500)
 

@@ -36,14 +36,14 @@ def parse(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _named(str(error), data, kind) from error
+        raise _named(str(error), kind) from error
 
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number in JSON")
 
 
-def _named(message: str, data: Any, kind: type[msgspec.Struct]) -> Refused:
+def _named(message: str, kind: type[msgspec.Struct]) -> Refused:
     path = found[1] if (found := _PATH.search(message)) else ""
     message = _PATH.sub("", message)
     if unknown := _UNKNOWN.search(message):

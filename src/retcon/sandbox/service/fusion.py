@@ -32,7 +32,7 @@ class RunCode(Struct, kw_only=True):
     language: str
     compile_timeout: float = 10.0
     run_timeout: Annotated[float, Meta(gt=0)] = 10.0
-    memory_limit_MB: int = -1  # noqa: N815 - the service's name
+    memory_limit_MB: int = -1
     stdin: str | None = None
     files: dict[str, str | None] = {}
     fetch_files: list[str] = []
@@ -53,7 +53,7 @@ class FusionApi:
             raise Refused.invalid("code", problem)
         memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else None
         self._calls.check_bounds({"run_timeout": asked.run_timeout}, {"memory_limit_MB": memory})
-        options = {
+        options: dict[str, Any] = {
             "stdin": check_text(asked.stdin or "", "stdin"),
             "limits": self._calls.settings.limits.with_(asked.run_timeout, memory),
             "files": decode_files(asked.files, "files"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from retcon.sandbox.types import Limits
 
@@ -20,7 +20,7 @@ class Settings:
     must carry, None to ask for none. session_idle: seconds after which an unused session is closed when another opens.
     """
 
-    limits: Limits = Limits(cpu_seconds=10.0, wall_seconds=10.0)
+    limits: Limits = field(default_factory=lambda: Limits(cpu_seconds=10.0, wall_seconds=10.0))
     max_timeout: float = 600.0
     max_memory: int = 16384
     workers: int = 2
