@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
@@ -64,11 +64,26 @@ class SelectSection(Section):
 
 
 class SandboxSection(Section):
-    workers: Positive = 2
+    url: tuple[str, ...] = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
+                                 "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
+    workers: Positive = Field(2, description="calls at a time; servers have their own number")
     cpu_seconds: Rate = Field(2.0, description="CPU time of a call")
     wall_seconds: Rate = Field(30.0, description="wall time of a call: a backstop, not a limit that load can reach")
     memory_mb: Positive = Field(512, description="address space that a call may add")
     output_chars: Positive = Field(24, description="characters of an observation")
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+    @field_validator("url")
+    @classmethod
+    def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"'{url}' is no URL of a server: write it as http://host:port")
+        return value
 
 
 class SFTSection(Section):
