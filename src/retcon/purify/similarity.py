@@ -1,14 +1,50 @@
-"""Sim(c_t, c'): how alike two programs are."""
+"""Sim(c_t, c'): how alike two programs are, and whether they are alike enough."""
 
 from __future__ import annotations
 
-import difflib
+import math
+
+from retcon.purify.matching import bounds
 
 
 def similarity(a: str, b: str) -> float:
     """The Ratcliff-Obershelp ratio of two texts, in [0, 1]; 1 for two empty ones. Not symmetric: `a` is c_t, `b` is c'.
 
-    autojunk stays off: it would drop frequent characters from texts of 200 and more, so that long programs look less
-    alike than they are.
+    `difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()` to the last bit. autojunk stays off: it would drop
+    frequent characters from texts of 200 and more, so that long programs look less alike than they are.
     """
-    return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
+    if a == b:
+        return 1.0
+    matched = 0
+    for matched, _ in bounds(a, b):  # noqa: B007
+        pass
+    return _ratio(matched, len(a) + len(b))
+
+
+def at_least(a: str, b: str, gamma: float) -> bool:
+    """Whether similarity(a, b) ≥ gamma, for any gamma; the ratio is computed no further than decides it."""
+    total = len(a) + len(b)
+    if a == b or not gamma > 0:
+        return gamma <= 1.0 if a == b else gamma <= 0
+    if 2.0 * min(len(a), len(b)) / total < gamma:
+        return False
+    needed = _needed(gamma, total)
+    for lower, upper in bounds(a, b):
+        if lower >= needed:
+            return True
+        if upper < needed:
+            return False
+    raise AssertionError("bounds end where they meet")
+
+
+def _ratio(matched: int, total: int) -> float:
+    """difflib's own expression: another would round differently."""
+    return 2.0 * matched / total
+
+
+def _needed(gamma: float, total: int) -> int:
+    """The fewest matched characters whose ratio is gamma or more."""
+    needed = max(0, math.ceil(gamma * total / 2) - 1)
+    while _ratio(needed, total) < gamma:
+        needed += 1
+    return needed
