@@ -1,92 +1,105 @@
-"""How many characters difflib would match, as bounds that close in on the number."""
+"""How many characters difflib matches in two texts, as bounds that close in on the number."""
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_right
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 
 import cydifflib
-import numpy as np
 from rapidfuzz.distance import LCSseq
 
-from retcon.purify.blocks import Ints, common_blocks
+from retcon.purify.blocks import common_blocks
 
 SMALL = 300 * 300
 """Pairs of positions up to which comparing all of them costs less than looking for blocks."""
 
-SHORTEST = 8
-LONG = 16
-"""Lengths of the common blocks that are looked for: `LONG` first, `SHORTEST` where none is left."""
+LONG, SHORT = 16, 8
+"""Lengths of the common blocks that are looked for first, and at last."""
+
+Gap = tuple[int, int, int, int]
+"""a0, a1, b0, b1: nothing of a[a0:a1] and b[b0:b1] is matched yet, and both are more than nothing."""
 
 
-def bounds(a: str, b: str, below: int | None = None) -> Iterator[tuple[int, int]]:
-    """Pairs (lower, upper) around M, the characters that difflib matches in a and b; ever closer, equal at last.
+def bounds(a: str, b: str) -> Iterator[tuple[int, int]]:
+    """Pairs (lower, upper) around M, the characters that difflib matches in a and b; never wider, equal at last.
 
-    M is what Ratcliff and Obershelp's matching finds: the longest common block (of several the one that begins first
-    in a, then in b), and the same again left and right of it. So, for any rectangle (a part of a and a part of b):
-    what has been matched stays matched; M is at most the longest common subsequence; and the longest block of a
-    rectangle is the longest of the text's maximal blocks cut to it. Rectangles with the most to win are divided first.
-
-    below: no common block is this long (known by the caller); None: nothing is known.
+    M is the sum that Ratcliff and Obershelp's matching makes: the longest common block (of several the one that begins
+    first in a, then in b), and the same again in the gap before it and in the gap after it. So what is matched is a
+    lower bound, and the longest common subsequences of the gaps, which no matching exceeds, make an upper one.
     """
     upper = LCSseq.similarity(a, b)
     yield 0, upper
-    k = LONG if below is None or below > LONG else SHORTEST
-    if len(a) * len(b) <= SMALL or upper < k:
-        yield (exactly(a, b),) * 2
-        return
-    blocks, k = common_blocks(a, b, k)
-    if below is not None and k >= below:
-        yield (exactly(a, b),) * 2
-        return
-    lower = 0
-    left: list[tuple[int, int, int, int, int]] = []
-    heap = [(-upper, 0, len(a), 0, len(b), blocks)]
+    yield from _closer(a, b, upper, None)
+
+
+def _closer(a: str, b: str, upper: int, below: int | None) -> Iterator[tuple[int, int]]:
+    """`bounds` where M ≤ upper is known, and that no common block has `below` characters (None: nothing is)."""
+    k = LONG if below is None else below // 2
+    if len(a) * len(b) > SMALL and upper >= k >= SHORT:
+        blocks, k = common_blocks(a, b, k)
+        if below is None or k < below:
+            yield from _divided(a, b, upper, blocks, k)
+            return
+    # a common character is always matched, so M = 0 or 1 where that is the most
+    matched = exactly(a, b) if upper > 1 else upper
+    yield matched, matched
+
+
+def _divided(a: str, b: str, upper: int, blocks: list[tuple[int, int, int]], k: int) -> Iterator[tuple[int, int]]:
+    """`bounds` from all maximal common blocks (start in a, start in b, length) of k characters or more.
+
+    The longest block of a gap is the longest of these when cut to the gap. Gaps do not influence each other, so the
+    longest block of all gaps may be matched next: the first in the heap that no match cuts.
+    """
+    lower, matches = 0, 0
+    gaps: list[Gap] = [(0, len(a), 0, len(b))]
+    most = {gaps[0]: upper}
+    heap = [(-length, i, j) for i, j, length in blocks]
+    heapify(heap)
     while heap:
-        minus, a0, a1, b0, b1, blocks = heapq.heappop(heap)
-        blocks = _cut(blocks, a0, a1, b0, b1, k)
-        if not blocks.size:
-            left.append((minus, a0, a1, b0, b1))
-            continue
-        i, j, size = _longest(blocks)
-        lower += size
-        upper += size + minus
-        for c0, c1, d0, d1 in ((a0, i, b0, j), (i + size, a1, j + size, b1)):
-            most = LCSseq.similarity(a[c0:c1], b[d0:d1])
-            upper += most
-            if most >= k:
-                heapq.heappush(heap, (-most, c0, c1, d0, d1, blocks))
-            elif most:
-                left.append((-most, c0, c1, d0, d1))
-        yield lower, upper
-    for minus, a0, a1, b0, b1 in sorted(left):
-        upper += minus
+        minus, i, j = heappop(heap)
+        length = -minus
+        at = bisect_right(gaps, (i, len(a) + 1, 0, 0)) - 1  # the last gap that begins at i or before
+        for index in range(max(at, 0), len(gaps)):
+            a0, a1, b0, b1 = gaps[index]
+            if a0 >= i + length:
+                break
+            skip = max(a0 - i, b0 - j, 0)
+            rest = min(a1 - i, b1 - j, length) - skip
+            if rest == length:
+                around = ((a0, i, b0, j), (i + length, a1, j + length, b1))
+                gaps[index : index + 1] = [gap for gap in around if gap[0] < gap[1] and gap[2] < gap[3]]
+                lower += length
+                matches += 1
+                if matches & (matches - 1) == 0:  # a power of two: subsequences cost more than matches
+                    most = _most(a, b, gaps, most)
+                    upper = lower + sum(most.values())
+                yield lower, upper
+                break
+            if rest >= k:
+                heappush(heap, (-rest, i + skip, j + skip))
+    most = _most(a, b, gaps, most)
+    upper = lower + sum(most.values())
+    yield lower, upper
+    for gap in sorted(gaps, key=most.__getitem__, reverse=True):
+        a0, a1, b0, b1 = gap
+        upper -= most[gap]
         low = high = 0
-        for low, high in bounds(a[a0:a1], b[b0:b1], k):
+        for low, high in _closer(a[a0:a1], b[b0:b1], most[gap], k):
             yield lower + low, upper + high
         lower += low
         upper += high
 
 
+def _most(a: str, b: str, gaps: list[Gap], known: dict[Gap, int]) -> dict[Gap, int]:
+    """The length of the longest common subsequence of each gap."""
+    return {
+        gap: known[gap] if gap in known else LCSseq.similarity(a[gap[0] : gap[1]], b[gap[2] : gap[3]]) for gap in gaps
+    }
+
+
 def exactly(a: str, b: str) -> int:
-    """M itself, by comparing all positions."""
+    """M, by comparing all positions."""
     blocks = cydifflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
-    return sum(size for _, _, size in blocks)
-
-
-def _cut(blocks: Ints, a0: int, a1: int, b0: int, b1: int, k: int) -> Ints:
-    """The parts of the blocks within a[a0:a1] and b[b0:b1], of those that still have k characters."""
-    i, j, size = blocks
-    skip = np.maximum(np.maximum(a0 - i, b0 - j), 0)
-    size = np.minimum(np.minimum(a1 - i, b1 - j), size) - skip
-    long = np.flatnonzero(size >= k)
-    skip = skip[long]
-    return np.stack((i[long] + skip, j[long] + skip, size[long]))
-
-
-def _longest(blocks: Ints) -> tuple[int, int, int]:
-    """Start in a, start in b and length of the longest block; of several the first in a, then in b."""
-    size = int(blocks[2].max())
-    i, j, _ = blocks[:, blocks[2] == size]
-    start = int(i.min())
-    return start, int(j[i == start].min()), size
+    return sum(length for _, _, length in blocks)

@@ -22,19 +22,16 @@ def similarity(a: str, b: str) -> float:
 
 
 def at_least(a: str, b: str, gamma: float) -> bool:
-    """Whether similarity(a, b) ≥ gamma, for any gamma; the ratio is computed no further than decides it."""
+    """Whether similarity(a, b) ≥ gamma, the same for every gamma; computed no further than decides it."""
+    if a == b:
+        return gamma <= 1
+    if gamma <= 0:
+        return True
     total = len(a) + len(b)
-    if a == b or not gamma > 0:
-        return gamma <= 1.0 if a == b else gamma <= 0
-    if 2.0 * min(len(a), len(b)) / total < gamma:
+    if not _ratio(min(len(a), len(b)), total) >= gamma:
         return False
     needed = _needed(gamma, total)
-    for lower, upper in bounds(a, b):
-        if lower >= needed:
-            return True
-        if upper < needed:
-            return False
-    raise AssertionError("bounds end where they meet")
+    return next(lower >= needed for lower, upper in bounds(a, b) if lower >= needed or upper < needed)
 
 
 def _ratio(matched: int, total: int) -> float:
