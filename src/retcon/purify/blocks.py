@@ -25,7 +25,7 @@ def common_blocks(a: str, b: str, k: int) -> tuple[list[tuple[int, int, int]], i
     n, m = len(a), len(b)
     codes, size = _packed(a + b)
     while size <= min(n, m):
-        names, order = _named(codes)
+        names, order = named(codes)
         if size >= k:
             in_a = names[: n - size + 1]  # what lies across the border between a and b is in neither
             in_b = names[n:]
@@ -52,8 +52,8 @@ def _packed(text: str) -> tuple[Ints, int]:
     return np.ndarray((max(len(text) - size + 1, 0),), np.int64, raw, 0, (8 // size,)).copy(), size
 
 
-def _named(codes: Ints) -> tuple[Ints, Ints]:
-    """0, 1, 2 … for each integer, equal for equal ones; and an order that sorts by them."""
+def named(codes: Ints) -> tuple[Ints, Ints]:
+    """0, 1, 2 … for each integer, equal for equal ones; and an order that sorts by them (not stable)."""
     order = np.argsort(codes)
     inorder = codes[order]
     names = np.empty(len(codes), np.int64)

@@ -10,9 +10,13 @@ import cydifflib
 from rapidfuzz.distance import LCSseq
 
 from retcon.purify.blocks import common_blocks
+from retcon.purify.sweep import swept
 
 SMALL = 300 * 300
 """Pairs of positions up to which comparing all of them costs less than looking for blocks."""
+
+LARGE = 1000 * 1000
+"""From here on comparing all positions is left to no text: of texts that repeat themselves it would take minutes."""
 
 LONG, SHORT = 16, 8
 """Lengths of the common blocks that are looked for first, and at last."""
@@ -35,14 +39,23 @@ def bounds(a: str, b: str) -> Iterator[tuple[int, int]]:
 
 def _closer(a: str, b: str, upper: int, below: int | None) -> Iterator[tuple[int, int]]:
     """`bounds` where M ≤ upper is known, and that no common block has `below` characters (None: nothing is)."""
+    if upper <= 1 or len(a) * len(b) <= SMALL:
+        # a common character is always matched, so M = 0 or 1 where that is the most
+        matched = exactly(a, b) if upper > 1 else upper
+        yield matched, matched
+        return
     k = LONG if below is None else below // 2
-    if len(a) * len(b) > SMALL and upper >= k >= SHORT:
+    if upper >= k >= SHORT:
         blocks, k = common_blocks(a, b, k)
         if below is None or k < below:
             yield from _divided(a, b, upper, blocks, k)
             return
-    # a common character is always matched, so M = 0 or 1 where that is the most
-    matched = exactly(a, b) if upper > 1 else upper
+    matched = 0
+    if len(a) * len(b) <= LARGE:
+        matched = exactly(a, b)
+    else:
+        for matched in swept(a, b, below or upper + 1):
+            yield matched, upper
     yield matched, matched
 
 
