@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 import cydifflib
-from rapidfuzz.distance import LCSseq
+from rapidfuzz.distance import LCSseq, Postfix, Prefix
 
 from retcon.purify.blocks import common_blocks
 from retcon.purify.sweep import swept
@@ -32,9 +32,12 @@ def bounds(a: str, b: str) -> Iterator[tuple[int, int]]:
     first in a, then in b), and the same again in the gap before it and in the gap after it. So what is matched is a
     lower bound, and the longest common subsequences of the gaps, which no matching exceeds, make an upper one.
     """
+    lower = max(Prefix.similarity(a, b), Postfix.similarity(a, b))  # the longest common block is no shorter
+    yield lower, min(len(a), len(b))
     upper = LCSseq.similarity(a, b)
-    yield 0, upper
-    yield from _closer(a, b, upper, None)
+    yield lower, upper
+    for matched, most in _closer(a, b, upper, None):
+        yield max(matched, lower), most
 
 
 def _closer(a: str, b: str, upper: int, below: int | None) -> Iterator[tuple[int, int]]:
