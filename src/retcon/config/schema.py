@@ -61,6 +61,14 @@ class SelectSection(Section):
     draw: Literal["rank", "weighted"] = "rank"
     min_positive: NonNegative = 0
     min_negative: NonNegative = 0
+    dynamic: bool = Field(False, description="DAPO: groups whose rewards are all equal are replaced by groups of fresh "
+                          "prompts")  # fmt: skip
+    max_extra: float = Field(2.0, ge=0, description="of dynamic: extra groups of a step at most, for each of its own")
+    max_rounds: NonNegative = Field(5, description="of dynamic: times at most that a step draws more prompts")
+    pass_rates: str = Field("", description="a file of `retcon difficulty`: only tasks whose rate lies within the "
+                            "bounds are trained on")  # fmt: skip
+    min_pass_rate: Probability = Field(0.01, description="0 keeps what no rollout solved")
+    max_pass_rate: Probability = Field(0.99, description="1 keeps what every rollout solved")
 
 
 class SandboxSection(Section):
@@ -140,3 +148,12 @@ class Recipe(Section):
     sft: SFTSection = SFTSection()
     rl: RLSection = RLSection()
     evaluate: EvaluateSection = EvaluateSection()
+
+    @model_validator(mode="after")
+    def _minima_fit_the_group(self) -> Recipe:
+        if self.select.min_positive + self.select.min_negative > self.rl.group:
+            raise ValueError(
+                f"select: min_positive {self.select.min_positive} + min_negative {self.select.min_negative} exceed "
+                f"rl.group = {self.rl.group}, the rollouts that are kept"
+            )
+        return self
