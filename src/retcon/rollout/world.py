@@ -18,7 +18,7 @@ from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits as SandboxLimits
 from retcon.tasks.types import Task
 from retcon.tools.python import PythonTool
-from retcon.tools.types import Tool
+from retcon.tools.types import StatefulTool, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class World:
     recipe: Recipe
     engine: Generator
     chat: Chat
-    tool: Tool
+    tool: Tool | StatefulTool
 
     async def roll_out(
         self,
