@@ -71,6 +71,7 @@ async def _step(
 ) -> None:
     seed, step = recipe.run.seed, session.step + 1
     algorithm = ALGORITHMS[recipe.rl.algorithm]
+    cap = recipe.rl.splice_weight_cap if recipe.rl.splice_weight == "truncated" else None
     began = time.perf_counter()
     try:
         groups = await rollouts.of(tasks, step=step)
@@ -87,7 +88,7 @@ async def _step(
             "the same command again to go on"
         )
     kept = [_select(recipe, group, step) for group in whole]
-    samples = [sample for group in kept for sample in group_samples(group, algorithm)]
+    samples = [sample for group in kept for sample in group_samples(group, algorithm, weight_cap=cap)]
     losses = update(session.model, session.optimizer, samples, recipe.rl, seed=seed, step=step)
     rollouts.engine.invalidate()
 
