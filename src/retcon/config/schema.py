@@ -52,7 +52,17 @@ class RepairSection(Section):
     gamma: Probability = Field(0.5, description="γ: similarity from which a repair is shallow")
     lookahead: Literal["all", "latest"] = Field("all", description="which failed attempts the lookahead is shown")
     probability: Probability = Field(1.0, description="p: share of rollouts that are purified")
+    probability_schedule: tuple[tuple[Positive, Probability], ...] = Field((), description="p over a run, in place of "
+        "probability: [[step, p], …] with straight lines between; [[1, 1.0], [40, 0.0]] falls to 0 at step 40"
+    )  # fmt: skip
     failures: tuple[FailureStatus, ...] = ("error", "timeout", "limit", "malformed")
+
+    @model_validator(mode="after")
+    def _steps_do_not_decrease(self) -> RepairSection:
+        steps = [step for step, _ in self.probability_schedule]
+        if steps != sorted(steps):
+            raise ValueError(f"the steps of probability_schedule must not decrease: {steps}")
+        return self
 
 
 class SelectSection(Section):
@@ -119,6 +129,9 @@ class RLSection(Section):
     max_grad_norm: Rate = 1.0
     mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced ids get no gradient where "
                                         "the advantage is negative")  # fmt: skip
+    splice_weight: Literal["none", "truncated"] = Field("none", description="of spliced ids in the loss; truncated: "
+                           "π(c′|purified) / π(c′|lookahead), splice_weight_cap at most")  # fmt: skip
+    splice_weight_cap: Rate = 2.0
     checkpoint_every: Positive = 20
 
     @model_validator(mode="after")
