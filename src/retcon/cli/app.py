@@ -14,6 +14,7 @@ from retcon.cli.doctor import doctor
 from retcon.cli.eval import evaluate
 from retcon.cli.interrupt import Interrupted
 from retcon.cli.quickstart import quickstart
+from retcon.cli.sandbox import sandbox
 from retcon.cli.sft import sft
 from retcon.cli.show import show
 from retcon.cli.train import train
@@ -55,6 +56,7 @@ app.command("eval")(evaluate)
 app.command("difficulty")(difficulty)
 app.command("show")(show)
 app.command("doctor")(doctor)
+app.add_typer(sandbox)
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ async def _step(
     recipe: Recipe, run: RunFolder, session: Session, rollouts: TrainingRollouts, prompts: Iterator[Task]
 ) -> None:
     step, algorithm = session.step + 1, ALGORITHMS[recipe.rl.algorithm]
+    cap = recipe.rl.splice_weight_cap if recipe.rl.splice_weight == "truncated" else None
     began = time.perf_counter()
     try:
         drawn = await draw_groups(recipe, rollouts, prompts, step=step)
@@ -78,7 +79,7 @@ async def _step(
         raise
     rolled_out = time.perf_counter()
 
-    samples = [sample for group in to_train(recipe, drawn) for sample in group_samples(group, algorithm)]
+    samples = [s for group in to_train(recipe, drawn) for s in group_samples(group, algorithm, weight_cap=cap)]
     losses = update(session.model, session.optimizer, samples, recipe.rl, seed=recipe.run.seed, step=step)
     rollouts.engine.invalidate()
 

@@ -16,6 +16,7 @@ from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
 from retcon.engine.local import LocalEngine
 from retcon.engine.types import SamplingParams
+from retcon.purify.mixing import Schedule, constant
 from retcon.purify.saar import Saar
 from retcon.rollout.world import World, open_world
 from retcon.tasks.registry import TaskSet
@@ -46,7 +47,7 @@ class TrainingRollouts:
             step=step,
             grade=self.tasks.grade,
             repair=self.repair,
-            probability=recipe.repair.probability,
+            probability=_mixing(recipe).at(step),
         )
 
 
@@ -69,6 +70,11 @@ def rollouts_per_prompt(recipe: Recipe) -> int:
     """G': the rollouts made of each prompt, of which selection keeps G."""
     oversample = recipe.select.oversample if recipe.select.kind == "roc" else 1.0
     return math.ceil(recipe.rl.group * oversample)
+
+
+def _mixing(recipe: Recipe) -> Schedule:
+    section = recipe.repair
+    return Schedule(section.probability_schedule) if section.probability_schedule else constant(section.probability)
 
 
 def _repair(recipe: Recipe) -> Saar | None:
