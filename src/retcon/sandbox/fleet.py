@@ -259,6 +259,13 @@ class Fleet:
                 SandboxWarning,
                 stacklevel=2,
             )
+        if self.tier is None and worker.unprotected:
+            warnings.warn(
+                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
+                + "; ".join(worker.unprotected),
+                SandboxWarning,
+                stacklevel=2,
+            )
         self.tier = had
         return worker
 

@@ -12,13 +12,13 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Any, Self
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.fleet import Fleet
 from retcon.sandbox.handle import WorkerHandle
+from retcon.sandbox.paths import inside_scratch
 from retcon.sandbox.profiles import Chooser, find, with_packages
 from retcon.sandbox.types import Limits, Result, Session, Tier
 
@@ -121,18 +121,21 @@ class SandboxPool:
         memory: int | None = None,
         limits: Limits | None = None,
         files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
         echo: bool = True,
     ) -> Result:
         """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
         limits = (limits or self.limits).with_(timeout, memory)
         files = files or {}
-        _check(files)
+        encoded = {name: base64.b64encode(files[name]).decode() for name in inside_scratch(files)}
+        wanted = inside_scratch(fetch)
         async with self._room:
             request = {
                 "code": code,
                 "stdin": stdin,
                 "limits": asdict(limits),
-                "files": {name: base64.b64encode(content).decode() for name, content in files.items()},
+                "files": encoded,
+                "fetch": wanted,
                 "echo": echo,
             }
             return await self._run(self._choose(code, self._fleet.zygotes), request, limits.wall_seconds)
@@ -163,7 +166,8 @@ class SandboxPool:
             async with asyncio.timeout(wall_seconds + BACKSTOP_SECONDS):
                 answer = await worker.ask(request)
             keep = not answer.pop("retire")
-            return Result(tier=self.tier, **answer)
+            fetched = {name: base64.b64decode(content) for name, content in answer.pop("files", {}).items()}
+            return Result(tier=self.tier, files=fetched, **answer)
         except TimeoutError:
             return Result("infrastructure", stderr=f"sandbox worker {worker.pid}: it did not answer", tier=self.tier)
         finally:
@@ -176,10 +180,3 @@ def default_workers(limits: Limits) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     fit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // (limits.memory_mb << 20)
     return max(cores, min(64, max(16, 4 * cores), fit))
-
-
-def _check(files: Mapping[str, bytes]) -> None:
-    for name in files:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")

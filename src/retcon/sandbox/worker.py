@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Any
 
-from retcon.sandbox import child, scratch, usage, wire
+from retcon.sandbox import child, fetch, scratch, usage, wire
 from retcon.sandbox.capture import Capture
 from retcon.sandbox.isolate import die_with_parent, isolate
 from retcon.sandbox.verdict import verdict
@@ -81,6 +81,7 @@ class Worker:
         running.watch()
         status, used = running.end()
         seconds = time.monotonic() - started
+        files = fetch.collect(self.setting.scratch, call["fetch"])
         self.clear()
         limits = call["limits"]
         raised, value = running.record()
@@ -104,6 +105,7 @@ class Worker:
             "exit_code": exit_code,
             "seconds": seconds,
             "peak_memory": used.ru_maxrss << 10,
+            "files": files,
         }
 
     def sweep(self) -> None:
