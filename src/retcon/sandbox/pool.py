@@ -19,17 +19,17 @@ text in the worker's memory, which a call inherits and could search.
 from __future__ import annotations
 
 import asyncio
-import base64
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import PurePosixPath
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.folders import PoolFolder
 from retcon.sandbox.handle import WorkerHandle
+from retcon.sandbox.request import request
+from retcon.sandbox.session import Sessions
 from retcon.sandbox.types import Limits, Result, Session, Tier
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
@@ -44,9 +44,23 @@ class SandboxPool:
     tier: None takes the best that the machine grants; one that is asked for and cannot be had is refused. Raises
     SandboxUnavailable on entry where workers cannot be started. A worker that dies is replaced at the next
     call; the call that it was running gets status `infrastructure`.
+
+    sessions: that may be open at a time; `workers` bounds how many of their cells run. One more waits
+    `session_wait_seconds` for a place. A session that is idle for `session_idle_seconds` is evicted; where all together
+    take more than `session_memory_mb` (half of the machine's memory where None), those idle for the longest time are.
     """
 
-    def __init__(self, workers: int = 2, limits: Limits | None = None, *, tier: Tier | None = None) -> None:
+    def __init__(
+        self,
+        workers: int = 2,
+        limits: Limits | None = None,
+        *,
+        tier: Tier | None = None,
+        sessions: int = 64,
+        session_idle_seconds: float = 1800.0,
+        session_memory_mb: int | None = None,
+        session_wait_seconds: float = 60.0,
+    ) -> None:
         if workers < 1:
             raise ValueError(f"a pool of {workers} workers: it must be 1 or more")
         self.limits = limits or Limits()
@@ -56,6 +70,9 @@ class SandboxPool:
         self._asked = tier
         self._tier: Tier | None = None
         self._started = 0
+        self._sessions = Sessions(
+            sessions, session_idle_seconds, session_memory_mb, session_wait_seconds, self._start_worker, self._turn
+        )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -88,6 +105,7 @@ class SandboxPool:
         if self._free is None:
             return
         self._free = None
+        self._sessions.close()
         for slot in self._slots:
             slot.drop()
         if self._folder is not None:
@@ -122,30 +140,31 @@ class SandboxPool:
     ) -> Result:
         """See `Sandbox.run`. Cancelling it ends the call, and its worker is replaced."""
         limits = (limits or self.limits).with_(timeout, memory)
-        request = {
-            "code": code,
-            "stdin": stdin,
-            "limits": asdict(limits),
-            "files": _encoded(files or {}),
-            "echo": echo,
-        }
-        free = self._open_queue()
-        slot = await free.get()
-        try:
-            return await self._run_in(slot, request, limits.wall_seconds)
-        finally:
-            free.put_nowait(slot)
+        message = request(code, stdin, limits, files, echo)
+        async with self._turn() as slot:
+            return await self._run_in(slot, message, limits.wall_seconds)
 
     async def session(self, *, limits: Limits | None = None) -> Session:
         """See `Sandbox.session`."""
-        raise SandboxUnavailable("sessions are not there yet")
+        self._open_queue()
+        return await self._sessions.open(limits or self.limits)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[_Slot]:
+        """Wait until one more may run."""
+        free = self._open_queue()
+        slot = await free.get()
+        try:
+            yield slot
+        finally:
+            free.put_nowait(slot)
 
     def _open_queue(self) -> asyncio.Queue[_Slot]:
         if self._free is None:
             raise SandboxUnavailable("the sandbox is not open: use `async with SandboxPool(...)`")
         return self._free
 
-    async def _run_in(self, slot: _Slot, request: dict[str, Any], wall_seconds: float) -> Result:
+    async def _run_in(self, slot: _Slot, message: dict[str, Any], wall_seconds: float) -> Result:
         self._open_queue()  # it may have closed while the call waited
         try:
             worker = slot.take() or await self._start_worker()
@@ -154,7 +173,7 @@ class SandboxPool:
         keep = False
         try:
             async with asyncio.timeout(wall_seconds + BACKSTOP_SECONDS):
-                answer = await worker.ask(request)
+                answer = await worker.ask(message)
             keep = not answer.pop("retire") and self._free is not None
             return Result(tier=self.tier, **answer)
         except (EOFError, OSError, TimeoutError) as error:
@@ -198,11 +217,3 @@ class _Slot:
         if self.worker is not None:
             self.worker.kill()
             self.worker = None
-
-
-def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
-    for name in files:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")
-    return {name: base64.b64encode(content).decode() for name, content in files.items()}
