@@ -156,7 +156,7 @@ class Interpreter:
             os.lseek(fd, 0, os.SEEK_SET)
             os.dup2(fd, 0)
             os.close(fd)
-            sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115, PTH123
+            sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
             self._has_stdin = bool(stdin)
         for name, content in files.items():
             path = f"{self._scratch}/{name}"

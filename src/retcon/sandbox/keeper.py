@@ -252,7 +252,9 @@ class Keeper:
                 end_below(())
                 os._exit(0)
             if control in ready:
-                chunk = self._control.recv(CHUNK)
+                chunk = b""
+                with contextlib.suppress(ConnectionResetError):  # it ended with a command unread
+                    chunk = self._control.recv(CHUNK)
                 heard += chunk
                 said += _taken(heard, token, 16 * command.get("output", 0) + 4096)
                 if not chunk:
@@ -332,7 +334,7 @@ class Keeper:
 
 def _taken(heard: bytearray, token: bytes, cap: int) -> list[str]:
     """Take out of `heard` what stands between two tokens; of the rest keep what may yet become that, up to `cap`."""
-    found = []
+    found: list[str] = []
     while (start := heard.find(token)) >= 0:
         end = heard.find(token, start + len(token))
         if end < 0:

@@ -71,7 +71,12 @@ class SandboxPool:
         self._tier: Tier | None = None
         self._started = 0
         self._sessions = Sessions(
-            sessions, session_idle_seconds, session_memory_mb, session_wait_seconds, self._start_worker, self._turn
+            sessions,
+            idle_seconds=session_idle_seconds,
+            memory_mb=session_memory_mb,
+            wait_seconds=session_wait_seconds,
+            start=self._start_worker,
+            turn=self._turn,
         )
 
     async def __aenter__(self) -> Self:

@@ -172,6 +172,7 @@ class Sessions:
     def __init__(
         self,
         size: int,
+        *,
         idle_seconds: float,
         memory_mb: int | None,
         wait_seconds: float,

@@ -87,9 +87,10 @@ class Snapshot:
             raise OSError(f"the scratch folder holds more than {self._cap >> 20} MiB")
         fd = _open(folder, name, facts.st_mode, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb", buffering=0) as file:
-            content = file.read(facts.st_size)
+            content: bytes = file.read(facts.st_size)
         old = self._before.get(path)
-        return old.content if old is not None and old.content == content else content
+        kept = None if old is None else old.content
+        return kept if kept is not None and kept == content else content
 
     def restore(self, root: str) -> None:
         """Make the folder what it was. Files that are still the same file are rewritten in place, so that whoever holds
