@@ -24,7 +24,8 @@ import socket
 import stat
 import sys
 import traceback
-from _signal import signal as _handle  # what this file stands on is bound here: a cell may replace any module's names
+from _signal import SIG_IGN, SIGINT, default_int_handler
+from _signal import signal as set_handler
 from marshal import loads
 from os import _exit, fork, getpid, waitpid
 from signal import pthread_sigmask, sigwaitinfo
@@ -45,10 +46,11 @@ from retcon.sandbox.program import (
     write_error,
 )
 
+# What this file stands on is bound to names of its own: a cell may replace those of any module.
+_raise_limit, _limit = resource.setrlimit, resource.getrlimit
 CONTROL_FD = child.RECORD_FD
 WAKE = signal.SIGRTMAX - 3
 NAME = "<cell {}>"
-_raise_limit, _limit = resource.setrlimit, resource.getrlimit
 
 
 class OpenFile(NamedTuple):
@@ -63,13 +65,12 @@ class OpenFile(NamedTuple):
 
 def serve(streams: child.Streams, setting: child.Setting, limits: dict[str, Any], keeper: int) -> NoReturn:
     """Run cells until the control channel closes. limits: those that no cell's own exceed. keeper: its process id."""
-    leave = _exit
     try:
         child._enter({"files": {}, "limits": limits}, streams, setting)
         die_with_parent()
         Interpreter(setting.scratch, keeper).serve()
     finally:
-        leave(1)
+        _exit(1)
 
 
 class Interpreter:
@@ -89,7 +90,7 @@ class Interpreter:
         self._operations = {"cell": self._cell, "freeze": self._freeze}
 
     def serve(self) -> NoReturn:
-        _handle(signal.SIGINT, signal.SIG_IGN)
+        set_handler(SIGINT, SIG_IGN)
         while True:
             body = wire.receive_bytes(self._control)
             if body is None:
@@ -110,7 +111,7 @@ class Interpreter:
         try:
             try:
                 self._prepare(command)
-                _handle(signal.SIGINT, signal.default_int_handler)
+                set_handler(SIGINT, default_int_handler)
                 value = self._run(command["code"], command["echo"])
                 flush_all(streams)
             finally:
@@ -167,7 +168,7 @@ class Interpreter:
     def _take_over(self) -> None:
         """Allow no interrupt from here on; set aside what cells put in the place of builtins, as this file and what it
         calls stand on them."""
-        _handle(signal.SIGINT, signal.SIG_IGN)
+        set_handler(SIGINT, SIG_IGN)
         given, now = self._given, builtins.__dict__
         self._changed = {name: now[name] for name in given if name in now and now[name] is not given[name]}
         now.update(given)

@@ -34,6 +34,7 @@ from retcon.sandbox.program import (
 
 FILENAME = "<python>"
 RECORD_FD = 3
+SEEDED = ("numpy.random", "sympy.core.random")
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
 Streams: TypeAlias = tuple[int, int, int, int]
 """File descriptors for stdin, stdout, stderr and the record."""
@@ -67,9 +68,18 @@ def run(call: dict[str, Any], token: bytes, streams: Streams, setting: Setting) 
     code = 1
     try:
         _enter(call, streams, setting)
+        reseed()
         code = _program(call["code"], token, call["limits"], call["echo"])
     finally:
         leave(code)
+
+
+def reseed() -> None:
+    """Give preloaded generators of random numbers a fresh state, as a fresh import would; `random` does it itself."""
+    for name in SEEDED:
+        module = sys.modules.get(name)
+        if module is not None:
+            module.seed()
 
 
 def _enter(call: dict[str, Any], streams: Streams, setting: Setting) -> None:

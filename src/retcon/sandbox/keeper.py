@@ -82,7 +82,6 @@ class Keeper:
         self._limits = limits
         self._alone = setting.world.processes and os.getpid() == 1
         self._copies: dict[str, Copy] = {}
-        self._named = 0
         self._cause = ""
         self._shared = resident(os.getpid())[1]
         os.mkdir(setting.scratch, 0o700)
@@ -168,15 +167,11 @@ class Keeper:
         room = 2 * self._limits["memory_mb"]
         if self._held() > room << 20:
             raise Refused(f"the checkpoints of this session hold more than {room} MiB: discard some")
-        self._named += 1
-        name = f"checkpoint {self._named}"
-        self._copies[name] = self._freeze(None)
-        return {"checkpoint": name}
+        self._copies[request["checkpoint"]] = self._freeze(None)
+        return {}
 
     def _rollback(self, request: dict[str, Any]) -> dict[str, Any]:
         name = request["checkpoint"]
-        if name not in self._copies:
-            return {"unknown": list(self._copies)}
         for later in list(self._copies)[list(self._copies).index(name) + 1 :]:
             self._copies.pop(later).end()
         copy = self._copies.pop(name)

@@ -6,28 +6,30 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
 from retcon.core.errors import SandboxUnavailable, SessionLost, nearest
 from retcon.sandbox.handle import WorkerHandle
-from retcon.sandbox.request import request
+from retcon.sandbox.request import check, request
 from retcon.sandbox.types import Limits, Result
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
 OPERATION_SECONDS = 60.0  # for a checkpoint or a rollback, likewise
 FIXED = ("memory_mb", "file_mb", "open_files", "processes")  # the kernel lets nobody raise them again
-Turn = Callable[[], AbstractAsyncContextManager[object]]
 
 
 class PoolSession:
-    """Implements `retcon.sandbox.types.Session`. Made by `Sessions.open`."""
+    """Implements `retcon.sandbox.types.Session`. Made by `Sessions.open`.
 
-    def __init__(self, worker: WorkerHandle, limits: Limits, sessions: Sessions) -> None:
+    Its worker comes with the first cell, whose imports say which one is best; checkpoints taken before are made then.
+    """
+
+    def __init__(self, limits: Limits, sessions: Sessions) -> None:
         self.id = uuid.uuid4().hex
         self.memory = 0
-        self._worker = worker
+        self._worker: WorkerHandle | None = None
         self._limits = limits
         self._sessions = sessions
         self._one = asyncio.Lock()
@@ -35,17 +37,11 @@ class PoolSession:
         self._lost: SessionLost | None = None
         self._ended = False
         self._checkpoints: list[str] = []
+        self._named = 0
 
     @property
     def busy(self) -> bool:
         return self._users > 0
-
-    async def start(self) -> None:
-        """Let the worker be this session's. Raises SandboxUnavailable."""
-        async with self._using():
-            await self._ask({"op": "session", "limits": asdict(self._limits)}, OPERATION_SECONDS)
-        if self._lost is not None:
-            raise SandboxUnavailable(str(self._lost))
 
     async def run(
         self,
@@ -68,23 +64,46 @@ class PoolSession:
             asked, had = getattr(limits, name), getattr(self._limits, name)
             if asked > had:
                 raise ValueError(f"limit {name} is {asked}, above the session's {had}: open the session with more")
-        message = {"op": "cell"} | request(code, stdin, limits, files, echo)
-        async with self._using(), self._sessions.turn():
+        files = files or {}
+        check(code, files)
+        async with self._using(), self._sessions.running:
             self._check()
-            answer = await self._ask(message, limits.wall_seconds + BACKSTOP_SECONDS)
+            worker = self._worker
+            try:
+                worker = worker or await self._start(code)
+            except SandboxUnavailable as error:
+                self.end(str(error))
+                return Result("infrastructure", stderr=str(error))
+            message = {"op": "cell"} | request(code, stdin, limits, files, echo)
+            answer = await self._ask(worker, message, limits.wall_seconds + BACKSTOP_SECONDS)
             if "status" not in answer:
-                return Result("infrastructure", stderr=str(self._lost), tier=self._worker.tier)
-            return Result(tier=self._worker.tier, **answer)
+                return Result("infrastructure", stderr=str(self._lost), tier=worker.tier)
+            return Result(tier=worker.tier, **answer)
+
+    async def _start(self, code: str) -> WorkerHandle:
+        """Raises SandboxUnavailable, SessionLost."""
+        self._worker = worker = await self._sessions.start(code)
+        await self._ask(worker, {"op": "session", "limits": asdict(self._limits)}, OPERATION_SECONDS)
+        for name in self._checkpoints:
+            await self._keep(worker, name)
+        return worker
+
+    async def _keep(self, worker: WorkerHandle, name: str) -> None:
+        """Raises SandboxUnavailable, SessionLost."""
+        self._check()
+        answer = await self._ask(worker, {"op": "checkpoint", "checkpoint": name}, OPERATION_SECONDS)
+        if "refused" in answer:
+            raise SandboxUnavailable(answer["refused"])
+        self._check()
 
     async def checkpoint(self) -> str:
         """See `Session.checkpoint`. Raises SandboxUnavailable where the session keeps too many or too much already."""
         async with self._using():
             self._check()
-            answer = await self._ask({"op": "checkpoint"}, OPERATION_SECONDS)
-            if "refused" in answer:
-                raise SandboxUnavailable(answer["refused"])
-            self._check()
-            name: str = answer["checkpoint"]
+            self._named += 1
+            name = f"checkpoint {self._named}"
+            if self._worker is not None:
+                await self._keep(self._worker, name)
             self._checkpoints.append(name)
             return name
 
@@ -95,16 +114,18 @@ class PoolSession:
             if checkpoint not in self._checkpoints:
                 raise KeyError(f"no checkpoint {checkpoint!r} in this session{nearest(checkpoint, self._checkpoints)}")
             del self._checkpoints[self._checkpoints.index(checkpoint) :]
-            self._lost = None
-            await self._ask({"op": "rollback", "checkpoint": checkpoint}, OPERATION_SECONDS)
-            self._check()
+            if self._worker is not None:
+                self._lost = None
+                await self._ask(self._worker, {"op": "rollback", "checkpoint": checkpoint}, OPERATION_SECONDS)
+                self._check()
             self._checkpoints.append(checkpoint)
 
     async def discard(self, checkpoint: str) -> None:
         async with self._using():
-            if checkpoint in self._checkpoints and not self._ended:
+            if checkpoint in self._checkpoints:
                 self._checkpoints.remove(checkpoint)
-                await self._ask({"op": "discard", "checkpoint": checkpoint}, OPERATION_SECONDS)
+                if self._worker is not None:
+                    await self._ask(self._worker, {"op": "discard", "checkpoint": checkpoint}, OPERATION_SECONDS)
 
     async def close(self) -> None:
         self.end("it was closed")
@@ -116,7 +137,8 @@ class PoolSession:
         self._ended = True
         self._lose(cause, by_own_code=by_own_code)
         self._checkpoints.clear()
-        self._worker.kill()
+        if self._worker is not None:
+            self._worker.kill()
         self._sessions.gone(self)
 
     def _lose(self, cause: str, *, by_own_code: bool) -> None:
@@ -139,11 +161,11 @@ class PoolSession:
             if not self._ended:
                 self._sessions.rests(self)
 
-    async def _ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+    async def _ask(self, worker: WorkerHandle, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The worker's answer; an empty one where there is none, and the session has ended."""
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._worker.ask(message)
+                answer = await worker.ask(message)
         except (EOFError, OSError, TimeoutError) as error:  # a TimeoutError is an OSError, and told apart
             self.end("its worker did not answer" if isinstance(error, TimeoutError) else "its worker died")
             return {}
@@ -166,18 +188,18 @@ class Sessions:
 
     idle_seconds: after which one that is not used is evicted. memory_mb: that all may take together; where they take
     more, those that have been idle for the longest time are evicted. wait_seconds: that `open` waits for a place.
-    start: gives a new worker. turn: entered while a cell runs.
+    running: cells that run at a time. start: gives a new worker, for a session whose first cell is given to it.
     """
 
     def __init__(
         self,
         size: int,
         *,
+        running: int,
         idle_seconds: float,
         memory_mb: int | None,
         wait_seconds: float,
-        start: Callable[[], Awaitable[WorkerHandle]],
-        turn: Turn,
+        start: Callable[[str], Awaitable[WorkerHandle]],
     ) -> None:
         for name, value in (
             ("sessions", size),
@@ -186,12 +208,12 @@ class Sessions:
         ):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: it must be above 0")
-        self.turn = turn
+        self.start = start
+        self.running = asyncio.Semaphore(running)
         self._size = size
         self._idle_seconds = idle_seconds
         self._memory = (memory_mb << 20) if memory_mb else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
         self._wait_seconds = wait_seconds
-        self._start = start
         self._places = asyncio.Semaphore(size)
         self._open: dict[PoolSession, asyncio.TimerHandle | None] = {}  # the one that rested last stands last
 
@@ -208,14 +230,9 @@ class Sessions:
                 f"all {self._size} sessions of the sandbox are in use, and none was closed within "
                 f"{self._wait_seconds:g} s: close some, or open the pool with more (sessions=)"
             ) from None
-        try:
-            worker = await self._start()
-        except BaseException:
-            self._places.release()
-            raise
-        session = PoolSession(worker, limits, self)
+        session = PoolSession(limits, self)
         self._open[session] = None
-        await session.start()
+        self.rests(session)
         return session
 
     def begins(self, session: PoolSession) -> None:
