@@ -47,10 +47,11 @@ from retcon.sandbox.program import (
 )
 
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
-_raise_limit, _limit = resource.setrlimit, resource.getrlimit
+_raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
 CONTROL_FD = child.RECORD_FD
 WAKE = signal.SIGRTMAX - 3
 NAME = "<cell {}>"
+FAILED = "failed"  # instead of what is said of a copy that was made
 
 
 class OpenFile(NamedTuple):
@@ -148,7 +149,7 @@ class Interpreter:
         body, last = compile_program(source, NAME.format(self._count), echo)
         exec(body, self._main.__dict__)
         result = None if last is None else eval(last, self._main.__dict__)
-        return "" if result is None else "=" + repr(result)
+        return "" if result is None else "=" + _to_text(result)
 
     def _provide(self, stdin: str, files: dict[str, bytes]) -> None:
         if stdin or self._has_stdin:
@@ -211,7 +212,7 @@ class Interpreter:
             failed = 1
         finally:
             pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._say(token, "failed" if failed else "\0")
+        self._say(token, FAILED if failed else "\0")
 
     def _sleep(self, token: bytes) -> None:
         """Be the frozen copy until the keeper sends its second signal: its first says that it is this one's parent.

@@ -202,7 +202,7 @@ class Keeper:
         Raises Refused, Lost where the interpreter did not live through it.
         """
         said = self._ask({"op": "freeze"}, 2, Deadlines(self._pid, math.inf, FREEZE_SECONDS))
-        if "failed" in said:
+        if cells.FAILED in said:
             raise Refused("no further process can be made for a checkpoint: its cells left too many running")
         pid = next((int(text[1:]) for text in said if text[1:].isdecimal()), 0)
         if len(said) < 2 or pid in (0, self._pid, *self._frozen()) or pid not in children(os.getpid()):
@@ -254,7 +254,7 @@ class Keeper:
                 said += _taken(heard, token, 16 * command.get("output", 0) + 4096)
                 if not chunk:
                     poller.unregister(control)
-            if len(said) >= want or self._ended in ready:
+            if len(said) >= want or self._ended in ready or cells.FAILED in said:
                 break
             self._read_pipes(ready)
             clocks.check(self._frozen())

@@ -126,6 +126,10 @@ class SandboxPool:
         """Whether a further call would have to wait for a place in the queue."""
         return self._room.locked()
 
+    @property
+    def open_sessions(self) -> int:
+        return len(self._sessions)
+
     async def run(
         self,
         code: str,

@@ -29,7 +29,7 @@ class PoolSession:
     def __init__(self, limits: Limits, sessions: Sessions) -> None:
         self.id = uuid.uuid4().hex
         self.memory = 0
-        self._worker: WorkerHandle | None = None
+        self.worker: WorkerHandle | None = None
         self._limits = limits
         self._sessions = sessions
         self._one = asyncio.Lock()
@@ -68,7 +68,7 @@ class PoolSession:
         check(code, files)
         async with self._using(), self._sessions.running:
             self._check()
-            worker = self._worker
+            worker = self.worker
             try:
                 worker = worker or await self._start(code)
             except SandboxUnavailable as error:
@@ -82,7 +82,7 @@ class PoolSession:
 
     async def _start(self, code: str) -> WorkerHandle:
         """Raises SandboxUnavailable, SessionLost."""
-        self._worker = worker = await self._sessions.start(code)
+        self.worker = worker = await self._sessions.start(code)
         await self._ask(worker, {"op": "session", "limits": asdict(self._limits)}, OPERATION_SECONDS)
         for name in self._checkpoints:
             await self._keep(worker, name)
@@ -102,8 +102,8 @@ class PoolSession:
             self._check()
             self._named += 1
             name = f"checkpoint {self._named}"
-            if self._worker is not None:
-                await self._keep(self._worker, name)
+            if self.worker is not None:
+                await self._keep(self.worker, name)
             self._checkpoints.append(name)
             return name
 
@@ -114,9 +114,9 @@ class PoolSession:
             if checkpoint not in self._checkpoints:
                 raise KeyError(f"no checkpoint {checkpoint!r} in this session{nearest(checkpoint, self._checkpoints)}")
             del self._checkpoints[self._checkpoints.index(checkpoint) :]
-            if self._worker is not None:
+            if self.worker is not None:
                 self._lost = None
-                await self._ask(self._worker, {"op": "rollback", "checkpoint": checkpoint}, OPERATION_SECONDS)
+                await self._ask(self.worker, {"op": "rollback", "checkpoint": checkpoint}, OPERATION_SECONDS)
                 self._check()
             self._checkpoints.append(checkpoint)
 
@@ -124,8 +124,8 @@ class PoolSession:
         async with self._using():
             if checkpoint in self._checkpoints:
                 self._checkpoints.remove(checkpoint)
-                if self._worker is not None:
-                    await self._ask(self._worker, {"op": "discard", "checkpoint": checkpoint}, OPERATION_SECONDS)
+                if self.worker is not None:
+                    await self._ask(self.worker, {"op": "discard", "checkpoint": checkpoint}, OPERATION_SECONDS)
 
     async def close(self) -> None:
         self.end("it was closed")
@@ -137,8 +137,8 @@ class PoolSession:
         self._ended = True
         self._lose(cause, by_own_code=by_own_code)
         self._checkpoints.clear()
-        if self._worker is not None:
-            self._worker.kill()
+        if self.worker is not None:
+            self.worker.kill()
         self._sessions.gone(self)
 
     def _lose(self, cause: str, *, by_own_code: bool) -> None:
