@@ -14,6 +14,8 @@ from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Result, Sandbox
 
+pytestmark = pytest.mark.filterwarnings("ignore::retcon.core.errors.SandboxWarning")
+
 Opener = Callable[[], AbstractAsyncContextManager[Sandbox]]
 
 
@@ -29,7 +31,7 @@ async def _pool(tier: str) -> AsyncIterator[Sandbox]:
         await pool.close()
 
 
-SANDBOXES: dict[str, Opener] = {tier: partial(_pool, tier) for tier in ("namespaces", "rlimits")}
+SANDBOXES: dict[str, Opener] = {tier: partial(_pool, tier) for tier in ("namespaces", "landlock", "rlimits")}
 
 
 @pytest.fixture(params=SANDBOXES)

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from retcon import __version__
+from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
 from retcon.cli.eval import evaluate
 from retcon.cli.interrupt import Interrupted
 from retcon.cli.quickstart import quickstart
+from retcon.cli.sandbox import sandbox
 from retcon.cli.sft import sft
 from retcon.cli.show import show
 from retcon.cli.train import train
@@ -51,8 +53,10 @@ app.command("quickstart")(quickstart)
 app.command("sft")(sft)
 app.command("train")(train)
 app.command("eval")(evaluate)
+app.command("difficulty")(difficulty)
 app.command("show")(show)
 app.command("doctor")(doctor)
+app.add_typer(sandbox)
 
 
 def main() -> None:

@@ -45,12 +45,14 @@ from retcon.sandbox.program import (
     write,
     write_error,
 )
+from retcon.sandbox.world import World
 
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
 CONTROL_FD = child.RECORD_FD
 WAKE = signal.SIGRTMAX - 3
 NAME = "<cell {}>"
+EARLY = "!"  # before the name of an exception that is still to be shown
 FAILED = "failed"  # instead of what is said of a copy that was made
 
 
@@ -67,7 +69,9 @@ class OpenFile(NamedTuple):
 def serve(streams: child.Streams, setting: child.Setting, limits: dict[str, Any], keeper: int) -> NoReturn:
     """Run cells until the control channel closes. limits: those that no cell's own exceed. keeper: its process id."""
     try:
-        child._enter({"files": {}, "limits": limits}, streams, setting)
+        child._enter({"files": {}, "limits": limits}, streams, setting, World.confine_session)
+        os.closerange(CONTROL_FD + 1, child.FDS)
+        child.reseed()
         die_with_parent()
         Interpreter(setting.scratch, keeper).serve()
     finally:
@@ -125,6 +129,8 @@ class Interpreter:
         except BaseException as error:  # noqa: BLE001 - whatever the cell raised is its result
             self._take_over()  # an interrupt may have come into the first
             raised = type_name(error)[:200]
+            if getpid() == self._pid:  # at once: what follows runs code of the cell's, which may end the process
+                self._say(command["token"], EARLY + raised)
             self._free_room()
             if raised == "MemoryError":
                 traceback.clear_frames(error.__traceback__)
@@ -153,7 +159,9 @@ class Interpreter:
 
     def _provide(self, stdin: str, files: dict[str, bytes]) -> None:
         if stdin or self._has_stdin:
-            fd = os.memfd_create("stdin")
+            path = f"{self._scratch}/{os.urandom(8).hex()}"
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.unlink(path)
             write(fd, stdin.encode("utf-8", "surrogateescape"))
             os.lseek(fd, 0, os.SEEK_SET)
             os.dup2(fd, 0)
@@ -241,12 +249,14 @@ class Interpreter:
 
 def _open_files() -> list[OpenFile]:
     files = []
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
+    for fd in range(CONTROL_FD + 1, _limit(resource.RLIMIT_NOFILE)[1]):
         with contextlib.suppress(OSError):
-            if fd > CONTROL_FD and stat.S_ISREG(os.fstat(fd).st_mode):
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                path = ""
+                with contextlib.suppress(OSError):  # no /proc
+                    path = os.readlink(f"/proc/self/fd/{fd}")
                 flags, position = fcntl.fcntl(fd, fcntl.F_GETFL), os.lseek(fd, 0, os.SEEK_CUR)
-                files.append(OpenFile(fd, os.readlink(f"/proc/self/fd/{fd}"), flags, position, os.get_inheritable(fd)))
+                files.append(OpenFile(fd, path, flags, position, os.get_inheritable(fd)))
     return files
 
 

@@ -10,18 +10,18 @@ import atexit
 import base64
 import builtins
 import gc
-import io
 import math
 import os
 import resource
+import select
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from retcon.sandbox.capture import cut_middle
-from retcon.sandbox.isolate import World, become
 from retcon.sandbox.program import (
     compile_program,
     exit_code,
@@ -31,14 +31,15 @@ from retcon.sandbox.program import (
     type_name,
     write,
 )
+from retcon.sandbox.world import World
 
 FILENAME = "<python>"
 RECORD_FD = 3
 SEEDED = ("numpy.random", "sympy.core.random")
+FDS = 256  # more than a worker ever has open
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
 Streams: TypeAlias = tuple[int, int, int, int]
 """File descriptors for stdin, stdout, stderr and the record."""
-_PAGE = resource.getpagesize()
 
 
 def install_cpu_handler() -> None:
@@ -62,12 +63,21 @@ class Setting(NamedTuple):
     baseline: int
 
 
-def run(call: dict[str, Any], token: bytes, streams: Streams, setting: Setting) -> NoReturn:
-    """Run the call and end the process. token: marks the record as the wrapper's."""
+def run(call: dict[str, Any], token: bytes, streams: Streams, setup: int, setting: Setting) -> NoReturn:
+    """Run the call and end the process. token: marks the record as the wrapper's.
+
+    setup: a pipe that takes the reason where the program could not be started. It is closed before the program runs,
+    which therefore cannot say that it was not.
+    """
     leave = os._exit  # the program may replace the module's
     code = 1
     try:
-        _enter(call, streams, setting)
+        try:
+            _enter(call, streams, setting)
+        except BaseException as error:
+            os.write(setup, f"{type(error).__name__}: {error}".encode()[: select.PIPE_BUF])
+            raise
+        os.closerange(RECORD_FD + 1, FDS)
         reseed()
         code = _program(call["code"], token, call["limits"], call["echo"])
     finally:
@@ -82,16 +92,17 @@ def reseed() -> None:
             module.seed()
 
 
-def _enter(call: dict[str, Any], streams: Streams, setting: Setting) -> None:
+def _enter(
+    call: dict[str, Any], streams: Streams, setting: Setting, confine: Callable[[World], None] = World.confine_call
+) -> None:
+    """Become the process of a call: its streams, user, folder, files and limits; `confine` last."""
     os.setsid()
     for target, fd in enumerate(streams):
         os.dup2(fd, target, inheritable=target != RECORD_FD)
-    os.closerange(RECORD_FD + 1, 256)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    install_cpu_handler()
     world = setting.world
-    if world.become is not None:
-        os.chown(setting.scratch, world.become, world.become)
-        become(world.become)
+    world.take_user(setting.scratch)
     os.chdir(setting.scratch)
     for name, content in call["files"].items():
         folder = os.path.dirname(name)
@@ -105,16 +116,18 @@ def _enter(call: dict[str, Any], streams: Streams, setting: Setting) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory + MEMORY_HEADROOM))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_mb"] << 20,) * 2)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits["open_files"],) * 2)
     resource.setrlimit(resource.RLIMIT_NPROC, (world.tasks + limits["processes"],) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.argv = [FILENAME]
+    confine(world)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits["open_files"],) * 2)
     gc.enable()
 
 
 def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> int:
     """Run the program as Python would, its last expression kept where `echo`; return the exit code."""
     streams = (sys.stdout, sys.stderr)  # the program may put others in their place
+    own, process, keep, put = os.getpid(), os.getpid, limits["output_bytes"], write
     raised, value, code = "", "", 0
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
@@ -124,14 +137,16 @@ def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> i
         code = exit_code(stop, streams)
     except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
         code, raised = 1, type_name(error)
+        if process() == own:  # at once: what follows runs code of the program's, which may end the process
+            put(RECORD_FD, token + raised.encode("utf-8", "replace") + b"\0" + token)
         if raised == "MemoryError":
             _free_memory(error, main)
         flush_all(streams)
         show_source(source, FILENAME)
         print_exception(error, __file__)
     flush_all(streams)
-    body = f"{raised}\0{cut_middle(value, limits['output_bytes'])}"
-    write(RECORD_FD, token + body.encode("utf-8", "replace") + token)
+    if not raised and process() == own:  # not a fork of the program's that came to its end too
+        put(RECORD_FD, token + f"\0{cut_middle(value, keep)}".encode("utf-8", "replace") + token)
     return code
 
 
@@ -164,9 +179,3 @@ def _free_memory(error: BaseException, main: ModuleType) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
     traceback.clear_frames(error.__traceback__)
     main.__dict__.clear()
-
-
-def address_space() -> int:
-    """Bytes of address space of this process."""
-    with io.FileIO("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * _PAGE

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Coroutine, Iterable
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.sandbox.folders import PoolFolder
 from retcon.sandbox.handle import WorkerHandle
 from retcon.sandbox.profiles import BARE, Chooser
@@ -265,6 +266,13 @@ class Fleet:
             raise SandboxUnavailable(
                 f"sandbox tier {wanted!r} cannot be had here, only {had!r}: allow user namespaces "
                 "(sysctl user.max_user_namespaces, or the container's seccomp profile), or do not ask for a tier"
+            )
+        if self.tier is None and worker.unprotected:
+            warnings.warn(
+                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
+                + "; ".join(worker.unprotected),
+                SandboxWarning,
+                stacklevel=2,
             )
         self.tier = had
         return worker

@@ -19,12 +19,14 @@ import socket
 import time
 from typing import Any
 
-from retcon.sandbox import cells, child, wire
+from retcon.sandbox import cells, child, processes, wire
 from retcon.sandbox.capture import Capture
 from retcon.sandbox.deadlines import Deadlines
-from retcon.sandbox.processes import below, children, end_below, resident
+from retcon.sandbox.processes import end_below, number_of, signal_below
 from retcon.sandbox.snapshot import Snapshot
+from retcon.sandbox.usage import resident
 from retcon.sandbox.verdict import cell_verdict, verdict
+from retcon.sandbox.watchdog import Watchdog
 
 CHECKPOINTS = 16
 SCRATCH_BYTES = 64 << 20  # that a checkpoint can keep of the scratch folder
@@ -44,14 +46,17 @@ class Refused(Exception):
 
 
 class Copy:
-    """A frozen copy, and the scratch folder as it was when it was made. memory: bytes, most of them shared by fork."""
+    """A frozen copy, and what the writable folders held when it was made.
 
-    snapshot: Snapshot
+    number: in the worker's /proc. memory: bytes, most of them shared by fork.
+    """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, number: int, memory: int) -> None:
         self.pid = pid
+        self.number = number
         self.ended = os.pidfd_open(pid)
-        self.memory = resident(pid)[1]
+        self.memory = memory
+        self.folders: dict[str, Snapshot] = {}
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -73,17 +78,20 @@ class Copy:
 class Keeper:
     """Serves one session, until the worker's channel closes.
 
-    limits: of a cell that brings none of its own, and the most that a cell's own may be.
+    limits: those of memory, files and processes that no cell's own exceed. baseline: resident bytes of the warm
+    interpreter.
     """
 
-    def __init__(self, channel: socket.socket, setting: child.Setting, nothing: int, limits: dict[str, Any]) -> None:
+    def __init__(
+        self, channel: socket.socket, setting: child.Setting, nothing: int, limits: dict[str, Any], baseline: int
+    ) -> None:
         self._channel = channel
         self._setting = setting
         self._limits = limits
-        self._alone = setting.world.processes and os.getpid() == 1
+        self._proc = setting.world.proc
         self._copies: dict[str, Copy] = {}
         self._cause = ""
-        self._shared = resident(os.getpid())[1]
+        self._baseline = baseline
         os.mkdir(setting.scratch, 0o700)
         self._control, theirs = socket.socketpair()
         self._control.settimeout(FREEZE_SECONDS)
@@ -98,6 +106,7 @@ class Keeper:
             cells.serve((nothing, *writes, theirs.fileno()), setting, ceiling, keeper)
         theirs.close()
         self._ended = os.pidfd_open(self._pid)
+        self._number = number_of(self._proc, self._pid)
 
     def serve(self) -> None:
         operations = {
@@ -117,7 +126,7 @@ class Keeper:
             except OSError as error:  # no process, no pipe, no folder to be had: the machine's fault
                 answer = {"lost": f"sandbox worker: {error}", "fault": True}
             wire.send(self._channel, answer | {"memory": self._memory()})
-        end_below(())
+        end_below(self._proc, ())
 
     def _cell(self, request: dict[str, Any]) -> dict[str, Any]:
         limits, started = request["limits"], time.monotonic()
@@ -131,19 +140,20 @@ class Keeper:
             "output": limits["output_bytes"],
             "limits": self._soft(limits),
         }
-        clocks = Deadlines(self._pid, limits["cpu_seconds"], limits["wall_seconds"])
-        said = self._ask(command, 1, clocks)
+        deadlines = self._deadlines(limits["cpu_seconds"], limits["wall_seconds"], limits)
+        said = self._ask(command, 1, deadlines)
+        early = said.pop(0).removeprefix(cells.EARLY) if said and said[0].startswith(cells.EARLY) else None
         if said:
             raised, _, value = said[0].partition("\0")
-            status, error_type, line = cell_verdict(raised or None, clocks.late)
-            peak, code = resident(self._pid)[0], None
+            status, error_type, line = cell_verdict(early or raised or None, deadlines.over)
+            peak, code = processes.peak(self._proc, self._number), None
         else:
             value = ""
             end, usage = self._bury()
             peak = usage.ru_maxrss << 10
-            status, error_type, code, line = verdict(end, 0.0, limits["cpu_seconds"], None, None)
-            if clocks.late:
-                status, error_type, line = cell_verdict(None, clocks.late)
+            status, error_type, code, line = verdict(end, 0.0, limits["cpu_seconds"], None, early)
+            if deadlines.over:
+                status, error_type, line = cell_verdict(None, deadlines.over)
             self._cause = f"its code ended the interpreter ({line or 'exit code 0'})"
         self._read_pipes()
         stdout, stderr = (sink.text() for sink in self._pipes.values())
@@ -177,17 +187,18 @@ class Keeper:
         copy = self._copies.pop(name)
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
-            self._bury(copy.pid)
-        if not end_below(self._frozen() | {copy.pid}):
+            self._bury(copy.number)
+        if not end_below(self._proc, {*self._frozen(), copy.number}):
             raise OSError("processes of a session would not end")
         if copy.is_over:
             copy.end()
             raise Lost(f"the frozen copy of {name} was ended")
-        copy.snapshot.restore(self._setting.scratch)
+        for folder, snapshot in copy.folders.items():
+            snapshot.restore(folder)
         self._forget()
-        self._pid, self._ended, self._cause = copy.pid, copy.ended, ""
+        self._pid, self._number, self._ended, self._cause = copy.pid, copy.number, copy.ended, ""
         copy.signal(cells.WAKE)
-        self._copies[name] = self._freeze(copy.snapshot)
+        self._copies[name] = self._freeze(copy.folders)
         return {}
 
     def _discard(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -196,34 +207,44 @@ class Keeper:
             copy.end()
         return {}
 
-    def _freeze(self, snapshot: Snapshot | None) -> Copy:
-        """A new frozen copy. snapshot: of the scratch folder as it is, None to take one.
+    def _freeze(self, folders: dict[str, Snapshot] | None) -> Copy:
+        """A new frozen copy. folders: what the writable folders hold, None to have it taken.
 
         Raises Refused, Lost where the interpreter did not live through it.
         """
-        said = self._ask({"op": "freeze"}, 2, Deadlines(self._pid, math.inf, FREEZE_SECONDS))
+        said = self._ask({"op": "freeze"}, 2, self._deadlines(math.inf, FREEZE_SECONDS, self._limits))
         if cells.FAILED in said:
             raise Refused("no further process can be made for a checkpoint: its cells left too many running")
         pid = next((int(text[1:]) for text in said if text[1:].isdecimal()), 0)
-        if len(said) < 2 or pid in (0, self._pid, *self._frozen()) or pid not in children(os.getpid()):
+        number = number_of(self._proc, pid) if pid != self._pid else 0
+        if len(said) < 2 or number in (0, *self._frozen()):
             os.kill(self._pid, signal.SIGKILL)
             self._bury()
             self._cause = "its code kept the interpreter from being copied"
             raise Lost(self._cause)
-        previous = next(reversed(self._copies.values())).snapshot if self._copies else None
-        copy = Copy(pid)
+        copy = Copy(pid, number, max(0, resident(self._proc, number) - self._baseline))
         copy.signal(signal.SIGCONT)  # it was stopped with the others
         copy.signal(cells.WAKE)
         try:
-            copy.snapshot = snapshot or Snapshot(self._setting.scratch, SCRATCH_BYTES, previous)
+            copy.folders = self._taken() if folders is None else folders
         except OSError as error:
             copy.end()
             raise Refused(f"no checkpoint: {error}") from error
         return copy
 
+    def _taken(self) -> dict[str, Snapshot]:
+        """What the writable folders hold. Raises OSError."""
+        before = next(reversed(self._copies.values())).folders if self._copies else {}
+        return {folder: Snapshot(folder, SCRATCH_BYTES, before.get(folder)) for folder in self._setting.world.writable}
+
+    def _deadlines(self, cpu: float, wall: float, limits: dict[str, Any]) -> Deadlines:
+        world = self._setting.world
+        watchdog = Watchdog(world, self._setting.scratch, limits, self._baseline, self._frozen())
+        return Deadlines(self._pid, cpu, wall, watchdog)
+
     # What stands between an operation and the processes.
 
-    def _ask(self, command: dict[str, Any], want: int, clocks: Deadlines) -> list[str]:
+    def _ask(self, command: dict[str, Any], want: int, deadlines: Deadlines) -> list[str]:
         """What the session's processes said to a command, at most `want` of it; less where the interpreter ended.
 
         All are stopped again afterwards.
@@ -242,26 +263,28 @@ class Keeper:
         for fd in (self._ended, control, channel, *self._pipes):
             poller.register(fd, READY)
         while True:
-            ready = {fd for fd, _ in poller.poll(math.ceil(1000 * clocks.wait()))}
+            ready = {fd for fd, _ in poller.poll(math.ceil(1000 * deadlines.wait()))}
             if channel in ready:  # nobody waits for the answer any more
-                end_below(())
+                end_below(self._proc, ())
                 os._exit(0)
             if control in ready:
                 chunk = b""
                 with contextlib.suppress(ConnectionResetError):  # it ended with a command unread
                     chunk = self._control.recv(CHUNK)
                 heard += chunk
-                said += _taken(heard, token, 16 * command.get("output", 0) + 4096)
+                said += _said(heard, token, 16 * command.get("output", 0) + 4096)
                 if not chunk:
                     poller.unregister(control)
-            if len(said) >= want or self._ended in ready or cells.FAILED in said:
+            if self._ended in ready or cells.FAILED in said:
+                break
+            if sum(not text.startswith(cells.EARLY) for text in said) >= want:
                 break
             self._read_pipes(ready)
-            clocks.check(self._frozen())
+            deadlines.check(self._proc, self._frozen())
         self._signal_all(signal.SIGSTOP)
         while (orphan := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and orphan.si_pid != self._pid:
             os.waitpid(orphan.si_pid, 0)
-        return said[:want]
+        return said
 
     def _read_pipes(self, ready: set[int] | None = None) -> None:
         """Read what is there; of those in `ready` once, of all until they are empty where it is None."""
@@ -284,37 +307,37 @@ class Keeper:
         self._control.settimeout(FREEZE_SECONDS)
 
     def _signal_all(self, number: int) -> None:
+        if not self._setting.world.kill_reaches:
+            signal_below(self._proc, self._frozen(), number)
+            return
         with contextlib.suppress(ProcessLookupError):
-            if self._alone:
-                os.kill(-1, number)  # all of this namespace; frozen copies wait for another signal, stopped or not
-                return
-            for pid in below(self._frozen()):
-                os.kill(pid, number)
+            os.kill(-1, number)  # frozen copies too: they wait for another signal, stopped or not
 
     def _bury(self, *keep: int) -> tuple[int, resource.struct_rusage]:
         """Reap the interpreter, which has ended or was killed, and end what it left; (its wait status, usage)."""
         _, status, usage = os.wait4(self._pid, 0)
         os.close(self._ended)
         self._pid = 0
-        end_below(self._frozen() | set(keep))
+        end_below(self._proc, {*self._frozen(), *keep})
         return status, usage
 
     def _frozen(self) -> set[int]:
-        return {copy.pid for copy in self._copies.values()}
+        return {copy.number for copy in self._copies.values()}
 
     def _held(self) -> int:
         """Bytes that the checkpoints take at most: what copies share by fork counts for each of them."""
         contents = {
             id(entry.content): len(entry.content)
             for copy in self._copies.values()
-            for entry in copy.snapshot.entries.values()
+            for snapshot in copy.folders.values()
+            for entry in snapshot.entries.values()
             if entry.content is not None
         }
-        return sum(max(0, copy.memory - self._shared) for copy in self._copies.values()) + sum(contents.values())
+        return sum(copy.memory for copy in self._copies.values()) + sum(contents.values())
 
     def _memory(self) -> int:
         """Bytes that this session takes at most, besides what it shares with every other."""
-        own = max(0, resident(self._pid)[1] - self._shared) if self._pid else 0
+        own = max(0, resident(self._proc, self._number) - self._baseline) if self._pid else 0
         return own + (self._held() if self._copies else 0)
 
     def _soft(self, limits: dict[str, Any]) -> list[tuple[int, int]]:
@@ -327,7 +350,7 @@ class Keeper:
         ]
 
 
-def _taken(heard: bytearray, token: bytes, cap: int) -> list[str]:
+def _said(heard: bytearray, token: bytes, cap: int) -> list[str]:
     """Take out of `heard` what stands between two tokens; of the rest keep what may yet become that, up to `cap`."""
     found: list[str] = []
     while (start := heard.find(token)) >= 0:

@@ -7,6 +7,7 @@ docs/sandbox.md says what each tier contains and what it does not.
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +17,9 @@ from typing import Any, Self
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.fleet import Fleet
 from retcon.sandbox.handle import WorkerHandle
+from retcon.sandbox.paths import inside_scratch
 from retcon.sandbox.profiles import Chooser, find, with_packages
-from retcon.sandbox.request import check, request
+from retcon.sandbox.request import request
 from retcon.sandbox.session import Sessions
 from retcon.sandbox.types import Limits, Result, Session, Tier
 
@@ -31,14 +33,16 @@ class SandboxPool:
         async with SandboxPool() as sandbox:
             result = await sandbox.run("print(1 + 1)")
 
-    workers: calls at a time, and as many cells of sessions; None for `default_workers()`. tier: None takes the best
-    that the machine grants; one that is asked for and cannot be had is refused. python: the interpreter whose packages
-    calls can import, this one where None. packages: to be preloaded besides numpy, sympy and scipy, as names or as a
-    mapping from a profile's name to its modules. warm: profiles whose zygotes start with the pool; others start with
-    the first call that needs them. queue: calls that may wait for a worker; further ones wait in `run` with nothing
-    prepared (`full` tells beforehand). sessions: open at a time; one more waits `session_wait_seconds` for a place. One
-    that is idle for `session_idle_seconds` is evicted; where all together take more than `session_memory_mb` (half of
-    the machine's memory where None), those that have been idle for the longest time are.
+    workers: calls and sessions at a time; None for `default_workers()`. tier: None takes the best that the machine
+    grants; one that is asked for and cannot be had is refused. python: the interpreter whose packages calls can
+    import, this one where None. packages: to be preloaded besides numpy, sympy and scipy, as names or as a mapping
+    from a profile's name to its modules. warm: profiles whose zygotes start with the pool; others start with the first
+    call that needs them. queue: calls that may wait for a worker; further ones wait in `run` with nothing prepared
+    (`full` tells beforehand).
+
+    sessions: open at a time, of whose cells `workers` run at a time; one more waits `session_wait_seconds` for a place.
+    One that is idle for `session_idle_seconds` is evicted; where all together take more than `session_memory_mb` (half
+    of the machine's memory where None), those that have been idle for the longest time are.
 
     Raises ValueError for a bad argument, SandboxUnavailable on entry where workers cannot be started. A worker or
     zygote that dies is replaced; a call that it takes with it is run once more and is then `infrastructure`.
@@ -139,14 +143,13 @@ class SandboxPool:
         memory: int | None = None,
         limits: Limits | None = None,
         files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
         echo: bool = True,
     ) -> Result:
         """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
         limits = (limits or self.limits).with_(timeout, memory)
-        files = files or {}
-        check(code, files)
+        message = request(code, stdin, limits, files, echo) | {"fetch": inside_scratch(fetch)}
         async with self._room:
-            message = request(code, stdin, limits, files, echo)
             return await self._run(self._choose(code, self._fleet.zygotes), message, limits.wall_seconds)
 
     async def session(self, *, limits: Limits | None = None) -> Session:
@@ -180,7 +183,8 @@ class SandboxPool:
             async with asyncio.timeout(wall_seconds + BACKSTOP_SECONDS):
                 answer = await worker.ask(message)
             keep = not answer.pop("retire")
-            return Result(tier=self.tier, **answer)
+            fetched = {name: base64.b64decode(content) for name, content in answer.pop("files", {}).items()}
+            return Result(tier=self.tier, files=fetched, **answer)
         except TimeoutError:
             return Result("infrastructure", stderr=f"sandbox worker {worker.pid}: it did not answer", tier=self.tier)
         finally:

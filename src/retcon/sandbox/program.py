@@ -8,9 +8,9 @@ from __future__ import annotations
 import _ast
 import contextlib
 import linecache
-import os
 import sys
 import traceback
+from os import write as _write  # the program may replace the module's
 from types import CodeType
 from typing import Any
 
@@ -62,7 +62,7 @@ def write_error(text: str) -> None:
 def write(fd: int, data: bytes) -> None:
     with contextlib.suppress(OSError):  # the program may have closed it: its exit code still counts
         while data:
-            data = data[os.write(fd, data) :]
+            data = data[_write(fd, data) :]
 
 
 def flush_all(streams: tuple[Any, ...]) -> None:

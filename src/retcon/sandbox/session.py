@@ -12,7 +12,7 @@ from typing import Any
 
 from retcon.core.errors import SandboxUnavailable, SessionLost, nearest
 from retcon.sandbox.handle import WorkerHandle
-from retcon.sandbox.request import check, request
+from retcon.sandbox.request import request
 from retcon.sandbox.types import Limits, Result
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
@@ -64,8 +64,7 @@ class PoolSession:
             asked, had = getattr(limits, name), getattr(self._limits, name)
             if asked > had:
                 raise ValueError(f"limit {name} is {asked}, above the session's {had}: open the session with more")
-        files = files or {}
-        check(code, files)
+        message = {"op": "cell"} | request(code, stdin, limits, files, echo)
         async with self._using(), self._sessions.running:
             self._check()
             worker = self.worker
@@ -74,7 +73,6 @@ class PoolSession:
             except SandboxUnavailable as error:
                 self.end(str(error))
                 return Result("infrastructure", stderr=str(error))
-            message = {"op": "cell"} | request(code, stdin, limits, files, echo)
             answer = await self._ask(worker, message, limits.wall_seconds + BACKSTOP_SECONDS)
             if "status" not in answer:
                 return Result("infrastructure", stderr=str(self._lost), tier=worker.tier)

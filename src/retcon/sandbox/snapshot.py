@@ -177,11 +177,8 @@ def _open(folder: int, name: str, mode: int, flags: int) -> int:
 
 
 def _chmod(folder: int, name: str, mode: int) -> None:
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(mode))
-    finally:
-        os.close(fd)
+    """`name` is known to be no link, and nothing runs that could make it one."""
+    os.chmod(name, stat.S_IMODE(mode), dir_fd=folder)
 
 
 def _parent(root: int, path: str) -> int:

@@ -12,17 +12,21 @@ def verdict(
     cpu_limit: float,
     wall_limit: float | None,
     raised: str | None,
+    over: str = "",
 ) -> tuple[str, str | None, int, str]:
     """(status, error type, exit code, closing line for stderr) of a call.
 
     wait_status: from wait4. cpu_used: seconds of the process and the children it waited for. wall_limit: seconds, None
-    unless the wall clock ran out. raised: name of the uncaught exception as the child reported it; it can only name a
-    failure, never make or unmake one.
+    unless the wall clock ran out. raised: name of the uncaught exception as the child reported it; it can name a failure
+    or make one (the program ended itself with code 0 after it), never unmake one. over: the line that tells which limit
+    of the whole call ended it, empty where none did.
     """
     code = os.waitstatus_to_exitcode(wait_status)
+    if over:
+        return "limit", over.partition(":")[0], code, over
     if wall_limit is not None:
         return "timeout", "TimeoutError", code, no_end(wall_limit)
-    if code == 0:
+    if code == 0 and not raised:
         return "ok", None, 0, ""
     if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_used >= cpu_limit):
         return "timeout", "TimeoutError", code, no_end(cpu_limit, " of CPU time")
@@ -38,14 +42,15 @@ def verdict(
     return "error", "SystemExit", code, f"SystemExit: {code}"
 
 
-def cell_verdict(raised: str | None, late: str) -> tuple[str, str | None, str]:
+def cell_verdict(raised: str | None, over: str) -> tuple[str, str | None, str]:
     """(status, error type, closing line for stderr) of a cell after which its interpreter goes on.
 
-    raised: name of the uncaught exception as the interpreter reported it. late: the line that says which clock ran
-    out, empty where none did.
+    raised: name of the uncaught exception as the interpreter reported it. over: the line that tells which limit it went
+    over, empty where it did not.
     """
-    if late:
-        return "timeout", "TimeoutError", late
+    if over:
+        name = over.partition(":")[0]
+        return "timeout" if name == "TimeoutError" else "limit", name, over
     if raised:
         return "limit" if raised == "MemoryError" else "error", raised, ""
     return "ok", None, ""
