@@ -38,6 +38,12 @@ def test_a_limit_must_be_above_zero(limits: dict[str, float]) -> None:
         Limits(**limits)
 
 
+@pytest.mark.parametrize("uids", [range(0, 5), range(9, 9), range(1, 9, 2)])
+def test_users_must_be_a_range_above_root(uids: range) -> None:
+    with pytest.raises(ValueError, match="uids="):
+        SandboxPool(uids=uids)
+
+
 def test_a_pool_needs_a_worker() -> None:
     with pytest.raises(ValueError, match="1 or more"):
         SandboxPool(workers=0)

@@ -31,8 +31,11 @@ class Fleet:
     faults: why a profile is not preloaded, by its name.
     """
 
-    def __init__(self, size: int, choose: Chooser, python: str | None, asked: Tier | None) -> None:
+    def __init__(
+        self, size: int, choose: Chooser, python: str | None, asked: Tier | None, uids: range | None = None
+    ) -> None:
         self.size = size
+        self._uids = uids
         self.tier: Tier | None = None
         self.faults: dict[str, str] = {}
         self._choose = choose
@@ -259,7 +262,7 @@ class Fleet:
         if self._folder is None:
             raise _closed()
         self._made += 1
-        worker = await zygote.fork(self._folder.path / f"w{self._made}", self.tier or self._asked or "")
+        worker = await zygote.fork(self._folder.path / f"w{self._made}", self.tier or self._asked or "", self._uids)
         had = worker.tier
         if self.tier is None and worker.unprotected:
             warnings.warn(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 
 import pytest
 
+from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.syscalls import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason="no filter for this machine")
@@ -88,3 +90,18 @@ def test_the_weakest_tier_is_had_on_request_and_says_what_it_leaves_open() -> No
     said = ask("rlimits", "unshare", "landlock_create_ruleset")
     assert "rlimits rlimits 42\n" in said
     assert "SandboxWarning sandbox tier 'rlimits' limits calls and does not contain them. Open to them: files" in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give calls another user")
+@pytest.mark.parametrize("tier", ["namespaces", "landlock"])
+def test_calls_run_as_one_of_the_users_that_were_given_each_worker_its_own(tier: str) -> None:
+    async def users() -> set[int]:
+        async with SandboxPool(workers=3, tier=tier, uids=range(1_200_000, 1_200_050)) as sandbox:  # type: ignore[arg-type]
+            code = "import os, time\ntime.sleep(0.5)\nprint(*{*os.getresuid(), *os.getresgid()})"
+            return {int(result.stdout) for result in await asyncio.gather(*(sandbox.run(code) for _ in range(3)))}
+
+    if not has(tier):
+        pytest.skip(f"this machine has no {tier}")
+    found = asyncio.run(users())
+    assert found <= set(range(1_200_000, 1_200_050))
+    assert len(found) > 1
