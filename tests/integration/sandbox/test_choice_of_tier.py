@@ -27,6 +27,9 @@ async def ask(tier):
 
 refused = {"unshare": 1, "landlock_create_ruleset": 38}
 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+if "CAP_SYS_ADMIN" in sys.argv:
+    sys.argv.remove("CAP_SYS_ADMIN")
+    kernel.prctl(24, 21)  # PR_CAPBSET_DROP: gone for what is started from here
 rules = [(name, [(6, 0, 0, seccomp.ERRNO | refused[name])]) for name in sys.argv[2:]]
 seccomp.Filter(rules).apply()
 with warnings.catch_warnings(record=True) as warned:
@@ -90,6 +93,14 @@ def test_the_weakest_tier_is_had_on_request_and_says_what_it_leaves_open() -> No
     said = ask("rlimits", "unshare", "landlock_create_ruleset")
     assert "rlimits rlimits 42\n" in said
     assert "SandboxWarning sandbox tier 'rlimits' limits calls and does not contain them. Open to them: files" in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="of root alone")
+def test_root_as_in_a_container_gets_what_a_user_gets() -> None:
+    if not has("landlock"):
+        pytest.skip("this machine has no landlock")
+    assert ask("", "CAP_SYS_ADMIN") in (f"{tier} {tier} 42\n" for tier in ("namespaces", "landlock"))
+    assert ask("", "CAP_SYS_ADMIN", "unshare") == "landlock landlock 42\n"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give calls another user")
