@@ -1,4 +1,4 @@
-"""code-judge's and SandboxFusion's formats, field by field, as rStar2-Agent's, CLEANER's and verl's clients read them."""
+"""code-judge's and SandboxFusion's formats, field by field: rStar2-Agent's, CLEANER's and verl's clients read them."""
 
 from __future__ import annotations
 
