@@ -14,6 +14,8 @@ from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Result, Sandbox
 
+pytestmark = pytest.mark.filterwarnings("ignore::retcon.core.errors.SandboxWarning")
+
 Opener = Callable[[], AbstractAsyncContextManager[Sandbox]]
 
 
@@ -43,7 +45,10 @@ async def _over_http() -> AsyncIterator[Sandbox]:
             yield client
 
 
-SANDBOXES: dict[str, Opener] = {tier: partial(_pool, tier) for tier in ("namespaces", "rlimits")} | {"http": _over_http}
+SANDBOXES: dict[str, Opener] = {
+    **{tier: partial(_pool, tier) for tier in ("namespaces", "landlock", "rlimits")},
+    "http": _over_http,
+}
 
 
 @pytest.fixture(params=SANDBOXES)

@@ -1,6 +1,7 @@
 """The update on a real model: what accumulates, what is skipped, and what is refused."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,6 +96,14 @@ def test_muted_spliced_ids_are_an_option(model):
     assert_moved_alike(moved(model, right)[0], moved(model, right, muting)[0])
 
 
+def test_weights_of_a_sample_scale_its_gradient(model):
+    half, none = replace(sample(9, 1.0), weights=(None,) * 5 + (0.5,) * 4), sample(9, 1.0)
+    assert_moved_alike(moved(model, [none])[0], {k: 2 * v for k, v in moved(model, [half])[0].items()})
+    ones = replace(none, weights=(None,) * 9)
+    one, other = moved(model, [none])[0], moved(model, [ones])[0]
+    assert all(torch.equal(one[k], other[k]) for k in one)
+
+
 def test_unscored_ids_are_refused_before_anything_moves(model):
     good, bad = sample(9, 1.0), sample(9, 1.0)
     bad = Sample(bad.ids, bad.mask, (None,) * 9, bad.spliced, bad.advantages)
@@ -120,6 +129,9 @@ def trajectory(reward, logprobs=(-1.0,)):
 def test_a_group_becomes_samples_with_advantages():
     samples = group_samples([trajectory(1.0), trajectory(-1.0)], ALGORITHMS["dapo"])
     assert [s.advantages for s in samples] == [pytest.approx((0.5**0.5,) * 2), pytest.approx((-(0.5**0.5),) * 2)]
+    assert [s.weights for s in samples] == [None, None]
+    weighed = group_samples([trajectory(1.0), trajectory(-1.0)], ALGORITHMS["dapo"], weight_cap=2.0)
+    assert [s.weights for s in weighed] == [(None, None)] * 2
     with pytest.raises(ValueError, match="no reward"):
         group_samples([trajectory(1.0), trajectory(None)], ALGORITHMS["dapo"])
     with pytest.raises(UnscoredIds):

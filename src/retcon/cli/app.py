@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from retcon import __version__
+from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
 from retcon.cli.eval import evaluate
 from retcon.cli.interrupt import Interrupted
@@ -52,6 +53,7 @@ app.command("quickstart")(quickstart)
 app.command("sft")(sft)
 app.command("train")(train)
 app.command("eval")(evaluate)
+app.command("difficulty")(difficulty)
 app.command("show")(show)
 app.command("doctor")(doctor)
 app.add_typer(sandbox)

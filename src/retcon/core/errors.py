@@ -38,6 +38,10 @@ class SandboxUnavailable(RetconError):
     """The sandbox cannot be started or reached."""
 
 
+class SandboxWarning(UserWarning):
+    """The sandbox that was asked for does not contain what runs in it: says what is open to it."""
+
+
 class SessionLost(RetconError):
     """A sandbox session is gone: says whether its own code ended it, the sandbox evicted it, or its worker died."""
 

@@ -218,7 +218,8 @@ class Sample:
     """What training sees of a trajectory.
 
     ids: (T,). mask: (T,) 1 where the id is learnt from. logprobs: (T,) nats, None where mask is 0. spliced: (T,) 1 on
-    spliced ids. advantages: (T,), or None before they are known.
+    spliced ids. advantages: (T,), or None before they are known. weights: (T,) what the loss of a spliced id is
+    multiplied by, None on ids that are not spliced; None as a whole where splices are not weighed.
     """
 
     ids: tuple[int, ...]
@@ -226,3 +227,4 @@ class Sample:
     logprobs: tuple[float | None, ...]
     spliced: tuple[int, ...]
     advantages: tuple[float, ...] | None = None
+    weights: tuple[float | None, ...] | None = None

@@ -21,7 +21,7 @@ from retcon.sandbox.types import Limits as SandboxLimits
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.types import Task
 from retcon.tools.python import PythonTool
-from retcon.tools.types import Tool
+from retcon.tools.types import StatefulTool, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class World:
     recipe: Recipe
     engine: Generator
     chat: Chat
-    tool: Tool
+    tool: Tool | StatefulTool
 
     async def roll_out(
         self,
