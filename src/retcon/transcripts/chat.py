@@ -1,0 +1,182 @@
+"""Lists of messages whose calls are text: Hermes, Markdown, `<execute>`, in OpenAI's shape or ShareGPT's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from retcon.core.errors import RecordError
+from retcon.core.types import Trajectory
+from retcon.purify.offline import Purified
+from retcon.transcripts.dialects import DIALECTS, Dialect
+from retcon.transcripts.failures import may_fail
+from retcon.transcripts.items import context_of, find_items, replaced, text_of, with_text
+from retcon.transcripts.pieces import Call, Piece, PieceKind, PieceReading
+from retcon.transcripts.types import Json, Reading
+
+_SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
+_OUTPUT = frozenset(
+    {"tool", "function", "observation", "ipython", "execution", "environment"}
+    | {"tool_response", "function_response", "function-response", "tool_result"}
+)
+_CALL = frozenset({"function_call", "function-call", "tool_call"})
+
+Item = dict[str, Json]
+
+
+class ItemsReading:
+    """A record with one transcript in a list of items at `path`."""
+
+    def __init__(self, record: Json, path: Sequence[str], reading: PieceReading) -> None:
+        self._record = record
+        self._path = path
+        self._reading = reading
+        self.trajectories: Sequence[Trajectory] = (reading.trajectory,)
+
+    def purified(self, results: Sequence[Purified]) -> Json:
+        return replaced(self._record, self._path, self._reading.items(results[0].splices))
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A format of messages. role, text: the keys of an item. dialects: how calls may be written, tried in order."""
+
+    name: str
+    role: str
+    text: str
+    dialects: tuple[Dialect, ...]
+    accepts: Callable[[Sequence[Item]], bool]
+
+    def matches(self, record: Json) -> bool:
+        found = find_items(record)
+        return found is not None and self.accepts(found[1])
+
+    def kind(self, item: Item) -> PieceKind:
+        role = item.get(self.role)
+        if role in _SAID:
+            return "said"
+        if role in _CALL:
+            return "call"
+        return "output" if role in _OUTPUT else "told"
+
+    def clean(self, record: Json) -> int | None:
+        found = find_items(record)
+        if found is None:
+            return None
+        items = found[1]
+        dialect = self._dialect(items)
+        count = pending = 0
+        for item in items:
+            kind = self.kind(item)
+            text = item.get(self.text)
+            if not isinstance(text, str):
+                text = text_of(text)
+            if kind == "said":
+                pending = 0
+                inside = dialect.clean_inside(text)
+                if inside is None:
+                    return None
+                count += inside
+                if dialect.calls_in(text):
+                    calls = dialect.clean_calls(text)
+                    if calls is None:
+                        return None
+                    pending = calls
+            elif kind == "call":
+                if _function_call(text).arguments == text:
+                    return None
+                pending += 1
+            elif kind == "output" or (pending and dialect.told_outputs(text) is not None):
+                outputs = 1 if kind == "output" and "<" not in text else len(dialect.outputs(text))
+                if pending and may_fail(text):
+                    return None
+                count += min(pending, outputs)
+                pending = max(0, pending - outputs)
+            else:
+                pending = 0
+        return count
+
+    def read(self, record: Json, id: str) -> Reading:
+        found = find_items(record)
+        if found is None:
+            raise RecordError(f"no list of messages: none of {', '.join(_NAMES)} holds one")
+        path, items = found
+        pieces = list(self._pieces(items))
+        apart = any(self.kind(item) == "call" for item in items)
+        # `prompt` beside `completion`, and questions beside the messages, are context that is not written back.
+        context = context_of(record) if path == ("completion",) else ""
+        return ItemsReading(record, path, PieceReading(items, pieces, id, self._rebuild, apart=apart, context=context))
+
+    def _pieces(self, items: Sequence[Item]) -> Sequence[Piece]:
+        dialect = self._dialect(items)
+        pieces: list[Piece] = []
+        for n, item in enumerate(items):
+            text, kind = text_of(item.get(self.text)), self.kind(item)
+            if kind == "said":
+                following = items[n + 1] if n + 1 < len(items) else None
+                answered = following is not None and self._answers(following, dialect)
+                pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut(text, answered)]
+            elif kind == "call":
+                pieces.append(Piece("call", n, text, (_function_call(text),)))
+            elif pieces and pieces[-1].kind in ("call", "output") and self._answers(item, dialect):
+                pieces.append(Piece("output", n, text, (), dialect.outputs(text)))
+            else:
+                pieces.append(Piece("told", n, text))
+        return pieces
+
+    def _answers(self, item: Item, dialect: Dialect) -> bool:
+        kind = self.kind(item)
+        return kind == "output" or (kind == "told" and dialect.told_outputs(text_of(item.get(self.text))) is not None)
+
+    def _dialect(self, items: Sequence[Item]) -> Dialect:
+        """The first dialect that a message of the model has a call in."""
+        for dialect in self.dialects:
+            for item in items:
+                text = item.get(self.text)
+                if self.kind(item) == "said" and dialect.calls_in(text if isinstance(text, str) else text_of(text)):
+                    return dialect
+        return self.dialects[-1]
+
+    def _rebuild(self, item: Json, pieces: Sequence[Piece]) -> Json:
+        if not isinstance(item, dict):
+            raise RecordError("a message is no object")
+        return {**item, self.text: with_text(item.get(self.text), "".join(p.text for p in pieces))}
+
+
+def _function_call(text: str) -> Call:
+    """ShareGPT's `function_call`: a JSON object of name and arguments; kept as text where it cannot be read."""
+    try:
+        obj = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return Call("python", text)
+    name = obj.get("name") if isinstance(obj, dict) else None
+    arguments = obj.get("arguments", obj.get("parameters")) if isinstance(obj, dict) else None
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            return Call(str(name or "python"), arguments)
+    if isinstance(name, str) and isinstance(arguments, dict):
+        return Call(name, arguments)
+    return Call(name if isinstance(name, str) else "python", text)
+
+
+def _has(dialect: Dialect) -> Callable[[Sequence[Item]], bool]:
+    def accepts(items: Sequence[Item]) -> bool:
+        return any(i.get("role") in _SAID and dialect.calls_in(text_of(i.get("content"))) for i in items)
+
+    return accepts
+
+
+def _shared(items: Sequence[Item]) -> bool:
+    return all("from" in item and "value" in item for item in items)
+
+
+_HERMES, _EXECUTE, _MARKDOWN = DIALECTS
+_NAMES = ("messages", "conversations", "completion", "history", "debug_result")
+SHAREGPT = Chat("sharegpt", "from", "value", DIALECTS, _shared)
+HERMES = Chat("hermes", "role", "content", (_HERMES,), _has(_HERMES))
+MINT = Chat("mint", "role", "content", (_EXECUTE,), _has(_EXECUTE))
+MARKDOWN = Chat("markdown", "role", "content", (_MARKDOWN,), _has(_MARKDOWN))
