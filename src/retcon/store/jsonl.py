@@ -24,14 +24,19 @@ def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
 
     Raises RecordError where the file cannot be written (a full disk), or a number is not finite.
     """
+    return write_lines(path, map(_line, trajectories))
+
+
+def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
+    """As `write`, of lines that end in a line end."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     count = 0
     try:
         with partial.open("wb") as file:
             with _compressing(file, path) as out:
-                for trajectory in trajectories:
-                    out.write(_line(trajectory))
+                for line in lines:
+                    out.write(line)
                     count += 1
             file.flush()
             os.fsync(file.fileno())
