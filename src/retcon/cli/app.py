@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from retcon import __version__
+from retcon.cli.diff import diff
 from retcon.cli.doctor import doctor
 from retcon.cli.eval import evaluate
 from retcon.cli.interrupt import Interrupted
+from retcon.cli.purify import purify
 from retcon.cli.quickstart import quickstart
 from retcon.cli.sft import sft
 from retcon.cli.show import show
@@ -52,6 +54,8 @@ app.command("sft")(sft)
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("show")(show)
+app.command("purify")(purify)
+app.command("diff")(diff)
 app.command("doctor")(doctor)
 
 

@@ -24,7 +24,7 @@ def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
 
     Raises RecordError where the file cannot be written (a full disk), or a number is not finite.
     """
-    return write_lines(path, map(_line, trajectories))
+    return write_lines(path, map(line_of, trajectories))
 
 
 def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
@@ -68,7 +68,7 @@ class Appender:
 
     def add(self, trajectory: Trajectory) -> None:
         """Append one line."""
-        rest = memoryview(_line(trajectory))
+        rest = memoryview(line_of(trajectory))
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -107,7 +107,7 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
                 if not line.strip():
                     continue
                 try:
-                    yield _read_line(line, f"{path}, line {number}")
+                    yield _readline_of(line, f"{path}, line {number}")
                 except RecordError as error:
                     if on_bad is None:
                         raise
@@ -121,7 +121,8 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
         on_bad(broken)
 
 
-def _line(trajectory: Trajectory) -> bytes:
+def line_of(trajectory: Trajectory) -> bytes:
+    """One line of a file, its line end included. Raises RecordError for a number that is not finite."""
     try:
         text = json.dumps(to_dict(trajectory), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError) as error:
@@ -130,7 +131,7 @@ def _line(trajectory: Trajectory) -> bytes:
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def _read_line(line: bytes, where: str) -> Trajectory:
+def _readline_of(line: bytes, where: str) -> Trajectory:
     try:
         return from_dict(msgspec.json.decode(line), where)
     except RecursionError:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from retcon.core.errors import RecordError
+from retcon.core.pair import Completion, Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
+from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.dialects import DIALECTS, Dialect
 from retcon.transcripts.failures import may_fail
 from retcon.transcripts.items import context_of, find_items, replaced, text_of, with_text
@@ -37,6 +39,17 @@ class ItemsReading:
 
     def purified(self, results: Sequence[Purified]) -> Json:
         return replaced(self._record, self._path, self._reading.items(results[0].splices))
+
+    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+        in_text = list(preference_pairs(results[0].trajectory))
+        context = self._record.get("prompt") if isinstance(self._record, dict) and self._path == ("completion",) else None
+        before = tuple(context) if isinstance(context, list) else ()
+        for pair, sides in zip(in_text, self._reading.sides(results[0].splices), strict=True):
+            if not all(isinstance(item, dict) and "role" in item for side in sides for item in side):
+                yield pair  # TRL knows no other messages
+                continue
+            prompt, chosen, rejected = sides
+            yield Pair(pair.id, (*before, *prompt), Completion(chosen), Completion(rejected), about=pair.about)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from retcon.core.codec import from_dict, to_dict
+from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
+from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.types import Json, Reading
 
 
@@ -41,3 +43,7 @@ class _OwnReading:
 
     def purified(self, results: Sequence[Purified]) -> Json:
         return to_dict(results[0].trajectory)
+
+    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+        if results[0].splices:
+            yield from preference_pairs(results[0].trajectory)

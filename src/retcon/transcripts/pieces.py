@@ -6,10 +6,11 @@ says, its calls, and their outputs. Splicing moves whole pieces, so that an item
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
 from retcon.purify.offline import Splice
 from retcon.transcripts.failures import Verdict, judge
@@ -85,6 +86,21 @@ class PieceReading:
 
     def items(self, splices: Sequence[Splice]) -> list[Json]:
         """The items with these splices made."""
+        return self._put_together(self._joined(splices))
+
+    def sides(self, splices: Sequence[Splice]) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
+        """For each splice the items before it (purified), what stands there now, and what failed."""
+        for n, splice in enumerate(splices):
+            failure, fix = self._spans[splice.failure], self._spans[splice.fix]
+            before = self._joined(splices[:n], until=failure.start)
+            written = self._written(failure, fix, splice.shallow)
+            failed = self._pieces[failure.start : (failure.call or failure.start) + 1]
+            yield self._messages(before), self._messages(written), self._messages(failed)
+
+    def _messages(self, pieces: Sequence[Piece]) -> tuple[Message, ...]:
+        return tuple(item for item in self._put_together(pieces) if isinstance(item, dict))
+
+    def _joined(self, splices: Sequence[Splice], until: int | None = None) -> list[Piece]:
         pieces: list[Piece] = []
         done = 0
         for splice in splices:
@@ -92,8 +108,7 @@ class PieceReading:
             pieces += self._pieces[done : failure.start]
             pieces += self._written(failure, fix, splice.shallow)
             done = (fix.call if fix.call is not None else fix.end - 1) + 1
-        pieces += self._pieces[done:]
-        return self._put_together(pieces)
+        return pieces + self._pieces[done:until]
 
     def _written(self, failure: _Span, fix: _Span, shallow: bool) -> list[Piece]:
         if fix.call is None or failure.call is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from retcon.core.errors import RecordError
+from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
+from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.dialects import Markdown
 from retcon.transcripts.items import context_of
 from retcon.transcripts.pieces import Piece, PieceReading
@@ -54,6 +56,10 @@ class _TextReading:
         new = [str(reading.items(own.splices)[0]) for reading, own in zip(self._readings, results, strict=True)]
         value: Json = new if isinstance(self._record[self._place], list) else new[0]
         return {**self._record, self._place: value}
+
+    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+        for result in results:
+            yield from preference_pairs(result.trajectory)
 
 
 def _read(text: str, id: str, context: str) -> PieceReading:

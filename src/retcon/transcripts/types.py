@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 
@@ -19,6 +20,10 @@ class Reading(Protocol):
 
     def purified(self, results: Sequence[Purified]) -> Json:
         """The record with what was spliced, a result for each trajectory. The record that was read stays as it is."""
+        ...
+
+    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+        """What failed against what replaced it, for each splice: as messages where the format has such, else text."""
         ...
 
 
