@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
 _ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE)
+_IMPORTED = re.compile(r"^\s*(?:from\s+\S+\s+)?import\s+([^\n#]+)", re.MULTILINE)
 _DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+([A-Za-z_]\w*)", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _WRITES = frozenset(
@@ -36,11 +37,15 @@ class Effects:
 
 
 def parse(code: str) -> ast.Module | None:
-    """The program without IPython's `!` and `%` lines; None where it is no Python of ours."""
-    try:
-        return ast.parse(_MAGIC.sub("", code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
+    where it is no Python of ours. Lines keep their numbers."""
+    plain = _MAGIC.sub("", code)
+    for text in (plain, plain.lstrip(" \t")):
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return None
 
 
 def effects(code: str, before: int | None = None) -> Effects:
@@ -52,7 +57,8 @@ def effects(code: str, before: int | None = None) -> Effects:
     tree = parse(code)
     if tree is None:
         text = code if before is None else "\n".join(code.split("\n")[: max(0, before - 1)])
-        return Effects(defined=frozenset(_ASSIGNED.findall(text) + _DEFINED.findall(text)))
+        imported = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
+        return Effects(defined=frozenset(_ASSIGNED.findall(text) + _DEFINED.findall(text) + imported))
     ran = [node for node in tree.body if before is None or _began(node, before)]
     defined: set[str] = set()
     imported: set[tuple[str, str]] = set()
@@ -93,8 +99,28 @@ def needs(code: str, names: frozenset[str]) -> frozenset[str]:
 
 
 def definitions(code: str) -> frozenset[str]:
-    """The names that a whole program binds at its top level: what it is about, for telling a retry from another step."""
-    return effects(code).defined - frozenset(name for name, _ in effects(code).imported)
+    """The names that a whole program binds at its top level, those of imports left out."""
+    left = effects(code)
+    return left.defined - frozenset(name for name, _ in left.imported)
+
+
+def goals(code: str, line: int | None = None) -> frozenset[str]:
+    """What a program is for, in names that it binds: those of its last statement, and of the one at `line`, if known.
+
+    Names such as `x` that are bound on the way are no goal: two programs that both declare a symbol have nothing in
+    common by that.
+    """
+    tree = parse(code)
+    if tree is None:
+        return frozenset(_ASSIGNED.findall(code)[-1:])
+    found: set[str] = set()
+    for node in tree.body:
+        at_line = line is not None and node.lineno <= line <= (node.end_lineno or node.lineno)
+        if node is tree.body[-1] or at_line:
+            found |= {name for item in _here(node) for name in _binds(item)}
+            if isinstance(node, ast.Expr | ast.If | ast.Assert):
+                found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return frozenset(found) & definitions(code)
 
 
 def handlers(code: str) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retcon.core.types import RepairRecord, Segment, ToolCall, Trajectory, Turn
-from retcon.purify.names import assertions, definitions, effects, handlers, needs
+from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn
+from retcon.purify.names import assertions, definitions, effects, goals, handlers, needs
 from retcon.purify.noop import is_noop
 from retcon.purify.saar import FAILURES
 from retcon.purify.similarity import similarity
@@ -29,7 +29,7 @@ REASONS: dict[Reason, str] = {
     "attempts": "more attempts than K",
     "unrelated": "the next call that works does something else",
     "sibling": "a call beside it worked, and the fix does not repeat it",
-    "assertion": "the fix no longer asserts what failed",
+    "assertion": "the fix no longer asserts what the failed call did",
     "swallowed": "the fix catches more exceptions instead",
     "state": "it left names that are used later and that the fix does not define",
     "effects": "it did something outside the session that the fix does not do again",
@@ -121,21 +121,31 @@ class Offline:
         for call, observation in zip(failure.calls, failure.observations, strict=True):
             if observation.status == "ok" and not any(self._alike(call, other) for other in fix.calls):
                 return "sibling", call.id
-        if any(o.error_type == "AssertionError" for o in failure.observations):
-            gone = frozenset().union(*map(_asserted, failure.calls)) - frozenset().union(*map(_asserted, fix.calls))
-            if gone:
-                return "assertion", min(gone)
+        gone = frozenset().union(*map(_asserted, failure.calls)) - frozenset().union(*map(_asserted, fix.calls))
+        if gone:
+            return "assertion", min(gone)
         if sum(map(_handlers, fix.calls)) > sum(map(_handlers, failure.calls)):
             return "swallowed", ""
         return self._lost(turns, at, stop) if self.state == "check" else None
 
     def _same_step(self, failure: Turn, fix: Turn) -> bool:
-        """Whether two turns try the same: alike by γ, or programs that define a name in common."""
+        """Whether two turns try the same: alike by γ, or the fix binds a name that the failure was for.
+
+        Of a program that failed on an import nothing ran, and a rewrite without it has another end: any name counts.
+        """
         repair = purify((failure, fix), self.gamma).repair
         if repair is not None and (repair.decision == "shallow" or (repair.similarity or 0.0) >= self.gamma):
             return True
-        mine = frozenset().union(*(definitions(c.code) for c in failure.calls if _is_program(c)))
-        return bool(mine & frozenset().union(*(definitions(c.code) for c in fix.calls if _is_program(c))))
+        bound = frozenset().union(*(definitions(c.code) for c in fix.calls if _is_program(c)))
+        for call, observation in zip(failure.calls, failure.observations, strict=True):
+            if not _is_program(call) or observation.status == "ok":
+                continue
+            wanted = goals(call.code, _line(observation))
+            if observation.error_type in ("ImportError", "ModuleNotFoundError"):
+                wanted = definitions(call.code)
+            if wanted & bound:
+                return True
+        return False
 
     def _alike(self, call: ToolCall, other: ToolCall) -> bool:
         return call.name == other.name and similarity(_source(call), _source(other)) >= self.gamma
@@ -151,9 +161,7 @@ class Offline:
                     return "effects", "a shell command"
                 if not _is_program(call):
                     continue
-                line = observation.extra.get("line")
-                known = line if observation.status != "ok" and isinstance(line, int) else None
-                left = effects(call.code, known)
+                left = effects(call.code, _line(observation))
                 # An import that stands earlier too gives the same name again.
                 lost |= (left.defined - {name for name, text in left.imported if (name, text) in had}) | left.changed
                 outside |= left.outside
@@ -234,6 +242,12 @@ def _answered(turn: Turn) -> list[tuple[ToolCall, str]]:
 
 def _is_program(call: ToolCall) -> bool:
     return not call.malformed and "code" in call.arguments and call.extra.get("language") != "shell"
+
+
+def _line(observation: Observation) -> int | None:
+    """Where the program failed, as far as its output says so; None: all of it may have run."""
+    line = observation.extra.get("line")
+    return line if observation.status != "ok" and isinstance(line, int) else None
 
 
 def _source(call: ToolCall) -> str:

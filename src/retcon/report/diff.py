@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from retcon.purify.splice import program
 from retcon.report.rows import SIDE_BY_SIDE, plain
 
 _OUTPUT_LINES = 12
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _STYLES = {" ": "dim", "-": "red", "+": "green"}
 
 
@@ -113,8 +115,8 @@ def _said(turn: Turn) -> str:
 
 
 def _output(turn: Turn) -> str:
-    """The outputs, cut in the middle where they are long."""
-    lines = "\n".join(o.text.strip("\n") for o in turn.observations).split("\n")
+    """The outputs without their colours, cut in the middle where they are long."""
+    lines = _ANSI.sub("", "\n".join(o.text.strip("\n") for o in turn.observations)).split("\n")
     if len(lines) > _OUTPUT_LINES:
         half = _OUTPUT_LINES // 2
         lines = [*lines[:half], f"… {len(lines) - 2 * half} lines …", *lines[-half:]]
