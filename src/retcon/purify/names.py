@@ -57,8 +57,8 @@ def effects(code: str, before: int | None = None) -> Effects:
     tree = parse(code)
     if tree is None:
         text = code if before is None else "\n".join(code.split("\n")[: max(0, before - 1)])
-        imported = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
-        return Effects(defined=frozenset(_ASSIGNED.findall(text) + _DEFINED.findall(text) + imported))
+        by_import = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
+        return Effects(defined=frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import]))
     ran = [node for node in tree.body if before is None or _began(node, before)]
     defined: set[str] = set()
     imported: set[tuple[str, str]] = set()

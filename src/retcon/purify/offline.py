@@ -16,7 +16,7 @@ from retcon.purify.names import assertions, definitions, effects, goals, handler
 from retcon.purify.noop import is_noop
 from retcon.purify.saar import FAILURES
 from retcon.purify.similarity import similarity
-from retcon.purify.splice import purify
+from retcon.purify.splice import program, purify
 
 Reason = Literal[
     "end", "answered", "user", "unclear", "attempts", "unrelated", "sibling", "assertion", "swallowed", "state", "effects"
@@ -148,7 +148,7 @@ class Offline:
         return False
 
     def _alike(self, call: ToolCall, other: ToolCall) -> bool:
-        return call.name == other.name and similarity(_source(call), _source(other)) >= self.gamma
+        return call.name == other.name and similarity(program((call,)), program((other,))) >= self.gamma
 
     def _lost(self, turns: Sequence[Turn], at: int, stop: int) -> tuple[Reason, str] | None:
         """What of the turns `at` to `stop` (without it) is needed in the end, and would be gone."""
@@ -248,10 +248,6 @@ def _line(observation: Observation) -> int | None:
     """Where the program failed, as far as its output says so; None: all of it may have run."""
     line = observation.extra.get("line")
     return line if observation.status != "ok" and isinstance(line, int) else None
-
-
-def _source(call: ToolCall) -> str:
-    return call.code if call.malformed or "code" in call.arguments else str(sorted(call.arguments.items()))
 
 
 def _asserted(call: ToolCall) -> frozenset[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +25,7 @@ def purification_tables(names: Sequence[str], counts: Sequence[Count]) -> Iterat
         rest = whole.failed - sum(kinds.values())
         yield _listed("by exception", kinds | ({"others": rest} if rest else {}), {})
     if whole.left:
-        yield _listed("failed turns that stay, by reason", whole.left, dict(REASONS))
+        yield _listed("failed turns that stay, by reason", whole.left, REASONS)
 
 
 def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
@@ -45,7 +46,7 @@ def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
     return table
 
 
-def _listed(title: str, counts: dict[str, int], meaning: dict[str, str]) -> Table:
+def _listed(title: str, counts: Mapping[str, int], meaning: Mapping[Any, str]) -> Table:
     table = Table(box=None, title=title, title_justify="left", title_style="bold", show_header=False, pad_edge=False)
     table.add_column(justify="right")
     table.add_column(style="cyan")

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, Protocol, cast
+from typing import IO, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -28,13 +28,18 @@ Shape = Literal["lines", "array", "log", "eval"]
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """data: one JSON value. number: 1-based. where: file and line, item or sample, for messages."""
+class Record(NamedTuple):
+    """data: one JSON value. number: 1-based. file, kind: what it is the number of, or the member of an archive."""
 
     data: bytes
     number: int
-    where: str
+    file: str
+    kind: str = "line"
+
+    @property
+    def where(self) -> str:
+        """File and line, item or sample, for messages."""
+        return f"{self.file}, {self.kind} {self.number}" if self.kind in ("line", "item", "sample") else f"{self.file}, {self.kind}"
 
 
 @dataclass(slots=True)
@@ -70,23 +75,24 @@ def open_source(path: Path) -> Source:
     if path.suffix == ".eval":
         return _eval_source(path)
     try:
-        raw = sys.stdin.buffer if path == STDIN else path.open("rb")
+        raw = io.FileIO(sys.stdin.fileno(), closefd=False) if path == STDIN else io.FileIO(path)
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
-    counted = _Counting(raw)
-    file: IO[bytes] = cast(IO[bytes], io.BufferedReader(counted, _CHUNK))
-    head = cast(io.BufferedReader, file).peek(2)[:2]
-    if head == b"\x1f\x8b":
-        file = cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)), _CHUNK))
+    def read() -> int:
+        return 0 if path == STDIN or raw.closed else raw.tell()
+
+    file: io.BufferedReader = io.BufferedReader(raw, _CHUNK)
     name = "standard input" if path == STDIN else str(path)
-    first = _first_byte(cast(io.BufferedReader, file), name)
+    if file.peek(2)[:2] == b"\x1f\x8b":
+        file = io.BufferedReader(cast(io.FileIO, gzip.GzipFile(fileobj=file)), _CHUNK)
+    first = _first_byte(file, name)
     if first == b"[":
-        return Source(path, "array", _array(file, name), lambda: counted.count)
+        return Source(path, "array", _array(file, name), read)
     if path.name.removesuffix(".gz").endswith(".json") and first == b"{":
-        return _document(path, file, name, lambda: counted.count)
-    return Source(path, "lines", _lines(file, name), lambda: counted.count)
+        return _document(path, file, name, read)
+    return Source(path, "lines", _lines(file, name), read)
 
 
 def writer(source: Source, out: IO[bytes]) -> Writer:
@@ -175,33 +181,11 @@ class _EvalWriter:
 
     def add(self, record: Record, data: bytes) -> None:
         if self._zip is not None:
-            self._zip.writestr(record.where.rpartition(", ")[2], data)
+            self._zip.writestr(record.kind, data)
 
     def end(self) -> None:
         if self._zip is not None:
             self._zip.close()
-
-
-class _Counting(io.RawIOBase):
-    """A raw stream that counts what is read from it."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.count = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        data = self._file.read1(len(buffer)) if hasattr(self._file, "read1") else self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        self.count += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        if self._file is not sys.stdin.buffer:
-            self._file.close()
-        super().close()
 
 
 def _lines(file: IO[bytes], name: str) -> Iterator[Record]:
@@ -210,7 +194,7 @@ def _lines(file: IO[bytes], name: str) -> Iterator[Record]:
         with file:
             for number, line in enumerate(file, 1):
                 if not line.isspace():
-                    yield Record(line, number, f"{name}, line {number}")
+                    yield Record(line, number, name)
     except (EOFError, zlib.error, OSError) as error:
         raise RecordError(f"{name}, line {number + 1}: the file cannot be read further: {error}") from error
 
@@ -250,7 +234,7 @@ def _array(file: IO[bytes], name: str) -> Iterator[Record]:
                 want = max(_CHUNK, len(window))
                 continue
             number += 1
-            yield Record(window[at:end].encode("utf-8", "surrogatepass"), number, f"{name}, item {number}")
+            yield Record(window[at:end].encode("utf-8", "surrogatepass"), number, name, "item")
             at = end
 
 
@@ -269,9 +253,9 @@ def _document(path: Path, file: IO[bytes], name: str, read: Callable[[], int]) -
         raise RecordError(f"{name}: not JSON: {error}") from error
     if not {"samples", "eval"} <= set(frame):
         one = msgspec.json.format(whole, indent=-1) + b"\n"
-        return Source(path, "lines", iter([Record(one, 1, f"{name}")]), read)
+        return Source(path, "lines", iter([Record(one, 1, name)]), read)
     samples = msgspec.json.decode(frame["samples"], type=list[msgspec.Raw])
-    records = (Record(bytes(s), n, f"{name}, sample {n}") for n, s in enumerate(samples, 1))
+    records = (Record(bytes(s), n, name, "sample") for n, s in enumerate(samples, 1))
     return Source(path, "log", records, read, frame)
 
 
@@ -318,7 +302,7 @@ def _eval_source(path: Path) -> Source:
                         f"{path}, {name}: {error}; `inspect log convert --to json` gives a log that can be read"
                     ) from error
                 done[0] += file.getinfo(name).compress_size
-                yield Record(data, number, f"{path}, {name}")
+                yield Record(data, number, str(path), name)
 
     return Source(path, "eval", records(), lambda: done[0])
 

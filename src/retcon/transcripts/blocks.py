@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from retcon.core.errors import RecordError
 from retcon.transcripts.chat import ItemsReading
-from retcon.transcripts.failures import may_fail
+from retcon.transcripts.failures import looks_clean
 from retcon.transcripts.items import find_items, text_of
 from retcon.transcripts.pieces import Call, Output, Piece, PieceReading
 from retcon.transcripts.types import Json, Reading
@@ -27,7 +27,7 @@ class Blocks:
         for item in (_items(record) or ("", []))[1]:
             role = item.get("role")
             if role == "execution" and previous == "code":
-                if may_fail(text_of(item.get("content"))):
+                if not looks_clean(text_of(item.get("content"))):
                     return None
                 count += 1
             previous = role

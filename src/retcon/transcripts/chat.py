@@ -12,8 +12,8 @@ from retcon.core.pair import Completion, Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.dialects import DIALECTS, Dialect
-from retcon.transcripts.failures import may_fail
+from retcon.transcripts.dialects import DIALECTS, Dialect, JsonCall
+from retcon.transcripts.failures import looks_clean
 from retcon.transcripts.items import context_of, find_items, replaced, text_of, with_text
 from retcon.transcripts.pieces import Call, Piece, PieceKind, PieceReading
 from retcon.transcripts.types import Json, Reading
@@ -24,6 +24,11 @@ _OUTPUT = frozenset(
     | {"tool_response", "function_response", "function-response", "tool_result"}
 )
 _CALL = frozenset({"function_call", "function-call", "tool_call"})
+_KINDS: dict[Json, PieceKind] = {
+    **dict.fromkeys(_SAID, "said"), **dict.fromkeys(_OUTPUT, "output"), **dict.fromkeys(_CALL, "call"),
+}  # fmt: skip
+
+_JSON_CALL = msgspec.json.Decoder(JsonCall)
 
 Item = dict[str, Json]
 
@@ -68,11 +73,7 @@ class Chat:
 
     def kind(self, item: Item) -> PieceKind:
         role = item.get(self.role)
-        if role in _SAID:
-            return "said"
-        if role in _CALL:
-            return "call"
-        return "output" if role in _OUTPUT else "told"
+        return _KINDS.get(role, "told") if isinstance(role, str) else "told"
 
     def clean(self, record: Json) -> int | None:
         found = find_items(record)
@@ -82,9 +83,9 @@ class Chat:
         dialect = self._dialect(items)
         count = pending = 0
         for item in items:
-            kind = self.kind(item)
-            text = item.get(self.text)
-            if not isinstance(text, str):
+            role, text = item.get(self.role), item.get(self.text)
+            kind = _KINDS.get(role, "told") if type(role) is str else "told"
+            if type(text) is not str:
                 text = text_of(text)
             if kind == "said":
                 pending = 0
@@ -98,15 +99,17 @@ class Chat:
                         return None
                     pending = calls
             elif kind == "call":
-                if _function_call(text).arguments == text:
+                try:
+                    _JSON_CALL.decode(text)
+                except msgspec.DecodeError:
                     return None
                 pending += 1
-            elif kind == "output" or (pending and dialect.told_outputs(text) is not None):
-                outputs = 1 if kind == "output" and "<" not in text else len(dialect.outputs(text))
-                if pending and may_fail(text):
-                    return None
-                count += min(pending, outputs)
-                pending = max(0, pending - outputs)
+            elif pending and (outputs := dialect.outputs(text) if kind == "output" else dialect.told_outputs(text)):
+                for output in outputs:
+                    if not looks_clean(output.text):
+                        return None
+                count += min(pending, len(outputs))
+                pending = max(0, pending - len(outputs))
             else:
                 pending = 0
         return count
@@ -145,11 +148,12 @@ class Chat:
 
     def _dialect(self, items: Sequence[Item]) -> Dialect:
         """The first dialect that a message of the model has a call in."""
+        if len(self.dialects) == 1:
+            return self.dialects[0]
+        said = [item[self.text] for item in items if self.kind(item) == "said" and self.text in item]
         for dialect in self.dialects:
-            for item in items:
-                text = item.get(self.text)
-                if self.kind(item) == "said" and dialect.calls_in(text if isinstance(text, str) else text_of(text)):
-                    return dialect
+            if any(dialect.calls_in(text if isinstance(text, str) else text_of(text)) for text in said):
+                return dialect
         return self.dialects[-1]
 
     def _rebuild(self, item: Json, pieces: Sequence[Piece]) -> Json:

@@ -18,7 +18,7 @@ NAMES: tuple[str, ...] = (*dict.fromkeys(f.name for f in _FORMATS), "inspect")
 class Detector:
     """Finds the format of one record after another; files tend to have one, which is tried first.
 
-    name: `auto`, or one of NAMES. Raises RecordError for another name, with the nearest.
+    name: `auto`, or one of NAMES. last: the format of the last record that had one. Raises RecordError for another name, with the nearest.
     """
 
     def __init__(self, name: str = "auto") -> None:
@@ -27,17 +27,17 @@ class Detector:
         wanted = "messages" if name == "inspect" else name
         self._formats = [f for f in _FORMATS if wanted in ("auto", f.name)]
         self._plain = [f for f in _FORMATS if f.name in ("messages", "markdown")][:1] if name != "retcon" else []
-        self._last: Format | None = None
+        self.last: Format | None = None
         self.name = name
 
     def format_of(self, record: Json) -> Format | None:
         """The record's format. None: it is a transcript without any call. Raises RecordError where it is none."""
-        if self._last is not None and self._last.matches(record):
+        if self.last is not None and self.last.matches(record):
             # A file of messages may hold our order's earlier formats too, but what matches both is read alike.
-            return self._last
+            return self.last
         for candidate in self._formats:
             if candidate.matches(record):
-                self._last = candidate
+                self.last = candidate
                 return candidate
         if is_transcript(record):
             return None

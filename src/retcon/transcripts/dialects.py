@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from retcon.chat import hermes
-from retcon.transcripts.failures import may_fail
+from retcon.transcripts.failures import looks_clean
 from retcon.transcripts.pieces import Call, Output, PieceKind
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A piece of one message's text, before it is known whose it is."""
 
     kind: PieceKind
@@ -52,7 +50,9 @@ class Dialect(Protocol):
         ...
 
 
-class _HermesCall(msgspec.Struct):
+class JsonCall(msgspec.Struct):
+    """A call whose JSON is in order, read no further than that."""
+
     name: str
     arguments: Mapping[str, msgspec.Raw]
 
@@ -61,8 +61,7 @@ class Hermes:
     """`<tool_call>` with JSON; answers in the role `tool`, or as `<tool_response>` in a user's message (Qwen)."""
 
     name = "hermes"
-    _response = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
-    _decoder = msgspec.json.Decoder(_HermesCall)
+    _decoder = msgspec.json.Decoder(JsonCall)
 
     def calls_in(self, text: str) -> bool:
         return hermes.OPEN in text
@@ -76,11 +75,12 @@ class Hermes:
         return [Cut("said", text[:start])] * bool(start) + [Cut("call", text[start:], calls)]
 
     def outputs(self, text: str) -> tuple[Output, ...]:
-        blocks = tuple(Output(m[1]) for m in self._response.finditer(text))
-        return blocks or (Output(text),)
+        _, *blocks = text.split("<tool_response>")
+        inside = [block.partition("</tool_response>")[0] for block in blocks]
+        return tuple([Output(b.removeprefix("\n").removesuffix("\n")) for b in inside]) or (Output(text),)
 
     def told_outputs(self, text: str) -> tuple[Output, ...] | None:
-        return self.outputs(text) if text.lstrip().startswith("<tool_response>") else None
+        return self.outputs(text) if text[:40].lstrip().startswith("<tool_response>") else None
 
     def clean_calls(self, text: str) -> int | None:
         blocks = text.split(hermes.OPEN)
@@ -102,7 +102,7 @@ class Execute:
 
     name = "mint"
     _block = re.compile(r"<execute>(.*?)(?:</execute>|\Z)", re.DOTALL)
-    _trailer = re.compile(r"(?:\nYou have \d+ steps? left[^\n]*)?(?:\nYou should take the last step[^\n]*)?\s*\Z")
+    _trailer = re.compile(r"\nYou have \d+ steps? left[^\n]*(?:\nYou should take the last step[^\n]*)?\s*\Z")
     _feedback = ("Your answer is wrong", "I don't understand your input", "Your answer is correct")
 
     def calls_in(self, text: str) -> bool:
@@ -116,7 +116,10 @@ class Execute:
         return [Cut("said", text[:start])] * bool(start) + [Cut("call", text[start:], (Call("python", {"code": code}),))]
 
     def outputs(self, text: str) -> tuple[Output, ...]:
-        return (Output(self._trailer.sub("", text).removeprefix("Observation:").removeprefix("\n")),)
+        at = text.rfind("\nYou have ")
+        if at >= 0 and self._trailer.match(text, at):
+            text = text[:at]
+        return (Output(text.removeprefix("Observation:").removeprefix("\n")),)
 
     def told_outputs(self, text: str) -> tuple[Output, ...] | None:
         if not text.startswith("Observation:"):
@@ -137,9 +140,10 @@ class Markdown:
     or in the role `tool`. A block that nothing answers is no call."""
 
     name = "markdown"
-    _call = re.compile(r"(?<!`)```(?:python3?|py|tool_code)[ \t]*\r?\n(.*?\n)??```[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.IGNORECASE)
-    _output = re.compile(r"\s*```(?:output|text|stdout|console|tool_output)?[ \t]*\r?\n(.*?)(?:\n?```(?:[ \t]*(?=\n)|[ \t]*\Z)|\Z)", re.DOTALL)  # fmt: skip
-    _label = re.compile(r"\s*(?:<output>|(?:Execution )?(?:Output|Result|Observation)s?:)\s*", re.IGNORECASE)
+    _open = re.compile(r"```(?:[Pp]ython3?|py|PYTHON|tool_code)[ \t]*\r?\n")
+    _answer = re.compile(r"\s*```(?:output|stdout|tool_output)[ \t]*\r?\n")
+    _fenced = re.compile(r"\s*```(?:output|text|stdout|console|tool_output)?[ \t]*\r?\n")
+    _label = re.compile(r"\s*(?:<output>|(?:[Ee]xecution )?(?:[Oo]utput|[Rr]esult|[Oo]bservation)s?:)\s*")
 
     def calls_in(self, text: str) -> bool:
         return "```py" in text or "```Py" in text or "```tool_code" in text
@@ -147,45 +151,66 @@ class Markdown:
     def cut(self, text: str, answered: bool) -> list[Cut]:
         cuts: list[Cut] = []
         at = 0
-        found = list(self._call.finditer(text))
-        for n, call in enumerate(found):
-            output = self._inside(text, call.end())
-            last = n + 1 == len(found)
-            if output is None and not (last and answered):
+        found = list(self._blocks(text))
+        for n, (start, code, code_end, end) in enumerate(found):
+            output = self._answer.match(text, end)
+            if output is None and not (answered and n + 1 == len(found)):
                 continue
-            if call.start() > at:
-                cuts.append(Cut("said", text[at : call.start()]))
-            at = call.end() if output is not None else len(text)
-            cuts.append(Cut("call", text[call.start() : at], (Call("python", {"code": (call[1] or "").removesuffix("\n")}),)))
+            if start > at:
+                cuts.append(Cut("said", text[at:start]))
+            at = end if output is not None else len(text)
+            cuts.append(Cut("call", text[start:at], (Call("python", {"code": text[code:code_end]}),)))
             if output is not None:
-                cuts.append(Cut("output", text[at : output.end()], (), (Output(output[1]),)))
-                at = output.end()
+                inside_end, at = _closed(text, output.end())
+                cuts.append(Cut("output", text[end:at], (), (Output(text[output.end() : inside_end]),)))
         return [*cuts, Cut("said", text[at:])] if text[at:] or not cuts else cuts
 
-    def _inside(self, text: str, at: int) -> re.Match[str] | None:
-        found = self._output.match(text, at)
-        return found if found and re.match(r"\s*```(?:output|stdout|tool_output)", text[at:]) else None
+    def _blocks(self, text: str) -> Iterator[tuple[int, int, int, int]]:
+        """Closed blocks of Python: where the fence, the program, the closing line and what follows it begin."""
+        at = 0
+        while (opening := self._open.search(text, at)) is not None:
+            at = opening.end()
+            end, after = _closed(text, at)
+            if end < len(text) and text[opening.start() - 1 : opening.start()] != "`":
+                yield opening.start(), at, max(at, end), after
+                at = after
 
     def outputs(self, text: str) -> tuple[Output, ...]:
-        fenced = self._output.match(text)
-        return (Output(fenced[1] if fenced else self._label.sub("", text, count=1)),)
+        fenced = self._fenced.match(text)
+        if fenced:
+            return (Output(text[fenced.end() : _closed(text, fenced.end())[0]]),)
+        labelled = self._label.match(text)
+        return (Output(text[labelled.end() :] if labelled else text),)
 
     def told_outputs(self, text: str) -> tuple[Output, ...] | None:
-        labelled = self._label.match(text) or re.match(r"\s*```(?:output|stdout|tool_output)", text)
-        return self.outputs(text) if labelled else None
+        return self.outputs(text) if self._label.match(text) or self._answer.match(text) else None
 
     def clean_calls(self, text: str) -> int | None:
         return 1
 
     def clean_inside(self, text: str) -> int | None:
-        if "```output" not in text and "```stdout" not in text and "```tool_output" not in text:
-            return 0
-        count = 0
-        for cut in self.cut(text, answered=False):
-            count += len(cut.outputs)
-            if any(may_fail(o.text) for o in cut.outputs):
+        if "```stdout" in text or "```tool_output" in text:
+            return None
+        before, *chunks = text.split("```output\n")
+        for chunk in chunks:
+            # Nothing but the plain shape, a block and right after it its output, is read here.
+            inside, closed, _ = chunk.partition("\n```")
+            if not before.endswith("\n```\n") or "```python\n" not in before or not closed or not looks_clean(inside):
                 return None
-        return count
+            before = chunk
+        return len(chunks)
+
+
+def _closed(text: str, start: int) -> tuple[int, int]:
+    """Where the text of a fenced block from `start` ends, and where what follows its closing line begins."""
+    at = start - 1  # the closing line may follow the opening one at once
+    while (at := text.find("\n```", at)) >= 0:
+        line_end = text.find("\n", at + 4)
+        line_end = len(text) if line_end < 0 else line_end
+        if not text[at + 4 : line_end].strip(" \t\r"):
+            return max(start, at), min(len(text), line_end + 1)
+        at += 4
+    return len(text), len(text)
 
 
 DIALECTS: tuple[Dialect, ...] = (Hermes(), Execute(), Markdown())

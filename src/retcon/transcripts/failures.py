@@ -39,12 +39,13 @@ RULES = {
 UNCLEAR = "own-words"
 """The rule of an output that looks like a failure, of a program that itself writes such text."""
 
-_HINTS = ("Traceback", "Error", "xit", "Exception", "imed out", "imeout", "eturn", "Interrupt", "Iteration", "TIMEOUT")
+_EDGE = 200
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _HEADING = r"Traceback \(most recent call last\)"
 _JUPYTER = re.compile(rf"^(?:-{{20,}}\s+)?(?P<type>[A-Za-z_][\w.]*(?: [a-z]+)*)[ \t]{{2,}}{_HEADING}", re.MULTILINE)
 _PLAIN = re.compile(rf"{_HEADING}:?[ \t]*\r?\n\s*(?:File \"|\^|\[|\.\.\.)|^[ \t]*{_HEADING}:?\s*\Z", re.MULTILINE)
 _EXCEPTION = re.compile(r"^ ?(?P<type>[A-Za-z_][\w.]*)(?:: |:?[ \t]*$)", re.MULTILINE)
+_SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 _SYNTAX = re.compile(
     r"^\s*(?:File [^\n]*, line \d+|Cell In ?\[\d+\], line \d+)[^\n]*\n"
     r"(?:[^\n]*\n){0,3}?(?P<type>SyntaxError|IndentationError|TabError): ",
@@ -76,7 +77,21 @@ _TIMEOUTS = frozenset({"TimeoutError", "TimeoutExpired", "TimeoutException", "Ce
 
 def may_fail(output: str) -> bool:
     """Whether a rule could hold for this output: a cheap look, True more often than `judge` finds something."""
-    return any(hint in output for hint in _HINTS)
+    if "Traceback" in output or "Error: " in output:
+        return True
+    # The other rules are about whole first and last lines, or whole outputs that are one line or one JSON object.
+    edges = (output if len(output) <= 2 * _EDGE else output[:_EDGE] + output[-_EDGE:]).lower()
+    if "exit" in edges or "return" in edges or "imed" in edges or "timeout" in edges:
+        return True
+    stripped = output.strip()
+    if stripped[:1] == "{" and ("exit" in output or "return" in output):
+        return True
+    return "\n" not in stripped and _EXCEPTION.match(stripped) is not None
+
+
+def looks_clean(output: str) -> bool:
+    """Whether no rule holds for this output, whatever its program is."""
+    return not may_fail(output) or judge(output) is None
 
 
 def judge(output: str, code: str = "") -> Verdict | None:
@@ -94,6 +109,8 @@ def judge(output: str, code: str = "") -> Verdict | None:
 
 
 def _traceback(text: str, code: str) -> Verdict | None:
+    if "Traceback" not in text:
+        return None
     headings = list(_JUPYTER.finditer(text))
     if headings:
         rule, named = "jupyter", headings[-1]["type"]
@@ -123,7 +140,7 @@ def _entry(text: str) -> int | None:
 
 
 def _does_not_compile(text: str, code: str) -> Verdict | None:
-    found = _SYNTAX.search(text)
+    found = _SYNTAX.search(text) if any(name in text for name in _SYNTAX_ERRORS) else None
     if found is None:
         return None
     if found["type"] in code:
@@ -168,8 +185,8 @@ def _exception_line(text: str, code: str) -> Verdict | None:
         return None
     if "except" in code or name in code:
         return Verdict("ok", UNCLEAR)
-    compiles_not = name in ("SyntaxError", "IndentationError", "TabError")
-    return Verdict("timeout" if name in _TIMEOUTS else "error", "exception-line", name, 0 if compiles_not else None)
+    line = 0 if name in _SYNTAX_ERRORS else None
+    return Verdict("timeout" if name in _TIMEOUTS else "error", "exception-line", name, line)
 
 
 def _ends(text: str) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | 
         value = record
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
-        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        if isinstance(value, list) and set(map(type, value)) == {dict}:
             items = cast(list[dict[str, Json]], value)
-            if any("role" in item or "from" in item for item in items):
+            if "role" in items[0] or "from" in items[0]:
                 return path, items
     return None
 

@@ -9,7 +9,7 @@ import msgspec
 from retcon.core.errors import RecordError
 from retcon.core.types import Status
 from retcon.transcripts.chat import ItemsReading
-from retcon.transcripts.failures import Verdict, may_fail
+from retcon.transcripts.failures import Verdict, looks_clean
 from retcon.transcripts.items import context_of, find_items, text_of, with_text
 from retcon.transcripts.pieces import Call, Output, Piece, PieceReading, program_argument
 from retcon.transcripts.types import Json, Reading
@@ -22,7 +22,7 @@ _STATUSES: dict[str, Status] = {
     "ok": "ok", "success": "ok", "completed": "ok", "error": "error", "failed": "error", "failure": "error",
     "timeout": "timeout", "limit": "limit", "malformed": "malformed", "infrastructure": "infrastructure",
 }  # fmt: skip
-_TYPED = ("error", "is_error", "status", "exit_code", "returncode")
+_TYPED = frozenset({"error", "is_error", "status", "exit_code", "returncode"})
 
 
 class Messages:
@@ -47,24 +47,16 @@ class Messages:
         for item in found[1]:
             role = item.get("role")
             if role == "assistant":
-                pending = 0
-                for raw in _raw_calls(item):
-                    call = raw.get("function", raw) if isinstance(raw, dict) else None
-                    arguments = call.get("arguments") if isinstance(call, dict) else raw.get("arguments") if isinstance(raw, dict) else None  # fmt: skip
-                    if isinstance(arguments, str):
-                        try:
-                            _ARGUMENTS.decode(arguments)
-                        except msgspec.DecodeError:
-                            return None
-                    elif not isinstance(arguments, dict):
-                        return None
-                    pending += 1
+                calls = _raw_calls(item)
+                if not all(map(_readable, calls)):
+                    return None
+                pending = len(calls)
             elif role in _OUTPUT:
                 if pending:
                     content = item.get("content")
-                    if may_fail(content if isinstance(content, str) else text_of(content)):
+                    if not looks_clean(content if isinstance(content, str) else text_of(content)):
                         return None
-                    if any(item.get(name) for name in _TYPED) and _typed(item) != (None, True):
+                    if not _TYPED.isdisjoint(item) and _typed(item)[0] is not None:
                         return None
                     pending -= 1
                     count += 1
@@ -112,6 +104,21 @@ def _raw_calls(item: Item) -> list[Json]:
     if isinstance(listed, list) and listed:
         return [_decoded(one) if isinstance(one, str) else one for one in listed]
     return [item["function_call"]] if isinstance(item.get("function_call"), dict) else []
+
+
+def _readable(raw: Json) -> bool:
+    """Whether the arguments of a call are an object, or the JSON text of one."""
+    if not isinstance(raw, dict):
+        return False
+    function = raw.get("function", raw)
+    arguments = function.get("arguments") if isinstance(function, dict) else raw.get("arguments")
+    if not isinstance(arguments, str):
+        return isinstance(arguments, dict)
+    try:
+        _ARGUMENTS.decode(arguments)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _decoded(text: str) -> Json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
@@ -19,8 +19,7 @@ from retcon.transcripts.types import Json
 PieceKind = Literal["told", "said", "call", "output"]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call in a piece. char: where in the piece's text. id: the format's own, None where it has none."""
 
     name: str
@@ -29,8 +28,7 @@ class Call:
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What a call gave. verdict: typed by the format; None: the rules of `failures` say. typed: `None` is a success."""
 
     text: str

@@ -50,8 +50,12 @@ class Purifier:
         count = self.count
         value = _decoded(record)
         try:
-            found = self._detector.format_of(value)
-            clean = 0 if found is None else found.clean(value)
+            # A record with clean calls in the format of the one before needs no further look.
+            found = self._detector.last
+            clean = found.clean(value) if found is not None else None
+            if not clean:
+                found = self._detector.format_of(value)
+                clean = 0 if found is None else found.clean(value)
             out: bytes | None = record.data
             if found is None:
                 count.without_calls += 1
@@ -77,8 +81,7 @@ class Purifier:
         found = self._detector.format_of(value)
         if found is None:
             return record.data
-        path = Path(record.where.partition(", ")[0]).name
-        reading = found.read(value, f"{path}:{record.number}")
+        reading = found.read(value, f"{Path(record.file).name}:{record.number}")
         results = [self._offline(trajectory) for trajectory in reading.trajectories]
         for raw, result in zip(reading.trajectories, results, strict=True):
             self.count.found(raw, result)

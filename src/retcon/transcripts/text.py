@@ -83,6 +83,6 @@ def _place(record: Json) -> str | None:
     for name in _PLACES:
         value = record.get(name)
         texts = value if isinstance(value, list) else [value]
-        if texts and all(isinstance(t, str) for t in texts) and any("```" in t and "```output" in t for t in texts):
+        if all(isinstance(t, str) for t in texts) and any("```output" in str(t) for t in texts):
             return name
     return None

@@ -30,14 +30,18 @@ class Reading(Protocol):
 class Format(Protocol):
     """A format by its structure. Records are JSON objects, or lists where a transcript is nothing but its messages."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def matches(self, record: Json) -> bool:
         """Whether a record has this structure."""
         ...
 
     def clean(self, record: Json) -> int | None:
-        """How many calls were answered, where it is cheap to see that no rule can find a failure; else None."""
+        """How many calls were answered, where it is cheap to see that no rule can find a failure; else None.
+
+        Of a record of another structure: None or 0.
+        """
         ...
 
     def read(self, record: Json, id: str) -> Reading:
