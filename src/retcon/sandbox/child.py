@@ -35,8 +35,8 @@ from retcon.sandbox.world import World
 
 FILENAME = "<python>"
 RECORD_FD = 3
-SEEDED = ("numpy.random", "sympy.core.random")
 FDS = 256  # more than a worker ever has open
+SEEDED = ("numpy.random", "sympy.core.random")
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
 Streams: TypeAlias = tuple[int, int, int, int]
 """File descriptors for stdin, stdout, stderr and the record."""
