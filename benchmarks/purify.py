@@ -34,10 +34,7 @@ def prose(draw: random.Random, size: int) -> str:
 
 
 def program(draw: random.Random) -> str:
-    lines = [
-        f"{draw.choice(WORDS)}_{n} = {draw.choice(WORDS)}({n}, '{draw.choice(WORDS)}')"
-        for n in range(draw.randrange(6, 60))
-    ]
+    lines = [f"{draw.choice(WORDS)}_{n} = {draw.choice(WORDS)}({n}, '{draw.choice(WORDS)}')" for n in range(draw.randrange(6, 60))]
     return "\n".join(["import math", *lines, f"print({lines[-1].split()[0]})"])
 
 
@@ -49,11 +46,7 @@ def output(draw: random.Random) -> str:
 def messages(draw: random.Random, number: int) -> dict[str, object]:
     said: list[dict[str, object]] = [{"role": "user", "content": prose(draw, 400)}]
     for n in range(draw.randrange(3, 9)):
-        call = {
-            "id": f"c{n}",
-            "type": "function",
-            "function": {"name": "python", "arguments": json.dumps({"code": program(draw)})},
-        }
+        call = {"id": f"c{n}", "type": "function", "function": {"name": "python", "arguments": json.dumps({"code": program(draw)})}}
         said.append({"role": "assistant", "content": prose(draw, 300), "tool_calls": [call]})
         said.append({"role": "tool", "tool_call_id": f"c{n}", "content": output(draw)})
     return {"id": number, "messages": [*said, {"role": "assistant", "content": prose(draw, 200)}]}
@@ -78,9 +71,7 @@ def markdown(draw: random.Random, number: int) -> dict[str, object]:
 def sharegpt(draw: random.Random, number: int) -> dict[str, object]:
     said = [{"from": "human", "value": prose(draw, 400)}]
     for _ in range(draw.randrange(3, 9)):
-        said.append(
-            {"from": "function_call", "value": json.dumps({"name": "python", "arguments": {"code": program(draw)}})}
-        )
+        said.append({"from": "function_call", "value": json.dumps({"name": "python", "arguments": {"code": program(draw)}})})
         said.append({"from": "observation", "value": output(draw)})
     return {"id": number, "conversations": [*said, {"from": "gpt", "value": prose(draw, 200)}]}
 
@@ -114,9 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
-    print(
-        f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
-    )
+    print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}")
     for name in [arguments.format] if arguments.format else FORMATS:
         with tempfile.TemporaryDirectory() as folder:
             source, out = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
