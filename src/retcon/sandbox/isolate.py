@@ -124,6 +124,7 @@ def _namespaces(world: World, uid: int | None) -> None:
                 raise OSError(f"{_said(error)}, and user {uid} cannot enter {closed}, where Python is") from error
             become(uid)
             uid = None
+            die_with_parent()
             _unshare_as_user()
     _become_init()
     outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
