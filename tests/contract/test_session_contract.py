@@ -12,6 +12,8 @@ from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.keeper import CHECKPOINTS
 from retcon.sandbox.types import Limits, Result, Sandbox, Session
 
+pytestmark = pytest.mark.filterwarnings("ignore::retcon.core.errors.SandboxWarning")
+
 STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
 
 

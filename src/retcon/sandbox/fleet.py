@@ -83,7 +83,15 @@ class Fleet:
             async with asyncio.TaskGroup() as group:
                 for name in dict.fromkeys((BARE.name, *warm)):
                     group.create_task(self._start_zygote(name))
-            self.give(await self.take(BARE.name), keep=True)
+            worker = await self.take(BARE.name)
+            self.give(worker, keep=True)
+            if worker.unprotected:
+                warnings.warn(
+                    f"sandbox tier {worker.tier!r} limits calls and does not contain them. Open to them: "
+                    + "; ".join(worker.unprotected),
+                    SandboxWarning,
+                    stacklevel=2,
+                )
         except BaseExceptionGroup as failed:
             await self.close()
             raise failed.exceptions[0] from None
@@ -263,22 +271,7 @@ class Fleet:
             raise _closed()
         self._made += 1
         worker = await zygote.fork(self._folder.path / f"w{self._made}", self.tier or self._asked or "", self._uids)
-        had = worker.tier
-        if self.tier is None and worker.unprotected:
-            warnings.warn(
-                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
-                + "; ".join(worker.unprotected),
-                SandboxWarning,
-                stacklevel=2,
-            )
-        if self.tier is None and worker.unprotected:
-            warnings.warn(
-                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
-                + "; ".join(worker.unprotected),
-                SandboxWarning,
-                stacklevel=2,
-            )
-        self.tier = had
+        self.tier = worker.tier
         return worker
 
     def _fail(self, profile: str, error: Exception, *, everyone: bool) -> None:
