@@ -19,6 +19,7 @@ from typing import Any, Self
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.fleet import Fleet
 from retcon.sandbox.handle import WorkerHandle
+from retcon.sandbox.interpreter import check_packages
 from retcon.sandbox.profiles import Chooser, find, with_packages
 from retcon.sandbox.types import Limits, Result, Session, Tier
 
@@ -60,6 +61,8 @@ class SandboxPool:
             raise ValueError(f"a queue of {queue} calls: it must be 1 or more")
         self.limits = limits or Limits()
         profiles = with_packages(packages)
+        self._python = python
+        self._packages = [module for name in packages for module in find(name, profiles).modules]
         self._warm = [find(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
         self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier)
@@ -82,6 +85,7 @@ class SandboxPool:
             raise SandboxUnavailable(
                 f"the sandbox needs Linux (fork, namespaces, /proc), and this is {sys.platform}: run it in a container"
             )
+        await check_packages(self._python or sys.executable, self._packages)
         await self._fleet.open(self._warm)
 
     async def close(self) -> None:
@@ -106,6 +110,11 @@ class SandboxPool:
     def fleet(self) -> Fleet:
         """The workers, for those who look after them."""
         return self._fleet
+
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """By profile, why its packages could not be preloaded; its calls import them themselves."""
+        return self._fleet.faults
 
     @property
     def full(self) -> bool:

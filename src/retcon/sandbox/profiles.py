@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from retcon.core.errors import nearest
 
-_STATEMENT = re.compile(r"(?:^|[;:])[ \t]*(?:import|from)[ \t]+([^#;\n]+(?:\\\n[^#;\n]+)*)", re.MULTILINE)
+_STATEMENT = re.compile(r"(?:^|[;:])[ \t]*(import|from)[ \t]+([^#;\n]+)", re.MULTILINE)
 _ALIAS = re.compile(r"\s+as\s+\w+")
 
 
@@ -94,9 +94,8 @@ def imports(code: str) -> frozenset[str]:
     `__import__` and importlib are not seen; an import statement inside a string may be.
     """
     found = set()
-    for match in _STATEMENT.finditer(code):
-        clause = match[1].replace("\\\n", " ")
-        if match[0].lstrip(";: \t").startswith("from"):
+    for keyword, clause in _STATEMENT.findall(code.replace("\\\n", " ")):
+        if keyword == "from":
             clause = clause.partition(" import")[0]
         for name in _ALIAS.sub("", clause).split(","):
             found.add(name.strip().partition(".")[0])
