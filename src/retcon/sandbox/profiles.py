@@ -95,9 +95,8 @@ def imports(code: str) -> frozenset[str]:
     """
     found = set()
     for keyword, clause in _STATEMENT.findall(code.replace("\\\n", " ")):
-        if keyword == "from":
-            clause = clause.partition(" import")[0]
-        for name in _ALIAS.sub("", clause).split(","):
+        names = clause.partition(" import")[0] if keyword == "from" else _ALIAS.sub("", clause)
+        for name in names.split(","):
             found.add(name.strip().partition(".")[0])
     return frozenset(name for name in found if name.isidentifier())
 
