@@ -7,6 +7,7 @@ and the record that is written at the end can only name an exception and carry t
 from __future__ import annotations
 
 import _ast
+import ast  # noqa: F401 - traceback imports it to mark the place of an error, and each call would do it anew
 import atexit
 import base64
 import builtins
