@@ -65,7 +65,7 @@ def test_the_default_number_of_workers_leaves_room_and_fits_into_memory() -> Non
     ("status", "cpu_used", "wall", "raised", "expected"),
     [
         (0, 0.0, None, None, ("ok", None)),
-        (0, 0.0, None, "ValueError", ("ok", None)),
+        (0, 0.0, None, "ValueError", ("error", "ValueError")),
         (1 << 8, 0.0, None, "ValueError", ("error", "ValueError")),
         (1 << 8, 0.0, None, "MemoryError", ("limit", "MemoryError")),
         (3 << 8, 0.0, None, None, ("error", "SystemExit")),

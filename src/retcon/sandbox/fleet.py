@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.sandbox.folders import PoolFolder
 from retcon.sandbox.handle import WorkerHandle
 from retcon.sandbox.profiles import BARE, Chooser
@@ -87,7 +88,15 @@ class Fleet:
             async with asyncio.TaskGroup() as group:
                 for name in dict.fromkeys((BARE.name, *warm)):
                     group.create_task(self._start_zygote(name))
-            self.give(await self.take(BARE.name), keep=True)
+            worker = await self.take(BARE.name)
+            self.give(worker, keep=True)
+            if worker.unprotected:
+                warnings.warn(
+                    f"sandbox tier {worker.tier!r} limits calls and does not contain them. Open to them: "
+                    + "; ".join(worker.unprotected),
+                    SandboxWarning,
+                    stacklevel=2,
+                )
         except BaseExceptionGroup as failed:
             await self.close()
             raise failed.exceptions[0] from None
@@ -139,6 +148,15 @@ class Fleet:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.give(future.result(), keep=True)
             raise
+
+    async def extra(self, profile: str) -> WorkerHandle:
+        """A new worker beyond `size`, for a session: it is the caller's to kill. Raises SandboxUnavailable."""
+        if profile not in self._ready():
+            self.give(await self.take(profile), keep=True)  # which starts the zygote
+        zygote = self._zygotes.get(profile) or self._zygotes.get(BARE.name)
+        if zygote is None:
+            raise _closed()
+        return await self._start_worker(zygote)
 
     def give(self, worker: WorkerHandle, *, keep: bool) -> None:
         """Give a worker back. keep: whether it may serve again."""
@@ -260,15 +278,8 @@ class Fleet:
 
     async def _start_worker(self, zygote: ZygoteHandle) -> WorkerHandle:
         self._made += 1
-        worker = await zygote.fork(self.folder / f"w{self._made}", self._asked or "")
-        wanted, had = self.tier or self._asked, worker.tier
-        if wanted not in (None, had):
-            worker.kill()
-            raise SandboxUnavailable(
-                f"sandbox tier {wanted!r} cannot be had here, only {had!r}: allow user namespaces "
-                "(sysctl user.max_user_namespaces, or the container's seccomp profile), or do not ask for a tier"
-            )
-        self.tier = had
+        worker = await zygote.fork(self.folder / f"w{self._made}", self.tier or self._asked or "")
+        self.tier = worker.tier
         return worker
 
     def _fail(self, profile: str, error: Exception, *, everyone: bool) -> None:

@@ -23,7 +23,7 @@ class WorkerHandle:
 
     pid: of the worker's first process. profile: of the zygote that forked it. network, files, own_user: whether calls
     are kept from the network, from writing outside their scratch folder, and from the rights of the user who started
-    the pool.
+    the pool. unprotected: in words, what they are not kept from.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class WorkerHandle:
         self.profile = profile
         self.tier: Tier = "rlimits"
         self.network = self.files = self.own_user = False
+        self.unprotected: tuple[str, ...] = ()
         self._process: int | None = process
         self._root = root
         self._reader, self._writer = channel
@@ -65,6 +66,7 @@ class WorkerHandle:
             raise SandboxUnavailable(f"a sandbox worker could not set itself up: {hello['error']}")
         worker.tier, worker.network = hello["tier"], hello["network"]
         worker.files, worker.own_user = hello["files"], hello["own_user"]
+        worker.unprotected = tuple(hello["unprotected"])
         return worker
 
     @property

@@ -1,0 +1,60 @@
+"""Preference pairs from repairs: the call that failed against the one that replaced it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from retcon.core.pair import Completion, Pair
+from retcon.core.types import Segment, Trajectory, Turn
+
+Rejected = Literal["first", "all"]
+
+
+def preference_pairs(trajectory: Trajectory, *, rejected: Rejected = "first") -> Iterator[Pair]:
+    """The pairs of a purified trajectory, in order: data of the masked DPO side loss (arXiv 2601.15141, appendix B).
+
+    prompt: the history h_t, purified, that the fix stands in. chosen: what stands there now, (r_t, c') after a shallow
+    repair, (r'_aux, c') after a deep one. rejected: the attempt that failed, (r_t, c_t). The masks are 1 from the first
+    call of the turn to its end, as in the published code, so that the loss counts c' against c_t and no reasoning.
+    `about` has the repair's decision and similarity, and the failure's status and error type.
+
+    rejected: `first` pairs the fix with c_t alone, the one attempt that was sampled after this very prompt. `all` gives
+    a further pair for each later attempt that failed, although the model had been shown failures when it wrote them
+    (the published code keeps one pair a rollout, of the attempt that failed last; the paper is silent). A turn without
+    a fix gives none, and an attempt without a failed call (a no-op, a cut, a fix over the budget) is never rejected.
+    """
+    before = list(trajectory.prompt)
+    for number, turn in enumerate(trajectory.turns):
+        if turn.repair is not None and turn.repair.decision in ("shallow", "deep"):
+            failed = [(n, attempt) for n, attempt in enumerate(turn.abandoned) if attempt.failures]
+            for n, attempt in failed if rejected == "all" else failed[:1]:
+                yield _pair(f"{trajectory.id}/{number}/{n}", before, turn, attempt)
+        before.extend(turn.segments)
+
+
+def _pair(id: str, before: Sequence[Segment], turn: Turn, attempt: Turn) -> Pair:
+    failure = next(o for o in attempt.observations if o.status not in ("ok", "infrastructure"))
+    repair = turn.repair
+    about = {
+        "decision": repair and repair.decision,
+        "similarity": repair and repair.similarity,
+        "status": failure.status,
+        "error_type": failure.error_type,
+    }
+    prompt = "".join(s.text for s in before)
+    return Pair(id, prompt, _completion(turn), _completion(attempt), _ids(before), about)
+
+
+def _completion(turn: Turn) -> Completion:
+    ids = _ids(turn.generated)
+    start = turn.calls[0].start
+    mask = None if ids is None or start is None else (0,) * start + (1,) * (len(ids) - start)
+    return Completion(turn.text, ids, mask)
+
+
+def _ids(segments: Sequence[Segment]) -> tuple[int, ...] | None:
+    """The ids of segments, (T,), None where one of them holds text only."""
+    if any(s.ids is None for s in segments):
+        return None
+    return tuple(i for s in segments for i in s.ids or ())
