@@ -61,6 +61,12 @@ def test_the_default_number_of_workers_leaves_room_and_fits_into_memory() -> Non
     assert default_workers(Limits(memory_mb=10**9)) == cores
 
 
+@pytest.mark.parametrize("uids", [range(0, 5), range(9, 9), range(1, 9, 2)])
+def test_users_must_be_a_range_above_root(uids: range) -> None:
+    with pytest.raises(ValueError, match="uids="):
+        SandboxPool(uids=uids)
+
+
 @pytest.mark.parametrize(
     ("status", "cpu_used", "wall", "raised", "expected"),
     [

@@ -32,8 +32,11 @@ class Fleet:
     faults: why a profile is not preloaded, by its name.
     """
 
-    def __init__(self, size: int, choose: Chooser, python: str | None, asked: Tier | None) -> None:
+    def __init__(
+        self, size: int, choose: Chooser, python: str | None, asked: Tier | None, uids: range | None = None
+    ) -> None:
         self.size = size
+        self._uids = uids
         self.tier: Tier | None = None
         self.faults: dict[str, str] = {}
         self._choose = choose
@@ -278,7 +281,7 @@ class Fleet:
 
     async def _start_worker(self, zygote: ZygoteHandle) -> WorkerHandle:
         self._made += 1
-        worker = await zygote.fork(self.folder / f"w{self._made}", self.tier or self._asked or "")
+        worker = await zygote.fork(self.folder / f"w{self._made}", self.tier or self._asked or "", self._uids)
         self.tier = worker.tier
         return worker
 

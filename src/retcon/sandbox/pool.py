@@ -35,11 +35,12 @@ class SandboxPool:
             result = await sandbox.run("print(1 + 1)")
 
     workers: calls and sessions at a time; None for `default_workers()`. tier: None takes the best that the machine
-    grants; one that is asked for and cannot be had is refused. python: the interpreter whose packages calls can
-    import, this one where None. packages: to be preloaded besides numpy, sympy and scipy, as names or as a mapping
-    from a profile's name to its modules. warm: profiles whose zygotes start with the pool; others start with the first
-    call that needs them. queue: calls that may wait for a worker; further ones wait in `run` with nothing prepared
-    (`full` tells beforehand).
+    grants; one that is asked for and cannot be had is refused. uids: where root starts the pool, each worker's
+    calls run as one of these users, drawn at random; `users.FIRST_UID` and on where None. python: the interpreter
+    whose packages calls can import, this one where None. packages: to be preloaded besides numpy, sympy and scipy,
+    as names or as a mapping from a profile's name to its modules. warm: profiles whose zygotes start with the pool;
+    others start with the first call that needs them. queue: calls that may wait for a worker; further ones wait in
+    `run` with nothing prepared (`full` tells beforehand).
 
     sessions: open at a time, of whose cells `workers` run at a time; one more waits `session_wait_seconds` for a place.
     One that is idle for `session_idle_seconds` is evicted; where all together take more than `session_memory_mb` (half
@@ -55,6 +56,7 @@ class SandboxPool:
         limits: Limits | None = None,
         *,
         tier: Tier | None = None,
+        uids: range | None = None,
         python: str | None = None,
         packages: Sequence[str] | Mapping[str, Sequence[str]] = (),
         warm: Iterable[str] = (),
@@ -66,6 +68,8 @@ class SandboxPool:
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"a pool of {workers} workers: it must be 1 or more")
+        if uids is not None and (not uids or uids.step != 1 or uids.start < 1):
+            raise ValueError(f"uids={uids}: give a range of user ids above 0, such as range(100000, 165536)")
         if queue < 1:
             raise ValueError(f"a queue of {queue} calls: it must be 1 or more")
         self.limits = limits or Limits()
@@ -74,7 +78,7 @@ class SandboxPool:
         self._packages = [module for name in packages for module in find(name, profiles).modules]
         self._warm = [find(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
-        self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier)
+        self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier, uids)
         self._sessions = Sessions(
             sessions,
             running=self._fleet.size,

@@ -27,11 +27,15 @@ FIRST_FD = 3
 
 
 class Order(NamedTuple):
-    """What a forked worker is: the fd of its channel, its folder on the host, the tier asked for ("" for the best)."""
+    """What a forked worker is: the fd of its channel, its folder on the host, the tier asked for ("" for the best).
+
+    uids: (first, count) of the users that its calls may run as, None for the sandbox's own.
+    """
 
     channel: int
     root: str
     tier: str
+    uids: tuple[int, int] | None = None
 
 
 class _Stop(BaseException):
