@@ -204,7 +204,8 @@ class ClientSession:
         await self._stated("POST", "/rollback", {"checkpoint": checkpoint})
 
     async def discard(self, checkpoint: str) -> None:
-        await self._stated("DELETE", f"/checkpoints/{checkpoint}")
+        if self._lost is None:
+            await self._stated("DELETE", f"/checkpoints/{checkpoint}")
 
     async def close(self) -> None:
         if self._lost is None:
@@ -235,7 +236,8 @@ class ClientSession:
         try:
             return await repeated(self._tries, lambda: self._remote.ask(method, path, body, seconds=seconds, key=key))
         except (ServerFault, SessionLost) as error:
-            self._end(str(error))
+            if not (isinstance(error, SessionLost) and error.by_own_code):  # that one can be rolled back
+                self._end(str(error))
             raise
 
 

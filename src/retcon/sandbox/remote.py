@@ -94,6 +94,10 @@ class Remote:
                 after=float(after) if after.isdigit() else 0.0,
                 down=kind != "busy",
             )
+        if kind == "refused":
+            raise SandboxUnavailable(message)
+        if kind == "interpreter_ended":
+            raise SessionLost(message, by_own_code=True)
         if kind in ("session_lost", "unknown_session"):
             raise SessionLost(message)
         if kind == "unknown_checkpoint":

@@ -112,8 +112,8 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> dict[str, Any]:
     return checked_cell(calls, call, at) | {"fetch": check_paths(call.fetch, f"{at}fetch")}
 
 
-def checked_cell(calls: Calls, cell: Cell, at: str = "") -> dict[str, Any]:
-    """As `checked_call`, for a session's cell."""
+def checked_cell(calls: Calls, cell: Cell, at: str = "", base: Limits | None = None) -> dict[str, Any]:
+    """As `checked_call`, for a session's cell. base: the session's limits."""
     if not cell.code:
         raise Refused.invalid(f"{at}code", "there is no code: give at least a comment")
     if (problem := calls.too_long(cell.code)) is not None:
@@ -127,15 +127,15 @@ def checked_cell(calls: Calls, cell: Cell, at: str = "") -> dict[str, Any]:
     check_text(cell.stdin, f"{at}stdin")
     return {
         "stdin": cell.stdin,
-        "limits": checked_limits(calls, cell, at),
+        "limits": checked_limits(calls, cell, at, base),
         "files": decode_files(cell.files, f"{at}files"),
         "echo": cell.echo,
     }
 
 
-def checked_limits(calls: Calls, cell: Cell, at: str = "") -> Limits:
-    """The service's limits with a cell's own in place. Raises Refused for one that is more than the service allows."""
-    limits = calls.settings.limits
+def checked_limits(calls: Calls, cell: Cell, at: str = "", base: Limits | None = None) -> Limits:
+    """The service's limits, or `base`, with a cell's own in place. Raises Refused for one that is more than the service allows."""
+    limits = base or calls.settings.limits
     if cell.limits is not None:
         given = {k: v for k in cell.limits.__struct_fields__ if (v := getattr(cell.limits, k)) is not None}
         seconds = {f"{at}limits.{k}": given.get(k) for k in ("cpu_seconds", "wall_seconds")}

@@ -19,7 +19,7 @@ from retcon.sandbox.service.calls import Calls, unavailable
 from retcon.sandbox.service.http import ClientGone, answer, read_body, unless_gone
 from retcon.sandbox.service.own import Cell, LimitFields, checked_cell, checked_limits
 from retcon.sandbox.service.refusal import Refused
-from retcon.sandbox.types import Session
+from retcon.sandbox.types import Limits, Session
 
 KEY = "idempotency-key"
 REMEMBERED = 4
@@ -39,8 +39,9 @@ class Rollback(Struct, forbid_unknown_fields=True, kw_only=True):
 class Entry:
     """An open session and its latest answers."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, limits: Limits) -> None:
         self.session = session
+        self.limits = limits
         self.answers: OrderedDict[str, Answer] = OrderedDict()
         self.used = time.monotonic()
 
@@ -74,25 +75,32 @@ class SessionsApi:
             session = await self._calls.sandbox.session(limits=limits)
         except SandboxUnavailable as error:
             raise unavailable(error, "busy") from error  # no room for one more; there may be later
-        self._entries[session.id] = Entry(session)
+        self._entries[session.id] = Entry(session, limits)
         return answer({"session": session.id, "tier": self._calls.tier}, 201)
 
     async def run(self, request: Request) -> Response:
         entry, body = await self._asked(request)
         cell = parse(body, Cell)
-        options = checked_cell(self._calls, cell)
-        return answer(
-            await self._once(
-                request,
-                entry,
-                body,
-                lambda: self._calls.run("session", lambda: entry.session.run(cell.code, **options)),
-            )
-        )
+        options = checked_cell(self._calls, cell, base=entry.limits)
+
+        async def work() -> Any:
+            try:
+                return await self._calls.run("session", lambda: entry.session.run(cell.code, **options))
+            except ValueError as error:  # a limit above the session's own
+                raise Refused.invalid("limits", str(error)) from error
+
+        return answer(await self._once(request, entry, body, work))
 
     async def checkpoint(self, request: Request) -> Response:
         entry, body = await self._asked(request)
-        return answer({"checkpoint": await self._once(request, entry, body, entry.session.checkpoint)}, 201)
+
+        async def work() -> str:
+            try:
+                return await entry.session.checkpoint()
+            except SandboxUnavailable as error:  # it holds too many already, or too much
+                raise Refused(409, "refused", str(error)) from error
+
+        return answer({"checkpoint": await self._once(request, entry, body, work)}, 201)
 
     async def rollback(self, request: Request) -> Response:
         entry, body = await self._asked(request)
@@ -140,6 +148,8 @@ class SessionsApi:
                 request, entry, key, hashlib.sha256(request.url.path.encode() + body).digest(), work
             )
         except SessionLost as error:
+            if error.by_own_code:  # it may have checkpoints to go back to: kept until it is closed, or idle for long
+                raise Refused(410, "interpreter_ended", str(error)) from error
             self._entries.pop(entry.session.id, None)
             raise Refused(410, "session_lost", str(error)) from error
         finally:
