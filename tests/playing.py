@@ -35,6 +35,9 @@ def hermes_call(code: str, reasoning: str = "") -> str:
     return reasoning + hermes.render_call("python", {"code": code})
 
 
+CALL: dict[Style, Callable[..., str]] = {"markdown": call, "hermes": hermes_call}
+
+
 def run_python(code: str, state: State) -> Answer:
     """What a Python session answers, without a sandbox: `state` are its variables, `files` one among them."""
     names = {"__builtins__": {"print": lambda *_: None}, "files": {}} | state

@@ -73,6 +73,16 @@ def test_selection_keeps_g_of_the_oversampled(base, tmp_path):
     assert (line["rollouts"], line["kept"], line["groups_flat"]) == (16, 8, 0)
 
 
+def test_the_share_that_is_purified_follows_its_schedule(base, tmp_path):
+    repair = {"kind": "saar", "probability_schedule": ((1, 0.0), (2, 1.0))}
+    run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "steps": 2}, repair=repair)
+    purified = [
+        {t.provenance.purified for t in jsonl.read(tmp_path / f"run/trajectories/step-00000{step}.jsonl")}
+        for step in (1, 2)
+    ]
+    assert purified == [{False}, {True}]
+
+
 def test_flat_groups_change_nothing(base, tmp_path):
     (line,) = run(base, tmp_path / "run", ((-1.0,) * 4,))
     assert (line["groups_flat"], line["grad_norm"], line["loss"]) == (2, 0.0, 0.0)

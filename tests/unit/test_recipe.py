@@ -84,11 +84,6 @@ def test_a_rule_over_a_section_names_the_section(tmp_path: Path) -> None:
     assert "line 1: rl: a group of 1 has no variance" in message
 
 
-def test_a_rule_over_two_sections_names_the_one_to_look_at(tmp_path: Path) -> None:
-    message = complaint(tmp_path, "[rl]\ngroup = 4\n[select]\nmin_positive = 3\nmin_negative = 2\n")
-    assert "line 3: select: min_positive 3 + min_negative 2 exceed rl.group = 4" in message
-
-
 def test_the_steps_of_a_schedule_must_not_decrease() -> None:
     assert load_recipe(None, ["repair.probability_schedule=[[1, 1], [40, 0.5]]"]).repair.probability_schedule[1] == (
         40,
@@ -96,6 +91,11 @@ def test_the_steps_of_a_schedule_must_not_decrease() -> None:
     )
     with pytest.raises(RecipeError, match=r"steps of probability_schedule must not decrease: \[5, 4\]"):
         load_recipe(None, ["repair.probability_schedule=[[5, 1.0], [4, 0.5]]"])
+
+
+def test_a_rule_over_two_sections_names_the_one_to_look_at(tmp_path: Path) -> None:
+    message = complaint(tmp_path, "[rl]\ngroup = 4\n[select]\nmin_positive = 3\nmin_negative = 2\n")
+    assert "line 3: select: min_positive 3 + min_negative 2 exceed rl.group = 4" in message
 
 
 def test_a_value_where_a_section_belongs(tmp_path: Path) -> None:

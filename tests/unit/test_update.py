@@ -1,6 +1,7 @@
 """The update on a real model: what accumulates, what is skipped, and what is refused."""
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import RLSection
 from retcon.core.errors import TrainingDiverged, UnscoredIds
-from retcon.core.types import Sample, Segment, Trajectory, Turn
+from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.train.batch import collate
 from retcon.train.loss import token_logprobs
-from retcon.train.update import ALGORITHMS, group_samples, minibatch_update, update
+from retcon.train.update import group_samples, minibatch_update, update
 
 pytestmark = pytest.mark.torch
 CONFIG = RLSection(max_grad_norm=1e9, lr=0.1)
@@ -127,12 +128,22 @@ def trajectory(reward, logprobs=(-1.0,)):
 
 
 def test_a_group_becomes_samples_with_advantages():
-    samples = group_samples([trajectory(1.0), trajectory(-1.0)], ALGORITHMS["dapo"])
+    samples = group_samples([trajectory(1.0), trajectory(-1.0)], CONFIG)
     assert [s.advantages for s in samples] == [pytest.approx((0.5**0.5,) * 2), pytest.approx((-(0.5**0.5),) * 2)]
     assert [s.weights for s in samples] == [None, None]
-    weighed = group_samples([trajectory(1.0), trajectory(-1.0)], ALGORITHMS["dapo"], weight_cap=2.0)
-    assert [s.weights for s in weighed] == [(None, None)] * 2
     with pytest.raises(ValueError, match="no reward"):
-        group_samples([trajectory(1.0), trajectory(None)], ALGORITHMS["dapo"])
+        group_samples([trajectory(1.0), trajectory(None)], CONFIG)
     with pytest.raises(UnscoredIds):
-        group_samples([trajectory(1.0), trajectory(-1.0, None)], ALGORITHMS["dapo"])
+        group_samples([trajectory(1.0), trajectory(-1.0, None)], CONFIG)
+
+
+def test_spliced_ids_of_a_group_are_weighed_where_the_recipe_says_so():
+    call = ToolCall("0", "python", {"code": "x"}, char=0, start=0)
+    fix = Turn((Segment("sampled", "c", (3,), (-2.0,)),), (call,), stop="call")
+    turn = Turn((Segment("spliced", "c", (3,), (-1.0,)),), (call,), abandoned=(fix,), repair=RepairRecord("deep", 1))
+    group = [replace(trajectory(1.0), turns=(turn,)), trajectory(-1.0)]
+    assert [s.weights for s in group_samples(group, CONFIG)] == [None, None]
+    config = CONFIG.model_copy(update={"splice_weight": "truncated", "splice_weight_cap": 1.5})
+    assert [s.weights for s in group_samples(group, config)] == [(None, 1.5), (None, None)]
+    config = config.model_copy(update={"splice_weight_cap": 9.0})
+    assert group_samples(group, config)[0].weights[1] == pytest.approx(math.e)

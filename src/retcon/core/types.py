@@ -6,6 +6,7 @@ engine saw; masks, samples and costs are derived from it and never stored as the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -206,6 +207,11 @@ class Trajectory:
     def raw_failures(self) -> int:
         """Failed calls as they happened, before purification."""
         return sum(a.failures for t in self.turns for a in t.raw())
+
+    @property
+    def raw_seconds(self) -> float:
+        """Wall seconds of executed calls, those of abandoned attempts among them."""
+        return math.fsum(o.seconds for t in self.turns for a in t.raw() for o in a.observations)
 
     @property
     def sampled_ids(self) -> int:

@@ -17,6 +17,7 @@ def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ..
     """
     if not cap > 0:
         raise ValueError(f"cap must be above 0, not {cap}")
+    highest = math.log(cap)
     weights: list[float | None] = [None] * sum(len(s.ids or ()) for s in trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
         sampled = iter(_sampled_logprobs(turn))
@@ -31,7 +32,7 @@ def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ..
                         f"trajectory {trajectory.id}, turn {number}: a spliced id has no log-prob "
                         + ("under the purified prefix" if logprob is None else "from when it was sampled")
                     )
-                weights.append(min(math.exp(min(logprob - was, math.log(cap))), cap))
+                weights.append(math.exp(logprob - was) if logprob - was < highest else cap)
     return tuple(weights)
 
 

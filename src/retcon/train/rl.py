@@ -20,7 +20,7 @@ from retcon.train.rollout_metrics import rollout_metrics
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.selection import draw_groups, selection_metrics, to_train
 from retcon.train.session import OnStep, Session
-from retcon.train.update import ALGORITHMS, group_samples, update
+from retcon.train.update import group_samples, update
 
 KEEP_ROLLOUTS_EVERY = 10
 
@@ -70,8 +70,7 @@ async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Pa
 async def _step(
     recipe: Recipe, run: RunFolder, session: Session, rollouts: TrainingRollouts, prompts: Iterator[Task]
 ) -> None:
-    step, algorithm = session.step + 1, ALGORITHMS[recipe.rl.algorithm]
-    cap = recipe.rl.splice_weight_cap if recipe.rl.splice_weight == "truncated" else None
+    step = session.step + 1
     began = time.perf_counter()
     try:
         drawn = await draw_groups(recipe, rollouts, prompts, step=step)
@@ -80,7 +79,7 @@ async def _step(
         raise
     rolled_out = time.perf_counter()
 
-    samples = [s for group in to_train(recipe, drawn) for s in group_samples(group, algorithm, weight_cap=cap)]
+    samples = [sample for group in to_train(recipe, drawn) for sample in group_samples(group, recipe.rl)]
     losses = update(session.model, session.optimizer, samples, recipe.rl, seed=recipe.run.seed, step=step)
     rollouts.engine.invalidate()
 

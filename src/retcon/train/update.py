@@ -30,14 +30,13 @@ class Algorithm:
 ALGORITHMS: dict[str, Algorithm] = {"grpo": Algorithm(grpo, "sequence"), "dapo": Algorithm(dapo, "token")}
 
 
-def group_samples(
-    group: Sequence[Trajectory], algorithm: Algorithm, *, weight_cap: float | None = None
-) -> list[Sample]:
+def group_samples(group: Sequence[Trajectory], config: RLSection) -> list[Sample]:
     """The samples of a graded group, each with its rollout's advantage on all of its ids.
 
-    weight_cap: of the importance weights on spliced ids (`splice_weights`), None to weigh nothing. Raises ValueError
-    for an ungraded rollout, UnscoredIds where ids to be learnt have no log-prob.
+    With config.splice_weight `truncated`, spliced ids have their importance weights (see `splice_weights`). Raises
+    ValueError for an ungraded rollout, UnscoredIds where ids to be learnt have no log-prob.
     """
+    weigh = config.splice_weight == "truncated"
     rewards = []
     for trajectory in group:
         if trajectory.reward is None:
@@ -47,10 +46,10 @@ def group_samples(
         replace(
             sample,
             advantages=(advantage,) * len(sample.ids),
-            weights=None if weight_cap is None else splice_weights(trajectory, weight_cap),
+            weights=splice_weights(trajectory, config.splice_weight_cap) if weigh else None,
         )
         for trajectory, sample, advantage in zip(
-            group, map(to_sample, group), algorithm.advantage(rewards), strict=True
+            group, map(to_sample, group), ALGORITHMS[config.algorithm].advantage(rewards), strict=True
         )
     ]
 
