@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from retcon.sandbox.service.body import check_paths, check_text, decode_files, parse
 from retcon.sandbox.service.calls import Calls
-from retcon.sandbox.service.http import answer, encoded, read_body, unless_gone
+from retcon.sandbox.service.http import ClientGone, answer, encoded, read_body, unless_gone
 from retcon.sandbox.service.refusal import Refused
 from retcon.sandbox.types import Limits, Result
 
@@ -87,7 +88,7 @@ class OwnApi:
     async def _run(self, call: Call, options: dict[str, Any], *, patient: bool = False) -> Result:
         return await self._calls.run("v1", lambda: self._calls.sandbox.run(call.code, **options), patient=patient)
 
-    async def _stream(self, work: list[tuple[Call, dict[str, Any]]]) -> AsyncIterator[bytes]:
+    async def _stream(self, work: list[tuple[Call, dict[str, Any]]]) -> AsyncGenerator[bytes, None]:
         """A line for each call as it ends: its place in the batch, and its result or what is wrong with it."""
 
         async def one(index: int, call: Call, options: dict[str, Any]) -> bytes:
@@ -171,16 +172,18 @@ class Streamed(Response):
 
     media_type = NDJSON
 
-    def __init__(self, lines: AsyncIterator[bytes]) -> None:
+    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
         super().__init__()
         del self.headers["content-length"]
         self._lines = lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(Request(scope, receive), self._send(send))
+        with contextlib.suppress(ClientGone):
+            await unless_gone(Request(scope, receive), self._send(send))
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for line in self._lines:
-            await send({"type": "http.response.body", "body": line, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        async with contextlib.aclosing(self._lines):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for line in self._lines:
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})

@@ -169,6 +169,9 @@ class SessionsApi:
         except ClientGone:
             asyncio.get_running_loop().call_later(RECONNECT_SECONDS, _give_up, known)
             raise
+        except Refused:  # nothing was done: who asks again may have more luck
+            entry.answers.pop(key, None)
+            raise
         finally:
             known.readers -= 1
 
@@ -185,7 +188,12 @@ class SessionsApi:
 
 
 async def _shielded(task: asyncio.Task[Any]) -> Any:
-    return await asyncio.shield(task)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelled():
+            raise SessionLost("what it was doing was given up: nobody waited for the answer") from None
+        raise
 
 
 def _give_up(known: Answer) -> None:
