@@ -37,7 +37,7 @@ class Rollback(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Entry:
-    """An open session and its latest answers."""
+    """An open session, the limits of its cells, and its latest answers."""
 
     def __init__(self, session: Session, limits: Limits) -> None:
         self.session = session
@@ -69,7 +69,7 @@ class SessionsApi:
         """A fresh session; those that nobody has used for long are closed first."""
         body = await read_body(request, self._calls.settings.max_body)
         asked = parse(body or b"{}", Open)
-        limits = checked_limits(self._calls, Cell(code="", limits=asked.limits))
+        limits = checked_limits(self._calls, asked.limits, self._calls.settings.limits)
         await self._close_idle()
         try:
             session = await self._calls.sandbox.session(limits=limits)
@@ -81,26 +81,19 @@ class SessionsApi:
     async def run(self, request: Request) -> Response:
         entry, body = await self._asked(request)
         cell = parse(body, Cell)
-        options = checked_cell(self._calls, cell, base=entry.limits)
-
-        async def work() -> Any:
-            try:
-                return await self._calls.run("session", lambda: entry.session.run(cell.code, **options))
-            except ValueError as error:  # a limit above the session's own
-                raise Refused.invalid("limits", str(error)) from error
-
-        return answer(await self._once(request, entry, body, work))
+        options = checked_cell(self._calls, cell, entry.limits)
+        return answer(
+            await self._once(
+                request,
+                entry,
+                body,
+                lambda: self._calls.run("session", lambda: entry.session.run(cell.code, **options)),
+            )
+        )
 
     async def checkpoint(self, request: Request) -> Response:
         entry, body = await self._asked(request)
-
-        async def work() -> str:
-            try:
-                return await entry.session.checkpoint()
-            except SandboxUnavailable as error:  # it holds too many already, or too much
-                raise Refused(409, "refused", str(error)) from error
-
-        return answer({"checkpoint": await self._once(request, entry, body, work)}, 201)
+        return answer({"checkpoint": await self._once(request, entry, body, entry.session.checkpoint)}, 201)
 
     async def rollback(self, request: Request) -> Response:
         entry, body = await self._asked(request)
@@ -148,10 +141,10 @@ class SessionsApi:
                 request, entry, key, hashlib.sha256(request.url.path.encode() + body).digest(), work
             )
         except SessionLost as error:
-            if error.by_own_code:  # it may have checkpoints to go back to: kept until it is closed, or idle for long
-                raise Refused(410, "interpreter_ended", str(error)) from error
-            self._entries.pop(entry.session.id, None)
-            raise Refused(410, "session_lost", str(error)) from error
+            extra = {"by_own_code": error.by_own_code}
+            raise Refused(410, "session_lost", str(error), extra=extra) from error
+        except SandboxUnavailable as error:
+            raise Refused(409, "refused", str(error)) from error
         finally:
             entry.used = time.monotonic()
 
@@ -176,6 +169,9 @@ class SessionsApi:
         except ClientGone:
             asyncio.get_running_loop().call_later(RECONNECT_SECONDS, _give_up, known)
             raise
+        except Refused:  # nothing was done: who asks again may have more luck
+            entry.answers.pop(key, None)
+            raise
         finally:
             known.readers -= 1
 
@@ -192,7 +188,12 @@ class SessionsApi:
 
 
 async def _shielded(task: asyncio.Task[Any]) -> Any:
-    return await asyncio.shield(task)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelled():
+            raise SessionLost("what it was doing was given up: nobody waited for the answer") from None
+        raise
 
 
 def _give_up(known: Answer) -> None:
