@@ -60,8 +60,8 @@ def difficulty(
     )
     if len(measured) < tasks:
         console.print(
-            f"{tasks - len(measured)} have no rate: the task set is smaller, or they lost rollouts to faults and the same "
-            "command again measures them"
+            f"{tasks - len(measured)} have no rate: the task set is smaller, or they lost rollouts to faults and the "
+            "same command again measures them"
         )
     again = command_line(
         "retcon", "train", name or "RECIPE", *overrides, f"select.pass_rates={out}", "--from", checkpoint
