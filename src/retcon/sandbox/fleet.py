@@ -137,6 +137,15 @@ class Fleet:
                 self.give(future.result(), keep=True)
             raise
 
+    async def extra(self, profile: str) -> WorkerHandle:
+        """A new worker beyond `size`, for a session: it is the caller's to kill. Raises SandboxUnavailable."""
+        if profile not in self._ready():
+            self.give(await self.take(profile), keep=True)  # which starts the zygote
+        zygote = self._zygotes.get(profile) or self._zygotes.get(BARE.name)
+        if zygote is None:
+            raise _closed()
+        return await self._start_worker(zygote)
+
     def give(self, worker: WorkerHandle, *, keep: bool) -> None:
         """Give a worker back. keep: whether it may serve again."""
         self._busy.discard(worker)

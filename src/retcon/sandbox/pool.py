@@ -11,7 +11,6 @@ import base64
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +19,8 @@ from retcon.sandbox.fleet import Fleet
 from retcon.sandbox.handle import WorkerHandle
 from retcon.sandbox.paths import inside_scratch
 from retcon.sandbox.profiles import Chooser, find, with_packages
+from retcon.sandbox.request import request
+from retcon.sandbox.session import Sessions
 from retcon.sandbox.types import Limits, Result, Session, Tier
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
@@ -39,6 +40,10 @@ class SandboxPool:
     call that needs them. queue: calls that may wait for a worker; further ones wait in `run` with nothing prepared
     (`full` tells beforehand).
 
+    sessions: open at a time, of whose cells `workers` run at a time; one more waits `session_wait_seconds` for a place.
+    One that is idle for `session_idle_seconds` is evicted; where all together take more than `session_memory_mb` (half
+    of the machine's memory where None), those that have been idle for the longest time are.
+
     Raises ValueError for a bad argument, SandboxUnavailable on entry where workers cannot be started. A worker or
     zygote that dies is replaced; a call that it takes with it is run once more and is then `infrastructure`.
     """
@@ -53,6 +58,10 @@ class SandboxPool:
         packages: Sequence[str] | Mapping[str, Sequence[str]] = (),
         warm: Iterable[str] = (),
         queue: int = 100_000,
+        sessions: int = 64,
+        session_idle_seconds: float = 1800.0,
+        session_memory_mb: int | None = None,
+        session_wait_seconds: float = 60.0,
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"a pool of {workers} workers: it must be 1 or more")
@@ -63,6 +72,14 @@ class SandboxPool:
         self._warm = [find(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
         self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier)
+        self._sessions = Sessions(
+            sessions,
+            running=self._fleet.size,
+            idle_seconds=session_idle_seconds,
+            memory_mb=session_memory_mb,
+            wait_seconds=session_wait_seconds,
+            start=self._session_worker,
+        )
         self._room = asyncio.Semaphore(queue + self._fleet.size)
 
     async def __aenter__(self) -> Self:
@@ -85,6 +102,7 @@ class SandboxPool:
         await self._fleet.open(self._warm)
 
     async def close(self) -> None:
+        self._sessions.close()
         await self._fleet.close()
 
     @property
@@ -112,6 +130,10 @@ class SandboxPool:
         """Whether a further call would have to wait for a place in the queue."""
         return self._room.locked()
 
+    @property
+    def open_sessions(self) -> int:
+        return len(self._sessions)
+
     async def run(
         self,
         code: str,
@@ -126,25 +148,20 @@ class SandboxPool:
     ) -> Result:
         """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
         limits = (limits or self.limits).with_(timeout, memory)
-        files = files or {}
-        encoded = {name: base64.b64encode(files[name]).decode() for name in inside_scratch(files)}
-        wanted = inside_scratch(fetch)
+        message = request(code, stdin, limits, files, echo) | {"fetch": inside_scratch(fetch)}
         async with self._room:
-            request = {
-                "code": code,
-                "stdin": stdin,
-                "limits": asdict(limits),
-                "files": encoded,
-                "fetch": wanted,
-                "echo": echo,
-            }
-            return await self._run(self._choose(code, self._fleet.zygotes), request, limits.wall_seconds)
+            return await self._run(self._choose(code, self._fleet.zygotes), message, limits.wall_seconds)
 
     async def session(self, *, limits: Limits | None = None) -> Session:
         """See `Sandbox.session`."""
-        raise SandboxUnavailable("sessions are not there yet")
+        if not self._fleet.is_open:
+            raise SandboxUnavailable("the sandbox is not open: use `async with SandboxPool(...)`")
+        return await self._sessions.open(limits or self.limits)
 
-    async def _run(self, profile: str, request: dict[str, Any], wall_seconds: float) -> Result:
+    async def _session_worker(self, code: str) -> WorkerHandle:
+        return await self._fleet.extra(self._choose(code, self._fleet.zygotes))
+
+    async def _run(self, profile: str, message: dict[str, Any], wall_seconds: float) -> Result:
         fault = ""
         for _ in range(ATTEMPTS):
             try:
@@ -154,17 +171,17 @@ class SandboxPool:
                     raise
                 return Result("infrastructure", stderr=fault or str(error), tier=self.tier)
             try:
-                return await self._run_in(worker, request, wall_seconds)
+                return await self._run_in(worker, message, wall_seconds)
             except (EOFError, OSError):
                 fault = f"sandbox worker {worker.pid}: it died"
         return Result("infrastructure", stderr=f"{fault}, the {ATTEMPTS}th in a row", tier=self.tier)
 
-    async def _run_in(self, worker: WorkerHandle, request: dict[str, Any], wall_seconds: float) -> Result:
+    async def _run_in(self, worker: WorkerHandle, message: dict[str, Any], wall_seconds: float) -> Result:
         """Raises EOFError or OSError where the worker died."""
         keep = False
         try:
             async with asyncio.timeout(wall_seconds + BACKSTOP_SECONDS):
-                answer = await worker.ask(request)
+                answer = await worker.ask(message)
             keep = not answer.pop("retire")
             fetched = {name: base64.b64decode(content) for name, content in answer.pop("files", {}).items()}
             return Result(tier=self.tier, files=fetched, **answer)

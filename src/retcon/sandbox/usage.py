@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Container
 
 _PAGE = resource.getpagesize()
 
@@ -47,12 +48,12 @@ def children(proc: int, pid: int | None = None) -> list[int]:
         return []
 
 
-def used(proc: int, baseline: int) -> int:
+def used(proc: int, baseline: int, apart: Container[int] = ()) -> int:
     """Bytes in memory that the descendants of this process hold together, beyond `baseline` for each of them.
 
-    Memory that a fork shares counts for each process that has it: what they could make of it is counted.
+    apart: children, as numbered in `proc`, that do not count. Memory that a fork shares counts for each process that has it: what they could make of it is counted.
     """
-    total, rest = 0, children(proc)
+    total, rest = 0, [pid for pid in children(proc) if pid not in apart]
     while rest:
         pid = rest.pop()
         total += max(resident(proc, pid) - baseline, 0)

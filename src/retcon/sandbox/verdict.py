@@ -25,11 +25,11 @@ def verdict(
     if over:
         return "limit", over.partition(":")[0], code, over
     if wall_limit is not None:
-        return "timeout", "TimeoutError", code, f"TimeoutError: no end after {wall_limit:g} s"
+        return "timeout", "TimeoutError", code, no_end(wall_limit)
     if code == 0 and not raised:
         return "ok", None, 0, ""
     if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_used >= cpu_limit):
-        return "timeout", "TimeoutError", code, f"TimeoutError: no end after {cpu_limit:g} s of CPU time"
+        return "timeout", "TimeoutError", code, no_end(cpu_limit, " of CPU time")
     if code < 0:
         name = (
             signal.Signals(-code).name if -code in signal.valid_signals() and -code < signal.SIGRTMIN else f"SIG{-code}"
@@ -40,3 +40,21 @@ def verdict(
     if raised:
         return "error", raised, code, ""
     return "error", "SystemExit", code, f"SystemExit: {code}"
+
+
+def cell_verdict(raised: str | None, over: str) -> tuple[str, str | None, str]:
+    """(status, error type, closing line for stderr) of a cell after which its interpreter goes on.
+
+    raised: name of the uncaught exception as the interpreter reported it. over: the line that tells which limit it went
+    over, empty where it did not.
+    """
+    if over:
+        name = over.partition(":")[0]
+        return "timeout" if name == "TimeoutError" else "limit", name, over
+    if raised:
+        return "limit" if raised == "MemoryError" else "error", raised, ""
+    return "ok", None, ""
+
+
+def no_end(seconds: float, of: str = "") -> str:
+    return f"TimeoutError: no end after {seconds:g} s{of}"

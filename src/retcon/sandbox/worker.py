@@ -19,6 +19,7 @@ from typing import Any
 from retcon.sandbox import child, fetch, scratch, usage, wire
 from retcon.sandbox.capture import Capture
 from retcon.sandbox.isolate import die_with_parent, isolate
+from retcon.sandbox.keeper import Keeper
 from retcon.sandbox.verdict import verdict
 from retcon.sandbox.watchdog import Watchdog
 from retcon.sandbox.world import World
@@ -64,6 +65,9 @@ class Worker:
 
     def serve(self) -> None:
         while (call := wire.receive(self.channel)) is not None:
+            if call.get("op") == "session":  # this worker is the session's from here on
+                Keeper(self.channel, self.setting, self.nothing, call["limits"], self.resident).serve()
+                return
             try:
                 answer = self.call(call)
             except OSError as error:  # no process, no pipe, no folder to be had: the machine's fault, not the program's
