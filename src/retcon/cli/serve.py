@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from retcon.cli.arguments import TierName
 from retcon.core.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from retcon.sandbox.service.server import StopSignals
     from retcon.sandbox.service.settings import Settings
 
 EXTRA = ("starlette", "uvicorn")
@@ -71,21 +71,14 @@ def serve(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    from retcon.sandbox.service.server import listen
+    from retcon.sandbox.service.server import StopSignals, listen
 
     opened = listen(host, port)
-    # What uvicorn does with signals once it has shut down: raise them again, for whoever stood there before it.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _asked_to_stop)
-    try:
-        asyncio.run(_serve(opened, settings, tier))
-    except KeyboardInterrupt:  # before the server was up
-        typer.echo("stopped", err=True)
-        return
+    asyncio.run(_serve(opened, settings, tier, StopSignals()))
     typer.echo("stopped", err=True)
 
 
-async def _serve(opened: socket.socket, settings: Settings, tier: str | None) -> None:
+async def _serve(opened: socket.socket, settings: Settings, tier: str | None, signals: StopSignals) -> None:
     from retcon.sandbox.pool import SandboxPool
     from retcon.sandbox.service import server
     from retcon.sandbox.service.app import create_app
@@ -104,7 +97,7 @@ async def _serve(opened: socket.socket, settings: Settings, tier: str | None) ->
             )
         if sandbox.tier == "rlimits":
             _warn("WARNING: tier rlimits: programs are limited but not contained; `retcon sandbox doctor` says why.")
-        await server.serve(create_app(sandbox, sandbox.tier, settings), opened)
+        await server.serve(create_app(sandbox, sandbox.tier, settings), opened, signals)
 
 
 def _token(token: str | None, file: Path | None) -> str | None:
@@ -122,7 +115,3 @@ def _token(token: str | None, file: Path | None) -> str | None:
 
 def _warn(text: str) -> None:
     typer.secho(text, fg="red", bold=True, err=True)
-
-
-def _asked_to_stop(number: int, frame: object) -> None:
-    """Takes what is raised again after an orderly end."""

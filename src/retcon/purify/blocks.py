@@ -8,13 +8,19 @@ import numpy as np
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
+Block = tuple[int, int, int]
+"""Start in a, start in b, length."""
+
+Gap = tuple[int, int, int, int]
+"""a0, a1, b0, b1: nothing of a[a0:a1] and b[b0:b1] is matched yet, and both are more than nothing."""
+
 PAIRS_PER_CHARACTER = 1
 """Pairs of equal k-grams that are looked at; where there are more (deep indentation, one character over and over) k
 doubles. Similar texts have about one for two characters, on the diagonal."""
 
 
-def common_blocks(a: str, b: str, k: int) -> tuple[list[tuple[int, int, int]], int]:
-    """The maximal common blocks of k′ characters or more, as (start in a, start in b, length); and k′.
+def common_blocks(a: str, b: str, k: int) -> tuple[list[Block], int]:
+    """The maximal common blocks of k′ characters or more; and k′.
 
     k′ ≥ k, k doubled until there are few enough; k: 8 times a power of two. Every common substring of k′ characters
     or more lies within exactly one of the blocks, at its place in a and in b.
@@ -61,7 +67,7 @@ def named(codes: Ints) -> tuple[Ints, Ints]:
     return names, order
 
 
-def _runs(i: Ints, j: Ints, n: int, m: int, size: int) -> list[tuple[int, int, int]]:
+def _runs(i: Ints, j: Ints, n: int, m: int, size: int) -> list[Block]:
     """Pairs (i, j) of equal grams, joined along their diagonals."""
     if not len(i):
         return []

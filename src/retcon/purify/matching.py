@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 import cydifflib
 from rapidfuzz.distance import LCSseq, Postfix, Prefix
 
-from retcon.purify.blocks import common_blocks
+from retcon.purify.blocks import Block, Gap, common_blocks
 from retcon.purify.sweep import swept
 
 SMALL = 300 * 300
@@ -20,9 +20,6 @@ LARGE = 1000 * 1000
 
 LONG, SHORT = 16, 8
 """Lengths of the common blocks that are looked for first, and at last."""
-
-Gap = tuple[int, int, int, int]
-"""a0, a1, b0, b1: nothing of a[a0:a1] and b[b0:b1] is matched yet, and both are more than nothing."""
 
 
 def bounds(a: str, b: str) -> Iterator[tuple[int, int]]:
@@ -62,8 +59,8 @@ def _closer(a: str, b: str, upper: int, below: int | None) -> Iterator[tuple[int
     yield matched, matched
 
 
-def _divided(a: str, b: str, upper: int, blocks: list[tuple[int, int, int]], k: int) -> Iterator[tuple[int, int]]:
-    """`bounds` from all maximal common blocks (start in a, start in b, length) of k characters or more.
+def _divided(a: str, b: str, upper: int, blocks: list[Block], k: int) -> Iterator[tuple[int, int]]:
+    """`bounds` from all maximal common blocks of k characters or more.
 
     The longest block of a gap is the longest of these when cut to the gap. Gaps do not influence each other, so the
     longest block of all gaps may be matched next: the first in the heap that no match cuts.
@@ -88,10 +85,11 @@ def _divided(a: str, b: str, upper: int, blocks: list[tuple[int, int, int]], k: 
                 gaps[index : index + 1] = [gap for gap in around if gap[0] < gap[1] and gap[2] < gap[3]]
                 lower += length
                 matches += 1
+                yield lower, upper
                 if matches & (matches - 1) == 0:  # a power of two: subsequences cost more than matches
                     most = _most(a, b, gaps, most)
                     upper = lower + sum(most.values())
-                yield lower, upper
+                    yield lower, upper
                 break
             if rest >= k:
                 heappush(heap, (-rest, i + skip, j + skip))

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from retcon.purify.blocks import Ints, named
-
-Gap = tuple[int, int, int, int]
+from retcon.purify.blocks import Gap, Ints, named
 
 
 def swept(a: str, b: str, below: int) -> Iterator[int]:

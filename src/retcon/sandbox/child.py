@@ -35,8 +35,8 @@ from retcon.sandbox.world import World
 
 FILENAME = "<python>"
 RECORD_FD = 3
-SEEDED = ("numpy.random", "sympy.core.random")
 FDS = 256  # more than a worker ever has open
+SEEDED = ("numpy.random", "sympy.core.random")
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
 Streams: TypeAlias = tuple[int, int, int, int]
 """File descriptors for stdin, stdout, stderr and the record."""
@@ -152,13 +152,13 @@ def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> i
 
 def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
     """Run the program and its exit handlers; `=` and the repr of its last expression, empty without one."""
-    whole, given, to_text = vars(builtins), dict(vars(builtins)), repr
+    whole, given, evaluate, to_text = vars(builtins), dict(vars(builtins)), eval, repr
     value = ""
     try:
         body, last = compile_program(source, FILENAME, echo)
         exec(body, main.__dict__)
         if last is not None:
-            result = eval(last, main.__dict__)
+            result = evaluate(last, main.__dict__)
             if result is not None:
                 value = "=" + to_text(result)
         _finish()

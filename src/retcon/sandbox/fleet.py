@@ -259,13 +259,14 @@ class Fleet:
         if self._folder is None:
             raise _closed()
         self._made += 1
-        worker = await zygote.fork(self._folder.path / f"w{self._made}", self._asked or "")
-        wanted, had = self.tier or self._asked, worker.tier
-        if wanted not in (None, had):
-            worker.kill()
-            raise SandboxUnavailable(
-                f"sandbox tier {wanted!r} cannot be had here, only {had!r}: allow user namespaces "
-                "(sysctl user.max_user_namespaces, or the container's seccomp profile), or do not ask for a tier"
+        worker = await zygote.fork(self._folder.path / f"w{self._made}", self.tier or self._asked or "")
+        had = worker.tier
+        if self.tier is None and worker.unprotected:
+            warnings.warn(
+                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
+                + "; ".join(worker.unprotected),
+                SandboxWarning,
+                stacklevel=2,
             )
         if self.tier is None and worker.unprotected:
             warnings.warn(

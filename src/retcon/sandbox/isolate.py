@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from retcon.sandbox import kernel, landlock, root, seccomp
+from retcon.sandbox import cgroup, kernel, landlock, root, seccomp
 from retcon.sandbox.users import NOBODY, become, closed_to_others, count_tasks, pick_uid
 from retcon.sandbox.world import World
 
@@ -25,6 +25,7 @@ SPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 
 SAME_USER_ABI = 3  # before it, Landlock lets a file be emptied that may only be read
 SLACK = 64  # tasks of a user who does other things too, started after they were counted
+TASKS = 1024  # of a worker's cgroup: each call has its own, lower limit
 
 HELP = {
     "namespaces": "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
@@ -49,6 +50,10 @@ def isolate(folder: str, tier: str, uid: int | None = None) -> World:
     if not tier:
         tier = _best(folder, uid)
     world = World(tier, folder)
+    try:
+        world.group = cgroup.join(str(os.getpid()), TASKS)
+    except OSError as error:
+        world.no_group = _said(error)
     try:
         _TIERS[tier](world, uid)
         _finish(world)
@@ -222,7 +227,7 @@ def _become_init() -> None:
 
 
 def _parent_is_out_of_reach() -> bool:
-    """Whether signals are scoped: some kernels say that they are and do not do it, and then a sweep must not rely on it."""
+    """Whether signals are scoped: some kernels say so and do not do it, and then a sweep must not rely on it."""
     parent = os.getppid()
     if parent == 0:  # in another pid namespace: it cannot be tried
         return False

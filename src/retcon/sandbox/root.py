@@ -114,7 +114,7 @@ def _write_etc(folder: str, uid: int) -> None:
 
 
 def _make_writable(point: str, owner: int | None) -> None:
-    """One tmpfs, of which two folders are seen, each at its place: a mount point can be neither removed nor replaced."""
+    """One tmpfs, two folders of which are seen, each at its place: a mount point cannot be removed or replaced."""
     top = f"{point}/dev/shm"
     os.makedirs(top)
     options = f"mode=0700,size={SIZE_MB}m,nr_inodes={FILES}"

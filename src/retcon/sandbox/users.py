@@ -6,7 +6,7 @@ import os
 import random
 
 FIRST_UID = 0x72650000
-"""1,919,221,760. No one allots ids from 0x70000000 up to 0x7FFFFFFF (systemd's UIDS-GIDS), and they fit 32 signed bits."""
+"""1,919,221,760. No one allots ids from 0x70000000 to 0x7FFFFFFF (systemd's UIDS-GIDS.md); they fit 31 bits."""
 UIDS = 1 << 24
 NOBODY = 65534
 

@@ -12,14 +12,15 @@ def verdict(
     cpu_limit: float,
     wall_limit: float | None,
     raised: str | None,
+    *,
     over: str = "",
 ) -> tuple[str, str | None, int, str]:
     """(status, error type, exit code, closing line for stderr) of a call.
 
     wait_status: from wait4. cpu_used: seconds of the process and the children it waited for. wall_limit: seconds, None
-    unless the wall clock ran out. raised: name of the uncaught exception as the child reported it; it can name a failure
-    or make one (the program ended itself with code 0 after it), never unmake one. over: the line that tells which limit
-    of the whole call ended it, empty where none did.
+    unless the wall clock ran out. raised: name of the uncaught exception as the child reported it; it can name a
+    failure or make one (the program ended itself with code 0 after it), never unmake one. over: the line that tells
+    which limit of the whole call ended it, empty where none did.
     """
     code = os.waitstatus_to_exitcode(wait_status)
     if over:

@@ -83,7 +83,7 @@ class Worker:
         started = time.monotonic()
         running = Running(call, self)
         running.watch()
-        status, usage = running.end()
+        status, used = running.end()
         seconds = time.monotonic() - started
         files = fetch.collect(self.setting.scratch, call["fetch"])
         self.clear()
@@ -91,11 +91,11 @@ class Worker:
         raised, value = running.record()
         name, error_type, exit_code, line = verdict(
             status,
-            usage.ru_utime + usage.ru_stime,
+            used.ru_utime + used.ru_stime,
             limits["cpu_seconds"],
             limits["wall_seconds"] if running.late else None,
             raised,
-            running.watchdog.said,
+            over=running.watchdog.said,
         )
         stderr = running.stderr.text()
         if line:
@@ -108,7 +108,7 @@ class Worker:
             "value": value,
             "exit_code": exit_code,
             "seconds": seconds,
-            "peak_memory": usage.ru_maxrss << 10,
+            "peak_memory": used.ru_maxrss << 10,
             "files": files,
         }
 
@@ -212,6 +212,7 @@ class Running:
     def end(self) -> tuple[int, resource.struct_rusage]:
         """Reap the process, end its descendants, read what is still in the pipes."""
         _, status, used = os.wait4(self.pid, 0)
+        self.watchdog.judge(status)
         self.worker.sweep()
         problem = os.read(self.setup, select.PIPE_BUF)
         os.close(self.setup)

@@ -7,6 +7,7 @@ import os
 import signal
 
 from retcon.sandbox import kernel
+from retcon.sandbox.cgroup import Group
 from retcon.sandbox.landlock import Ruleset
 from retcon.sandbox.seccomp import Filter, own_signals
 from retcon.sandbox.usage import children
@@ -17,12 +18,12 @@ class World:
     """Made by `isolate`, once per worker; the worker and the calls that it forks read it.
 
     tier: `namespaces`, `landlock` or `rlimits`. root: the folder in which scratch folders are made. writable: what a
-    call may have written to, to be emptied after it; `mode` is theirs, and the kernel bounds their size where `bounded`. proc: descriptor of a
-    /proc, for the worker alone. tasks: how many processes of its uid a call may find already running.
+    call may have written to, to be emptied after it; `mode` is theirs, and their size has a bound where `bounded`.
+    proc: descriptor of a /proc, for the worker alone. tasks: how many processes of its uid a call may find running.
 
     network, files, processes, own_user, system_calls: whether calls are kept from the network, from files that are not
     theirs, from processes that are not theirs, from the rights of the user who started the worker, and from the parts
-    of the kernel that none needs.
+    of the kernel that none needs. group: the worker's cgroup, None where there is none, for the reason `no_group`.
     """
 
     def __init__(self, tier: str, root: str) -> None:
@@ -38,6 +39,8 @@ class World:
         self.keeps: int | None = None
         self.kill_reaches = False
         self.only_own_signals = False
+        self.group: Group | None = None
+        self.no_group = ""
         self.ruleset: Ruleset | None = None
         self.of_calls: Filter | None = None
         self.of_sessions: Filter | None = None
@@ -71,8 +74,10 @@ class World:
             rules.apply()
 
     def kill_all(self) -> None:
-        """End every process that the worker's calls left. In one step, which a process that forks cannot outrun, where
-        the kernel knows which are the worker's (`kill_reaches`); else those that it has as children at the moment.
+        """End every process that the worker's calls left.
+
+        In one step, which a process that forks cannot outrun, where the kernel knows which are the worker's
+        (`kill_reaches`); else those that it has as children at the moment.
         """
         with contextlib.suppress(ProcessLookupError):
             if self.kill_reaches:
@@ -90,6 +95,7 @@ class World:
             "processes": self.processes,
             "own_user": self.own_user,
             "system_calls": self.system_calls,
+            "no_cgroup": self.no_group,
             "unprotected": self.unprotected(),
         }
 

@@ -25,7 +25,7 @@ def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
 
     Raises RecordError where the file cannot be written (a full disk), or a number is not finite.
     """
-    return write_lines(path, map(_line, trajectories))
+    return write_lines(path, map(line_of, trajectories))
 
 
 def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
@@ -61,7 +61,7 @@ class Appender:
 
     def add(self, trajectory: Trajectory) -> None:
         """Append one line."""
-        self._lines.add(_line(trajectory), name=f"trajectory {trajectory.id}")
+        self._lines.add(line_of(trajectory), name=f"trajectory {trajectory.id}")
 
     def close(self) -> None:
         """Close the file, once it is safe on the disk."""
@@ -91,7 +91,7 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
                 if not line.strip():
                     continue
                 try:
-                    yield _read_line(line, f"{path}, line {number}")
+                    yield _readline_of(line, f"{path}, line {number}")
                 except RecordError as error:
                     if on_bad is None:
                         raise
@@ -105,7 +105,8 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
         on_bad(broken)
 
 
-def _line(trajectory: Trajectory) -> bytes:
+def line_of(trajectory: Trajectory) -> bytes:
+    """One line of a file, its line end included. Raises RecordError for a number that is not finite."""
     try:
         text = json.dumps(to_dict(trajectory), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError) as error:
@@ -114,7 +115,7 @@ def _line(trajectory: Trajectory) -> bytes:
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def _read_line(line: bytes, where: str) -> Trajectory:
+def _readline_of(line: bytes, where: str) -> Trajectory:
     try:
         return from_dict(msgspec.json.decode(line), where)
     except RecursionError:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -49,7 +49,7 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> ASGIApp:
         return Response(calls.metrics.text(gauges), media_type=CONTENT_TYPE)
 
     async def ping(_: Request) -> Response:
-        return PlainTextResponse("pong")
+        return answer("pong")
 
     def mine(method: str, path: str, handler: Handler) -> Route:
         return Route(path, serving(handler, Refused.as_own), methods=[method])

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ipaddress
 import resource
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -59,9 +60,33 @@ def allow_many_connections() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-async def serve(app: ASGIApp, opened: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT; then what is in flight has `GRACE_SECONDS` to end."""
-    await _server(app).serve(sockets=[opened])
+class StopSignals:
+    """Handles SIGINT and SIGTERM from now on: a server that starts later ends at once.
+
+    While a server runs it handles them itself, and raises them once more, to this, when it has shut down.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._server: uvicorn.Server | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+
+    def watch(self, server: uvicorn.Server) -> None:
+        self._server = server
+        server.should_exit = self._asked
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._asked = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+async def serve(app: ASGIApp, opened: socket.socket, signals: StopSignals) -> None:
+    """Serve until a signal; then what is in flight has `GRACE_SECONDS` to end."""
+    server = _server(app)
+    signals.watch(server)
+    await server.serve(sockets=[opened])
 
 
 @asynccontextmanager

@@ -1,0 +1,87 @@
+"""`retcon diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from retcon.core.errors import RecordError, nearest
+
+if TYPE_CHECKING:
+    from retcon.report.diff import Change
+
+Kind = Literal["repaired", "shallow", "deep", "unrepaired", "answered", "any"]
+_FIRST = 5
+
+
+def diff(
+    file: Annotated[Path, typer.Argument(help="An audit of `retcon purify`, or a trajectory file.")],
+    id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help=f"All of them, not the first {_FIRST}.")] = False,
+    kind: Annotated[Kind, typer.Option("--kind", help="Which decisions; repaired is shallow and deep.")] = "repaired",
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="So many, drawn at random over the file.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 0,
+) -> None:
+    """Show what was replaced: the failure next to its fix, how alike they are, and why."""
+    from rich.console import Console
+
+    from retcon.report.diff import show_change
+
+    found = _sampled(_changes(file, id, kind), sample, seed) if sample else _changes(file, id, kind)
+    console = Console()
+    shown = more = 0
+    for change in found:
+        if not (all_ or sample or id) and shown == _FIRST:
+            more += 1
+            continue
+        console.print(show_change(change))
+        shown += 1
+    if not shown:
+        raise RecordError(_nothing(file, id, kind))
+    if more:
+        console.print(f"and {more} more: --all shows them", style="dim")
+
+
+def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
+    from retcon.report.diff import changes
+    from retcon.store import jsonl
+
+    decisions = {"repaired": ("shallow", "deep"), "any": ("shallow", "deep", "unrepaired", "answered")}.get(
+        kind, (kind,)
+    )
+    for trajectory in jsonl.read(file):
+        if id is None or trajectory.id.startswith(id):
+            yield from (c for c in changes(trajectory) if c.repair.decision in decisions)
+
+
+def _sampled(found: Iterator[Change], size: int, seed: int) -> list[Change]:
+    """So many of them, each set equally likely, in the file's order; memory holds no more than those."""
+    import random
+
+    draw = random.Random(seed)
+    kept: list[tuple[int, Change]] = []
+    for n, change in enumerate(found):
+        if len(kept) < size:
+            kept.append((n, change))
+        elif (place := draw.randrange(n + 1)) < size:
+            kept[place] = (n, change)
+    return [change for _, change in sorted(kept, key=lambda pair: pair[0])]
+
+
+def _nothing(file: Path, id: str | None, kind: Kind) -> str:
+    from retcon.store import jsonl
+
+    if id is None:
+        return f"{file}: nothing is {kind} in it; --kind any shows what was looked at"
+    ids = [t.id for t in jsonl.read(file)]
+    if any(i.startswith(id) for i in ids):
+        return f"{file}: nothing is {kind} in '{id}'; --kind any shows what was looked at"
+    return f"{file}: no trajectory '{id}'{nearest(id, ids)}; `retcon show {file}` lists all"

@@ -1,0 +1,159 @@
+"""`retcon purify`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from retcon.cli.arguments import command_line
+from retcon.cli.interrupt import Interrupted
+from retcon.cli.progress import telling
+from retcon.core.errors import RecordError
+
+if TYPE_CHECKING:
+    from retcon.transcripts.job import Job, Run, Stopped
+
+State = Literal["check", "ignore"]
+
+
+def purify(
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="IN…", help="Files, folders or patterns; [bold]-[/] is standard input.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="OUT", help="A file, a folder ([bold]…/[/]), or [bold]-[/].")
+    ],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format", help="auto, messages, hermes, markdown, sharegpt, mint, mathcoder, inspect or retcon."
+        ),
+    ] = "auto",
+    gamma: Annotated[
+        float, typer.Option("--gamma", min=0.0, max=1.0, help="γ: similarity from which a repair is shallow.")
+    ] = 0.5,
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, help="K: failures in a row that may lead to one fix.")
+    ] = 3,
+    state: Annotated[
+        State, typer.Option("--state", help="[bold]check[/] what a failed call left behind, or [bold]ignore[/] it.")
+    ] = "check",
+    drop_unrepaired: Annotated[
+        bool, typer.Option("--drop-unrepaired", help="Leave out transcripts in which a failure stays.")
+    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on after records that cannot be read.")] = False,
+    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="All counts as JSON.")] = None,
+    dpo: Annotated[
+        Path | None, typer.Option("--dpo", metavar="FILE", help="Pairs of failure and fix, as TRL reads them.")
+    ] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit",
+            metavar="FILE",
+            help="What was done and why, for `retcon diff`; beside OUT by default.",
+            show_default=False,
+        ),
+    ] = None,
+    no_audit: Annotated[bool, typer.Option("--no-audit", help="Keep no audit.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
+) -> None:
+    """Take failed calls out of transcripts where the agent fixed them itself, and keep everything else as it is."""
+    from retcon.purify.offline import Offline
+    from retcon.transcripts.detect import Detector
+    from retcon.transcripts.job import Job, Run, Stopped, expand
+
+    Detector(format)  # refuses a wrong name before any work
+    found = list(expand(inputs))
+    target = Path(out)
+    folder = out.endswith("/") or target.is_dir()
+    if not folder and target in [path for path, _ in found] and out != "-":
+        raise RecordError(f"{out} is an input too: what was there before would be lost; choose another -o")
+    names = [name for _, name in found]
+    if folder and len(set(names)) < len(names):
+        raise RecordError(f"two inputs would both be {out}{next(n for n in names if names.count(n) > 1)}")
+    job = Job(
+        inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
+        offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
+        audit=None if no_audit else audit or _beside(target, folder), pairs=dpo,
+    )  # fmt: skip
+    run = Run(job, resume=resume)
+    try:
+        with _asked_to_stop() as stop, telling("purifying (MB)") as tell:
+            run(tell, stop)
+    except Stopped as stopped:
+        raise _explained(stopped, job, inputs, out) from stopped.__cause__
+    _finish(run, report)
+
+
+def _finish(run: Run, report: Path | None) -> None:
+    from rich.console import Console
+
+    from retcon.report.purification import purification_tables
+    from retcon.transcripts.job import write_report
+
+    job = run.job
+    console = Console(stderr=job.out.name == "-")
+    for line in run.bad:
+        console.print(f"skipped: {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    for table in purification_tables([str(p) for p in job.inputs], run.counts):
+        console.print(table)
+    written = [f"clean: {job.out}"] if job.out.name != "-" else []
+    if report is not None:
+        write_report(report, run)
+        written.append(f"report: {report}")
+    if job.pairs is not None:
+        written.append(f"pairs: {job.pairs}")
+    if job.audit is not None:
+        written += [f"audit: {job.audit}", f"try: {command_line('retcon', 'diff', job.audit)}"]
+    console.print("\n".join(written), highlight=False, soft_wrap=True, markup=False)
+
+
+def _beside(out: Path, folder: bool) -> Path | None:
+    """Where the audit goes if nobody says: beside the output, where that is a file."""
+    if out.name == "-":
+        return None
+    if folder:
+        return out / "retcon.audit.jsonl"
+    name = out.name.removesuffix(".gz")
+    for suffix in (".jsonl", ".json", ".eval"):
+        name = name.removesuffix(suffix)
+    return out.with_name(f"{name}.audit.jsonl")
+
+
+def _explained(stopped: Stopped, job: Job, inputs: list[str], out: str) -> Exception:
+    """What to tell: a bad record is an error, an interrupt is none."""
+    if stopped.kept is not None:
+        again = f"what was done is kept in {out}.partial; go on with the same command and --resume"
+        if job.into_folder:
+            again = f"what was done is kept in {out}; go on with the same command and --resume"
+    else:
+        again = "it cannot be gone on with (standard input, or a log that is written whole): begin again"
+    if stopped.__cause__ is None:
+        return Interrupted(again)
+    return RecordError(f"{stopped}\n{again}, after mending it, or with --skip-bad")
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM came, asked between records so that none is written in half; a second one ends it."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    except KeyboardInterrupt:
+        raise Interrupted("ended at once; what was being written is left in .partial files") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

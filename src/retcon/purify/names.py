@@ -1,0 +1,241 @@
+"""What a program defines, changes and needs: enough to tell whether a session can do without one of its cells."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
+_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE)
+_IMPORTED = re.compile(r"^\s*(?:from\s+\S+\s+)?import\s+([^\n#]+)", re.MULTILINE)
+_DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+([A-Za-z_]\w*)", re.MULTILINE)
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_WRITES = frozenset(
+    {"write_text", "write_bytes", "to_csv", "to_json", "to_excel", "to_parquet", "to_pickle", "savefig", "savetxt"}
+    | {"makedirs", "mkdir", "unlink", "rmdir", "rmtree", "copyfile", "copytree", "touch", "Popen", "urlretrieve"}
+)
+_SYSTEM = frozenset({"os", "shutil", "subprocess"})
+_SYSTEM_WRITES = frozenset(
+    {"remove", "rename", "replace", "system", "popen", "move", "copy", "run", "call", "check_call", "check_output"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What is left behind by a program, or the part of it that ran.
+
+    defined: names bound. imported: those of them that an import bound, with the import as text. changed: names not its
+    own whose object was changed in place. outside: what it did beyond the session (files, processes), as source text.
+    """
+
+    defined: frozenset[str] = frozenset()
+    imported: frozenset[tuple[str, str]] = frozenset()
+    changed: frozenset[str] = frozenset()
+    outside: frozenset[str] = frozenset()
+
+
+def parse(code: str) -> ast.Module | None:
+    """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
+    where it is no Python of ours. Lines keep their numbers."""
+    plain = _MAGIC.sub("", code)
+    for text in (plain, plain.lstrip(" \t")):
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return None
+
+
+def effects(code: str, before: int | None = None) -> Effects:
+    """What running `code` leaves behind. before: only what ran before this line failed (1-based); None: all of it.
+
+    Careful rather than exact: a statement that the failing line lies within counts, unless it is the binding itself.
+    A program that cannot be parsed is read line by line.
+    """
+    tree = parse(code)
+    if tree is None:
+        text = code if before is None else "\n".join(code.split("\n")[: max(0, before - 1)])
+        by_import = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
+        return Effects(defined=frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import]))
+    ran = [node for node in tree.body if before is None or _began(node, before)]
+    defined: set[str] = set()
+    imported: set[tuple[str, str]] = set()
+    for node in ran:
+        names = {name for item in _here(node) for name in _binds(item)}
+        defined |= names
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {(name, ast.unparse(node)) for name in names}
+    return Effects(frozenset(defined), frozenset(imported), _changed(ran, defined), _outside(ran))
+
+
+def needs(code: str, names: frozenset[str]) -> frozenset[str]:
+    """Those of `names` whose value from before `code` it may read: loaded where it has not bound them itself."""
+    if not names:
+        return names
+    tree = parse(code)
+    if tree is None:
+        return names & frozenset(_WORD.findall(code))
+    bound: set[str] = set()
+    read: set[str] = set()
+    later: set[str] = set()  # read inside functions: at the earliest when they are called, taken as the end
+    for node in tree.body:
+        inside = {id(n) for f in ast.walk(node) if _is_function(f) for n in ast.walk(f) if n is not f}
+        for item in ast.walk(node):
+            if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Store):
+                (later if id(item) in inside else read).add(item.id)
+            if isinstance(item, ast.AugAssign) and isinstance(item.target, ast.Name):
+                read.add(item.target.id)
+        local = {name for item in _here(node) for name in _binds(item)}
+        # `x = f(x)` reads the old x; a loop or a comprehension reads what it has bound itself.
+        own = local if isinstance(node, ast.For | ast.AsyncFor | ast.With | ast.AsyncWith | ast.Try) else _own(node)
+        read_now = (read & names) - bound - own
+        if read_now:
+            return frozenset(read_now)
+        read.clear()
+        bound |= local
+    return frozenset((later & names) - bound - _parameters(tree))
+
+
+def definitions(code: str) -> frozenset[str]:
+    """The names that a whole program binds at its top level, those of imports left out."""
+    left = effects(code)
+    return left.defined - frozenset(name for name, _ in left.imported)
+
+
+def goals(code: str, line: int | None = None) -> frozenset[str]:
+    """What a program is for, in names that it binds: those of its last statement, and of the one at `line`, if known.
+
+    Names such as `x` that are bound on the way are no goal: two programs that both declare a symbol have nothing in
+    common by that.
+    """
+    tree = parse(code)
+    if tree is None:
+        return frozenset(_ASSIGNED.findall(code)[-1:])
+    found: set[str] = set()
+    for node in tree.body:
+        at_line = line is not None and node.lineno <= line <= (node.end_lineno or node.lineno)
+        if node is tree.body[-1] or at_line:
+            found |= {name for item in _here(node) for name in _binds(item)}
+            if isinstance(node, ast.Expr | ast.If | ast.Assert):
+                found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return frozenset(found) & definitions(code)
+
+
+def handlers(code: str) -> int:
+    """How many `except` clauses a program has."""
+    tree = parse(code)
+    return 0 if tree is None else sum(isinstance(node, ast.ExceptHandler) for node in ast.walk(tree))
+
+
+def assertions(code: str) -> frozenset[str]:
+    """What a program asserts: its conditions as text."""
+    tree = parse(code)
+    return frozenset(ast.unparse(n.test) for n in ast.walk(tree) if isinstance(n, ast.Assert)) if tree else frozenset()
+
+
+def _began(node: ast.stmt, line: int) -> bool:
+    """Whether a statement did something before `line` failed."""
+    if node.lineno > line:
+        return False
+    if (node.end_lineno or node.lineno) < line:
+        return True
+    return not isinstance(node, ast.Assign | ast.AnnAssign | ast.Import | ast.FunctionDef | ast.ClassDef)
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def _here(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run in the module's own scope: bodies of functions, classes and comprehensions left out."""
+    yield node
+    if isinstance(
+        node,
+        ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+        | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp,
+    ):  # fmt: skip
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _here(child)
+
+
+def _binds(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        for alias in node.names:
+            yield alias.asname or alias.name.partition(".")[0]
+
+
+def _own(node: ast.stmt) -> set[str]:
+    """Names that comprehensions within a statement bind for themselves, and that functions have as parameters."""
+    return {
+        n.id
+        for c in ast.walk(node)
+        if isinstance(c, ast.comprehension)
+        for n in ast.walk(c.target)
+        if isinstance(n, ast.Name)
+    }
+
+
+def _parameters(tree: ast.Module) -> set[str]:
+    """Parameters and local names of functions: reading those reads nothing from outside."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if _is_function(node):
+            names |= {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return names
+
+
+def _changed(nodes: list[ast.stmt], own: set[str]) -> frozenset[str]:
+    """Names from outside whose object was changed: assigned into, augmented, or called for effect alone."""
+    names: set[str] = set()
+    for top in nodes:
+        for node in _here(top):
+            if isinstance(node, ast.AugAssign | ast.Attribute | ast.Subscript | ast.Expr | ast.Delete):
+                names |= set(_targets(node))
+    augmented = {
+        n.target.id for t in nodes for n in _here(t) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
+    }
+    return frozenset((names - own) | augmented)
+
+
+def _targets(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+        yield from _root(node)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        yield from _root(node.value.func)
+    elif isinstance(node, ast.Delete):
+        for target in node.targets:
+            yield from _root(target)
+
+
+def _root(node: ast.AST) -> Iterator[str]:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id
+
+
+def _outside(nodes: list[ast.stmt]) -> frozenset[str]:
+    """Calls that reach beyond the interpreter: files opened for writing, folders, processes."""
+    found: set[str] = set()
+    for top in nodes:
+        for node in ast.walk(top):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            to_system = name in _SYSTEM_WRITES and not _SYSTEM.isdisjoint(_root(node.func))
+            if name in _WRITES or to_system or (name == "open" and _opens_to_write(node)):
+                found.add(ast.unparse(node))
+    return frozenset(found)
+
+
+def _opens_to_write(call: ast.Call) -> bool:
+    modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
+    return any(not isinstance(m, ast.Constant) or bool(set("wax+") & set(str(m.value))) for m in modes)

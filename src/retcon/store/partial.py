@@ -1,0 +1,69 @@
+"""Files that are there in full or not at all, and that can be gone on with: written beside their place until done."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import IO, cast
+
+from retcon.core.errors import RecordError
+
+SUFFIX = ".partial"
+
+
+class Partial:
+    """`PATH.partial` until `commit` renames it; compressed where PATH ends in `.gz`.
+
+    size: go on with a partial file of which that many bytes count; None begins anew. Raises RecordError where it
+    cannot be written, or the partial file is not there or shorter.
+    """
+
+    def __init__(self, path: Path, size: int | None = None) -> None:
+        self.path = path
+        self.partial = path.with_name(path.name + SUFFIX)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if size is not None and self.partial.stat().st_size < size:
+                raise RecordError(f"{self.partial} is shorter than it was: it cannot be gone on with")
+            self._file: IO[bytes] = self.partial.open("wb" if size is None else "r+b", buffering=1 << 20)
+            if size is not None:
+                self._file.truncate(size)
+                self._file.seek(size)
+        except OSError as error:
+            raise RecordError(f"{self.partial} cannot be written: {error}") from error
+        self.out: IO[bytes] = self._file
+        if path.suffix == ".gz":
+            # No name and time inside: the same records give the same bytes. A later part is a member of its own.
+            self.out = cast(IO[bytes], gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0))
+
+    def pause(self) -> int:
+        """Close it for now; the size to go on from."""
+        try:
+            if self.out is not self._file:
+                self.out.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            size = self._file.tell()
+            self._file.close()
+        except OSError as error:
+            raise RecordError(f"{self.partial} cannot be written: {error}") from error
+        return size
+
+    def commit(self) -> None:
+        """Put it in its place."""
+        self.pause()
+        try:
+            self.partial.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise RecordError(f"{self.path} could not be written, and is as it was before: {error}") from error
+
+    def discard(self) -> None:
+        """Take it away; nothing happens where it is gone."""
+        self._file.close()
+        self.partial.unlink(missing_ok=True)

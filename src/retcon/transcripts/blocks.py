@@ -1,0 +1,67 @@
+"""Blocks of text, code and execution as a list of their own (MathCoder's `debug_result`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retcon.core.errors import RecordError
+from retcon.transcripts.chat import ItemsReading
+from retcon.transcripts.failures import looks_clean
+from retcon.transcripts.items import find_items, text_of
+from retcon.transcripts.pieces import Call, Output, Piece, PieceReading
+from retcon.transcripts.types import Json, Reading
+
+Item = dict[str, Json]
+_SAID = frozenset({"text", "assistant", "thought", "reasoning"})
+
+
+class Blocks:
+    name = "mathcoder"
+
+    def matches(self, record: Json) -> bool:
+        return _items(record) is not None
+
+    def clean(self, record: Json) -> int | None:
+        count = 0
+        previous: Json = None
+        for item in (_items(record) or ("", []))[1]:
+            role = item.get("role")
+            if role == "execution" and previous == "code":
+                if not looks_clean(text_of(item.get("content"))):
+                    return None
+                count += 1
+            previous = role
+        return count
+
+    def read(self, record: Json, id: str) -> Reading:
+        found = _items(record)
+        if found is None:
+            raise RecordError("no list of blocks with the roles text, code and execution")
+        path, items = found
+        pieces: list[Piece] = []
+        for n, item in enumerate(items):
+            text = text_of(item.get("content"))
+            role = item.get("role")
+            if role in _SAID:
+                pieces.append(Piece("said", n, text))
+            elif role == "code":
+                pieces.append(Piece("call", n, text, (Call("python", {"code": text}),)))
+            elif role == "execution" and pieces and pieces[-1].kind == "call":
+                pieces.append(Piece("output", n, text, (), (Output(text),)))
+            else:
+                pieces.append(Piece("told", n, text))
+        return ItemsReading(record, path, PieceReading(items, pieces, id, _whole, apart=True))
+
+
+def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:
+    """`debug_result` goes before `messages`, which MathCoder's own records have too, without the blocks."""
+    if isinstance(record, dict) and isinstance(blocks := record.get("debug_result"), list):
+        found = find_items({"debug_result": blocks})
+    else:
+        found = find_items(record)
+    return found if found and any(i.get("role") == "execution" for i in found[1]) else None
+
+
+def _whole(item: Json, pieces: Sequence[Piece]) -> Json:
+    """Blocks are moved whole, and never take parts of each other."""
+    return item

@@ -1,0 +1,201 @@
+"""Lists of messages whose calls are text: Hermes, Markdown, `<execute>`, in OpenAI's shape or ShareGPT's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from retcon.core.errors import RecordError
+from retcon.core.pair import Completion, Pair
+from retcon.core.types import Trajectory
+from retcon.purify.offline import Purified
+from retcon.purify.pairs import preference_pairs
+from retcon.transcripts.dialects import DIALECTS, Dialect, JsonCall
+from retcon.transcripts.failures import looks_clean
+from retcon.transcripts.items import context_of, find_items, replaced, text_of, with_text
+from retcon.transcripts.pieces import Call, Piece, PieceKind, PieceReading
+from retcon.transcripts.types import Json, Reading
+
+_SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
+_OUTPUT = frozenset(
+    {"tool", "function", "observation", "ipython", "execution", "environment"}
+    | {"tool_response", "function_response", "function-response", "tool_result"}
+)
+_CALL = frozenset({"function_call", "function-call", "tool_call"})
+_KINDS: dict[Json, PieceKind] = {
+    **dict.fromkeys(_SAID, "said"), **dict.fromkeys(_OUTPUT, "output"), **dict.fromkeys(_CALL, "call"),
+}  # fmt: skip
+
+_JSON_CALL = msgspec.json.Decoder(JsonCall)
+
+Item = dict[str, Json]
+
+
+class ItemsReading:
+    """A record with one transcript in a list of items at `path`."""
+
+    def __init__(self, record: Json, path: Sequence[str], reading: PieceReading) -> None:
+        self._record = record
+        self._path = path
+        self._reading = reading
+        self.trajectories: Sequence[Trajectory] = (reading.trajectory,)
+
+    def purified(self, results: Sequence[Purified]) -> Json:
+        return replaced(self._record, self._path, self._reading.items(results[0].splices))
+
+    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+        in_text = list(preference_pairs(results[0].trajectory))
+        context = (
+            self._record.get("prompt") if isinstance(self._record, dict) and self._path == ("completion",) else None
+        )
+        before = tuple(context) if isinstance(context, list) else ()
+        for pair, sides in zip(in_text, self._reading.sides(results[0].splices), strict=True):
+            if not all(isinstance(item, dict) and "role" in item for side in sides for item in side):
+                yield pair  # TRL knows no other messages
+                continue
+            prompt, chosen, rejected = sides
+            yield Pair(pair.id, (*before, *prompt), Completion(chosen), Completion(rejected), about=pair.about)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A format of messages. role, text: the keys of an item. dialects: how calls may be written, tried in order."""
+
+    name: str
+    role: str
+    text: str
+    dialects: tuple[Dialect, ...]
+    accepts: Callable[[Sequence[Item]], bool]
+
+    def matches(self, record: Json) -> bool:
+        found = find_items(record)
+        return found is not None and self.accepts(found[1])
+
+    def kind(self, item: Item) -> PieceKind:
+        role = item.get(self.role)
+        return _KINDS.get(role, "told") if isinstance(role, str) else "told"
+
+    def clean(self, record: Json) -> int | None:
+        found = find_items(record)
+        if found is None:
+            return None
+        items = found[1]
+        dialect = self._dialect(items)
+        count = pending = 0
+        for item in items:
+            role, text = item.get(self.role), item.get(self.text)
+            kind = _KINDS.get(role, "told") if type(role) is str else "told"
+            if type(text) is not str:
+                text = text_of(text)
+            if kind == "said":
+                pending = 0
+                inside = dialect.clean_inside(text)
+                if inside is None:
+                    return None
+                count += inside
+                if dialect.calls_in(text):
+                    calls = dialect.clean_calls(text)
+                    if calls is None:
+                        return None
+                    pending = calls
+            elif kind == "call":
+                try:
+                    _JSON_CALL.decode(text)
+                except msgspec.DecodeError:
+                    return None
+                pending += 1
+            elif pending and (outputs := dialect.outputs(text) if kind == "output" else dialect.told_outputs(text)):
+                for output in outputs:
+                    if not looks_clean(output.text):
+                        return None
+                count += min(pending, len(outputs))
+                pending = max(0, pending - len(outputs))
+            else:
+                pending = 0
+        return count
+
+    def read(self, record: Json, id: str) -> Reading:
+        found = find_items(record)
+        if found is None:
+            raise RecordError(f"no list of messages: none of {', '.join(_NAMES)} holds one")
+        path, items = found
+        pieces = list(self._pieces(items))
+        apart = any(self.kind(item) == "call" for item in items)
+        # `prompt` beside `completion`, and questions beside the messages, are context that is not written back.
+        context = context_of(record) if path == ("completion",) else ""
+        return ItemsReading(record, path, PieceReading(items, pieces, id, self._rebuild, apart=apart, context=context))
+
+    def _pieces(self, items: Sequence[Item]) -> Sequence[Piece]:
+        dialect = self._dialect(items)
+        pieces: list[Piece] = []
+        for n, item in enumerate(items):
+            text, kind = text_of(item.get(self.text)), self.kind(item)
+            if kind == "said":
+                following = items[n + 1] if n + 1 < len(items) else None
+                answered = following is not None and self._answers(following, dialect)
+                pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut(text, answered)]
+            elif kind == "call":
+                pieces.append(Piece("call", n, text, (_function_call(text),)))
+            elif pieces and pieces[-1].kind in ("call", "output") and self._answers(item, dialect):
+                pieces.append(Piece("output", n, text, (), dialect.outputs(text)))
+            else:
+                pieces.append(Piece("told", n, text))
+        return pieces
+
+    def _answers(self, item: Item, dialect: Dialect) -> bool:
+        kind = self.kind(item)
+        return kind == "output" or (kind == "told" and dialect.told_outputs(text_of(item.get(self.text))) is not None)
+
+    def _dialect(self, items: Sequence[Item]) -> Dialect:
+        """The first dialect that a message of the model has a call in."""
+        if len(self.dialects) == 1:
+            return self.dialects[0]
+        said = [item[self.text] for item in items if self.kind(item) == "said" and self.text in item]
+        for dialect in self.dialects:
+            if any(dialect.calls_in(text if isinstance(text, str) else text_of(text)) for text in said):
+                return dialect
+        return self.dialects[-1]
+
+    def _rebuild(self, item: Json, pieces: Sequence[Piece]) -> Json:
+        if not isinstance(item, dict):
+            raise RecordError("a message is no object")
+        return {**item, self.text: with_text(item.get(self.text), "".join(p.text for p in pieces))}
+
+
+def _function_call(text: str) -> Call:
+    """ShareGPT's `function_call`: a JSON object of name and arguments; kept as text where it cannot be read."""
+    try:
+        obj = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return Call("python", text)
+    name = obj.get("name") if isinstance(obj, dict) else None
+    arguments = obj.get("arguments", obj.get("parameters")) if isinstance(obj, dict) else None
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            return Call(str(name or "python"), arguments)
+    if isinstance(name, str) and isinstance(arguments, dict):
+        return Call(name, arguments)
+    return Call(name if isinstance(name, str) else "python", text)
+
+
+def _has(dialect: Dialect) -> Callable[[Sequence[Item]], bool]:
+    def accepts(items: Sequence[Item]) -> bool:
+        return any(i.get("role") in _SAID and dialect.calls_in(text_of(i.get("content"))) for i in items)
+
+    return accepts
+
+
+def _shared(items: Sequence[Item]) -> bool:
+    return all("from" in item and "value" in item for item in items)
+
+
+_HERMES, _EXECUTE, _MARKDOWN = DIALECTS
+_NAMES = ("messages", "conversations", "completion", "history", "debug_result")
+SHAREGPT = Chat("sharegpt", "from", "value", DIALECTS, _shared)
+HERMES = Chat("hermes", "role", "content", (_HERMES,), _has(_HERMES))
+MINT = Chat("mint", "role", "content", (_EXECUTE,), _has(_EXECUTE))
+MARKDOWN = Chat("markdown", "role", "content", (_MARKDOWN,), _has(_MARKDOWN))

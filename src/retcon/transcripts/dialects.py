@@ -1,0 +1,218 @@
+"""How calls and their outputs are written into the text of messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from retcon.chat import hermes
+from retcon.transcripts.failures import looks_clean
+from retcon.transcripts.pieces import Call, Output, PieceKind
+
+
+class Cut(NamedTuple):
+    """A piece of one message's text, before it is known whose it is."""
+
+    kind: PieceKind
+    text: str
+    calls: tuple[Call, ...] = ()
+    outputs: tuple[Output, ...] = ()
+
+
+class Dialect(Protocol):
+    name: str
+
+    def calls_in(self, text: str) -> bool:
+        """Whether a message of the model has a call, were it answered; cheap."""
+        ...
+
+    def cut(self, text: str, answered: bool) -> list[Cut]:
+        """A message of the model in pieces, without loss. answered: whether the next message is an output."""
+        ...
+
+    def outputs(self, text: str) -> tuple[Output, ...]:
+        """What a message of a tool says."""
+        ...
+
+    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+        """The same of a message in the user's role; None where it is the user's own."""
+        ...
+
+    def clean_calls(self, text: str) -> int | None:
+        """How many calls such a message has (one per output), None where that takes a full reading."""
+        ...
+
+    def clean_inside(self, text: str) -> int | None:
+        """How many outputs stand in the model's own message; None where one of them may be a failure."""
+        ...
+
+
+class JsonCall(msgspec.Struct):
+    """A call whose JSON is in order, read no further than that."""
+
+    name: str
+    arguments: Mapping[str, msgspec.Raw]
+
+
+class Hermes:
+    """`<tool_call>` with JSON; answers in the role `tool`, or as `<tool_response>` in a user's message (Qwen)."""
+
+    name = "hermes"
+    _decoder = msgspec.json.Decoder(JsonCall)
+
+    def calls_in(self, text: str) -> bool:
+        return hermes.OPEN in text
+
+    def cut(self, text: str, answered: bool) -> list[Cut]:
+        found = list(hermes.find_calls(text))
+        if not found:
+            return [Cut("said", text)]
+        start = found[0].char
+        calls = tuple(Call(c.name, c.arguments, c.char - start) for c in found)
+        return [Cut("said", text[:start])] * bool(start) + [Cut("call", text[start:], calls)]
+
+    def outputs(self, text: str) -> tuple[Output, ...]:
+        _, *blocks = text.split("<tool_response>")
+        inside = [block.partition("</tool_response>")[0] for block in blocks]
+        return tuple([Output(b.removeprefix("\n").removesuffix("\n")) for b in inside]) or (Output(text),)
+
+    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+        return self.outputs(text) if text[:40].lstrip().startswith("<tool_response>") else None
+
+    def clean_calls(self, text: str) -> int | None:
+        blocks = text.split(hermes.OPEN)
+        for block in blocks[1:]:
+            inside, closed, _ = block.partition(hermes.CLOSE)
+            try:
+                self._decoder.decode(inside if closed else "")
+            except msgspec.DecodeError:
+                return None
+        return len(blocks) - 1
+
+    def clean_inside(self, text: str) -> int | None:
+        return 0
+
+
+class Execute:
+    """`<execute>` with code, answered by "Observation:" in the user's role (MINT, CodeAct). What a harness says about
+    a proposed solution, or an input that it does not understand, is the user's, not an output."""
+
+    name = "mint"
+    _block = re.compile(r"<execute>(.*?)(?:</execute>|\Z)", re.DOTALL)
+    _trailer = re.compile(r"\nYou have \d+ steps? left[^\n]*(?:\nYou should take the last step[^\n]*)?\s*\Z")
+    _feedback = ("Your answer is wrong", "I don't understand your input", "Your answer is correct")
+
+    def calls_in(self, text: str) -> bool:
+        return "<execute>" in text
+
+    def cut(self, text: str, answered: bool) -> list[Cut]:
+        start = text.find("<execute>")
+        if start < 0 or not answered:
+            return [Cut("said", text)]
+        code = "\n".join(block.strip("\n") for block in self._block.findall(text))
+        return [Cut("said", text[:start])] * bool(start) + [
+            Cut("call", text[start:], (Call("python", {"code": code}),))
+        ]
+
+    def outputs(self, text: str) -> tuple[Output, ...]:
+        at = text.rfind("\nYou have ")
+        if at >= 0 and self._trailer.match(text, at):
+            text = text[:at]
+        return (Output(text.removeprefix("Observation:").removeprefix("\n")),)
+
+    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+        if not text.startswith("Observation:"):
+            return None
+        if text[len("Observation:") :].lstrip().startswith(self._feedback):
+            return None
+        return self.outputs(text)
+
+    def clean_calls(self, text: str) -> int | None:
+        return 1
+
+    def clean_inside(self, text: str) -> int | None:
+        return 0
+
+
+class Markdown:
+    """```` ```python ```` blocks; the output as an ```` ```output ```` block after it, in the same message or the next,
+    or in the role `tool`. A block that nothing answers is no call."""
+
+    name = "markdown"
+    _open = re.compile(r"```(?:[Pp]ython3?|py|PYTHON|tool_code)[ \t]*\r?\n")
+    _answer = re.compile(r"\s*```(?:output|stdout|tool_output)[ \t]*\r?\n")
+    _fenced = re.compile(r"\s*```(?:output|text|stdout|console|tool_output)?[ \t]*\r?\n")
+    _label = re.compile(r"\s*(?:<output>|(?:[Ee]xecution )?(?:[Oo]utput|[Rr]esult|[Oo]bservation)s?:)\s*")
+
+    def calls_in(self, text: str) -> bool:
+        return "```py" in text or "```Py" in text or "```tool_code" in text
+
+    def cut(self, text: str, answered: bool) -> list[Cut]:
+        cuts: list[Cut] = []
+        at = 0
+        found = list(self._blocks(text))
+        for n, (start, code, code_end, end) in enumerate(found):
+            output = self._answer.match(text, end)
+            if output is None and not (answered and n + 1 == len(found)):
+                continue
+            if start > at:
+                cuts.append(Cut("said", text[at:start]))
+            at = end if output is not None else len(text)
+            cuts.append(Cut("call", text[start:at], (Call("python", {"code": text[code:code_end]}),)))
+            if output is not None:
+                inside_end, at = _closed(text, output.end())
+                cuts.append(Cut("output", text[end:at], (), (Output(text[output.end() : inside_end]),)))
+        return [*cuts, Cut("said", text[at:])] if text[at:] or not cuts else cuts
+
+    def _blocks(self, text: str) -> Iterator[tuple[int, int, int, int]]:
+        """Closed blocks of Python: where the fence, the program, the closing line and what follows it begin."""
+        at = 0
+        while (opening := self._open.search(text, at)) is not None:
+            at = opening.end()
+            end, after = _closed(text, at)
+            if end < len(text) and text[opening.start() - 1 : opening.start()] != "`":
+                yield opening.start(), at, max(at, end), after
+                at = after
+
+    def outputs(self, text: str) -> tuple[Output, ...]:
+        fenced = self._fenced.match(text)
+        if fenced:
+            return (Output(text[fenced.end() : _closed(text, fenced.end())[0]]),)
+        labelled = self._label.match(text)
+        return (Output(text[labelled.end() :] if labelled else text),)
+
+    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+        return self.outputs(text) if self._label.match(text) or self._answer.match(text) else None
+
+    def clean_calls(self, text: str) -> int | None:
+        return 1
+
+    def clean_inside(self, text: str) -> int | None:
+        if "```stdout" in text or "```tool_output" in text:
+            return None
+        before, *chunks = text.split("```output\n")
+        for chunk in chunks:
+            # Nothing but the plain shape, a block and right after it its output, is read here.
+            inside, closed, _ = chunk.partition("\n```")
+            if not before.endswith("\n```\n") or "```python\n" not in before or not closed or not looks_clean(inside):
+                return None
+            before = chunk
+        return len(chunks)
+
+
+def _closed(text: str, start: int) -> tuple[int, int]:
+    """Where the text of a fenced block from `start` ends, and where what follows its closing line begins."""
+    at = start - 1  # the closing line may follow the opening one at once
+    while (at := text.find("\n```", at)) >= 0:
+        line_end = text.find("\n", at + 4)
+        line_end = len(text) if line_end < 0 else line_end
+        if not text[at + 4 : line_end].strip(" \t\r"):
+            return max(start, at), min(len(text), line_end + 1)
+        at += 4
+    return len(text), len(text)
+
+
+DIALECTS: tuple[Dialect, ...] = (Hermes(), Execute(), Markdown())

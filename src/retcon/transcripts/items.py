@@ -1,0 +1,84 @@
+"""Where in a record its items are, and what is text in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from retcon.core.errors import RecordError
+from retcon.transcripts.types import Json
+
+_PLACES = (
+    ("messages",), ("conversations",), ("conversation",), ("completion",), ("trajectory",),
+    ("debug_result",), ("state", "history"), ("history",), ("transcript",),
+)  # fmt: skip
+
+
+def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | None:
+    """Path and value of the record's list of messages; None where it has none. A bare list has the empty path."""
+    for path in ((), *_PLACES) if isinstance(record, list) else _PLACES:
+        value = record
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, list) and set(map(type, value)) == {dict}:
+            items = cast(list[dict[str, Json]], value)
+            if "role" in items[0] or "from" in items[0]:
+                return path, items
+    return None
+
+
+def replaced(record: Json, path: Sequence[str], value: Json) -> Json:
+    """The record with another value at `path`; all that does not lie on the path is shared, nothing is changed."""
+    if not path:
+        return value
+    if not isinstance(record, dict):
+        raise RecordError(f"expected an object with '{path[0]}'")
+    return {**record, path[0]: replaced(record[path[0]], path[1:], value)}
+
+
+def text_of(content: Json) -> str:
+    """The text of a message's content: itself, or that of its parts."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_part(part) for part in content)
+    return ""
+
+
+def _part(part: Json) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict):
+        for key in ("text", "content"):
+            if isinstance(value := part.get(key), str):
+                return value
+    return ""
+
+
+def with_text(content: Json, text: str) -> Json:
+    """The content with another text; parts that hold no text (images, reasoning) stay, the text goes where it was."""
+    if not isinstance(content, list):
+        return text
+    parts: list[Json] = []
+    placed = False
+    for part in content:
+        if not _part(part):
+            parts.append(part)
+        elif not placed:
+            key = "text" if isinstance(part, dict) and isinstance(part.get("text"), str) else "content"
+            parts.append({**part, key: text} if isinstance(part, dict) else text)
+            placed = True
+    return parts if placed else [*parts, {"type": "text", "text": text}]
+
+
+def context_of(record: Json) -> str:
+    """What the model was given beside the items, where a record keeps that elsewhere."""
+    if not isinstance(record, dict):
+        return ""
+    prompt = record.get("prompt")
+    if isinstance(prompt, list):
+        return "\n\n".join(text_of(m.get("content")) for m in prompt if isinstance(m, dict))
+    for key in ("prompt", "question", "instruction", "problem", "input"):
+        if isinstance(value := record.get(key), str):
+            return value
+    return ""

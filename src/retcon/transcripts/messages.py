@@ -1,0 +1,188 @@
+"""OpenAI's messages with `tool_calls`, and inspect_ai's, which differ in what a call and an error look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from retcon.core.errors import RecordError
+from retcon.core.types import Status
+from retcon.transcripts.chat import ItemsReading
+from retcon.transcripts.failures import Verdict, looks_clean
+from retcon.transcripts.items import context_of, find_items, text_of, with_text
+from retcon.transcripts.pieces import Call, Output, Piece, PieceReading, program_argument
+from retcon.transcripts.types import Json, Reading
+
+Item = dict[str, Json]
+_OUTPUT = frozenset({"tool", "function"})
+_ARGUMENTS = msgspec.json.Decoder(Mapping[str, msgspec.Raw])
+_TYPES: dict[str, Status] = {"timeout": "timeout", "parsing": "malformed", "output_limit": "limit", "limit": "limit"}
+_STATUSES: dict[str, Status] = {
+    "ok": "ok", "success": "ok", "completed": "ok", "error": "error", "failed": "error", "failure": "error",
+    "timeout": "timeout", "limit": "limit", "malformed": "malformed", "infrastructure": "infrastructure",
+}  # fmt: skip
+_TYPED = frozenset({"error", "is_error", "status", "exit_code", "returncode"})
+
+
+class Messages:
+    """tool_calls: each an object, or the JSON text of one; arguments: the JSON text of an object, or the object.
+
+    A tool's message answers the call that its `tool_call_id` names, or the next one where it names none. Typed
+    statuses are taken from the tool's message: `error` (inspect_ai), `is_error`, `status`, `exit_code`, `returncode`.
+    The old `function_call` is read as one call.
+    """
+
+    name = "messages"
+
+    def matches(self, record: Json) -> bool:
+        found = find_items(record)
+        return found is not None and any(
+            "role" in i and (i.get("tool_calls") or i.get("function_call")) for i in found[1]
+        )
+
+    def clean(self, record: Json) -> int | None:
+        found = find_items(record)
+        if found is None:
+            return None
+        count = pending = 0
+        for item in found[1]:
+            role = item.get("role")
+            if role == "assistant":
+                calls = _raw_calls(item)
+                if not all(map(_readable, calls)):
+                    return None
+                pending = len(calls)
+            elif role in _OUTPUT:
+                if pending:
+                    content = item.get("content")
+                    if not looks_clean(content if isinstance(content, str) else text_of(content)):
+                        return None
+                    if not _TYPED.isdisjoint(item) and _typed(item)[0] is not None:
+                        return None
+                    pending -= 1
+                    count += 1
+            else:
+                pending = 0
+        return count
+
+    def read(self, record: Json, id: str) -> Reading:
+        found = find_items(record)
+        if found is None:
+            raise RecordError("no list of messages: none of messages, completion, trajectory holds one")
+        path, items = found
+        context = context_of(record) if path == ("completion",) else ""
+        pieces: list[Piece] = []
+        for n, item in enumerate(items):
+            pieces += _pieces(item, n, after_call=bool(pieces) and pieces[-1].kind in ("call", "output"))
+        return ItemsReading(record, path, PieceReading(items, pieces, id, _rebuild, context=context))
+
+
+def _pieces(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
+    text = text_of(item.get("content"))
+    if item.get("role") == "assistant":
+        raw = _raw_calls(item)
+        if not raw:
+            return [Piece("said", owner, text)]
+        shown: list[str] = []
+        calls: list[Call] = []
+        for one in raw:
+            call = _call(one)
+            calls.append(Call(call.name, call.arguments, sum(map(len, shown)), call.id))
+            shown.append(_shown(call))
+        key = "tool_calls" if item.get("tool_calls") else "function_call"
+        call_piece = Piece("call", owner, "".join(shown), tuple(calls), payload={key: item[key]})
+        return [Piece("said", owner, text), call_piece] if text else [call_piece]
+    if item.get("role") in _OUTPUT and after_call:
+        verdict, typed = _typed(item)
+        own_id = item.get("tool_call_id")
+        return [
+            Piece(
+                "output", owner, text, (), (Output(text, own_id if isinstance(own_id, str) else None, verdict, typed),)
+            )
+        ]
+    return [Piece("told", owner, text)]
+
+
+def _raw_calls(item: Item) -> list[Json]:
+    """The calls of a message, each as an object where it can be read."""
+    listed = item.get("tool_calls")
+    if isinstance(listed, list) and listed:
+        return [_decoded(one) if isinstance(one, str) else one for one in listed]
+    return [item["function_call"]] if isinstance(item.get("function_call"), dict) else []
+
+
+def _readable(raw: Json) -> bool:
+    """Whether the arguments of a call are an object, or the JSON text of one."""
+    if not isinstance(raw, dict):
+        return False
+    function = raw.get("function", raw)
+    arguments = function.get("arguments") if isinstance(function, dict) else raw.get("arguments")
+    if not isinstance(arguments, str):
+        return isinstance(arguments, dict)
+    try:
+        _ARGUMENTS.decode(arguments)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _decoded(text: str) -> Json:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _call(raw: Json) -> Call:
+    """A call as it was read; arguments that are no JSON object stay text."""
+    if not isinstance(raw, dict):
+        return Call("python", str(raw))
+    own_id = raw.get("id")
+    function = raw.get("function", raw)
+    name = function if isinstance(function, str) else function.get("name") if isinstance(function, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else raw.get("arguments")
+    if isinstance(arguments, str):
+        read = _decoded(arguments)
+        arguments = read if isinstance(read, dict) else arguments
+    if not isinstance(arguments, dict | str):
+        arguments = {}
+    return Call(name if isinstance(name, str) else "python", arguments, id=own_id if isinstance(own_id, str) else None)
+
+
+def _shown(call: Call) -> str:
+    """How a call is written in our own record of it, where the format keeps calls apart from text."""
+    arguments, extra = program_argument(call.name, call.arguments)
+    if isinstance(arguments, str):
+        return f"\n```{call.name}\n{arguments}\n```"
+    if "code" in arguments:
+        language = "bash" if extra else "python"
+        return f"\n```{language}\n{arguments['code']}\n```"
+    return f"\n```{call.name}\n{msgspec.json.format(msgspec.json.encode(arguments)).decode()}\n```"
+
+
+def _typed(item: Item) -> tuple[Verdict | None, bool]:
+    """The status that a tool's message names: what it says (None: success), and whether it says anything."""
+    error = item.get("error")
+    if isinstance(error, dict) and isinstance(kind := error.get("type"), str):
+        return Verdict(_TYPES.get(kind, "error"), "status", kind), True
+    if isinstance(failed := item.get("is_error"), bool):
+        return (Verdict("error", "status") if failed else None), True
+    status = item.get("status")
+    if isinstance(status, str) and status.lower() in _STATUSES:
+        known = _STATUSES[status.lower()]
+        return (None if known == "ok" else Verdict(known, "status")), True
+    for name in ("exit_code", "returncode"):
+        if type(code := item.get(name)) is int:
+            return (Verdict("error", "status", f"exit {code}") if code else None), True
+    return None, False
+
+
+def _rebuild(item: Json, pieces: Sequence[Piece]) -> Json:
+    if not isinstance(item, dict):
+        raise RecordError("a message is no object")
+    said = "".join(p.text for p in pieces if p.kind == "said")
+    moved = {key: value for p in pieces for key, value in p.payload.items()}
+    content = item.get("content")
+    same = text_of(content) == said
+    return {**item, **moved} if same else {**item, "content": with_text(content, said), **moved}

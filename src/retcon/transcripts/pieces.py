@@ -1,0 +1,237 @@
+"""Transcripts as pieces of the items that hold them: cut into turns, and put together again without some of them.
+
+An item is a message, or a block of text. Its text is cut into pieces without loss: what is told to the model, what it
+says, its calls, and their outputs. Splicing moves whole pieces, so that an item whose pieces all stay is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from retcon.core.pair import Message
+from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
+from retcon.purify.offline import Splice
+from retcon.transcripts.failures import Verdict, judge
+from retcon.transcripts.types import Json
+
+PieceKind = Literal["told", "said", "call", "output"]
+
+
+class Call(NamedTuple):
+    """A call in a piece. char: where in the piece's text. id: the format's own, None where it has none."""
+
+    name: str
+    arguments: Mapping[str, object] | str
+    char: int = 0
+    id: str | None = None
+
+
+class Output(NamedTuple):
+    """What a call gave. verdict: typed by the format; None: the rules of `failures` say. typed: `None` is a success."""
+
+    text: str
+    call_id: str | None = None
+    verdict: Verdict | None = None
+    typed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """owner: which item it is part of. payload: what of the item, besides text, moves with it (such as tool_calls)."""
+
+    kind: PieceKind
+    owner: int
+    text: str
+    calls: tuple[Call, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    payload: Mapping[str, Json] = field(default_factory=dict)
+
+
+Rebuild = Callable[[Json, Sequence[Piece]], Json]
+"""An item and the pieces that it is to have, to the new item."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A turn among the pieces: [start, end), its call piece at `call` (None: none), outputs from there."""
+
+    start: int
+    call: int | None
+    end: int
+
+
+class PieceReading:
+    """One transcript of pieces. apart: an item holds either words or a call (blocks), never both (messages)."""
+
+    def __init__(
+        self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
+        *, apart: bool = False, context: str = "", task: str = "",
+    ) -> None:  # fmt: skip
+        self._items = items
+        self._pieces = list(pieces)
+        self._rebuild = rebuild
+        self._apart = apart
+        self._spans = _spans(self._pieces, apart)
+        first = self._spans[0].start if self._spans else len(self._pieces)
+        told = [context] * bool(context) + [p.text for p in self._pieces[:first]]
+        turns = [_turn(self._pieces, span, n) for n, span in enumerate(self._spans)]
+        self.trajectory = Trajectory(
+            id, task or id, tuple(Segment("prompt", text) for text in told), tuple(turns),
+            stop="turns" if turns and turns[-1].calls else "answer",
+        )  # fmt: skip
+
+    def items(self, splices: Sequence[Splice]) -> list[Json]:
+        """The items with these splices made."""
+        return self._put_together(self._joined(splices))
+
+    def sides(
+        self, splices: Sequence[Splice]
+    ) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
+        """For each splice the items before it (purified), what stands there now, and what failed."""
+        for n, splice in enumerate(splices):
+            failure, fix = self._spans[splice.failure], self._spans[splice.fix]
+            before = self._joined(splices[:n], until=failure.start)
+            written = self._written(failure, fix, splice.shallow)
+            failed = self._pieces[failure.start : (failure.call or failure.start) + 1]
+            yield self._messages(before), self._messages(written), self._messages(failed)
+
+    def _messages(self, pieces: Sequence[Piece]) -> tuple[Message, ...]:
+        return tuple(item for item in self._put_together(pieces) if isinstance(item, dict))
+
+    def _joined(self, splices: Sequence[Splice], until: int | None = None) -> list[Piece]:
+        pieces: list[Piece] = []
+        done = 0
+        for splice in splices:
+            failure, fix = self._spans[splice.failure], self._spans[splice.fix]
+            pieces += self._pieces[done : failure.start]
+            pieces += self._written(failure, fix, splice.shallow)
+            done = (fix.call if fix.call is not None else fix.end - 1) + 1
+        return pieces + self._pieces[done:until]
+
+    def _written(self, failure: _Span, fix: _Span, shallow: bool) -> list[Piece]:
+        if fix.call is None or failure.call is None:
+            raise ValueError("a splice joins turns with calls")
+        if not shallow:
+            return self._pieces[fix.start : fix.call + 1]
+        said, call = self._pieces[failure.start : failure.call], self._pieces[fix.call]
+        if self._apart:
+            return [*said, call]
+        home = self._pieces[failure.call].owner
+        if any(p.owner == call.owner for p in self._pieces[fix.call + 1 :]):
+            # The item of the fix goes on after its call: the words move there.
+            return [*(replace(p, owner=call.owner) for p in said), call]
+        return [*said, replace(call, owner=home)]
+
+    def _put_together(self, pieces: Sequence[Piece]) -> list[Json]:
+        before: dict[int, list[Piece]] = {}
+        after: dict[int, list[Piece]] = {}
+        for piece in self._pieces:
+            before.setdefault(piece.owner, []).append(piece)
+        for piece in pieces:
+            after.setdefault(piece.owner, []).append(piece)
+        return [
+            self._items[owner] if own == before[owner] else self._rebuild(self._items[owner], own)
+            for owner, own in after.items()
+        ]
+
+
+def _spans(pieces: Sequence[Piece], apart: bool) -> list[_Span]:
+    spans: list[_Span] = []
+    start: int | None = None
+    call: int | None = None
+    told = False
+    for n, piece in enumerate(pieces):
+        if piece.kind == "told":
+            told = True
+            continue
+        begins = piece.kind in ("said", "call") and (
+            start is None or call is not None or told or (not apart and pieces[n - 1].owner != piece.owner)
+        )
+        if begins:
+            if start is not None:
+                spans.append(_Span(start, call, n))
+            start, call = n, None
+        if piece.kind == "call":
+            call = n
+        told = False
+    if start is not None:
+        spans.append(_Span(start, call, len(pieces)))
+    return spans
+
+
+def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
+    inside = pieces[span.start : span.end]
+    written = [p for p in inside if p.kind in ("said", "call")]
+    segments = [Segment("sampled", p.text) for p in written if p.text]
+    rest: list[Segment] = []
+    outputs: list[Output] = []
+    for piece in inside:
+        if piece.kind == "output":
+            outputs += piece.outputs
+            rest += [Segment("observation", o.text) for o in piece.outputs]
+        elif piece.kind == "told":
+            rest.append(Segment("prompt", piece.text))
+    calls = _calls(pieces, span, number)
+    observations = _observations(calls, pieces[span.call].calls, outputs) if span.call is not None else ()
+    return Turn((*segments, *rest), calls, observations, "call" if calls else "answer")
+
+
+def _calls(pieces: Sequence[Piece], span: _Span, number: int) -> tuple[ToolCall, ...]:
+    if span.call is None:
+        return ()
+    before = sum(len(p.text) for p in pieces[span.start : span.call])
+    return tuple(
+        ToolCall(call.id or f"{number}.{n}", call.name, arguments, before + call.char, extra=extra)
+        for n, call in enumerate(pieces[span.call].calls)
+        for arguments, extra in (program_argument(call.name, call.arguments),)
+    )
+
+
+def _observations(
+    calls: Sequence[ToolCall], found: Sequence[Call], outputs: Sequence[Output]
+) -> tuple[Observation, ...]:
+    """One for each call that has an output: by the format's id where both have it, else in order."""
+    by_id = {o.call_id: o for o in outputs if o.call_id is not None}
+    in_order = iter([o for o in outputs if o.call_id is None or o.call_id not in {c.id for c in found}])
+    observations: list[Observation] = []
+    for call, own in zip(calls, found, strict=True):
+        output = by_id[own.id] if own.id in by_id else next(in_order, None)
+        if output is not None:
+            observations.append(_observation(call, output))
+    return tuple(observations)
+
+
+def _observation(call: ToolCall, output: Output) -> Observation:
+    verdict = output.verdict
+    if verdict is None and not output.typed:
+        verdict = judge(output.text, call.code)
+        if verdict is None and call.malformed and call.code.lstrip().startswith(("{", "[")):
+            verdict = Verdict("malformed", "malformed", line=0)
+    if verdict is None:
+        return Observation(call.id, output.text, "ok")
+    status: Status = verdict.status
+    extra: dict[str, object] = {"rule": verdict.rule}
+    if verdict.line is not None:
+        extra["line"] = verdict.line
+    return Observation(call.id, output.text, status, verdict.error_type, extra=extra)
+
+
+_PROGRAMS = ("code", "source", "script", "python_code", "snippet", "program", "cell", "input")
+_COMMANDS = ("command", "cmd", "bash", "shell_command", "cmds", "keystrokes")
+_SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_command", "bash_session", "run_shell"})
+
+
+def program_argument(
+    name: str, arguments: Mapping[str, object] | str
+) -> tuple[Mapping[str, object] | str, dict[str, object]]:
+    """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and whether it
+    is a shell's (`language`), whose effects cannot be told from its text."""
+    if isinstance(arguments, str):
+        return arguments, {}
+    for key in (*_PROGRAMS, *_COMMANDS):
+        if isinstance(value := arguments.get(key), str):
+            shell = key in _COMMANDS or name.lower() in _SHELLS
+            return {**arguments, "code": value}, {"language": "shell"} if shell else {}
+    return arguments, {}

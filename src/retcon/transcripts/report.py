@@ -1,0 +1,114 @@
+"""What a purification found and did, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from retcon.core.types import Trajectory, Turn
+from retcon.purify.offline import Purified
+from retcon.purify.splice import program
+
+EXAMPLES = 3
+_SHOWN = 600
+
+
+@dataclass(slots=True)
+class Count:
+    """Counts of one file, or of all.
+
+    transcripts: those that were read; without_calls: those of them that no tool was called in. calls: those that have
+    an output; failed: those of them that failed. rules, types: failed calls by the rule that saw it and by exception.
+    shallow, deep: turns repaired; attempts_removed: failed turns taken out. left: failed turns that stay, by reason.
+    dropped: transcripts left out. bad: records that could not be read. characters: of the records, before and after.
+    """
+
+    formats: Counter[str] = field(default_factory=Counter)
+    transcripts: int = 0
+    without_calls: int = 0
+    calls: int = 0
+    failed: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+    types: Counter[str] = field(default_factory=Counter)
+    shallow: int = 0
+    deep: int = 0
+    attempts_removed: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    changed: int = 0
+    dropped: int = 0
+    bad: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    examples: list[dict[str, object]] = field(default_factory=list)
+
+    def found(self, raw: Trajectory, result: Purified) -> None:
+        """Count the calls of one transcript, and what became of them."""
+        for turn in raw.turns:
+            for observation in turn.observations:
+                self.calls += 1
+                if observation.status in ("ok", "infrastructure"):
+                    continue
+                self.failed += 1
+                self.rules[str(observation.extra.get("rule", "status"))] += 1
+                self.types[observation.error_type or observation.status] += 1
+        for splice in result.splices:
+            self.shallow += splice.shallow
+            self.deep += not splice.shallow
+            self.attempts_removed += splice.fix - splice.failure
+        for left in result.left:
+            self.left[left.reason] += 1
+        if result.splices and len(self.examples) < EXAMPLES:
+            self.examples.append(_example(result.trajectory))
+
+    def add(self, other: Count) -> None:
+        """Add another's counts; its examples are not taken over."""
+        for name in self.__slots__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            elif isinstance(mine, int):
+                setattr(self, name, mine + theirs)
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON types; counters as objects, most first."""
+        out: dict[str, object] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            out[name] = dict(value.most_common()) if isinstance(value, Counter) else value
+        return out
+
+    @classmethod
+    def from_dict(cls, values: dict[str, object]) -> Count:
+        """What `to_dict` gave."""
+        count = cls()
+        for name in cls.__slots__:
+            value = values[name]
+            setattr(count, name, Counter(value) if isinstance(value, dict) else value)
+        return count
+
+
+def total(counts: Sequence[Count]) -> Count:
+    """All files together."""
+    whole = Count()
+    for count in counts:
+        whole.add(count)
+    return whole
+
+
+def _example(trajectory: Trajectory) -> dict[str, object]:
+    turn = next(t for t in trajectory.turns if t.repair is not None and t.repair.decision in ("shallow", "deep"))
+    repair = turn.repair
+    return {
+        "id": trajectory.id,
+        "decision": repair and repair.decision,
+        "similarity": repair and repair.similarity,
+        "failed": _cut(turn.abandoned[0]),
+        "error": next((o.error_type or o.status for o in turn.abandoned[0].observations if o.status != "ok"), None),
+        "fix": _cut(turn),
+    }
+
+
+def _cut(turn: Turn) -> str:
+    text = program(turn.calls)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,0 +1,49 @@
+"""What a format is: a record of somebody else's, read as trajectories and written back with failures taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from retcon.core.pair import Pair
+from retcon.core.types import Trajectory
+from retcon.purify.offline import Purified
+
+Json = object
+"""A JSON value as msgspec decodes it."""
+
+
+class Reading(Protocol):
+    """A record that was read. Most hold one transcript; some (several samples of one question) hold more."""
+
+    trajectories: Sequence[Trajectory]
+
+    def purified(self, results: Sequence[Purified]) -> Json:
+        """The record with what was spliced, a result for each trajectory. The record that was read stays as it is."""
+        ...
+
+    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+        """What failed against what replaced it, for each splice: as messages where the format has such, else text."""
+        ...
+
+
+class Format(Protocol):
+    """A format by its structure. Records are JSON objects, or lists where a transcript is nothing but its messages."""
+
+    @property
+    def name(self) -> str: ...
+
+    def matches(self, record: Json) -> bool:
+        """Whether a record has this structure."""
+        ...
+
+    def clean(self, record: Json) -> int | None:
+        """How many calls were answered, where it is cheap to see that no rule can find a failure; else None.
+
+        Of a record of another structure: None or 0.
+        """
+        ...
+
+    def read(self, record: Json, id: str) -> Reading:
+        """The record's transcripts; the only one is named `id`. Raises RecordError, naming the field."""
+        ...

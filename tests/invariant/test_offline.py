@@ -1,0 +1,161 @@
+"""What holds for the offline purifier in every format, over random transcripts with random failures."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreign import FORMATS, NAMES, REPAIRED, Step, fails, works
+from retcon.purify.offline import Offline
+from retcon.store.records import Record
+from retcon.transcripts.detect import Detector
+from retcon.transcripts.report import Count
+from retcon.transcripts.run import Purifier, Sinks
+
+CODES = (
+    "x = 1\nprint(x)",
+    "y = x + 1\nprint(y)",
+    "import math\ny = math.sqrt(x)\nprint(y)",
+    "import math\ny = math.sqroot(x)\nprint(y)",
+    "total = sum(range(10))\nassert total == 45\nprint(total)",
+    "total = sum(range(9))\nassert total == 45\nprint(total)",
+    "try:\n    z = 1 / 0\nexcept ZeroDivisionError:\n    z = 0\nprint(z)",
+    "pass",
+    "def broken(:\n    pass",
+    "open('f', 'w').write('1')\nprint(1)",
+)
+words = st.text("abc .é\n", min_size=1, max_size=12).map(lambda t: f"w{t}w")
+calls = st.builds(
+    works, st.sampled_from(CODES), st.sampled_from(["1", "", "Out[1]: 2\n3", "no Error: here"]), words
+) | st.builds(
+    fails,
+    st.sampled_from(CODES),
+    st.sampled_from(["NameError", "AssertionError", "TimeoutError"]),
+    st.integers(1, 3),
+    words,
+)
+steps = st.lists(calls | calls | calls | st.builds(Step, st.sampled_from(["user", "answer"]), words), max_size=9).map(
+    lambda inner: [Step("user", "question"), works("start = 0"), *inner]
+)
+every_format = pytest.mark.parametrize("name", list(FORMATS))
+
+
+def purified(record: dict[str, Any], **options: Any) -> tuple[dict[str, Any], Count]:
+    count = Count()
+    purifier = Purifier(Offline(**options), "auto", Sinks(), count)
+    out = purifier(Record(msgspec.json.encode(record), 1, "f.jsonl"))
+    assert out is not None
+    return msgspec.json.decode(out), count
+
+
+def trajectories(record: dict[str, Any]) -> list[Any]:
+    found = Detector().format_of(record)
+    assert found is not None
+    return list(found.read(record, "t").trajectories)
+
+
+@every_format
+@settings(max_examples=40, deadline=None)
+@given(steps=steps)
+def test_purifying_twice_equals_once_and_leaves_its_input_alone(name: str, steps: list[Step]) -> None:
+    record = FORMATS[name](steps)
+    before = copy.deepcopy(record)
+    once, _ = purified(record)
+    assert record == before
+    twice, again = purified(once)
+    assert twice == once
+    assert not again.shallow
+    assert not again.deep
+
+
+@every_format
+@settings(max_examples=40, deadline=None)
+@given(steps=steps)
+def test_nothing_that_a_user_said_is_lost(name: str, steps: list[Step]) -> None:
+    record = FORMATS[name](steps)
+    out, _ = purified(record)
+
+    def said(value: Any) -> list[str]:
+        return [s.text for t in trajectories(value) for s in t.segments if s.kind == "prompt"]
+
+    assert said(out) == said(record)
+    assert out.get("question") == record.get("question")
+
+
+@every_format
+@settings(max_examples=40, deadline=None)
+@given(steps=steps)
+def test_every_call_that_is_kept_has_its_own_result(name: str, steps: list[Step]) -> None:
+    record = FORMATS[name](steps)
+    out, count = purified(record)
+
+    def results(value: Any) -> list[tuple[str, str]]:
+        return [(c.code, o.text) for t in trajectories(value) for turn in t.turns for c, o in _pairs(turn)]
+
+    def _pairs(turn: Any) -> Any:
+        assert len(turn.calls) == len(turn.observations)
+        return zip(turn.calls, turn.observations, strict=True)
+
+    had, has = results(record), results(out)
+    assert len(had) == count.calls
+    rest = iter(had)
+    assert all(pair in rest for pair in has)  # in their order, none made up
+    assert len(had) - len(has) == count.attempts_removed
+    worked = [pair for pair in had if "Traceback" not in pair[1] and pair[0] != "pass"]
+    assert [pair for pair in has if "Traceback" not in pair[1] and pair[0] != "pass"] == worked
+
+
+@every_format
+@settings(max_examples=40, deadline=None)
+@given(steps=steps)
+def test_the_output_has_the_same_format_and_unknown_fields_survive(name: str, steps: list[Step]) -> None:
+    record = FORMATS[name](steps)
+    out, _ = purified(record)
+    found = Detector().format_of(out)
+    assert found is not None
+    assert found.name == NAMES.get(name, name)
+    assert out["x-meta"] == record["x-meta"]
+    assert list(out) == list(record) or name == "ours"
+    if name == "mint":
+        assert out["state"]["x-in"] == 1
+    for key in ("messages", "conversations", "debug_result"):
+        for item in out.get(key, ()):
+            assert any(set(item) == set(old) for old in record[key])
+
+
+@every_format
+@settings(max_examples=40, deadline=None)
+@given(steps=steps)
+def test_the_cheap_look_never_misses_what_the_full_one_finds(name: str, steps: list[Step]) -> None:
+    record = FORMATS[name](steps)
+    found = Detector().format_of(record)
+    assert found is not None
+    clean = found.clean(record)
+    read = trajectories(record)
+    if clean is not None:
+        assert clean == sum(t.calls for t in read)
+        assert not any(t.failures for t in read)
+
+
+@every_format
+def test_the_cheap_look_is_enough_for_a_clean_transcript(name: str) -> None:
+    record = FORMATS[name]([Step("user", "question"), works("x = 1"), works("y = 2", "2\n3"), Step("answer", "done")])
+    found = Detector().format_of(record)
+    assert found is not None
+    assert found.clean(record) == 2
+
+
+@every_format
+def test_a_failure_and_its_fix_become_one_turn(name: str) -> None:
+    out, count = purified(FORMATS[name](REPAIRED))
+    assert (count.calls, count.failed, count.shallow, count.deep, count.attempts_removed) == (2, 1, 1, 0, 1)
+    (trajectory,) = trajectories(out)
+    assert [c.code for t in trajectory.turns for c in t.calls] == [REPAIRED[2].code]
+    assert [o.text.strip() for t in trajectory.turns for o in t.observations] == ["4.0"]
+    assert "let me see" in trajectory.text or name == "sharegpt_functions"
+    assert "sqrt it is" not in trajectory.text
