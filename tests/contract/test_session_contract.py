@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from test_sandbox_contract import SANDBOXES, Opener
+from test_sandbox_contract import SANDBOXES, Opener, pytestmark  # noqa: F401
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.keeper import CHECKPOINTS
