@@ -148,11 +148,17 @@ def markdown(steps: Sequence[Step]) -> dict[str, Any]:
 def text(steps: Sequence[Step]) -> dict[str, Any]:
     """One text, as of ToRA; users cannot speak in between, what they would say is the question."""
     parts = [
-        f"{step.text}\n```python\n{step.code}\n```\n```output\n{step.output}\n```\n" if step.kind == "call" else step.text
+        f"{step.text}\n```python\n{step.code}\n```\n```output\n{step.output}\n```\n"
+        if step.kind == "call"
+        else step.text
         for step in steps
         if step.kind != "user"
     ]
-    return {"question": "; ".join(s.text for s in steps if s.kind == "user"), "code": ["".join(parts)], "x-meta": {"k": 1}}
+    return {
+        "question": "; ".join(s.text for s in steps if s.kind == "user"),
+        "code": ["".join(parts)],
+        "x-meta": {"k": 1},
+    }
 
 
 def ours(steps: Sequence[Step]) -> dict[str, Any]:

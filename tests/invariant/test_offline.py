@@ -30,8 +30,14 @@ CODES = (
     "open('f', 'w').write('1')\nprint(1)",
 )
 words = st.text("abc .é\n", min_size=1, max_size=12).map(lambda t: f"w{t}w")
-calls = st.builds(works, st.sampled_from(CODES), st.sampled_from(["1", "", "Out[1]: 2\n3", "no Error: here"]), words) | st.builds(
-    fails, st.sampled_from(CODES), st.sampled_from(["NameError", "AssertionError", "TimeoutError"]), st.integers(1, 3), words
+calls = st.builds(
+    works, st.sampled_from(CODES), st.sampled_from(["1", "", "Out[1]: 2\n3", "no Error: here"]), words
+) | st.builds(
+    fails,
+    st.sampled_from(CODES),
+    st.sampled_from(["NameError", "AssertionError", "TimeoutError"]),
+    st.integers(1, 3),
+    words,
 )
 steps = st.lists(calls | calls | calls | st.builds(Step, st.sampled_from(["user", "answer"]), words), max_size=9).map(
     lambda inner: [Step("user", "question"), works("start = 0"), *inner]

@@ -23,9 +23,12 @@ def diff(
         str | None,
         typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
     ] = None,
+    *,
     all_: Annotated[bool, typer.Option("--all", help=f"All of them, not the first {_FIRST}.")] = False,
     kind: Annotated[Kind, typer.Option("--kind", help="Which decisions; repaired is shallow and deep.")] = "repaired",
-    sample: Annotated[int | None, typer.Option("--sample", min=1, help="So many, drawn at random over the file.", show_default=False)] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="So many, drawn at random over the file.", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 0,
 ) -> None:
     """Show what was replaced: the failure next to its fix, how alike they are, and why."""
@@ -52,7 +55,9 @@ def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
     from retcon.report.diff import changes
     from retcon.store import jsonl
 
-    decisions = {"repaired": ("shallow", "deep"), "any": ("shallow", "deep", "unrepaired", "answered")}.get(kind, (kind,))
+    decisions = {"repaired": ("shallow", "deep"), "any": ("shallow", "deep", "unrepaired", "answered")}.get(
+        kind, (kind,)
+    )
     for trajectory in jsonl.read(file):
         if id is None or trajectory.id.startswith(id):
             yield from (c for c in changes(trajectory) if c.repair.decision in decisions)

@@ -25,13 +25,22 @@ def purify(
     inputs: Annotated[
         list[str], typer.Argument(metavar="IN…", help="Files, folders or patterns; [bold]-[/] is standard input.")
     ],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="OUT", help="A file, a folder ([bold]…/[/]), or [bold]-[/].")],
+    *,
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="OUT", help="A file, a folder ([bold]…/[/]), or [bold]-[/].")
+    ],
     format: Annotated[
         str,
-        typer.Option("--format", help="auto, messages, hermes, markdown, sharegpt, mint, mathcoder, inspect or retcon."),
+        typer.Option(
+            "--format", help="auto, messages, hermes, markdown, sharegpt, mint, mathcoder, inspect or retcon."
+        ),
     ] = "auto",
-    gamma: Annotated[float, typer.Option("--gamma", min=0.0, max=1.0, help="γ: similarity from which a repair is shallow.")] = 0.5,
-    attempts: Annotated[int, typer.Option("--attempts", min=1, help="K: failures in a row that may lead to one fix.")] = 3,
+    gamma: Annotated[
+        float, typer.Option("--gamma", min=0.0, max=1.0, help="γ: similarity from which a repair is shallow.")
+    ] = 0.5,
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, help="K: failures in a row that may lead to one fix.")
+    ] = 3,
     state: Annotated[
         State, typer.Option("--state", help="[bold]check[/] what a failed call left behind, or [bold]ignore[/] it.")
     ] = "check",
@@ -40,10 +49,17 @@ def purify(
     ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on after records that cannot be read.")] = False,
     report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="All counts as JSON.")] = None,
-    dpo: Annotated[Path | None, typer.Option("--dpo", metavar="FILE", help="Pairs of failure and fix, as TRL reads them.")] = None,
+    dpo: Annotated[
+        Path | None, typer.Option("--dpo", metavar="FILE", help="Pairs of failure and fix, as TRL reads them.")
+    ] = None,
     audit: Annotated[
         Path | None,
-        typer.Option("--audit", metavar="FILE", help="What was done and why, for `retcon diff`; beside OUT by default.", show_default=False),
+        typer.Option(
+            "--audit",
+            metavar="FILE",
+            help="What was done and why, for `retcon diff`; beside OUT by default.",
+            show_default=False,
+        ),
     ] = None,
     no_audit: Annotated[bool, typer.Option("--no-audit", help="Keep no audit.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
@@ -72,7 +88,7 @@ def purify(
         with _asked_to_stop() as stop, telling("purifying (MB)") as tell:
             run(tell, stop)
     except Stopped as stopped:
-        raise _explained(stopped, job, inputs, out) from stopped.__cause__
+        raise _explained(stopped, job, out) from stopped.__cause__
     _finish(run, report)
 
 
@@ -111,7 +127,7 @@ def _beside(out: Path, folder: bool) -> Path | None:
     return out.with_name(f"{name}.audit.jsonl")
 
 
-def _explained(stopped: Stopped, job: Job, inputs: list[str], out: str) -> Exception:
+def _explained(stopped: Stopped, job: Job, out: str) -> Exception:
     """What to tell: a bad record is an error, an interrupt is none."""
     if stopped.kept is not None:
         again = f"what was done is kept in {out}.partial; go on with the same command and --resume"
@@ -129,7 +145,7 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C or SIGTERM came, asked between records so that none is written in half; a second one ends it."""
     asked: list[int] = []
 
-    def ask(number: int, frame: object) -> None:
+    def ask(number: int, _: object) -> None:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
@@ -142,4 +158,3 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-

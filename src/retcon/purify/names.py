@@ -199,7 +199,9 @@ def _changed(nodes: list[ast.stmt], own: set[str]) -> frozenset[str]:
         for node in _here(top):
             if isinstance(node, ast.AugAssign | ast.Attribute | ast.Subscript | ast.Expr | ast.Delete):
                 names |= set(_targets(node))
-    augmented = {n.target.id for t in nodes for n in _here(t) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
+    augmented = {
+        n.target.id for t in nodes for n in _here(t) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
+    }
     return frozenset((names - own) | augmented)
 
 

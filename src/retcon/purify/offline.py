@@ -19,7 +19,17 @@ from retcon.purify.similarity import similarity
 from retcon.purify.splice import program, purify
 
 Reason = Literal[
-    "end", "answered", "user", "unclear", "attempts", "unrelated", "sibling", "assertion", "swallowed", "state", "effects"
+    "end",
+    "answered",
+    "user",
+    "unclear",
+    "attempts",
+    "unrelated",
+    "sibling",
+    "assertion",
+    "swallowed",
+    "state",
+    "effects",
 ]
 REASONS: dict[Reason, str] = {
     "end": "no later call works",

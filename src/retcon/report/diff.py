@@ -55,7 +55,9 @@ def show_change(change: Change) -> RenderableType:
         skipped = len(change.turn.abandoned) - 2
         rows.append(_Compared(first, change.turn))
         if skipped > 0:
-            rows.append(plain(f"and {skipped} failed attempt{'s' * (skipped > 1)} in between, taken out too", "dim italic"))
+            rows.append(
+                plain(f"and {skipped} failed attempt{'s' * (skipped > 1)} in between, taken out too", "dim italic")
+            )
     return Group(*rows)
 
 
@@ -93,7 +95,9 @@ class _Compared:
 
 
 def _heading(change: Change) -> RenderableType:
-    return Rule(plain(f"{change.trajectory.id} · turn {change.number} · {change.repair.decision}", "bold"), align="left")
+    return Rule(
+        plain(f"{change.trajectory.id} · turn {change.number} · {change.repair.decision}", "bold"), align="left"
+    )
 
 
 def _facts(change: Change, first: Turn) -> Text:

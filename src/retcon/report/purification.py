@@ -31,7 +31,18 @@ def purification_tables(names: Sequence[str], counts: Sequence[Count]) -> Iterat
 def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("file", overflow="fold")
-    columns = ("format", "transcripts", "calls", "failed", "shallow", "deep", "left alone", "dropped", "bad", "bytes saved")
+    columns = (
+        "format",
+        "transcripts",
+        "calls",
+        "failed",
+        "shallow",
+        "deep",
+        "left alone",
+        "dropped",
+        "bad",
+        "bytes saved",
+    )
     for column in columns:
         table.add_column(column, justify="left" if column == "format" else "right")
     rows = list(zip(names, counts, strict=True))

@@ -47,7 +47,9 @@ class ItemsReading:
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         in_text = list(preference_pairs(results[0].trajectory))
-        context = self._record.get("prompt") if isinstance(self._record, dict) and self._path == ("completion",) else None
+        context = (
+            self._record.get("prompt") if isinstance(self._record, dict) and self._path == ("completion",) else None
+        )
         before = tuple(context) if isinstance(context, list) else ()
         for pair, sides in zip(in_text, self._reading.sides(results[0].splices), strict=True):
             if not all(isinstance(item, dict) and "role" in item for side in sides for item in side):

@@ -113,7 +113,9 @@ class Execute:
         if start < 0 or not answered:
             return [Cut("said", text)]
         code = "\n".join(block.strip("\n") for block in self._block.findall(text))
-        return [Cut("said", text[:start])] * bool(start) + [Cut("call", text[start:], (Call("python", {"code": code}),))]
+        return [Cut("said", text[:start])] * bool(start) + [
+            Cut("call", text[start:], (Call("python", {"code": code}),))
+        ]
 
     def outputs(self, text: str) -> tuple[Output, ...]:
         at = text.rfind("\nYou have ")

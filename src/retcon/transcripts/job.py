@@ -124,7 +124,9 @@ class Run:
             self.job.state_path.unlink(missing_ok=True)
         return self.counts
 
-    def _one(self, index: int, kept: dict[str, _Sink], tell: Callable[[int, int], None], stop: Callable[[], bool]) -> None:
+    def _one(
+        self, index: int, kept: dict[str, _Sink], tell: Callable[[int, int], None], stop: Callable[[], bool]
+    ) -> None:
         """One input; `kept` has the files that are open, `out` among them where it is one for all."""
         job, state = self.job, self._state
         source = open_source(job.inputs[index])
@@ -256,7 +258,6 @@ def _is_transcript_file(path: Path) -> bool:
     name = path.name.removesuffix(".gz")
     ours = name.endswith((".audit.jsonl", SUFFIX, SUFFIX + ".json"))
     return name.endswith((".jsonl", ".json", ".eval")) and not ours and not name.startswith(".")
-
 
 
 def write_report(path: Path, run: Run) -> None:

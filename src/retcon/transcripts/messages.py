@@ -37,7 +37,9 @@ class Messages:
 
     def matches(self, record: Json) -> bool:
         found = find_items(record)
-        return found is not None and any("role" in i and (i.get("tool_calls") or i.get("function_call")) for i in found[1])
+        return found is not None and any(
+            "role" in i and (i.get("tool_calls") or i.get("function_call")) for i in found[1]
+        )
 
     def clean(self, record: Json) -> int | None:
         found = find_items(record)
@@ -94,7 +96,11 @@ def _pieces(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
     if item.get("role") in _OUTPUT and after_call:
         verdict, typed = _typed(item)
         own_id = item.get("tool_call_id")
-        return [Piece("output", owner, text, (), (Output(text, own_id if isinstance(own_id, str) else None, verdict, typed),))]
+        return [
+            Piece(
+                "output", owner, text, (), (Output(text, own_id if isinstance(own_id, str) else None, verdict, typed),)
+            )
+        ]
     return [Piece("told", owner, text)]
 
 

@@ -86,7 +86,9 @@ class PieceReading:
         """The items with these splices made."""
         return self._put_together(self._joined(splices))
 
-    def sides(self, splices: Sequence[Splice]) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
+    def sides(
+        self, splices: Sequence[Splice]
+    ) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
         """For each splice the items before it (purified), what stands there now, and what failed."""
         for n, splice in enumerate(splices):
             failure, fix = self._spans[splice.failure], self._spans[splice.fix]
@@ -187,7 +189,9 @@ def _calls(pieces: Sequence[Piece], span: _Span, number: int) -> tuple[ToolCall,
     )
 
 
-def _observations(calls: Sequence[ToolCall], found: Sequence[Call], outputs: Sequence[Output]) -> tuple[Observation, ...]:
+def _observations(
+    calls: Sequence[ToolCall], found: Sequence[Call], outputs: Sequence[Output]
+) -> tuple[Observation, ...]:
     """One for each call that has an output: by the format's id where both have it, else in order."""
     by_id = {o.call_id: o for o in outputs if o.call_id is not None}
     in_order = iter([o for o in outputs if o.call_id is None or o.call_id not in {c.id for c in found}])

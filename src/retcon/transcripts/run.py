@@ -35,7 +35,9 @@ class Purifier:
     drop_unrepaired: leave out transcripts in which a failed call stays. Counts go to `count`.
     """
 
-    def __init__(self, offline: Offline, format: str, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False) -> None:
+    def __init__(
+        self, offline: Offline, format: str, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False
+    ) -> None:
         self._offline = offline
         self._detector = Detector(format)
         self._sinks = sinks
@@ -88,7 +90,9 @@ class Purifier:
         judged = [r for r in results if r.splices or r.left]
         if self._sinks.audit is not None:
             for result in judged:
-                self._sinks.audit(line_of(_on_record(result.trajectory, record, found.name, value, bool(result.splices))))
+                self._sinks.audit(
+                    line_of(_on_record(result.trajectory, record, found.name, value, bool(result.splices)))
+                )
         if not any(r.splices for r in judged):
             keep = not (self._drop and any(t.failures for t in reading.trajectories))
             # Ours keeps why a failure was left alone on its turn.
