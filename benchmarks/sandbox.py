@@ -1,6 +1,6 @@
 """Calls per second and CPU per call of the sandbox, for `print(1 + 1)`.
 
-python benchmarks/sandbox.py [--workers N] [--calls N] [--tier namespaces|rlimits]
+python benchmarks/sandbox.py [--workers N] [--calls N] [--tier namespaces|landlock|rlimits]
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--tier", choices=("namespaces", "rlimits"))
+    parser.add_argument("--tier", choices=("namespaces", "landlock", "rlimits"))
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from retcon.chat.chat import Chat
+from retcon.chat import hermes
+from retcon.chat.chat import Chat, Style
 from retcon.chat.tokenizer import ByteTokenizer
+from retcon.chat.types import Tokenizer
 from retcon.core.types import Status, Trajectory, Turn
 from retcon.engine.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
@@ -15,7 +18,8 @@ from retcon.purify.types import Repair
 from retcon.rollout.limits import Limits
 from retcon.rollout.loop import rollout
 from retcon.tasks.types import Task
-from retcon.tools.scripted import Answer, ScriptedTool
+from retcon.tools.scripted import Answer, ScriptedTool, State
+from retcon.tools.types import StatefulTool, Tool
 
 TASK = Task("t", "What is 6 times 7?", "42")
 LIMITS = Limits(max_ids=4000, max_turns=6, lookahead_ids=4000)
@@ -24,6 +28,29 @@ LIMITS = Limits(max_ids=4000, max_turns=6, lookahead_ids=4000)
 def call(code: str, reasoning: str = "") -> str:
     """What a model writes that thinks `reasoning` and runs `code`."""
     return f"{reasoning}```python\n{code}\n```"
+
+
+def hermes_call(code: str, reasoning: str = "") -> str:
+    """The same in the style of Hermes and Qwen."""
+    return reasoning + hermes.render_call("python", {"code": code})
+
+
+CALL: dict[Style, Callable[..., str]] = {"markdown": call, "hermes": hermes_call}
+
+
+def run_python(code: str, state: State) -> Answer:
+    """What a Python session answers, without a sandbox: `state` are its variables, `files` one among them."""
+    names = {"__builtins__": {"print": lambda *_: None}, "files": {}} | state
+    try:
+        tree = ast.parse(code)
+        last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<cell>", "exec"), names)
+        value = eval(compile(last, "<cell>", "eval"), names) if last else None
+        return ("" if value is None else repr(value)), "ok", None
+    except (NameError, SyntaxError, KeyError) as error:
+        return str(error), "error", type(error).__name__
+    finally:
+        state |= {name: value for name, value in names.items() if name != "__builtins__" and value != {}}
 
 
 @dataclass
@@ -52,33 +79,38 @@ def written(turn: Turn) -> str:
 
 def play(
     replies: Sequence[Reply] | Callable[[str, str, int], str],
-    outcomes: Mapping[str, Status | Answer],
+    outcomes: Mapping[str, Status | Answer] | None = None,
     *,
+    tool: Tool | StatefulTool | None = None,
+    style: Style = "markdown",
+    tokenizer: Tokenizer | None = None,
     repair: Repair | None = None,
     limits: Limits = LIMITS,
     seed: int = 7,
     max_tokens: int = 2000,
 ) -> Play:
-    """One rollout. outcomes: of code, by status or by whole answer; code that is not named is ok."""
+    """One rollout. outcomes: of code, by status or by whole answer; code that is not named is ok. tool: another one
+    than the scripted tool that gives them. tokenizer: bytes where None."""
+    named = outcomes or {}
 
     def answer(code: str) -> Answer:
-        outcome = outcomes.get(code, "ok")
+        outcome = named.get(code, "ok")
         return (f"<{outcome}>", outcome, None) if isinstance(outcome, str) else outcome
 
-    tokenizer = ByteTokenizer()
-    engine, tool = ScriptedEngine(tokenizer, replies), ScriptedTool(answer)
+    tokenizer = tokenizer or ByteTokenizer()
+    engine, scripted = ScriptedEngine(tokenizer, replies), ScriptedTool(answer)
     sampling = SamplingParams(max_tokens=max_tokens)
     trajectory = asyncio.run(
         rollout(
             TASK,
             id="t/0/0",
             engine=engine,
-            tools={"python": tool},
-            chat=Chat(tokenizer),
+            tools={"python": tool or scripted},
+            chat=Chat(tokenizer, style=style),
             limits=limits,
             sampling=sampling,
             seed=seed,
             repair=repair,
         )
     )
-    return Play(trajectory, engine, tool)
+    return Play(trajectory, engine, scripted)

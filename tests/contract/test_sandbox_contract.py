@@ -14,6 +14,8 @@ from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Result, Sandbox
 
+pytestmark = pytest.mark.filterwarnings("ignore::retcon.core.errors.SandboxWarning")
+
 Opener = Callable[[], AbstractAsyncContextManager[Sandbox]]
 
 
@@ -29,7 +31,24 @@ async def _pool(tier: str) -> AsyncIterator[Sandbox]:
         await pool.close()
 
 
-SANDBOXES: dict[str, Opener] = {tier: partial(_pool, tier) for tier in ("namespaces", "rlimits")}
+@asynccontextmanager
+async def _over_http() -> AsyncIterator[Sandbox]:
+    """A client of a server that stands before a pool, all in this process."""
+    from retcon.sandbox.client import SandboxClient
+    from retcon.sandbox.service.app import create_app
+    from retcon.sandbox.service.server import listen, served
+    from retcon.sandbox.service.settings import Settings
+
+    async with SandboxPool(workers=1) as pool:
+        app = create_app(pool, pool.tier, Settings(workers=1))
+        async with served(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
+            yield client
+
+
+SANDBOXES: dict[str, Opener] = {
+    **{tier: partial(_pool, tier) for tier in ("namespaces", "landlock", "rlimits")},
+    "http": _over_http,
+}
 
 
 @pytest.fixture(params=SANDBOXES)
@@ -154,6 +173,29 @@ def test_stdin_and_files_are_there(opened: Opener) -> None:
 def test_a_file_outside_the_scratch_folder_is_refused(opened: Opener, name: str) -> None:
     with pytest.raises(ValueError, match="inside the scratch folder"):
         run(opened, "1", files={name: b""})
+
+
+def test_files_that_a_call_has_written_are_handed_back(opened: Opener) -> None:
+    code = (
+        "import os\nos.mkdir('d')\nopen('d/a', 'wb').write(b'\\0x')\nopen('empty', 'w').close()\n"
+        "os.symlink('/etc/hostname', 'link')\nos.symlink('/etc', 'folder')\nos.mkfifo('fifo')\nos.link('d/a', 'hard')\n"
+        "raise ValueError"
+    )
+    asked = ["d/a", "./d/a", "empty", "absent", "link", "folder/hostname", "fifo", "d", "hard", "x" * 5000]
+    result = run(opened, code, fetch=asked)
+    assert result.error_type == "ValueError"
+    assert result.files == {"d/a": b"\0x", "./d/a": b"\0x", "empty": b"", "hard": b"\0x"}
+
+
+def test_what_is_handed_back_is_bounded(opened: Opener) -> None:
+    code = "for name in 'abc': open(name, 'wb').write(b'x' * (5 << 20))\nopen('d', 'w').write('y')"
+    assert set(run(opened, code, fetch=["a", "b", "d"]).files) == {"a", "d"}
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "\ud800"])
+def test_a_file_outside_the_scratch_folder_is_not_handed_back(opened: Opener, name: str) -> None:
+    with pytest.raises(ValueError, match=r"inside the scratch folder|not Unicode"):
+        run(opened, "1", fetch=[name])
 
 
 def test_no_call_sees_another(opened: Opener) -> None:

@@ -45,13 +45,20 @@ def run(base, out, rewards, **sections):
     return lines
 
 
-def test_a_group_that_lost_most_is_skipped_and_counted(base, tmp_path):
+def test_a_group_with_one_survivor_is_skipped_and_counted(base, tmp_path):
     (line,) = run(base, tmp_path / "run", ((1.0, None, None, None), (1.0, -1.0, -1.0, None)))
     assert (line["rollouts"], line["infrastructure"], line["kept"], line["groups_skipped"]) == (8, 4, 3, 1)
+    assert line["groups_flat"] == 0, "a group of one is not flat, it is none"
     assert line["reward"] == 0.0  # (1 + 1 - 1 - 1) / 4: faults are no zeros
     assert line["grad_norm"] > 0
     kept = list(jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl"))
     assert len(kept) == 8, "also those that were lost"
+
+
+def test_two_survivors_are_compared_with_each_other(base, tmp_path):
+    lost = run(base, tmp_path / "lost", ((None, 1.0, None, -1.0),), rl={**SMALL, "prompts": 1})
+    assert (lost[0]["kept"], lost[0]["infrastructure"], lost[0]["groups_skipped"]) == (2, 2, 0)
+    assert lost[0]["grad_norm"] > 0
 
 
 def test_a_step_without_rollouts_ends_the_run_by_name(base, tmp_path):
@@ -66,11 +73,56 @@ def test_selection_keeps_g_of_the_oversampled(base, tmp_path):
     assert (line["rollouts"], line["kept"], line["groups_flat"]) == (16, 8, 0)
 
 
+def test_the_share_that_is_purified_follows_its_schedule(base, tmp_path):
+    repair = {"kind": "saar", "probability_schedule": ((1, 0.0), (2, 1.0))}
+    run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "steps": 2}, repair=repair)
+    purified = [
+        {t.provenance.purified for t in jsonl.read(tmp_path / f"run/trajectories/step-00000{step}.jsonl")}
+        for step in (1, 2)
+    ]
+    assert purified == [{False}, {True}]
+
+
 def test_flat_groups_change_nothing(base, tmp_path):
     (line,) = run(base, tmp_path / "run", ((-1.0,) * 4,))
     assert (line["groups_flat"], line["grad_norm"], line["loss"]) == (2, 0.0, 0.0)
     one, other = ((f / "model.safetensors").read_bytes() for f in (base, tmp_path / "run/final"))
     assert one == other
+
+
+FLAT, MIXED = (1.0,) * 4, (1.0, -1.0, -1.0, 1.0)
+EXTRA = ("extra_groups", "extra_rollouts", "extra_rounds", "groups_flat", "groups_short", "kept")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "select", "expected"),
+    [
+        ((FLAT, MIXED, FLAT, MIXED), {}, (2, 8, 2, 2, 0, 8)),
+        ((MIXED,), {}, (0, 0, 0, 0, 0, 8)),
+        ((FLAT, MIXED, FLAT, MIXED), {"max_rounds": 1}, (1, 4, 1, 2, 1, 4)),
+        ((FLAT, MIXED, FLAT, MIXED), {"max_extra": 0.5}, (1, 4, 1, 2, 1, 4)),
+        ((FLAT,), {}, (4, 16, 2, 6, 2, 0)),
+        (((1.0, None, None, None), MIXED, MIXED), {}, (1, 4, 1, 0, 0, 8)),
+        ((FLAT, MIXED), {"dynamic": False}, (0, 0, 0, 1, 0, 8)),
+    ],
+    ids=["replaced", "nothing to replace", "rounds", "extra", "all flat", "lost", "off"],
+)
+def test_flat_groups_are_replaced_within_bounds(base, tmp_path, rewards, select, expected):
+    (line,) = run(base, tmp_path / "run", rewards, select={"dynamic": True, **select})
+    assert tuple(line[name] for name in EXTRA) == expected
+    assert line["rollouts"] == 8 + expected[1]
+    assert (line["grad_norm"] > 0) == (expected[-1] > 0)
+    assert len(list(jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl"))) == line["rollouts"]
+
+
+def test_the_next_step_goes_on_after_the_prompts_that_were_drawn_in_place_of_others(base, tmp_path):
+    rewards = (FLAT, MIXED, MIXED, FLAT, MIXED, FLAT, MIXED)
+    run(base, tmp_path / "run", rewards, rl={**SMALL, "steps": 2}, select={"dynamic": True})
+    drawn = [
+        sorted({int(t.task.rpartition("/")[2]) for t in jsonl.read(tmp_path / f"run/trajectories/step-00000{n}.jsonl")})
+        for n in (1, 2)
+    ]
+    assert drawn == [[0, 1, 2], [3, 4, 5, 6]]
 
 
 def test_old_logprobs_are_the_engines_and_agree_with_the_trainers(base, tmp_path):

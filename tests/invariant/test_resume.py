@@ -93,6 +93,25 @@ def test_reinforced(zygote, world, cold):
     assert kept[0] == kept[1] == ["step-000001.jsonl", "step-000008.jsonl"]
 
 
+def test_reinforced_with_prompts_drawn_in_place_of_others(zygote, world, cold):
+    """How many prompts a step draws depends on what came of them: the position in the stream is part of the state."""
+    recipe = small_recipe(world / "base", rl={"group": 2}, select={"dynamic": True})
+    assert list(zygote.run("rl", recipe, cold / "final", world / "dynamic"))[-1] == ("exit", "0")
+    lines = metrics(world / "dynamic")
+    assert any(line["extra_groups"] > 0 for line in lines[:-2]), "some groups were replaced"
+    assert any(line["grad_norm"] > 0 for line in lines), "there was something to learn"
+
+    begun = killed_three_times(zygote, "rl", recipe, cold / "final", world / "dynamic-killed", steps=3, seed=3)
+    assert begun[-1] > 1, "went on from a checkpoint"
+    assert_same_run(world / "dynamic", world / "dynamic-killed")
+    last = [
+        (run / "trajectories/step-000008.jsonl").read_bytes() for run in (world / "dynamic", world / "dynamic-killed")
+    ]
+    assert len(last[0]) > 0
+    tasks = [[json.loads(line)["task"] for line in one.splitlines()] for one in last]
+    assert tasks[0] == tasks[1], "the same prompts"
+
+
 def test_a_finished_run_returns_at_once_and_touches_nothing(zygote, world, cold):
     before = {p: p.stat().st_mtime_ns for p in cold.rglob("*")}
     events = list(zygote.run("sft", small_recipe(world / "base"), world / "demonstrations.jsonl", cold))

@@ -74,6 +74,7 @@ def test_no_sampled_id_is_lost_in_a_repair(turn: Turn) -> None:
     trajectory = Trajectory("t", "task", (), (turn,))
     assert trajectory.sampled_ids == sum(len(s.ids or ()) for a in attempts for s in a.generated)
     assert trajectory.raw_calls == len(attempts)
+    assert trajectory.raw_seconds == pytest.approx(sum(o.seconds for a in attempts for o in a.observations))
     fixed = turn.repair.decision != "unrepaired"
     assert trajectory.failures == int(not fixed)
     assert trajectory.raw_failures == len(attempts) - int(fixed)

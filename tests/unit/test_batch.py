@@ -1,5 +1,7 @@
 """Batches: what is padded, who is with whom, and that all of it comes from seeds."""
 
+from dataclasses import replace
+
 import pytest
 
 from retcon.core.errors import UnscoredIds
@@ -21,6 +23,12 @@ def test_collate_pads_on_the_right():
     assert batch.mask.tolist() == [[False, False, True], [False, True, False]]
     assert batch.old_logprobs.tolist() == [[0, 0, -0.5], [0, -0.5, 0]]
     assert batch.advantages.tolist() == [[1, 1, 1], [-1, -1, 0]]
+
+
+def test_weights_are_one_where_there_are_none():
+    weighed = replace(sample(3), weights=(None, None, 0.5))
+    assert collate([weighed, sample(2)]).weights.tolist() == [[1, 1, 0.5], [1, 1, 1]]
+    assert collate([sample(3), sample(2)]).weights is None
 
 
 def test_an_id_that_nothing_predicts_is_refused():

@@ -104,3 +104,22 @@ def test_muting_takes_negative_spliced_ids_out_and_leaves_the_others_their_weigh
     found, gradient = loss_of(ROWS, advantages, aggregate=aggregate, muted=muted)
     assert found.value.item() == pytest.approx((-3 + 2) / 6)
     torch.testing.assert_close(gradient, plain.masked_fill(muted, 0.0))
+
+
+def test_weights_multiply_terms_and_leave_the_denominators():
+    ratios, advantages = [[1.0, 1.5, 0.9], [1.0, 0.5, 1.0]], [[2.0] * 3, [-1.0] * 3]
+    weights = torch.tensor([[1.0, 0.5, 1.0], [1.0, 0.25, 2.0]])
+    found, gradient = loss_of(ratios, advantages, weights=weights)
+    # -(2 + .5 · 1.28 · 2 + 1.8) + (1 + .25 · .8 + 2 · 1), over six ids
+    assert found.value.item() == pytest.approx((-5.08 + 3.2) / 6)
+    # ρ Â w / 6, and nothing where the clip cut it off
+    torch.testing.assert_close(gradient, torch.tensor([[-2.0, 0.0, -1.8], [1.0, 0.0, 2.0]]) / 6)
+    plain, _ = loss_of(ratios, advantages)
+    assert (found.clipped, found.kl, found.surprise) == (plain.clipped, plain.kl, plain.surprise)
+
+
+def test_weights_of_one_change_no_bit():
+    ratios, advantages = [[1.1, 0.7, 1.4], [0.9, 1.2, 0.5]], [[2.0] * 3, [-1.0] * 3]
+    (one, of_one), (none, of_none) = (loss_of(ratios, advantages, weights=w) for w in (torch.ones(2, 3), None))
+    assert one.value.item() == none.value.item()
+    assert torch.equal(of_one, of_none)

@@ -69,6 +69,7 @@ def test_dotted_keys_and_inline_tables_have_lines_too(tmp_path: Path, text: str)
         ("attempts = true", ["repair.attempts = true", "valid integer"]),
         ("gamma = nan", ["repair.gamma", "finite"]),
         ('failures = ["infrastructure"]', ["repair.failures", "'malformed'"]),
+        ("probability_schedule = [[1, 1.5]]", ["repair.probability_schedule = 1.5", "less than or equal to 1"]),
     ],
 )
 def test_a_bad_value_names_key_value_and_what_is_allowed(tmp_path: Path, line: str, parts: list[str]) -> None:
@@ -81,6 +82,20 @@ def test_a_bad_value_names_key_value_and_what_is_allowed(tmp_path: Path, line: s
 def test_a_rule_over_a_section_names_the_section(tmp_path: Path) -> None:
     message = complaint(tmp_path, "[rl]\ngroup = 1\n")
     assert "line 1: rl: a group of 1 has no variance" in message
+
+
+def test_the_steps_of_a_schedule_must_not_decrease() -> None:
+    assert load_recipe(None, ["repair.probability_schedule=[[1, 1], [40, 0.5]]"]).repair.probability_schedule[1] == (
+        40,
+        0.5,
+    )
+    with pytest.raises(RecipeError, match=r"steps of probability_schedule must not decrease: \[5, 4\]"):
+        load_recipe(None, ["repair.probability_schedule=[[5, 1.0], [4, 0.5]]"])
+
+
+def test_a_rule_over_two_sections_names_the_one_to_look_at(tmp_path: Path) -> None:
+    message = complaint(tmp_path, "[rl]\ngroup = 4\n[select]\nmin_positive = 3\nmin_negative = 2\n")
+    assert "line 3: select: min_positive 3 + min_negative 2 exceed rl.group = 4" in message
 
 
 def test_a_value_where_a_section_belongs(tmp_path: Path) -> None:

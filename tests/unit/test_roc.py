@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retcon.core.types import Observation, Segment, Trajectory, Turn
 from retcon.select.drop import drop_infrastructure, take
@@ -109,9 +111,85 @@ def test_what_cannot_be_selected_is_refused():
         roc([made("a", 1), made("lost", None)], 1, seed=0)
 
 
+@st.composite
+def groups(draw: st.DrawFn) -> list[Trajectory]:
+    statuses = st.lists(st.sampled_from(["ok", "error", "timeout", "malformed"]), max_size=3)
+    return [
+        made(f"t{n}", draw(st.sampled_from([-1.0, 0.0, 0.5, 1.0])), *draw(statuses), answers=draw(st.integers(0, 3)))
+        for n in range(draw(st.integers(1, 24)))
+    ]
+
+
+@st.composite
+def selections(draw: st.DrawFn) -> dict[str, object]:
+    keep = draw(st.integers(1, 12))
+    least = draw(st.integers(0, keep))
+    minima = {"min_positive": least, "min_negative": draw(st.integers(0, keep - least))}
+    return {
+        "keep": keep,
+        "seed": draw(st.integers(0, 99)),
+        "draw": draw(st.sampled_from(["rank", "weighted"])),
+        **minima,
+    }
+
+
+@given(groups(), selections())
+def test_it_keeps_exactly_g_of_what_there_is_in_order_and_repeats(group, how):
+    kept = roc(group, **how)
+    assert len(kept) == min(how["keep"], len(group))
+    assert [id(t) for t in group if t in kept] == [id(t) for t in kept], "no copies, nothing twice, the group's order"
+    assert roc(group, **how) == kept
+
+
+@given(groups(), selections())
+def test_each_side_keeps_its_share_unless_a_minimum_or_a_lack_says_otherwise(group, how):
+    kept = roc(group, **how)
+    right, keep = positives(group), len(kept)
+    low, high = how["min_positive"], how["min_negative"]
+    assert positives(kept) >= min(low, right)
+    assert keep - positives(kept) >= min(high, len(group) - right)
+    if not low and not high:
+        assert abs(positives(kept) - keep * right / len(group)) <= 0.5
+
+
+@given(groups(), selections(), st.randoms(use_true_random=False))
+def test_the_order_of_the_group_decides_nothing_but_ties(group, how, rng):
+    how["draw"] = "rank"
+    other = rng.sample(group, len(group))
+
+    def penalties(kept: list[Trajectory]) -> list[float]:
+        return sorted(penalty(t) for t in kept if t.reward > 0)
+
+    one, two = roc(group, **how), roc(other, **how)
+    assert positives(one) == positives(two)
+    assert penalties(one) == penalties(two)
+    dropped = [penalty(t) for t in group if t.reward > 0 and t not in one]
+    assert max(penalties(one), default=0) <= min(dropped, default=2), "the cleanest"
+
+
+@given(st.integers(1, 10), st.integers(0, 20), st.integers(0, 9))
+def test_of_2g_half_of_the_wrong_ones_stay_rounded_down(keep, wrong, seed):
+    """The paper's shares; a single success is therefore never lost."""
+    wrong = min(wrong, 2 * keep)
+    group = [made(f"n{n}", 0) for n in range(wrong)] + [made(f"p{n}", 1) for n in range(2 * keep - wrong)]
+    assert positives(roc(group, keep, seed=seed)) == keep - wrong // 2
+
+
+def test_failures_are_drawn_whatever_they_look_like():
+    group = [made(f"p{n}", 1) for n in range(4)] + [
+        made("tidy", 0, "ok"),
+        *(made(f"n{n}", 0, "error") for n in range(3)),
+    ]
+    drawn = Counter(name for seed in range(400) for name in names(roc(group, 4, seed=seed)))
+    assert all(150 < drawn[name] < 250 for name in ("tidy", "n0", "n1", "n2"))
+
+
 def test_rollouts_lost_to_the_infrastructure_are_dropped():
-    group = [made("a", 1), replace(made("lost", None), stop="infrastructure"), made("b", 0)]
+    lost = replace(made("lost", None), stop="infrastructure")
+    group = [made("a", 1), lost, made("b", 0)]
     assert names(drop_infrastructure(group)) == ["a", "b"]
+    assert names(drop_infrastructure([made("a", 1), made("b", 1)])) == ["a", "b"]
+    assert drop_infrastructure([lost, made("a", 1), lost]) == drop_infrastructure([]) == []
 
 
 def test_no_selection_takes_the_first():

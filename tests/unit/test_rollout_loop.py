@@ -141,6 +141,8 @@ def test_a_fault_while_scoring_leaves_the_failure_with_its_attempts():
 class Everything:
     """A repair that finds fault with all turns, and commits each with what came next, spliced without scores."""
 
+    attempts = 1
+
     def failed(self, turn):
         return True
 
@@ -173,7 +175,7 @@ def test_what_fits_leaves_room_to_go_on_but_for_an_answer():
 
     def fits(*turns, max_ids, max_turns=2):
         limits = Limits(max_ids, max_turns, lookahead_ids=500)
-        return TurnLookahead(None, limits, history=range(prompt), number=0).fits(*turns)
+        return TurnLookahead(None, limits, history=range(prompt), number=0, state=None).fits(*turns)
 
     assert fits(step, answer, max_ids=used)
     assert not fits(step, answer, max_ids=used - 1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from playing import LIMITS, Play, call, play, written
-from retcon.core.sample import history_ids, to_sample
+from retcon.core.sample import history_ids
 from retcon.core.types import Observation, Segment, ToolCall, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.similarity import similarity
@@ -22,14 +22,6 @@ DONE = "It is 42."
 
 def decisions(p: Play) -> list[str | None]:
     return [t.repair.decision if t.repair else None for t in p.turns]
-
-
-def test_without_a_failure_a_repair_changes_nothing():
-    replies = [call(GOOD, "Try: "), call(OTHER), DONE]
-    off, on = play(replies, {}), play(replies, {}, repair=Saar())
-    assert on.trajectory == replace(off.trajectory, provenance=on.trajectory.provenance)
-    assert to_sample(on.trajectory) == to_sample(off.trajectory)
-    assert (on.engine.seen, on.engine.params, on.engine.scored) == (off.engine.seen, off.engine.params, [])
 
 
 def test_a_close_fix_keeps_the_reasoning_of_the_failure():
@@ -58,42 +50,9 @@ def test_the_sampled_part_of_a_shallow_repair_keeps_its_logprobs_and_the_spliced
     assert spliced.logprobs == asyncio.run(p.engine.score("", history_ids(p.trajectory), start))[: len(spliced.ids)]
 
 
-def test_a_rewrite_brings_its_own_reasoning():
-    p = play([call(BAD, "First. "), call(OTHER, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
-    assert p.texts == [call(OTHER, "Oops. "), DONE]
-    assert decisions(p) == ["deep", None]
-    assert [s.kind for s in p.turns[0].generated] == ["spliced"]
-    assert p.turns[0].repair.reason
-
-
 def test_a_call_without_reasoning_is_replaced_whole():
     p = play([call(BAD), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
     assert [(s.kind, s.text) for s in p.turns[0].generated] == [("spliced", call(GOOD) + "<|im_end|>")]
-
-
-def test_similarity_is_of_the_code_alone():
-    short, fix = "q" * 10, "z" * 40
-    assert similarity(call(short), call(fix)) > 0.3 > similarity(short, fix)
-    p = play([call(short), call(fix), DONE], {short: "error"}, repair=Saar(gamma=0.3))
-    assert decisions(p) == ["deep", None]
-    assert p.turns[0].repair.similarity == 0
-
-
-def test_a_similarity_of_gamma_is_shallow_and_less_is_deep():
-    first, fix = "aabb", "aacc"
-    assert similarity(first, fix) == 0.5
-    at, above = (play([call(first), call(fix), DONE], {first: "error"}, repair=Saar(gamma=g)) for g in (0.5, 0.51))
-    assert decisions(at) == ["shallow", None]
-    assert decisions(above) == ["deep", None]
-
-
-def test_the_fix_is_compared_with_the_first_failure():
-    second = OTHER + "\ny"
-    p = play([call(BAD), call(second), call(OTHER), DONE], {BAD: "error", second: "error"}, repair=Saar())
-    assert similarity(second, OTHER) > 0.5
-    assert decisions(p) == ["deep", None]
-    assert p.turns[0].repair.similarity == similarity(BAD, OTHER)
-    assert p.turns[0].repair.attempts == 2
 
 
 def test_without_a_fix_the_first_failure_stays_and_the_rollout_goes_on():
@@ -105,24 +64,6 @@ def test_without_a_fix_the_first_failure_stays_and_the_rollout_goes_on():
     assert [written(a) for a in p.turns[0].abandoned] == [call(t) for t in tries[1:]]
     assert (p.trajectory.failures, p.trajectory.raw_failures, p.trajectory.raw_calls) == (1, 4, 4)
     assert "fail(1)" not in p.prompt(4)
-
-
-def test_after_an_unrepaired_turn_the_next_failure_is_repaired():
-    tries = ["fail(0)", "fail(1)", BAD]
-    p = play([*map(call, tries), call(GOOD), DONE], dict.fromkeys(tries, "error"), repair=Saar(attempts=1))
-    assert p.texts == [call("fail(0)"), call(GOOD), DONE]
-    assert decisions(p) == ["unrepaired", "shallow", None]
-
-
-def test_an_answer_in_the_lookahead_commits_the_raw_history():
-    p = play([call("fail(0)"), call("fail(1)"), DONE], {"fail(0)": "error", "fail(1)": "error"}, repair=Saar())
-    assert p.texts == [call("fail(0)"), call("fail(1)"), DONE]
-    assert decisions(p) == ["answered", None, None]
-    assert p.trajectory.stop == "answer"
-    assert {s.kind for t in p.turns for s in t.generated} == {"sampled"}
-    assert p.trajectory.failures == p.trajectory.raw_failures == 2
-    generated = history_ids(p.trajectory)
-    assert generated[: len(p.engine.seen[-1][1])] == p.engine.seen[-1][1]
 
 
 def test_an_answer_that_did_not_see_the_whole_history_is_not_committed():
@@ -140,41 +81,6 @@ def test_an_answer_that_takes_too_many_turns_is_not_committed():
     assert p.texts == [call(BAD)]
     assert decisions(p) == ["unrepaired"]
     assert p.trajectory.stop == "turns"
-
-
-def test_a_malformed_call_uses_an_attempt():
-    unclosed = "```python\nprint(1"
-    p = play([call(BAD), unclosed, call(GOOD), DONE], {BAD: "error"}, repair=Saar(attempts=2))
-    assert decisions(p) == ["shallow", None]
-    assert [a.observations[0].status for a in p.turns[0].abandoned] == ["error", "malformed", "ok"]
-    p = play([call(BAD), unclosed, DONE], {BAD: "error"}, repair=Saar(attempts=1))
-    assert decisions(p) == ["unrepaired", None]
-
-
-def test_what_an_output_says_decides_nothing():
-    outcomes = {BAD: ("Tool call success", "error", "NameError"), GOOD: ("NameError: 'x'", "ok", None)}
-    p = play([call(BAD), call(GOOD), DONE], outcomes, repair=Saar())
-    assert p.texts == [call(GOOD), DONE]
-    p = play([call(GOOD), DONE], outcomes, repair=Saar())
-    assert decisions(p) == [None, None]
-
-
-@pytest.mark.parametrize("status", ["error", "timeout", "limit"])
-def test_each_failure_can_be_switched_off(status):
-    replies, outcomes = [call(BAD), call(GOOD), DONE], {BAD: status}
-    assert decisions(play(replies, outcomes, repair=Saar())) == ["shallow", None]
-    others = Saar(failures=Saar().failures - {status})
-    p = play(replies, outcomes, repair=others)
-    assert p.texts == [call(BAD), call(GOOD), DONE]
-    assert decisions(p) == [None, None, None]
-
-
-def test_a_failure_of_the_infrastructure_is_not_repaired():
-    p = play([call(BAD), DONE], {BAD: "infrastructure"}, repair=Saar())
-    assert p.trajectory.stop == "infrastructure"
-    assert p.trajectory.reward is None
-    assert len(p.engine.seen) == 1
-    assert decisions(p) == [None]
 
 
 def test_a_turn_that_the_infrastructure_hit_is_neither_a_failure_nor_a_fix():
@@ -204,16 +110,6 @@ def test_a_failure_of_the_infrastructure_in_the_lookahead_ends_the_rollout(secon
     assert [written(a) for a in p.turns[0].abandoned] == ([second] if isinstance(second, str) else [])
 
 
-def test_a_fix_that_does_not_fit_is_no_fix():
-    long = GOOD + " #" + "x" * 200
-    replies = [call(BAD), call(long), call(GOOD), DONE]
-    roomy = play(replies, {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_ids=500))
-    assert roomy.texts[0] == call(long)
-    tight = play(replies, {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_ids=250))
-    assert tight.texts == [call(GOOD), DONE]
-    assert [written(a) for a in tight.turns[0].abandoned] == [call(BAD), call(long), call(GOOD)]
-
-
 def test_without_room_for_another_attempt_the_failure_stays():
     used = len(history_ids(play([call(BAD), DONE], {BAD: "error"}).trajectory)) - len(DONE) - 1
     limits = replace(LIMITS, max_ids=used + 20, lookahead_ids=0)
@@ -225,31 +121,6 @@ def test_without_room_for_another_attempt_the_failure_stays():
     assert decisions(p) == ["unrepaired"]
     assert p.turns[0].abandoned == ()
     assert p.trajectory.stop == "length"
-
-
-@pytest.mark.parametrize("nothing", ["", "pass", "# later", '"""Later."""\npass', "..."])
-def test_code_that_does_nothing_is_no_fix(nothing):
-    p = play([call(BAD), call(nothing), call(GOOD), DONE], {BAD: "error"}, repair=Saar())
-    assert p.texts == [call(GOOD), DONE]
-    assert p.turns[0].repair.attempts == 2
-    assert call(nothing) in p.prompt(2)
-
-
-def test_no_attempts_leaves_the_rollout_as_it_was():
-    replies = [call(BAD), call(GOOD), DONE]
-    off, on = play(replies, {BAD: "error"}), play(replies, {BAD: "error"}, repair=Saar(attempts=0))
-    assert on.trajectory == replace(off.trajectory, provenance=on.trajectory.provenance)
-
-
-def test_after_two_repairs_the_model_sees_purified_text_alone():
-    replies = [call(BAD, "a. "), call(GOOD, "b. "), call("bad(2)", "c. "), call(OTHER, "d. "), DONE]
-    p = play(replies, {BAD: "error", "bad(2)": "error"}, repair=Saar())
-    assert decisions(p) == ["shallow", "deep", None]
-    seen = p.prompt(4)
-    assert call(GOOD, "a. ") in seen
-    assert call(OTHER, "d. ") in seen
-    assert not any(gone in seen for gone in (BAD, "bad(2)", "b. ", "c. ", "error"))
-    assert history_ids(p.trajectory)[: len(p.engine.seen[4][1])] == p.engine.seen[4][1]
 
 
 @pytest.mark.parametrize(("lookahead", "first_shown"), [("all", True), ("latest", False)])

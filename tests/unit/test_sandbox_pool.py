@@ -47,7 +47,7 @@ def test_a_pool_needs_a_worker() -> None:
     ("status", "cpu_used", "wall", "raised", "expected"),
     [
         (0, 0.0, None, None, ("ok", None)),
-        (0, 0.0, None, "ValueError", ("ok", None)),
+        (0, 0.0, None, "ValueError", ("error", "ValueError")),
         (1 << 8, 0.0, None, "ValueError", ("error", "ValueError")),
         (1 << 8, 0.0, None, "MemoryError", ("limit", "MemoryError")),
         (3 << 8, 0.0, None, None, ("error", "SystemExit")),

@@ -1,6 +1,8 @@
 """The update on a real model: what accumulates, what is skipped, and what is refused."""
 
 import copy
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +10,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import RLSection
 from retcon.core.errors import TrainingDiverged, UnscoredIds
-from retcon.core.types import Sample, Segment, Trajectory, Turn
+from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.train.batch import collate
 from retcon.train.loss import token_logprobs
-from retcon.train.update import ALGORITHMS, group_samples, minibatch_update, update
+from retcon.train.update import group_samples, minibatch_update, update
 
 pytestmark = pytest.mark.torch
 CONFIG = RLSection(max_grad_norm=1e9, lr=0.1)
@@ -95,6 +97,14 @@ def test_muted_spliced_ids_are_an_option(model):
     assert_moved_alike(moved(model, right)[0], moved(model, right, muting)[0])
 
 
+def test_weights_of_a_sample_scale_its_gradient(model):
+    half, none = replace(sample(9, 1.0), weights=(None,) * 5 + (0.5,) * 4), sample(9, 1.0)
+    assert_moved_alike(moved(model, [none])[0], {k: 2 * v for k, v in moved(model, [half])[0].items()})
+    ones = replace(none, weights=(None,) * 9)
+    one, other = moved(model, [none])[0], moved(model, [ones])[0]
+    assert all(torch.equal(one[k], other[k]) for k in one)
+
+
 def test_unscored_ids_are_refused_before_anything_moves(model):
     good, bad = sample(9, 1.0), sample(9, 1.0)
     bad = Sample(bad.ids, bad.mask, (None,) * 9, bad.spliced, bad.advantages)
@@ -118,9 +128,22 @@ def trajectory(reward, logprobs=(-1.0,)):
 
 
 def test_a_group_becomes_samples_with_advantages():
-    samples = group_samples([trajectory(1.0), trajectory(-1.0)], ALGORITHMS["dapo"])
+    samples = group_samples([trajectory(1.0), trajectory(-1.0)], CONFIG)
     assert [s.advantages for s in samples] == [pytest.approx((0.5**0.5,) * 2), pytest.approx((-(0.5**0.5),) * 2)]
+    assert [s.weights for s in samples] == [None, None]
     with pytest.raises(ValueError, match="no reward"):
-        group_samples([trajectory(1.0), trajectory(None)], ALGORITHMS["dapo"])
+        group_samples([trajectory(1.0), trajectory(None)], CONFIG)
     with pytest.raises(UnscoredIds):
-        group_samples([trajectory(1.0), trajectory(-1.0, None)], ALGORITHMS["dapo"])
+        group_samples([trajectory(1.0), trajectory(-1.0, None)], CONFIG)
+
+
+def test_spliced_ids_of_a_group_are_weighed_where_the_recipe_says_so():
+    call = ToolCall("0", "python", {"code": "x"}, char=0, start=0)
+    fix = Turn((Segment("sampled", "c", (3,), (-2.0,)),), (call,), stop="call")
+    turn = Turn((Segment("spliced", "c", (3,), (-1.0,)),), (call,), abandoned=(fix,), repair=RepairRecord("deep", 1))
+    group = [replace(trajectory(1.0), turns=(turn,)), trajectory(-1.0)]
+    assert [s.weights for s in group_samples(group, CONFIG)] == [None, None]
+    config = CONFIG.model_copy(update={"splice_weight": "truncated", "splice_weight_cap": 1.5})
+    assert [s.weights for s in group_samples(group, config)] == [(None, 1.5), (None, None)]
+    config = config.model_copy(update={"splice_weight_cap": 9.0})
+    assert group_samples(group, config)[0].weights[1] == pytest.approx(math.e)

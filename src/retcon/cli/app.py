@@ -10,11 +10,13 @@ import typer
 
 from retcon import __version__
 from retcon.cli.diff import diff
+from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
 from retcon.cli.eval import evaluate
 from retcon.cli.interrupt import Interrupted
 from retcon.cli.purify import purify
 from retcon.cli.quickstart import quickstart
+from retcon.cli.sandbox import sandbox
 from retcon.cli.sft import sft
 from retcon.cli.show import show
 from retcon.cli.train import train
@@ -53,10 +55,12 @@ app.command("quickstart")(quickstart)
 app.command("sft")(sft)
 app.command("train")(train)
 app.command("eval")(evaluate)
+app.command("difficulty")(difficulty)
 app.command("show")(show)
 app.command("purify")(purify)
 app.command("diff")(diff)
 app.command("doctor")(doctor)
+app.add_typer(sandbox)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,6 +25,12 @@ RecipeName = Annotated[
 ]
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder again continues it.")
+]
+TierName = Annotated[
+    Literal["namespaces", "landlock", "rlimits"] | None,
+    typer.Option(
+        "--tier", help="What must hold around programs (docs/sandbox.md); the strongest by default.", show_default=False
+    ),
 ]
 
 

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from retcon.cli.sandbox_doctor import mark, print_advice, sandbox_rows
+
 if TYPE_CHECKING:
     from retcon.sandbox.probe import Probe
 
 EXTRAS = {
     "train": ("torch", "transformers", "tokenizers", "safetensors"),
     "report": ("matplotlib",),
+    "serve": ("starlette", "uvicorn"),
+    "sandbox": ("sympy", "scipy"),
 }
-CORE = ("numpy", "pydantic", "msgspec", "rich", "typer")
+CORE = ("numpy", "pydantic", "msgspec", "rich", "typer", "httpx")
 NEEDED_GB = 4.0  # memory of the quickstart, at most
 
 
@@ -62,6 +66,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 def diagnose() -> Diagnosis:
     """Looks at everything; starts one sandbox worker, imports no extra."""
     from retcon import __version__
+    from retcon.sandbox.machine import advice as sandbox_advice
+    from retcon.sandbox.machine import look
     from retcon.sandbox.probe import probe
 
     versions = {name: _installed(name) for names in (CORE, *EXTRAS.values()) for name in names}
@@ -69,10 +75,8 @@ def diagnose() -> Diagnosis:
     machine = look_at_machine()
     sandbox = probe(0.1)
     advice = [f"pip install 'retcon-rl[{extra}]'" for extra, present in extras.items() if not present]
-    if sandbox.tier is None:
-        advice.append(f"the sandbox cannot be had: {sandbox.problem}")
-    elif not sandbox.network or not sandbox.files:
-        advice.append("calls are only limited, not contained: allow user namespaces (sysctl user.max_user_namespaces)")
+    if sandbox.tier != "namespaces":
+        advice += sandbox_advice(look(), sandbox)
     if machine.memory_gb is not None and machine.memory_gb < NEEDED_GB:
         advice.append(f"{machine.memory_gb:.1f} GiB of memory are free; the quickstart may need {NEEDED_GB:g}")
     return Diagnosis(
@@ -120,9 +124,6 @@ def _print(diagnosis: Diagnosis) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    def mark(good: bool, text: str) -> str:
-        return f"[green]✓[/] {text}" if good else f"[yellow]–[/] {text}"
-
     machine, sandbox = diagnosis.machine, diagnosis.sandbox
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
@@ -137,16 +138,8 @@ def _print(diagnosis: Diagnosis) -> None:
     for extra, names in EXTRAS.items():
         known = ", ".join(f"{name} {diagnosis.versions[name] or 'absent'}" for name in names)
         table.add_row(f"[{extra}]".replace("[", r"\["), mark(diagnosis.extras[extra], known))
-    if sandbox.tier is None:
-        table.add_row("sandbox", f"[red]✗[/] {sandbox.problem}")
-    else:
-        speed = f"{sandbox.calls_per_second:.0f} calls/s, fork {sandbox.fork_ms:.1f} ms"
-        table.add_row("sandbox", f"tier {sandbox.tier}: {speed}")
-        table.add_row("", mark(sandbox.network, "no network for calls"))
-        table.add_row("", mark(sandbox.files, "no writing outside a call's scratch folder"))
-        table.add_row("", mark(sandbox.own_user, "calls run without your rights"))
+    for label, text in sandbox_rows("sandbox", sandbox):
+        table.add_row(label, text)
     console = Console()
     console.print(table)
-    console.print("\n[bold]to do[/]" if diagnosis.advice else "\n[green]all is well[/]")
-    for advice in diagnosis.advice:
-        console.print(f"  {advice}", markup=False, highlight=False)
+    print_advice(console, diagnosis.advice)

@@ -98,7 +98,9 @@ def _validate(data: Mapping[str, object], where: Callable[[str, str | None], str
         return Recipe.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        section, key = ([str(part) for part in first["loc"][:2]] + ["", ""])[:2]
+        # A rule over several sections has no place of its own: its message begins with the one to look at.
+        place = first["loc"][:2] or (first["msg"].removeprefix("Value error, ").partition(":")[0],)
+        section, key = ([str(part) for part in place] + ["", ""])[:2]
         raise RecipeError(f"{where(section, key or None)}: {_complaint(first, section, key)}") from error
 
 
@@ -108,7 +110,7 @@ def _complaint(error: ErrorDetails, section: str, key: str) -> str:
     keys = SECTIONS[section]
     if not key:
         # The section as a whole: a rule over its keys, or a plain value where a table belongs.
-        return f"{section}: {error['msg'].removeprefix('Value error, ')}"
+        return f"{section}: {error['msg'].removeprefix('Value error, ').removeprefix(f'{section}: ')}"
     if key not in keys:
         return f"unknown key '{key}' in [{section}]{nearest(key, keys)}; keys: {', '.join(keys)}"
     value = json.dumps(error["input"], default=str)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
@@ -52,7 +52,17 @@ class RepairSection(Section):
     gamma: Probability = Field(0.5, description="γ: similarity from which a repair is shallow")
     lookahead: Literal["all", "latest"] = Field("all", description="which failed attempts the lookahead is shown")
     probability: Probability = Field(1.0, description="p: share of rollouts that are purified")
+    probability_schedule: tuple[tuple[Positive, Probability], ...] = Field((), description="p over a run, in place of "
+        "probability: [[step, p], …] with straight lines between; [[1, 1.0], [40, 0.0]] falls to 0 at step 40"
+    )  # fmt: skip
     failures: tuple[FailureStatus, ...] = ("error", "timeout", "limit", "malformed")
+
+    @model_validator(mode="after")
+    def _steps_do_not_decrease(self) -> RepairSection:
+        steps = [step for step, _ in self.probability_schedule]
+        if steps != sorted(steps):
+            raise ValueError(f"the steps of probability_schedule must not decrease: {steps}")
+        return self
 
 
 class SelectSection(Section):
@@ -61,14 +71,37 @@ class SelectSection(Section):
     draw: Literal["rank", "weighted"] = "rank"
     min_positive: NonNegative = 0
     min_negative: NonNegative = 0
+    dynamic: bool = Field(False, description="DAPO: groups whose rewards are all equal are replaced by groups of fresh "
+                          "prompts")  # fmt: skip
+    max_extra: float = Field(2.0, ge=0, description="of dynamic: extra groups of a step at most, for each of its own")
+    max_rounds: NonNegative = Field(5, description="of dynamic: times at most that a step draws more prompts")
+    pass_rates: str = Field("", description="a file of `retcon difficulty`: only tasks whose rate lies within the "
+                            "bounds are trained on")  # fmt: skip
+    min_pass_rate: Probability = Field(0.01, description="0 keeps what no rollout solved")
+    max_pass_rate: Probability = Field(0.99, description="1 keeps what every rollout solved")
 
 
 class SandboxSection(Section):
-    workers: Positive = 2
+    url: tuple[str, ...] = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
+                                 "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
+    workers: Positive = Field(2, description="calls at a time; servers have their own number")
     cpu_seconds: Rate = Field(2.0, description="CPU time of a call")
     wall_seconds: Rate = Field(30.0, description="wall time of a call: a backstop, not a limit that load can reach")
     memory_mb: Positive = Field(512, description="address space that a call may add")
     output_chars: Positive = Field(24, description="characters of an observation")
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+    @field_validator("url")
+    @classmethod
+    def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"'{url}' is no URL of a server: write it as http://host:port")
+        return value
 
 
 class SFTSection(Section):
@@ -96,6 +129,9 @@ class RLSection(Section):
     max_grad_norm: Rate = 1.0
     mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced ids get no gradient where "
                                         "the advantage is negative")  # fmt: skip
+    splice_weight: Literal["none", "truncated"] = Field("none", description="of spliced ids in the loss; truncated: "
+                           "π(c′|purified) / π(c′|lookahead), splice_weight_cap at most")  # fmt: skip
+    splice_weight_cap: Rate = 2.0
     checkpoint_every: Positive = 20
 
     @model_validator(mode="after")
@@ -125,3 +161,12 @@ class Recipe(Section):
     sft: SFTSection = SFTSection()
     rl: RLSection = RLSection()
     evaluate: EvaluateSection = EvaluateSection()
+
+    @model_validator(mode="after")
+    def _minima_fit_the_group(self) -> Recipe:
+        if self.select.min_positive + self.select.min_negative > self.rl.group:
+            raise ValueError(
+                f"select: min_positive {self.select.min_positive} + min_negative {self.select.min_negative} exceed "
+                f"rl.group = {self.rl.group}, the rollouts that are kept"
+            )
+        return self

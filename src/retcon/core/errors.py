@@ -38,8 +38,19 @@ class SandboxUnavailable(RetconError):
     """The sandbox cannot be started or reached."""
 
 
+class SandboxWarning(UserWarning):
+    """The sandbox that was asked for does not contain what runs in it: says what is open to it."""
+
+
 class SessionLost(RetconError):
-    """A sandbox session is gone: says whether its own code ended it, the sandbox evicted it, or its worker died."""
+    """A sandbox session is gone: says whether its own code ended it, the sandbox evicted it, or its worker died.
+
+    by_own_code: the first of these, which is no fault of the sandbox.
+    """
+
+    def __init__(self, message: str, *, by_own_code: bool = False) -> None:
+        super().__init__(message)
+        self.by_own_code = by_own_code
 
 
 class EngineError(RetconError):

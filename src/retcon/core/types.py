@@ -6,6 +6,7 @@ engine saw; masks, samples and costs are derived from it and never stored as the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -208,6 +209,11 @@ class Trajectory:
         return sum(a.failures for t in self.turns for a in t.raw())
 
     @property
+    def raw_seconds(self) -> float:
+        """Wall seconds of executed calls, those of abandoned attempts among them."""
+        return math.fsum(o.seconds for t in self.turns for a in t.raw() for o in a.observations)
+
+    @property
     def sampled_ids(self) -> int:
         """Ids that the model generated for this trajectory, abandoned attempts among them."""
         return sum(len(s.ids or ()) for t in self.turns for a in t.raw() for s in a.generated)
@@ -218,7 +224,8 @@ class Sample:
     """What training sees of a trajectory.
 
     ids: (T,). mask: (T,) 1 where the id is learnt from. logprobs: (T,) nats, None where mask is 0. spliced: (T,) 1 on
-    spliced ids. advantages: (T,), or None before they are known.
+    spliced ids. advantages: (T,), or None before they are known. weights: (T,) what the loss of a spliced id is
+    multiplied by, None on ids that are not spliced; None as a whole where splices are not weighed.
     """
 
     ids: tuple[int, ...]
@@ -226,3 +233,4 @@ class Sample:
     logprobs: tuple[float | None, ...]
     spliced: tuple[int, ...]
     advantages: tuple[float, ...] | None = None
+    weights: tuple[float | None, ...] | None = None

@@ -51,7 +51,7 @@ def run_evaluation(recipe: Recipe, checkpoint: Path, out: Path, *, on_progress: 
     missing = {name: params for name, params in settings_of(recipe).items() if not _has(out, result, name)}
     if not missing:
         return out / "result.json"
-    engine, chat = _load(recipe, checkpoint)
+    engine, chat = load_policy(recipe, checkpoint)
     tasks = task_set(recipe.task.name).evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
     count = len(tasks) * recipe.evaluate.samples
     for name, params in missing.items():
@@ -118,7 +118,8 @@ async def evaluate(
     return groups, setting
 
 
-def _load(recipe: Recipe, checkpoint: Path) -> tuple[Generator, Chat]:
+def load_policy(recipe: Recipe, checkpoint: Path) -> tuple[Generator, Chat]:
+    """The model of a checkpoint as an engine, and its chat. Raises CheckpointError, MissingExtra without torch."""
     try:
         import torch
 

@@ -1,8 +1,52 @@
-"""Which rollouts are purified when only a share of them is."""
+"""Which rollouts are purified when only a share of them is, and how that share changes over a run."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
 from retcon.core.seeds import derive
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """p as a function of the step: straight lines between `points`, (step, p); level before the first, after the last.
+
+    Two points at one step are a jump; the second holds from that step on. Raises ValueError where there are no points,
+    a p lies outside [0, 1] or a step comes after a greater one.
+    """
+
+    points: Sequence[tuple[int, float]]
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise ValueError("a schedule needs at least one point (step, p)")
+        if not all(0 <= p <= 1 for _, p in self.points):
+            raise ValueError(f"p must lie in [0, 1]: {list(self.points)}")
+        if any(first > second for (first, _), (second, _) in pairwise(self.points)):
+            raise ValueError(f"steps must not decrease: {list(self.points)}")
+
+    def at(self, step: int) -> float:
+        """p at `step`."""
+        passed = bisect_right(self.points, step, key=lambda point: point[0])
+        if passed == 0:
+            return self.points[0][1]
+        if passed == len(self.points):
+            return self.points[-1][1]
+        (start, p), (end, q) = self.points[passed - 1 : passed + 1]
+        return p + (q - p) * (step - start) / (end - start)
+
+
+def constant(p: float) -> Schedule:
+    """p at every step."""
+    return Schedule(((1, p),))
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """From `start` at step 1 to `end` at step `steps`, and `end` from there on."""
+    return Schedule(((1, start), (steps, end)))
 
 
 def purified(probability: float, seed: int, step: int, prompt_id: str, index: int) -> bool:

@@ -15,7 +15,7 @@ from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Traj
 from retcon.purify.names import assertions, definitions, effects, goals, handlers, needs
 from retcon.purify.noop import is_noop
 from retcon.purify.saar import FAILURES
-from retcon.purify.similarity import similarity
+from retcon.purify.similarity import at_least
 from retcon.purify.splice import program, purify
 
 Reason = Literal[
@@ -143,8 +143,7 @@ class Offline:
 
         Of a program that failed on an import nothing ran, and a rewrite without it has another end: any name counts.
         """
-        repair = purify((failure, fix), self.gamma).repair
-        if repair is not None and (repair.decision == "shallow" or (repair.similarity or 0.0) >= self.gamma):
+        if at_least(program(failure.calls), program(fix.calls), self.gamma):
             return True
         bound = frozenset().union(*(definitions(c.code) for c in fix.calls if _is_program(c)))
         for call, observation in zip(failure.calls, failure.observations, strict=True):
@@ -158,7 +157,7 @@ class Offline:
         return False
 
     def _alike(self, call: ToolCall, other: ToolCall) -> bool:
-        return call.name == other.name and similarity(program((call,)), program((other,))) >= self.gamma
+        return call.name == other.name and at_least(program((call,)), program((other,)), self.gamma)
 
     def _lost(self, turns: Sequence[Turn], at: int, stop: int) -> tuple[Reason, str] | None:
         """What of the turns `at` to `stop` (without it) is needed in the end, and would be gone."""

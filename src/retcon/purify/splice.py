@@ -9,6 +9,9 @@ from dataclasses import replace
 from retcon.core.types import TRAINED, RepairRecord, Segment, ToolCall, Turn
 from retcon.purify.similarity import similarity
 
+UNALIGNED = "call does not begin on a token boundary"
+"""Why a repair that would be shallow is deep."""
+
 
 def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
     """The turn to commit in place of `attempts`: the failure first, then what the lookahead made, its fix last.
@@ -22,7 +25,7 @@ def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
     if sim < gamma:
         written, calls, reason = _deep(fix), fix.calls, "similarity below gamma"
     elif not (_can_cut(failure) and _can_cut(fix)):
-        written, calls, reason = _deep(fix), fix.calls, "call does not begin on a token boundary"
+        written, calls, reason = _deep(fix), fix.calls, UNALIGNED
     else:
         written, calls = _shallow(failure, fix)
         reason = ""

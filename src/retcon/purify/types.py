@@ -26,12 +26,20 @@ class Lookahead(Protocol):
 
 
 class Repair(Protocol):
-    """Decides what is committed in place of a failed turn; `armed` repairs look at every turn."""
+    """Decides what is committed in place of a failed turn."""
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that are asked for at a failed turn, at most. 0: never asked, and nothing is kept to go back to."""
+        ...
 
     def failed(self, turn: Turn) -> bool:
         """Whether this turn counts as a failure."""
         ...
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
-        """The turns to commit after h_t, at least one, in order; spliced segments may be unscored."""
+        """The turns to commit after h_t, at least one, in order; spliced segments may be unscored.
+
+        The last calls among them must be the failure's own or the last attempt's: the state of tools is kept of these.
+        """
         ...

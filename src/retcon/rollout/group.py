@@ -15,7 +15,7 @@ from retcon.purify.types import Repair
 from retcon.rollout.limits import Limits
 from retcon.rollout.loop import rollout
 from retcon.tasks.types import Task
-from retcon.tools.types import Tool
+from retcon.tools.types import StatefulTool, Tool
 
 T = TypeVar("T")
 Grade = Callable[[Task, Trajectory], Trajectory]
@@ -27,7 +27,7 @@ async def rollout_group(
     *,
     count: int,
     engine: Generator,
-    tools: Mapping[str, Tool],
+    tools: Mapping[str, Tool | StatefulTool],
     chat: Chat,
     limits: Limits,
     sampling: SamplingParams,
@@ -68,7 +68,7 @@ async def rollout_groups(
     *,
     count: int,
     engine: Generator,
-    tools: Mapping[str, Tool],
+    tools: Mapping[str, Tool | StatefulTool],
     chat: Chat,
     limits: Limits,
     sampling: SamplingParams,

@@ -7,20 +7,27 @@ from collections.abc import Sequence
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Turn
 from retcon.rollout.limits import Limits
+from retcon.rollout.state import TurnState
 from retcon.rollout.turns import TurnSampler, broken, ids_of
 
 
 class TurnLookahead:
     """The lookahead at turn `number`, whose history h_t is `history`; implements `Lookahead`.
 
+    state: of the tools that keep one. Each attempt's calls run from the state that h_t left, as the attempt is to stand
+    right after h_t once it is the fix. The model has been shown the failure, though, and an attempt that leans on what
+    the failed call had set before it failed will fail in turn, and counts as an attempt. (The paper has no sessions.)
     made: every attempt, in order, also where a fault cut the repair short.
     """
 
-    def __init__(self, sampler: TurnSampler, limits: Limits, history: Sequence[int], number: int) -> None:
+    def __init__(
+        self, sampler: TurnSampler, limits: Limits, history: Sequence[int], number: int, state: TurnState
+    ) -> None:
         self._sampler = sampler
         self._limits = limits
         self._history = tuple(history)
         self._number = number
+        self._state = state
         self.made: list[Turn] = []
 
     async def attempt(self, shown: Sequence[Turn]) -> Turn | None:
@@ -28,7 +35,9 @@ class TurnLookahead:
         room = self._limits.max_ids + self._limits.lookahead_ids - len(ids)
         if room <= 0:
             return None
-        turn = await self._sampler.turn(ids, number=self._number, attempt=len(self.made) + 1, room=room)
+        turn = await self._sampler.turn(
+            ids, number=self._number, attempt=len(self.made) + 1, room=room, run=self._state.run_again
+        )
         self.made.append(turn)
         if broken(turn):
             raise InfrastructureFault(f"rollout {self._sampler.id}: a tool failed on its own account in a lookahead")
@@ -39,3 +48,18 @@ class TurnLookahead:
             return False
         used = len(self._history) + len(ids_of(s for turn in turns for s in turn.segments))
         return used < self._limits.max_ids or (used == self._limits.max_ids and turns[-1].stop == "answer")
+
+    async def settle(self, failure: Turn, committed: Sequence[Turn]) -> list[Turn]:
+        """The turns that a repair commits, scored under the history that they get.
+
+        The tools are left as the last of their calls left them, which is the failure's own where no attempt's is among
+        them. Raises InfrastructureFault.
+        """
+        ids = list(self._history)
+        scored: list[Turn] = []
+        for turn in committed:
+            scored.append(await self._sampler.scored(ids, turn))
+            ids.extend(ids_of(turn.segments))
+        if next((turn.calls for turn in reversed(scored) if turn.calls), ()) == failure.calls:
+            await self._state.restore_failure()
+        return scored

@@ -16,9 +16,10 @@ from retcon.engine.types import Generator, SamplingParams
 from retcon.purify.types import Repair
 from retcon.rollout.limits import Limits
 from retcon.rollout.lookahead import TurnLookahead
+from retcon.rollout.state import TurnState, open_tools
 from retcon.rollout.turns import TurnSampler, broken, ids_of
 from retcon.tasks.types import Task
-from retcon.tools.types import Tool
+from retcon.tools.types import StatefulTool, Tool
 
 
 async def rollout(
@@ -26,7 +27,7 @@ async def rollout(
     *,
     id: str,
     engine: Generator,
-    tools: Mapping[str, Tool],
+    tools: Mapping[str, Tool | StatefulTool],
     chat: Chat,
     limits: Limits,
     sampling: SamplingParams,
@@ -36,29 +37,41 @@ async def rollout(
 ) -> Trajectory:
     """One trajectory, ungraded. Generate, run the calls, and again, until the model answers or a limit is reached.
 
-    id: names the trajectory and, to the engine, all of its requests. sampling: its seed and stop_ids are the loop's to
-    set; the random stream of a generation hangs on `seed`, the turn and the attempt alone, so that without a failure a
-    repair changes nothing. repair: what to do about failed turns, None to leave them.
+    id: names the trajectory and, to the engine, all of its requests. tools: by name; those that keep state are opened
+    for this trajectory alone, rolled back with its history, and closed however the loop ends. sampling: its seed and
+    stop_ids are the loop's to set; the random stream of a generation hangs on `seed`, the turn and the attempt alone,
+    so that without a failure a repair changes nothing. repair: what to do about failed turns, None to leave them.
 
-    Ends with stop `infrastructure` where a tool says so or the engine cannot be reached (ConnectionError,
-    TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The engine is told to
-    release the trajectory however the loop ends, cancellation included.
+    Ends with stop `infrastructure` where a tool says so, a tool's state cannot be had or the engine cannot be reached
+    (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
+    engine is told to release the trajectory however the loop ends, cancellation included.
     """
-    sampler = TurnSampler(id, engine, tools, chat, sampling, seed)
+    sampler = TurnSampler(id, engine, chat, sampling, seed)
+    armed = repair if repair is not None and repair.attempts else None
     prompt = chat.prompt(task.question, task.system)
     turns: list[Turn] = []
     history = list(ids_of(prompt))
     stop: Stop | None = "length" if len(history) >= limits.max_ids else None
     try:
-        while stop is None:
-            room = limits.max_ids - len(history)
-            turn = await sampler.turn(history, number=len(turns), attempt=0, room=room)
-            committed = [turn]
-            if repair is not None and not broken(turn) and repair.failed(turn):
-                committed, stop = await _repaired(repair, turn, sampler, limits, history, number=len(turns))
-            turns.extend(committed)
-            history.extend(ids_of(s for t in committed for s in t.segments))
-            stop = stop or _stop(turns, len(history), limits)
+        async with open_tools(tools, id) as opened:
+            while stop is None:
+                state = TurnState(opened)
+                turn = await sampler.turn(
+                    history,
+                    number=len(turns),
+                    attempt=0,
+                    room=limits.max_ids - len(history),
+                    run=state.run if armed else opened.run,
+                )
+                committed: Sequence[Turn] = [turn]
+                if armed and not broken(turn) and armed.failed(turn):
+                    lookahead = TurnLookahead(sampler, limits, history, len(turns), state)
+                    committed, stop = await _repaired(armed, turn, lookahead)
+                turns.extend(committed)
+                history.extend(ids_of(s for t in committed for s in t.segments))
+                stop = stop or _stop(turns, len(history), limits)
+                if stop is None:
+                    await state.discard()
     except InfrastructureFault:
         stop = "infrastructure"
     finally:
@@ -67,21 +80,13 @@ async def rollout(
     return Trajectory(id, task.id, prompt, tuple(turns), stop=stop, provenance=provenance)
 
 
-async def _repaired(
-    repair: Repair, turn: Turn, sampler: TurnSampler, limits: Limits, history: Sequence[int], *, number: int
-) -> tuple[list[Turn], Stop | None]:
+async def _repaired(repair: Repair, turn: Turn, lookahead: TurnLookahead) -> tuple[Sequence[Turn], Stop | None]:
     """What to commit for a failed turn, scored; on an infrastructure fault the failure as it is, and an end."""
-    lookahead = TurnLookahead(sampler, limits, history, number)
-    ids = list(history)
-    committed: list[Turn] = []
     try:
-        for unscored in await repair.repair(turn, lookahead):
-            committed.append(await sampler.scored(ids, unscored))
-            ids.extend(ids_of(unscored.segments))
+        return await lookahead.settle(turn, await repair.repair(turn, lookahead)), None
     except InfrastructureFault:
         record = RepairRecord("unrepaired", attempts=len(lookahead.made), reason="infrastructure fault")
         return [replace(turn, abandoned=tuple(lookahead.made), repair=record)], "infrastructure"
-    return committed, None
 
 
 def _stop(turns: Sequence[Turn], used: int, limits: Limits) -> Stop | None:

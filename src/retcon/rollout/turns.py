@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from retcon.chat.chat import Chat
 from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
-from retcon.core.types import Segment, Turn
+from retcon.core.types import Observation, Segment, ToolCall, Turn
 from retcon.engine.types import Generator, SamplingParams
-from retcon.rollout.calls import run_calls
-from retcon.tools.types import Tool
+
+Run = Callable[[Sequence[ToolCall]], Awaitable[tuple[Observation, ...]]]
+"""How calls are run: one observation per call, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,16 @@ class TurnSampler:
 
     id: str
     engine: Generator
-    tools: Mapping[str, Tool]
     chat: Chat
     sampling: SamplingParams
     seed: int
 
-    async def turn(self, history: Sequence[int], *, number: int, attempt: int, room: int) -> Turn:
+    async def turn(self, history: Sequence[int], *, number: int, attempt: int, room: int, run: Run) -> Turn:
         """The turn that follows `history` (ids, (T,)), of at most `room` ids that the model writes.
 
         number, attempt: which turn of the trajectory and which try at it (0 where nothing failed): they name the
-        random stream and the calls. A generation that was cut off runs no calls. Raises InfrastructureFault where the
-        engine cannot be reached.
+        random stream and the calls. run: what runs them; a generation that was cut off has none. Raises
+        InfrastructureFault where the engine cannot be reached, or a tool's state cannot be had.
         """
         params = replace(
             self.sampling,
@@ -47,7 +47,7 @@ class TurnSampler:
             return Turn((written,), stop="length")
         if not parsed.calls:
             return Turn((written,), stop="answer")
-        observations = await run_calls(parsed.calls, self.tools)
+        observations = await run(parsed.calls)
         answered = self.chat.observations(parsed.calls, observations, last_id=generation.ids[-1])
         return Turn((written, *answered), parsed.calls, observations, stop="call")
 

@@ -8,17 +8,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from retcon.chat.chat import Chat
-from retcon.config.schema import Recipe
+from retcon.config.schema import Recipe, SandboxSection
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.purify.types import Repair
 from retcon.rollout.group import Grade, rollout_groups
 from retcon.rollout.limits import Limits
+from retcon.sandbox.client import token_from_environment
 from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.router import SandboxRouter
 from retcon.sandbox.types import Limits as SandboxLimits
+from retcon.sandbox.types import Sandbox
 from retcon.tasks.types import Task
 from retcon.tools.python import PythonTool
-from retcon.tools.types import Tool
+from retcon.tools.types import StatefulTool, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class World:
     recipe: Recipe
     engine: Generator
     chat: Chat
-    tool: Tool
+    tool: Tool | StatefulTool
 
     async def roll_out(
         self,
@@ -66,8 +69,19 @@ class World:
 async def open_world(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[World]:
     """The world of a recipe, its sandbox started; the engine is the caller's. Raises SandboxUnavailable."""
     section = recipe.sandbox
+    async with _open_sandbox(section) as sandbox:
+        yield World(recipe, engine, chat, PythonTool(sandbox, output_chars=section.output_chars))
+
+
+@asynccontextmanager
+async def _open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
+    """The recipe's servers, or a pool of workers here."""
     limits = SandboxLimits(
         cpu_seconds=section.cpu_seconds, wall_seconds=section.wall_seconds, memory_mb=section.memory_mb
     )
-    async with SandboxPool(workers=section.workers, limits=limits) as sandbox:
-        yield World(recipe, engine, chat, PythonTool(sandbox, output_chars=section.output_chars))
+    if section.url:
+        async with SandboxRouter(section.url, token=token_from_environment(), limits=limits) as router:
+            yield router
+    else:
+        async with SandboxPool(workers=section.workers, limits=limits) as pool:
+            yield pool

@@ -32,15 +32,21 @@ class PoolFolder:
         os.close(self._lock)
 
 
+def remove_abandoned(folder: str | Path) -> None:
+    """Remove this folder of this user's if its pool is gone; one that is in use stays, silently."""
+    folder = Path(folder)
+    with contextlib.suppress(OSError):  # another process removes it too, or it is in use
+        if folder.stat().st_uid != os.geteuid():
+            return
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
 def _sweep(home: Path) -> None:
     """Remove this user's folders whose pool is gone."""
     for folder in home.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another pool sweeps too, or the folder is in use
-            if folder.stat().st_uid != os.geteuid():
-                continue
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+        remove_abandoned(folder)

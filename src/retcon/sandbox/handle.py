@@ -1,67 +1,62 @@
-"""The pool's side of one worker: its process and the channel to it."""
+"""The pool's side of one worker: the channel to it, and a hold on its process."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import signal
 import socket
-import subprocess
-import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import retcon
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.types import Tier
 from retcon.sandbox.wire import LENGTH, pack
 
 START_SECONDS = 60.0
-BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[3]); from retcon.sandbox import worker; del sys.path[0]; "
-    "worker.main(int(sys.argv[1]), sys.argv[2], sys.argv[4])"
-)
-ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # sets print in the same order in every call
-    "MALLOC_ARENA_MAX": "1",  # each further arena takes 64 MiB of address space
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
 
 
 class WorkerHandle:
-    """A worker process and the channel to it.
+    """A worker and the channel to it.
 
-    pid: of the worker's first process. network, files, own_user: whether calls are kept from the network, from writing
-    outside their scratch folder, and from the rights of the user who started the pool.
+    pid: of the worker's first process. profile: of the zygote that forked it. network, files, own_user: whether calls
+    are kept from the network, from writing outside their scratch folder, and from the rights of the user who started
+    the pool. unprotected: in words, what they are not kept from.
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        pid: int,
+        process: int,
+        profile: str,
+        root: Path,
+        channel: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
-        self.pid = process.pid
+        self.pid = pid
+        self.profile = profile
         self.tier: Tier = "rlimits"
         self.network = self.files = self.own_user = False
-        self._process = process
-        self._reader = reader
-        self._writer = writer
+        self.unprotected: tuple[str, ...] = ()
+        self._process: int | None = process
+        self._root = root
+        self._reader, self._writer = channel
 
     @classmethod
-    async def start(cls, scratch: Path, tier: str) -> WorkerHandle:
-        """A worker that is ready. tier: asked for, empty for the best. Raises SandboxUnavailable."""
-        log = scratch.with_suffix(".log")
-        process, channel = _spawn(scratch, tier, log)
-        worker = cls(process, *await asyncio.open_unix_connection(sock=channel))
+    async def open(cls, pid: int, process: int, profile: str, root: Path, channel: socket.socket) -> WorkerHandle:
+        """A worker that was just forked, once it is ready. process: pidfd, the handle's from here on.
+
+        root: its folder on the host, likewise. Raises SandboxUnavailable, with the worker ended.
+        """
+        worker = cls(pid, process, profile, root, await asyncio.open_unix_connection(sock=channel))
         try:
             async with asyncio.timeout(START_SECONDS):
                 hello = await worker._receive()
         except (EOFError, OSError, TimeoutError) as error:
             worker.kill()
             raise SandboxUnavailable(
-                f"a sandbox worker did not come up (exit code {process.returncode}): "
-                f"{log.read_text(errors='replace').strip() or 'it said nothing'}"
+                f"sandbox worker {pid} did not come up: {'no answer' if isinstance(error, TimeoutError) else 'it died'}"
             ) from error
         except BaseException:
             worker.kill()
@@ -71,13 +66,15 @@ class WorkerHandle:
             raise SandboxUnavailable(f"a sandbox worker could not set itself up: {hello['error']}")
         worker.tier, worker.network = hello["tier"], hello["network"]
         worker.files, worker.own_user = hello["files"], hello["own_user"]
+        worker.unprotected = tuple(hello["unprotected"])
         return worker
 
     @property
     def alive(self) -> bool:
-        return not self._reader.at_eof() and self._process.poll() is None
+        return self._process is not None and not self._reader.at_eof()
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Raises EOFError or OSError where the worker died."""
         self._writer.write(pack(request))
         await self._writer.drain()
         return await self._receive()
@@ -88,32 +85,13 @@ class WorkerHandle:
         return answer
 
     def kill(self) -> None:
-        """End the worker and, through it, all that it runs."""
+        """End the worker and, through it, all that it runs; its zygote reaps it. Killing twice is no error."""
+        if self._process is None:
+            return
         self._writer.transport.abort()
-        self._process.kill()
-        self._process.wait()
-
-
-def _spawn(scratch: Path, tier: str, log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the process; (it, our end of its channel). It gets none of our environment, files or signals."""
-    ours, theirs = socket.socketpair()
-    source = str(Path(retcon.__file__).parents[1])
-    command = [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", BOOT]
-    command += [str(theirs.fileno()), str(scratch), source, tier]
-    environment = ENVIRONMENT | {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"}
-    with theirs, log.open("wb") as stderr:
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            raise SandboxUnavailable(f"cannot start a sandbox worker with {sys.executable}: {error}") from error
-    return process, ours
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        os.close(self._process)
+        self._process = None
+        with suppress(OSError):  # not empty: a call left files where there is no tmpfs; they go with the pool's folder
+            self._root.rmdir()

@@ -1,121 +1,217 @@
 """What a worker gives up, once, before it runs anything. Linux only; standard library only.
 
-With namespaces the worker ends as an unprivileged process 1 of its own process, mount, network and IPC namespaces:
-the file system is read-only but for a small tmpfs, there is no network device that is up, and no capability is left.
-Without them it sets what any process may set on itself, and as root leaves it to each child to become nobody.
+- `namespaces`: process 1 of namespaces of its own (process, mount, network, IPC, host name, and user where it is not
+  root), in a root file system that shows only what Python needs (`root`), as an unprivileged user without capabilities.
+- `landlock`: no namespace; each call gives up what Landlock guards, and a filter closes what that does not.
+- `rlimits`: limits, a user of its own where root started it, and a filter where the kernel has it. On request only.
+
+A system call filter is on the worker in all of them, so that its calls inherit it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 
-NOBODY = 65534
-SCRATCH_OPTIONS = "mode=0700,size=64m,nr_inodes=8192"
-SCRATCH_POINTS = ("/tmp", "/var/tmp", "/mnt", "/media")  # covered by a tmpfs of the worker's own
+from retcon.sandbox import cgroup, kernel, landlock, root, seccomp
+from retcon.sandbox.users import NOBODY, become, closed_to_others, count_tasks, pick_uid
+from retcon.sandbox.world import World
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
-SYS_MOUNT_SETATTR = 442  # the same number on every architecture
-AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = -100, 0x8000, 0x1
-CAPABILITY_VERSION_3 = 0x20080522
+SPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 
-_libc = ctypes.CDLL(None, use_errno=True)
+SAME_USER_ABI = 3  # before it, Landlock lets a file be emptied that may only be read
+SLACK = 64  # tasks of a user who does other things too, started after they were counted
+TASKS = 1024  # of a worker's cgroup: each call has its own, lower limit
+
+HELP = {
+    "namespaces": "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
+    "kernel.apparmor_restrict_unprivileged_userns; in a container its seccomp and AppArmor profiles) or CAP_SYS_ADMIN",
+    "landlock": "it needs Linux 6.2, or 5.13 as root, with landlock among the boot parameter lsm=",
+    "rlimits": "it needs Linux, and Python where other users can read it",
+}
 
 
-class World:
-    """What holds around the calls of this worker.
+def isolate(folder: str, tier: str, uid: int | None = None) -> World:
+    """Give up all that `tier` says, or the best of `namespaces` and `landlock` where it is empty.
 
-    network, files, processes: whether calls are kept from them. own_user: calls do not run as the user who started
-    the worker. become: the uid that a child must take itself, None where the worker has it already. root: the folder
-    in which scratch folders are made. tasks: how many processes of its uid a child may find already running.
+    To be called in a process with one thread, freshly forked or started; everything that this package will need must
+    be imported. folder: an empty one, for scratch or to mount on. uid: whom calls run as where the process is root,
+    None to have one picked; others stay who they are.
+
+    Returns in a child of the process that called (process 1 of the namespace; the caller waits for it and ends), or in
+    the caller itself in the other tiers. Raises OSError, with what to do, where the tier cannot be had.
     """
-
-    __slots__ = ("become", "files", "network", "own_user", "processes", "root", "tasks")
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self.network = self.files = self.processes = self.own_user = False
-        self.become: int | None = None
-        self.tasks = 0
-
-    @property
-    def tier(self) -> str:
-        return "namespaces" if self.network and self.files and self.processes else "rlimits"
-
-
-def isolate(root: str, tier: str) -> World:
-    """Give up all that this machine lets this process give up, or what `tier` asks for where it is not empty.
-
-    root: folder for scratch where no tmpfs can be had.
-
-    Returns in a child of the process that called (process 1 of the namespace), or in the caller itself without
-    namespaces. Raises OSError where a step fails that nothing can replace.
-    """
-    world = World(root)
-    privileged = os.geteuid() == 0
-    own_count = False
-    if tier != "rlimits" and _enter_namespaces(privileged):
-        _become_init()
-        world.network = world.processes = True
-        covered, fresh_proc = _cover_files(privileged)
-        if covered is not None:
-            world.root, world.files = covered, True
-        if privileged and (world.files or not _closed_ancestor(sys.base_prefix)):
-            become(NOBODY)
-            world.own_user = True
-            own_count = fresh_proc and _own_user_namespace()
-        elif not privileged:
-            own_count = True
-    elif privileged and not _closed_ancestor(sys.base_prefix):
-        world.become, world.own_user = NOBODY, True
-    if world.become is None:
-        _drop_capabilities()
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(PR_SET_DUMPABLE, 0)  # a call of the same uid cannot attach to the worker or read its memory
-    die_with_parent()
-    world.tasks = 1 if own_count else 64 + _count_tasks(NOBODY if world.own_user else os.getuid())
+    if uid is None and os.geteuid() == 0:
+        uid = pick_uid()
+    if not tier:
+        tier = _best(folder, uid)
+    world = World(tier, folder)
+    try:
+        world.group = cgroup.join(str(os.getpid()), TASKS)
+    except OSError as error:
+        world.no_group = _said(error)
+    try:
+        _TIERS[tier](world, uid)
+        _finish(world)
+    except OSError as error:
+        raise OSError(f"tier {tier!r} cannot be had here ({_said(error)}): {HELP[tier]}") from error
     return world
+
+
+def attempt(folder: str, tier: str, uid: int | None) -> str:
+    """Why `tier` cannot be had, empty where it can: tried in a process of its own, which is gone afterwards."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        answer = ""
+        world = World(tier, folder)
+        try:
+            _TIERS[tier](world, uid)
+            _finish(world)
+            os.mkdir(f"{world.root}/try")
+            world.take_user(f"{world.root}/try")
+            world.confine_call()
+            answer = "+"
+        except OSError as error:
+            answer = _said(error)
+        finally:
+            os.write(writes, answer.encode())
+            os._exit(0)
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        answer = pipe.read().decode()
+    os.waitpid(pid, 0)
+    if os.path.isdir(f"{folder}/try"):
+        os.rmdir(f"{folder}/try")
+    return "" if answer == "+" else answer or "the process that tried it died"
 
 
 def die_with_parent() -> None:
     """SIGKILL to this process when the thread that started it ends. A change of user undoes it."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def become(uid: int) -> None:
-    """Give up root for good."""
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
+def _best(folder: str, uid: int | None) -> str:
+    said = []
+    for tier in ("namespaces", "landlock"):
+        problem = attempt(folder, tier, uid)
+        if not problem:
+            return tier
+        said.append(f"{tier}: {problem}; {HELP[tier]}")
+    raise OSError(
+        "no tier that contains calls can be had here. " + ". ".join(said) + ". Or ask for tier='rlimits', which limits "
+        "calls but leaves files and processes open to them"
+    )
 
 
-def _prctl(option: int, value: int) -> None:
-    _checked(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
+def _said(error: OSError) -> str:
+    return str(error.args[-1]) if error.filename is None else f"{error.strerror}: {error.filename}"
 
 
-def _checked(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+def _namespaces(world: World, uid: int | None) -> None:
+    own_user = uid is not None
+    if uid is None:
+        _unshare_as_user()
+    else:
+        try:
+            kernel.unshare(SPACES)
+        except OSError:  # root without CAP_SYS_ADMIN, as in most containers: no more than any user here
+            become(uid)
+            uid = None
+            _unshare_as_user()
+    _become_init()
+    outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if root.enter(world.root, os.getuid() if uid is None else uid, uid):
+        os.close(outside)
+        outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    world.proc = outside
+    if uid is not None:
+        become(uid)
+    kernel.set_capabilities(None)
+    with open(os.__file__):  # can be read as this user, in this root?
+        pass
+    world.writable, world.root, world.bounded = root.WRITABLE, root.WRITABLE[0], True
+    world.network = world.files = world.processes = world.kill_reaches = True
+    world.own_user = own_user
+    world.tasks = 1 if uid != NOBODY else SLACK + count_tasks(NOBODY)
 
 
-def _enter_namespaces(privileged: bool) -> bool:
-    spaces = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+def _landlock(world: World, uid: int | None) -> None:
+    version = landlock.abi()
+    if uid is None and version < SAME_USER_ABI:
+        raise OSError(f"the kernel's Landlock is of ABI {version}, and this needs {SAME_USER_ABI}")
+    _leave_user_to_calls(world, uid, (kernel.CAP_DAC_READ_SEARCH, kernel.CAP_DAC_OVERRIDE))
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    rules = landlock.Ruleset(version, files=True)
+    rules.allow(root.readable(), landlock.READ)
+    rules.allow(root.DEVICES, landlock.DEVICE)
+    rules.allow([world.root], landlock.SCRATCH)
+    world.ruleset = rules
+    if rules.scoped:
+        landlock.Ruleset(version, files=False).apply()
+        world.kill_reaches = _parent_is_out_of_reach()
+    world.only_own_signals = uid is None and not world.kill_reaches
+    world.network = world.files = world.processes = True
+
+
+def _rlimits(world: World, uid: int | None) -> None:
+    _leave_user_to_calls(world, uid, (kernel.CAP_DAC_READ_SEARCH,))
+
+
+_TIERS: dict[str, Callable[[World, int | None], None]] = {
+    "namespaces": _namespaces,
+    "landlock": _landlock,
+    "rlimits": _rlimits,
+}
+
+
+def _leave_user_to_calls(world: World, uid: int | None, capabilities: tuple[int, ...]) -> None:
+    """Calls take `uid` themselves. Where it could not read Python, one of `capabilities` is left to them."""
+    world.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    world.become, world.own_user = uid, uid is not None
+    if uid is None:
+        world.tasks = SLACK + count_tasks(os.getuid())
+        return
+    world.mode = 0o711  # to pass through, to a scratch folder that is theirs
+    world.tasks = SLACK + count_tasks(uid) if uid == NOBODY else 0
+    packages = [path for path in sys.path if os.path.isdir(path)]
+    closed = next(filter(None, map(closed_to_others, (sys.base_prefix, *packages))), None)
+    if closed is not None:
+        world.keeps = next(filter(kernel.has_capability, capabilities), None)
+        if world.keeps is None:
+            raise OSError(f"user {uid} cannot enter {closed}, where Python is")
+
+
+def _finish(world: World) -> None:
+    """What is the same in every tier."""
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # a call of the same uid cannot attach to the worker or read its memory
+    die_with_parent()
+    try:
+        seccomp.Filter(seccomp.base_rules()).apply()
+        if world.tier != "namespaces":
+            rules = seccomp.no_sockets()
+            if world.tier == "landlock" and not world.own_user:
+                rules += seccomp.no_metadata()
+            world.only_own_signals |= world.tier == "rlimits" and not world.own_user
+            world.of_sessions = seccomp.Filter(rules)
+            world.of_calls = seccomp.Filter(rules + seccomp.no_processes())
+            world.network = True
+        world.system_calls = True
+    except OSError:
+        if world.tier != "rlimits":
+            raise
+
+
+def _unshare_as_user() -> None:
     uid, gid = os.getuid(), os.getgid()
-    if _libc.unshare(spaces if privileged else spaces | CLONE_NEWUSER) != 0:
-        return False
-    if not privileged:
-        _map_ids(uid, gid)
-    return True
-
-
-def _map_ids(uid: int, gid: int) -> None:
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # after a change of user /proc/self would belong to root
+    kernel.unshare(SPACES | CLONE_NEWUSER)
     for name, line in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(line)
@@ -130,90 +226,15 @@ def _become_init() -> None:
         os._exit(0)
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    encoded = [None if text is None else text.encode() for text in (source, target, kind)]
-    _checked(_libc.mount(*encoded, ctypes.c_ulong(flags), options and options.encode()), f"mount {target}")
-
-
-def _cover_files(privileged: bool) -> tuple[str | None, bool]:
-    """(the tmpfs that alone is writable, None if it cannot be had; whether /proc shows only this namespace)."""
-    try:
-        _mount("none", "/", None, MS_REC | MS_PRIVATE)
-        closed = _closed_ancestor(sys.base_prefix) if privileged else None
-        if closed:
-            _open_way(closed, sys.base_prefix)
-        attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
-        _checked(
-            _libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, attributes, ctypes.sizeof(attributes)),
-            "mount_setattr",
-        )
-        point = _scratch_point()
-        owner = f",uid={NOBODY},gid={NOBODY}" if privileged else ""
-        _mount("tmpfs", point, "tmpfs", MS_NOSUID | MS_NODEV, SCRATCH_OPTIONS + owner)
-    except OSError:
-        return None, False
-    try:
-        _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV)
-    except OSError:  # some containers cover parts of /proc, and then no fresh one is allowed
-        return point, False
-    return point, True
-
-
-def _scratch_point() -> str:
-    needed = (sys.base_prefix, sys.prefix, *sys.path)
-    for point in SCRATCH_POINTS:
-        if os.path.isdir(point) and not any(path.startswith(point + "/") for path in needed):
-            return point
-    raise OSError(f"none of {', '.join(SCRATCH_POINTS)} is free for the scratch folder")
-
-
-def _closed_ancestor(path: str) -> str | None:
-    """The outermost folder on the way to `path` that others may not enter."""
-    way = os.path.realpath(path)
-    closed = None
-    while True:
-        if not os.stat(way).st_mode & 0o001:
-            closed = way
-        if way == "/":
-            return closed
-        way = os.path.dirname(way)
-
-
-def _open_way(closed: str, path: str) -> None:
-    """Cover `closed` by an empty folder that shows `path` alone, at its place: Python in root's home, say."""
-    real = os.path.realpath(path)
-    kept = os.open(real, os.O_PATH | os.O_DIRECTORY)
-    _mount("tmpfs", closed, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=64k")
-    os.makedirs(real, exist_ok=True)
-    _mount(f"/proc/self/fd/{kept}", real, None, MS_BIND | MS_REC)
-    os.close(kept)
-    if not os.path.exists(path):  # the installation was reached by a link inside the covered folder
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        os.symlink(real, path)
-
-
-def _own_user_namespace() -> bool:
-    """A user namespace of this worker's own, so that its calls' processes are counted apart from all others'."""
-    uid, gid = os.getuid(), os.getgid()
-    _prctl(PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map belongs to root
-    if _libc.unshare(CLONE_NEWUSER) != 0:
+def _parent_is_out_of_reach() -> bool:
+    """Whether signals are scoped: some kernels say so and do not do it, and then a sweep must not rely on it."""
+    parent = os.getppid()
+    if parent == 0:  # in another pid namespace: it cannot be tried
         return False
-    _map_ids(uid, gid)
-    return True
-
-
-def _drop_capabilities() -> None:
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
-
-
-def _count_tasks(uid: int) -> int:
-    """Threads that run as `uid`, as far as /proc shows."""
-    total = 0
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
-                total += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:  # it ended meanwhile
-            continue
-    return total
+    try:
+        os.kill(parent, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        return False
+    return False

@@ -1,61 +1,86 @@
-"""A pool of warm workers: the first furnishing of the sandbox. Linux only.
+"""A pool of warm workers, forked on demand from zygotes that have imported what calls need. Linux only.
 
-Each worker is a small Python process that forks a child for every call (`worker`, `child`, `isolate`). What holds
-around a call depends on what the machine grants; `SandboxPool.tier` and `retcon doctor` name it:
-
-- `namespaces`: no network, file system read-only but for a scratch tmpfs of 64 MiB that is emptied after each call,
-  processes of its own, no capabilities; under root as the user `nobody`.
-- `rlimits`: CPU, memory, file size, process count and output are limited and all processes of a call end with it, but
-  the network is open and files are guarded by ordinary permissions alone. Started by root, calls run as `nobody`
-  where that user can read Python; started by anyone else they run as that user, and could write that user's files or
-  kill that user's processes, a worker among them.
-
-What no tier contains yet: reading world-readable files of the host (of the starting user too, unless root started
-it), kernel bugs (system calls are not filtered), the sum of memory over a call's processes (each is limited on its
-own), timing side channels, System V IPC objects left to the same worker's later calls, and remains of earlier calls'
-text in the worker's memory, which a call inherits and could search.
+What holds around a call depends on what the machine grants; `SandboxPool.tier` and `retcon doctor` name it, and
+docs/sandbox.md says what each tier contains and what it does not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.sandbox.folders import PoolFolder
+from retcon.sandbox.fleet import Fleet
 from retcon.sandbox.handle import WorkerHandle
+from retcon.sandbox.paths import inside_scratch
+from retcon.sandbox.profiles import Chooser, find, with_packages
+from retcon.sandbox.request import request
+from retcon.sandbox.session import Sessions
 from retcon.sandbox.types import Limits, Result, Session, Tier
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
+ATTEMPTS = 2  # of a call whose worker died: no call has an effect outside its worker
 
 
 class SandboxPool:
-    """`workers` processes that run calls; further calls wait their turn.
+    """Runs calls in up to `workers` processes at a time; further calls wait their turn.
 
-        async with SandboxPool(workers=2) as sandbox:
+        async with SandboxPool() as sandbox:
             result = await sandbox.run("print(1 + 1)")
 
-    tier: None takes the best that the machine grants; one that is asked for and cannot be had is refused. Raises
-    SandboxUnavailable on entry where workers cannot be started. A worker that dies is replaced at the next
-    call; the call that it was running gets status `infrastructure`.
+    workers: calls and sessions at a time; None for `default_workers()`. tier: None takes the best that the machine
+    grants; one that is asked for and cannot be had is refused. python: the interpreter whose packages calls can
+    import, this one where None. packages: to be preloaded besides numpy, sympy and scipy, as names or as a mapping
+    from a profile's name to its modules. warm: profiles whose zygotes start with the pool; others start with the first
+    call that needs them. queue: calls that may wait for a worker; further ones wait in `run` with nothing prepared
+    (`full` tells beforehand).
+
+    sessions: open at a time, of whose cells `workers` run at a time; one more waits `session_wait_seconds` for a place.
+    One that is idle for `session_idle_seconds` is evicted; where all together take more than `session_memory_mb` (half
+    of the machine's memory where None), those that have been idle for the longest time are.
+
+    Raises ValueError for a bad argument, SandboxUnavailable on entry where workers cannot be started. A worker or
+    zygote that dies is replaced; a call that it takes with it is run once more and is then `infrastructure`.
     """
 
-    def __init__(self, workers: int = 2, limits: Limits | None = None, *, tier: Tier | None = None) -> None:
-        if workers < 1:
+    def __init__(
+        self,
+        workers: int | None = None,
+        limits: Limits | None = None,
+        *,
+        tier: Tier | None = None,
+        python: str | None = None,
+        packages: Sequence[str] | Mapping[str, Sequence[str]] = (),
+        warm: Iterable[str] = (),
+        queue: int = 100_000,
+        sessions: int = 64,
+        session_idle_seconds: float = 1800.0,
+        session_memory_mb: int | None = None,
+        session_wait_seconds: float = 60.0,
+    ) -> None:
+        if workers is not None and workers < 1:
             raise ValueError(f"a pool of {workers} workers: it must be 1 or more")
+        if queue < 1:
+            raise ValueError(f"a queue of {queue} calls: it must be 1 or more")
         self.limits = limits or Limits()
-        self._slots = [_Slot() for _ in range(workers)]
-        self._free: asyncio.Queue[_Slot] | None = None
-        self._folder: PoolFolder | None = None
-        self._asked = tier
-        self._tier: Tier | None = None
-        self._started = 0
+        profiles = with_packages(packages)
+        self._warm = [find(name, profiles).name for name in warm]
+        self._choose = Chooser(profiles)
+        self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier)
+        self._sessions = Sessions(
+            sessions,
+            running=self._fleet.size,
+            idle_seconds=session_idle_seconds,
+            memory_mb=session_memory_mb,
+            wait_seconds=session_wait_seconds,
+            start=self._session_worker,
+        )
+        self._room = asyncio.Semaphore(queue + self._fleet.size)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -67,47 +92,47 @@ class SandboxPool:
         await self.close()
 
     async def start(self) -> None:
-        """Start the workers. Raises SandboxUnavailable, with nothing left running."""
-        if self._free is not None:
+        """Raises SandboxUnavailable, with nothing left running."""
+        if self._fleet.is_open:
             return
         if sys.platform != "linux":
             raise SandboxUnavailable(
                 f"the sandbox needs Linux (fork, namespaces, /proc), and this is {sys.platform}: run it in a container"
             )
-        self._folder = PoolFolder()
-        self._free = asyncio.Queue()
-        try:
-            for slot in self._slots:
-                slot.worker = await self._start_worker()
-                self._free.put_nowait(slot)
-        except BaseException:
-            await self.close()
-            raise
+        await self._fleet.open(self._warm)
 
     async def close(self) -> None:
-        if self._free is None:
-            return
-        self._free = None
-        for slot in self._slots:
-            slot.drop()
-        if self._folder is not None:
-            self._folder.remove()
-            self._folder = None
+        self._sessions.close()
+        await self._fleet.close()
 
     @property
     def tier(self) -> Tier:
         """What holds around every call. Raises SandboxUnavailable before the pool was started."""
-        if self._tier is None:
+        if self._fleet.tier is None:
             raise SandboxUnavailable("the sandbox was not started: use `async with SandboxPool(...)`")
-        return self._tier
+        return self._fleet.tier
 
     @property
     def worker(self) -> WorkerHandle:
-        """The first worker that lives. Raises SandboxUnavailable where there is none."""
-        for slot in self._slots:
-            if slot.worker is not None:
-                return slot.worker
+        """A worker that lives. Raises SandboxUnavailable where there is none."""
+        for worker in self._fleet.workers:
+            if worker.alive:
+                return worker
         raise SandboxUnavailable("no worker is running")
+
+    @property
+    def fleet(self) -> Fleet:
+        """The workers, for those who look after them."""
+        return self._fleet
+
+    @property
+    def full(self) -> bool:
+        """Whether a further call would have to wait for a place in the queue."""
+        return self._room.locked()
+
+    @property
+    def open_sessions(self) -> int:
+        return len(self._sessions)
 
     async def run(
         self,
@@ -118,91 +143,57 @@ class SandboxPool:
         memory: int | None = None,
         limits: Limits | None = None,
         files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
         echo: bool = True,
     ) -> Result:
-        """See `Sandbox.run`. Cancelling it ends the call, and its worker is replaced."""
+        """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
         limits = (limits or self.limits).with_(timeout, memory)
-        request = {
-            "code": code,
-            "stdin": stdin,
-            "limits": asdict(limits),
-            "files": _encoded(files or {}),
-            "echo": echo,
-        }
-        free = self._open_queue()
-        slot = await free.get()
-        try:
-            return await self._run_in(slot, request, limits.wall_seconds)
-        finally:
-            free.put_nowait(slot)
+        message = request(code, stdin, limits, files, echo) | {"fetch": inside_scratch(fetch)}
+        async with self._room:
+            return await self._run(self._choose(code, self._fleet.zygotes), message, limits.wall_seconds)
 
     async def session(self, *, limits: Limits | None = None) -> Session:
         """See `Sandbox.session`."""
-        raise SandboxUnavailable("sessions are not there yet")
-
-    def _open_queue(self) -> asyncio.Queue[_Slot]:
-        if self._free is None:
+        if not self._fleet.is_open:
             raise SandboxUnavailable("the sandbox is not open: use `async with SandboxPool(...)`")
-        return self._free
+        return await self._sessions.open(limits or self.limits)
 
-    async def _run_in(self, slot: _Slot, request: dict[str, Any], wall_seconds: float) -> Result:
-        self._open_queue()  # it may have closed while the call waited
-        try:
-            worker = slot.take() or await self._start_worker()
-        except SandboxUnavailable as error:
-            return Result("infrastructure", stderr=str(error), tier=self.tier)
+    async def _session_worker(self, code: str) -> WorkerHandle:
+        return await self._fleet.extra(self._choose(code, self._fleet.zygotes))
+
+    async def _run(self, profile: str, message: dict[str, Any], wall_seconds: float) -> Result:
+        fault = ""
+        for _ in range(ATTEMPTS):
+            try:
+                worker = await self._fleet.take(profile)
+            except SandboxUnavailable as error:
+                if not fault and not self._fleet.is_open:
+                    raise
+                return Result("infrastructure", stderr=fault or str(error), tier=self.tier)
+            try:
+                return await self._run_in(worker, message, wall_seconds)
+            except (EOFError, OSError):
+                fault = f"sandbox worker {worker.pid}: it died"
+        return Result("infrastructure", stderr=f"{fault}, the {ATTEMPTS}th in a row", tier=self.tier)
+
+    async def _run_in(self, worker: WorkerHandle, message: dict[str, Any], wall_seconds: float) -> Result:
+        """Raises EOFError or OSError where the worker died."""
         keep = False
         try:
             async with asyncio.timeout(wall_seconds + BACKSTOP_SECONDS):
-                answer = await worker.ask(request)
-            keep = not answer.pop("retire") and self._free is not None
-            return Result(tier=self.tier, **answer)
-        except (EOFError, OSError, TimeoutError) as error:
-            reason = "it did not answer" if isinstance(error, TimeoutError) else "it died"
-            return Result("infrastructure", stderr=f"sandbox worker {worker.pid}: {reason}", tier=self.tier)
+                answer = await worker.ask(message)
+            keep = not answer.pop("retire")
+            fetched = {name: base64.b64decode(content) for name, content in answer.pop("files", {}).items()}
+            return Result(tier=self.tier, files=fetched, **answer)
+        except TimeoutError:
+            return Result("infrastructure", stderr=f"sandbox worker {worker.pid}: it did not answer", tier=self.tier)
         finally:
-            slot.worker = worker
-            if not keep:
-                slot.drop()
-
-    async def _start_worker(self) -> WorkerHandle:
-        if self._folder is None:
-            raise SandboxUnavailable("the sandbox pool is closed")
-        self._started += 1
-        scratch = self._folder.path / f"w{self._started}"
-        scratch.mkdir(mode=0o711)
-        worker = await WorkerHandle.start(scratch, self._asked or "")
-        wanted, had = self._tier or self._asked, worker.tier
-        if wanted not in (None, had):
-            worker.kill()
-            raise SandboxUnavailable(
-                f"sandbox tier {wanted!r} cannot be had here, only {had!r}: allow user namespaces "
-                "(sysctl user.max_user_namespaces, or the container's seccomp profile), or do not ask for a tier"
-            )
-        self._tier = had
-        return worker
+            self._fleet.give(worker, keep=keep)
 
 
-class _Slot:
-    """A place for one worker; empty after the worker died, filled again by the next call."""
-
-    def __init__(self) -> None:
-        self.worker: WorkerHandle | None = None
-
-    def take(self) -> WorkerHandle | None:
-        if self.worker is not None and not self.worker.alive:
-            self.drop()
-        return self.worker
-
-    def drop(self) -> None:
-        if self.worker is not None:
-            self.worker.kill()
-            self.worker = None
-
-
-def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
-    for name in files:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")
-    return {name: base64.b64encode(content).decode() for name, content in files.items()}
+def default_workers(limits: Limits) -> int:
+    """Calls at a time where nobody said how many: several to a core, so that endless loops leave room for short calls,
+    but no more than fit into half of the machine's memory if each takes all that it may."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    fit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // (limits.memory_mb << 20)
+    return max(cores, min(64, max(16, 4 * cores), fit))

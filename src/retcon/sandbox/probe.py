@@ -30,16 +30,28 @@ class Probe:
     calls_per_second: float = 0.0
 
 
-def probe(seconds: float = 0.5) -> Probe:
-    """Start one worker and measure it for `seconds` (wall). Not to be called from a running event loop."""
+TIERS: tuple[Tier, ...] = ("namespaces", "landlock", "rlimits")
+"""The strongest first."""
+
+
+def probe(seconds: float = 0.5, tier: Tier | None = None) -> Probe:
+    """Start one worker and measure it for `seconds` (wall). Not to be called from a running event loop.
+
+    tier: the best that can be had where None.
+    """
     try:
-        return asyncio.run(_probe(seconds))
+        return asyncio.run(_probe(seconds, tier))
     except SandboxUnavailable as error:
         return Probe(None, problem=str(error))
 
 
-async def _probe(seconds: float) -> Probe:
-    async with SandboxPool(workers=1) as sandbox:
+def probe_tiers(seconds: float = 0.5) -> dict[Tier, Probe]:
+    """What becomes of each tier when it is asked for; each takes `seconds` where it can be had."""
+    return {tier: probe(seconds, tier) for tier in TIERS}
+
+
+async def _probe(seconds: float, tier: Tier | None) -> Probe:
+    async with SandboxPool(workers=1, tier=tier) as sandbox:
         empty = [(await sandbox.run("")).seconds for _ in range(20)]
         calls, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds or not calls:

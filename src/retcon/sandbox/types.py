@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Protocol
 
 from retcon.core.types import Status
@@ -31,9 +31,9 @@ class Limits:
     processes: int = 32
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise ValueError(f"limit {field.name} is {getattr(self, field.name)}: it must be above 0")
+        for limit in fields(self):
+            if not getattr(self, limit.name) > 0:
+                raise ValueError(f"limit {limit.name} is {getattr(self, limit.name)}: it must be above 0")
 
     def with_(self, timeout: float | None = None, memory: int | None = None) -> Limits:
         """These limits with `timeout` (seconds) in place of both clocks and `memory` (MiB) in place of the memory's.
@@ -56,7 +56,7 @@ class Result:
     `TimeoutError` for either clock, a signal's name (`SIGSEGV`), None where status is ok. stderr of a failure ends
     with a line that names it. value: repr of the last expression, None where there is none or it is None.
     exit_code: negative for a signal, None where no process ended. seconds: wall. peak_memory: bytes, resident.
-    tier: what held around the call.
+    tier: what held around the call. files: content of the files that were asked for and found (`Sandbox.run`, `fetch`).
     """
 
     status: Status
@@ -68,6 +68,7 @@ class Result:
     seconds: float = 0.0
     peak_memory: int = 0
     tier: Tier = "rlimits"
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Session(Protocol):
@@ -126,12 +127,15 @@ class Sandbox(Protocol):
         memory: int | None = None,
         limits: Limits | None = None,
         files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
         echo: bool = True,
     ) -> Result:
         """Run `code` as `__main__`, in a scratch folder that holds `files` (relative path to content).
 
         limits: the sandbox's own where None. timeout: seconds, in place of both clocks of the limits. memory: MiB, in
         place of theirs. echo: whether the last expression's repr becomes the result's value.
+        fetch: relative paths of files to hand back as they are when the call has ended. One that is not there, is no
+        ordinary file, lies behind a symbolic link or is longer than what is left of 8 MiB for all is left out.
 
         A fault of the sandbox itself is a result of status `infrastructure`. Raises ValueError for a limit that is not
         above 0, a file path that leaves the scratch folder, or code that is no text; SandboxUnavailable where the

@@ -12,20 +12,25 @@ def verdict(
     cpu_limit: float,
     wall_limit: float | None,
     raised: str | None,
+    *,
+    over: str = "",
 ) -> tuple[str, str | None, int, str]:
     """(status, error type, exit code, closing line for stderr) of a call.
 
     wait_status: from wait4. cpu_used: seconds of the process and the children it waited for. wall_limit: seconds, None
-    unless the wall clock ran out. raised: name of the uncaught exception as the child reported it; it can only name a
-    failure, never make or unmake one.
+    unless the wall clock ran out. raised: name of the uncaught exception as the child reported it; it can name a
+    failure or make one (the program ended itself with code 0 after it), never unmake one. over: the line that tells
+    which limit of the whole call ended it, empty where none did.
     """
     code = os.waitstatus_to_exitcode(wait_status)
+    if over:
+        return "limit", over.partition(":")[0], code, over
     if wall_limit is not None:
-        return "timeout", "TimeoutError", code, f"TimeoutError: no end after {wall_limit:g} s"
-    if code == 0:
+        return "timeout", "TimeoutError", code, no_end(wall_limit)
+    if code == 0 and not raised:
         return "ok", None, 0, ""
     if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_used >= cpu_limit):
-        return "timeout", "TimeoutError", code, f"TimeoutError: no end after {cpu_limit:g} s of CPU time"
+        return "timeout", "TimeoutError", code, no_end(cpu_limit, " of CPU time")
     if code < 0:
         name = (
             signal.Signals(-code).name if -code in signal.valid_signals() and -code < signal.SIGRTMIN else f"SIG{-code}"
@@ -36,3 +41,21 @@ def verdict(
     if raised:
         return "error", raised, code, ""
     return "error", "SystemExit", code, f"SystemExit: {code}"
+
+
+def cell_verdict(raised: str | None, over: str) -> tuple[str, str | None, str]:
+    """(status, error type, closing line for stderr) of a cell after which its interpreter goes on.
+
+    raised: name of the uncaught exception as the interpreter reported it. over: the line that tells which limit it went
+    over, empty where it did not.
+    """
+    if over:
+        name = over.partition(":")[0]
+        return "timeout" if name == "TimeoutError" else "limit", name, over
+    if raised:
+        return "limit" if raised == "MemoryError" else "error", raised, ""
+    return "ok", None, ""
+
+
+def no_end(seconds: float, of: str = "") -> str:
+    return f"TimeoutError: no end after {seconds:g} s{of}"

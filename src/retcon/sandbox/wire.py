@@ -11,7 +11,10 @@ LENGTH = struct.Struct("!I")
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    body = json.dumps(message).encode()
+    return framed(json.dumps(message).encode())
+
+
+def framed(body: bytes) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
@@ -21,11 +24,14 @@ def send(channel: socket.socket, message: dict[str, Any]) -> None:
 
 def receive(channel: socket.socket) -> dict[str, Any] | None:
     """The next message, None at the end of the stream."""
-    header = _exactly(channel, LENGTH.size)
-    if header is None:
-        return None
-    body = _exactly(channel, LENGTH.unpack(header)[0])
+    body = receive_bytes(channel)
     return None if body is None else json.loads(body)
+
+
+def receive_bytes(channel: socket.socket) -> bytes | None:
+    """The next message as it came, None at the end of the stream."""
+    header = _exactly(channel, LENGTH.size)
+    return None if header is None else _exactly(channel, LENGTH.unpack(header)[0])
 
 
 def _exactly(channel: socket.socket, size: int) -> bytes | None:

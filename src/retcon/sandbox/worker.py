@@ -1,25 +1,28 @@
 """A worker: a small warm interpreter that forks a child for each call, watches it, and tells how it ended.
 
-Started by the pool as a process of its own (never forked from it: that process may hold gigabytes, locks and
-secrets). Standard library only, and little of it: the smaller this process, the faster it forks.
+Forked from a zygote (`zygote`), whose packages it has. Standard library only, and little of it: the smaller this
+process, the faster it forks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import time
 from typing import Any
 
-from retcon.sandbox import child, wire
+from retcon.sandbox import child, fetch, scratch, usage, wire
 from retcon.sandbox.capture import Capture
-from retcon.sandbox.isolate import World, die_with_parent, isolate
+from retcon.sandbox.isolate import die_with_parent, isolate
+from retcon.sandbox.keeper import Keeper
 from retcon.sandbox.verdict import verdict
+from retcon.sandbox.watchdog import Watchdog
+from retcon.sandbox.world import World
 
 GRACE_SECONDS = 0.2  # between the wall clock's SIGXCPU, at which printed output is written out, and SIGKILL
 SWEEP_SECONDS = 5.0
@@ -27,44 +30,44 @@ CHUNK = 1 << 16
 READY = select.POLLIN | select.POLLHUP
 
 
-def main(fd: int, root: str, tier: str) -> None:
-    """Serve calls from the socket `fd` until it closes.
-
-    root: folder for scratch where no tmpfs can be had. tier: the tier asked for, empty for the best that can be had.
-    """
+def main(fd: int, root: str, tier: str, uid: int | None = None) -> None:
+    """Serve calls from the socket `fd` until it closes. Parameters as `isolate`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)  # process 1 cannot be sent a signal that it does not handle
     die_with_parent()
     channel = socket.socket(fileno=fd)
+    while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) < child.RECORD_FD:  # where a call's streams will be
+        pass
     try:
-        world = isolate(root, tier)
+        world = isolate(root, tier, uid)
     except OSError as error:
         wire.send(channel, {"error": str(error)})
         return
     os.chdir(world.root)
-    scratch = world.root + "/scratch"
-    os.environ.update(HOME=scratch, TMPDIR=scratch)
-    child.install_cpu_handler()
-    wire.send(
-        channel,
-        {"tier": world.tier, "network": world.network, "files": world.files, "own_user": world.own_user},
-    )
-    Worker(channel, world, scratch).serve()
+    folder = world.root + "/scratch"
+    os.environ.update(HOME=folder, TMPDIR=folder, USER="sandbox", LOGNAME="sandbox")
+    wire.send(channel, world.facts())
+    Worker(channel, world, folder).serve()
 
 
 class Worker:
     """The loop: one call at a time."""
 
-    def __init__(self, channel: socket.socket, world: World, scratch: str) -> None:
+    def __init__(self, channel: socket.socket, world: World, folder: str) -> None:
         self.channel = channel
         self.nothing = os.open(os.devnull, os.O_RDONLY)
         self.dirty = False
         gc.collect()
         gc.freeze()
         gc.disable()
-        self.setting = child.Setting(world, scratch, child.address_space())
+        self.setting = child.Setting(world, folder, usage.address_space(world.proc))
+        self.resident = usage.resident(world.proc, "self")
 
     def serve(self) -> None:
         while (call := wire.receive(self.channel)) is not None:
+            if call.get("op") == "session":  # this worker is the session's from here on
+                Keeper(self.channel, self.setting, self.nothing, call["limits"], self.resident).serve()
+                return
             try:
                 answer = self.call(call)
             except OSError as error:  # no process, no pipe, no folder to be had: the machine's fault, not the program's
@@ -80,17 +83,19 @@ class Worker:
         started = time.monotonic()
         running = Running(call, self)
         running.watch()
-        status, usage = running.end()
+        status, used = running.end()
         seconds = time.monotonic() - started
+        files = fetch.collect(self.setting.scratch, call["fetch"])
         self.clear()
         limits = call["limits"]
         raised, value = running.record()
         name, error_type, exit_code, line = verdict(
             status,
-            usage.ru_utime + usage.ru_stime,
+            used.ru_utime + used.ru_stime,
             limits["cpu_seconds"],
             limits["wall_seconds"] if running.late else None,
             raised,
+            over=running.watchdog.said,
         )
         stderr = running.stderr.text()
         if line:
@@ -103,32 +108,31 @@ class Worker:
             "value": value,
             "exit_code": exit_code,
             "seconds": seconds,
-            "peak_memory": usage.ru_maxrss << 10,
+            "peak_memory": used.ru_maxrss << 10,
+            "files": files,
         }
 
     def sweep(self) -> None:
         """End every process that the call left behind."""
-        if self.setting.world.processes and os.getpid() == 1:
-            if _reap():
-                return
-            os.kill(-1, signal.SIGKILL)  # all of this namespace but its init, which is this process
         deadline = time.monotonic() + SWEEP_SECONDS
         while not _reap():
-            for pid in _children():
-                os.kill(pid, signal.SIGKILL)
+            self.setting.world.kill_all()
             if time.monotonic() > deadline:
                 self.dirty = True
                 return
-            time.sleep(0.001)
+            time.sleep(0.0005)
 
     def clear(self) -> None:
         """Remove what the call wrote. A worker that cannot is replaced, and its tmpfs goes with it."""
-        try:
+        with contextlib.suppress(OSError):
             os.rmdir(self.setting.scratch)
-        except OSError:
-            shutil.rmtree(self.setting.scratch, ignore_errors=True)
-        if os.listdir(self.setting.world.root):
-            self.dirty = True
+        for folder in self.setting.world.writable:
+            try:
+                os.chmod(folder, self.setting.world.mode)
+                if os.listdir(folder):
+                    scratch.empty(folder)
+            except OSError:
+                self.dirty = True
 
 
 class Running:
@@ -142,12 +146,15 @@ class Running:
         self.stdout, self.stderr = Capture(limits["output_bytes"]), Capture(limits["output_bytes"])
         self.said = Capture(16 * limits["output_bytes"] + 4096)
         self.token = os.urandom(16)
-        stdin = _readable(call["stdin"]) if call["stdin"] else worker.nothing
+        stdin = self._readable(call["stdin"]) if call["stdin"] else worker.nothing
         pipes = [os.pipe(), os.pipe(), os.pipe()]
+        self.setup, setup = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             streams = (stdin, pipes[0][1], pipes[1][1], pipes[2][1])
-            child.run(call, self.token, streams, worker.setting)
+            child.run(call, self.token, streams, setup, worker.setting)
+        os.close(setup)
+        self.watchdog = Watchdog(worker.setting.world, worker.setting.scratch, limits, worker.resident)
         self.ended = os.pidfd_open(self.pid)
         self.open: dict[int, Capture] = {}
         for (reads, writes), sink in zip(pipes, (self.stdout, self.stderr, self.said), strict=True):
@@ -155,6 +162,15 @@ class Running:
             self.open[reads] = sink
         if stdin != worker.nothing:
             os.close(stdin)
+
+    def _readable(self, text: str) -> int:
+        """A descriptor from which the call reads `text`: a file without a name."""
+        path = self.worker.setting.world.root + "/stdin"
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            os.unlink(path)
+            file.write(text.encode("utf-8", "surrogateescape"))
+        return fd
 
     def watch(self) -> None:
         """Read what the process writes until it ends or the wall clock ends it."""
@@ -164,13 +180,17 @@ class Running:
             poller.register(fd, READY)
         deadline = time.monotonic() + self.wall_seconds
         while True:
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            if now >= self.watchdog.due and not self.late and self.watchdog.look():
+                os.kill(self.pid, signal.SIGKILL)
+                self.watchdog.due = deadline + SWEEP_SECONDS
+            left = deadline - now
             if left <= 0:
                 os.kill(self.pid, signal.SIGKILL if self.late else signal.SIGXCPU)
                 deadline = time.monotonic() + (SWEEP_SECONDS if self.late else GRACE_SECONDS)
                 self.late = True
                 continue
-            ready = poller.poll(left * 1000)
+            ready = poller.poll(1000 * (left if self.late else min(left, self.watchdog.due - now)))
             for fd, _ in ready:
                 sink = self.open.get(fd)
                 if sink is not None:
@@ -191,8 +211,11 @@ class Running:
 
     def end(self) -> tuple[int, resource.struct_rusage]:
         """Reap the process, end its descendants, read what is still in the pipes."""
-        _, status, usage = os.wait4(self.pid, 0)
+        _, status, used = os.wait4(self.pid, 0)
+        self.watchdog.judge(status)
         self.worker.sweep()
+        problem = os.read(self.setup, select.PIPE_BUF)
+        os.close(self.setup)
         for fd, sink in self.open.items():
             os.set_blocking(fd, False)
             try:
@@ -201,7 +224,9 @@ class Running:
             except BlockingIOError:  # a writer outlived the sweep
                 self.worker.dirty = True
             os.close(fd)
-        return status, usage
+        if problem:
+            raise OSError(f"the program could not be started: {problem.decode(errors='replace')}")
+        return status, used
 
     def record(self) -> tuple[str | None, str | None]:
         """(name of the uncaught exception, the value) as the child reported them, None where it did not."""
@@ -213,14 +238,6 @@ class Running:
         return raised or None, value[1:] if value else None
 
 
-def _readable(text: str) -> int:
-    fd = os.memfd_create("stdin")
-    with open(fd, "wb", closefd=False) as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
 def _reap() -> bool:
     """Reap what has ended; whether no child is left."""
     try:
@@ -229,8 +246,3 @@ def _reap() -> bool:
     except ChildProcessError:
         return True
     return False
-
-
-def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(pid) for pid in file.read().split()]

@@ -8,8 +8,12 @@ from retcon.core.types import Trajectory
 
 
 def drop_infrastructure(group: Sequence[Trajectory]) -> list[Trajectory]:
-    """The group without the rollouts that an infrastructure fault ended: those have no reward, not a zero one."""
-    return [t for t in group if t.stop != "infrastructure"]
+    """The group without the rollouts that an infrastructure fault ended: those have no reward, not a zero one.
+
+    Empty where fewer than two are left: one rollout has nothing to be compared with.
+    """
+    left = [t for t in group if t.stop != "infrastructure"]
+    return left if len(left) > 1 else []
 
 
 def take(group: Sequence[Trajectory], keep: int) -> list[Trajectory]:

@@ -1,4 +1,20 @@
-"""GRPO-RoC, resample on correct (rStar2-Agent, arXiv 2508.20722): of the right rollouts, keep the clean ones."""
+"""GRPO-RoC, resample on correct (rStar2-Agent, arXiv 2508.20722, section 2.2.3): of the right rollouts, the clean ones.
+
+Of 2G rollouts the paper keeps G: of the wrong ones half, rounded down, as they come, so that failures stay diverse; the
+others are right ones, drawn with a probability inverse to their penalty p_err + p_format (equations 4 and 5). It is
+silent on other ratios, on minimum counts, on a penalty of zero, which has no inverse, and on purified histories.
+
+The published code (microsoft/rStar, `down_sample/roc.py`) differs from the paper, and we from it:
+
+- It sorts both sides by penalty and takes the first: nothing is drawn, and the tidiest failures are kept. Here `rank`
+  does so for the right ones, ties broken by the seed; `weighted` is the paper's; failures are uniform in both.
+- It finds an error by the word in a tool's text; here the tool's typed status says so.
+- It counts turns by their headers in the response, where the first turn has none: a right answer in one turn has
+  p_format 1. Here a turn is a turn.
+- It rounds both shares to even, by themselves: one right rollout of 16 is not kept. Here, as in the paper, it is.
+- It drops groups without reward variance first (see `retcon.select.dynamic`), and those smaller than G, which here are
+  kept whole; it keeps all 2G where neither side's share reaches its minimum.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +36,11 @@ def count_boxed(trajectory: Trajectory) -> int:
 
 
 def penalty(trajectory: Trajectory, count_answers: CountAnswers = count_boxed) -> float:
-    """How untidy a rollout is, in [0, 2]: p_err + p_format of the paper, over the (purified) history.
+    """How untidy a rollout is, in [0, 2]: p_err + p_format of the paper.
 
     p_err: failed calls / calls, 0.5 without a call. p_format: 1 without an answer, else min(1, (answers - 1) / turns).
+    Both over the purified history, which the papers do not speak of: the penalty is there to keep failures out of what
+    is learnt, and a failure that was replaced is not learnt.
     """
     calls = trajectory.calls
     errors = trajectory.failures / calls if calls else NO_CALL_PENALTY
@@ -44,9 +62,9 @@ def roc(
     """`keep` (G) of an oversampled group (G'), in the group's order; the whole group where it has no more than that.
 
     Positives (reward > 0): by `rank`, those with the least penalty, ties broken by the seed; `weighted`, drawn without
-    replacement with weights inverse to penalty. Negatives: uniformly at random. Each side keeps its share of `keep`,
-    but not less than its minimum while it has that many. Raises ValueError where a reward is missing or the minima
-    exceed `keep`.
+    replacement with weights 1 / (penalty + 0.1). Negatives: uniformly at random. Each side keeps its share of `keep`,
+    but not less than its minimum while it has that many; what one side lacks, the other fills, so that a group of one
+    kind still gives `keep`. Raises ValueError where a reward is missing or the minima exceed `keep`.
     """
     if min_positive + min_negative > keep:
         raise ValueError(

@@ -17,6 +17,7 @@ import msgspec
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.core.types import Trajectory
+from retcon.store.lines import LineAppender
 
 
 def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
@@ -50,38 +51,21 @@ def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
 
 
 class Appender:
-    """Adds trajectories to a plain file, one `add` at a time; use it in a `with`.
+    """Adds trajectories to a plain file, one `add` at a time, as `LineAppender` does; use it in a `with`.
 
-    Each line is handed to the system at once, so that a killed process loses at most the line it was writing. What is
-    left of such a line is removed when the file is opened again. Raises RecordError where the file cannot be written.
+    Raises RecordError where the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
-        if self._path.suffix == ".gz":
-            raise RecordError(f"{path}: compressed files cannot be added to; write a plain .jsonl, or use write()")
-        try:
-            _mend(self._path)
-            self._file = self._path.open("ab", buffering=0)
-        except OSError as error:
-            raise RecordError(f"{path} cannot be opened for writing: {error}") from error
+        self._lines = LineAppender(path)
 
     def add(self, trajectory: Trajectory) -> None:
         """Append one line."""
-        rest = memoryview(line_of(trajectory))
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise RecordError(f"{self._path}: trajectory {trajectory.id} could not be added: {error}") from error
+        self._lines.add(line_of(trajectory), name=f"trajectory {trajectory.id}")
 
     def close(self) -> None:
         """Close the file, once it is safe on the disk."""
-        if not self._file.closed:
-            try:
-                os.fsync(self._file.fileno())
-            finally:
-                self._file.close()
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +91,7 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
                 if not line.strip():
                     continue
                 try:
-                    yield _readline_of(line, f"{path}, line {number}")
+                    yield _read_line(line, f"{path}, line {number}")
                 except RecordError as error:
                     if on_bad is None:
                         raise
@@ -131,7 +115,7 @@ def line_of(trajectory: Trajectory) -> bytes:
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def _readline_of(line: bytes, where: str) -> Trajectory:
+def _read_line(line: bytes, where: str) -> Trajectory:
     try:
         return from_dict(msgspec.json.decode(line), where)
     except RecursionError:
@@ -150,38 +134,6 @@ def _compressing(file: IO[bytes], path: Path) -> contextlib.AbstractContextManag
         return contextlib.nullcontext(file)
     # No name and time inside: the same trajectories give the same bytes.
     return cast(IO[bytes], gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
-
-
-def _mend(path: Path) -> None:
-    """Remove what is left of a line that was never finished; a whole line gets the line end that it lacks."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        start = _last_line_start(file, end)
-        file.seek(start)
-        last = file.read()
-        if not last:
-            return
-        try:
-            msgspec.json.decode(last)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            file.truncate(start)
-        else:
-            file.write(b"\n")
-
-
-def _last_line_start(file: IO[bytes], end: int) -> int:
-    """Offset just after the last line end before `end`, 0 where there is none."""
-    block = 1 << 16
-    while end > 0:
-        begin = max(0, end - block)
-        file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
-        end = begin
-    return 0
 
 
 def _sync_folder(folder: Path) -> None:

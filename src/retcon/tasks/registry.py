@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Protocol
 
 from retcon.core.errors import RecipeError, nearest
+from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.tasks.grade import boxed
 from retcon.tasks.numbers import problems
@@ -58,6 +59,11 @@ class NumberTasks:
             return trajectory
         answer = boxed(trajectory.turns[-1].text) if trajectory.turns and trajectory.stop == "answer" else None
         return replace(trajectory, answer=answer, reward=RIGHT if answer == task.answer else WRONG)
+
+
+def training_prompts(tasks: TaskSet, seed: int) -> Iterator[Task]:
+    """The stream that a run with this seed draws its prompts from; demonstrations use another one."""
+    return tasks.train(derive("prompts", seed))
 
 
 TASK_SETS: dict[str, TaskSet] = {"numbers": NumberTasks()}

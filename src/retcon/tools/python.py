@@ -4,71 +4,27 @@ from __future__ import annotations
 
 from retcon.core.errors import RetconError
 from retcon.core.types import Observation, ToolCall
-from retcon.sandbox.capture import cut_middle
-from retcon.sandbox.types import Result, Sandbox
-
-SMALL_BUDGET = 200
+from retcon.sandbox.types import Sandbox
+from retcon.tools.wording import Wording
 
 
 class PythonTool:
-    """Implements `retcon.tools.types.Tool` over a sandbox.
+    """Implements `retcon.tools.types.Tool` over a sandbox: a fresh interpreter for every call.
 
-    output_chars: characters of an observation at most. From 200 on it shows stdout, the value of the last expression
-    and, after a failure, the traceback, its middle cut where it is too long. Below, where there is no room for both
-    ends: the head of the output, or Python's own last line (`NameError: name 'x' is not defined`).
+    output_chars: characters of an observation at most (`retcon.tools.wording`).
     """
 
     def __init__(self, sandbox: Sandbox, *, name: str = "python", output_chars: int = 2000) -> None:
-        if output_chars < 1:
-            raise ValueError(f"output_chars is {output_chars}: it must be 1 or more")
         self.name = name
         self._sandbox = sandbox
-        self._output_chars = output_chars
+        self._wording = Wording(name, output_chars)
 
     async def __call__(self, call: ToolCall) -> Observation:
-        problem = self._problem(call)
-        if problem is not None:
-            return Observation(call.id, self._cut(f"malformed call: {problem}"), "malformed")
+        malformed = self._wording.malformed(call)
+        if malformed is not None:
+            return malformed
         try:
             result = await self._sandbox.run(call.code)
-        except (RetconError, OSError) as error:  # a fault of ours is nobody's failure: it is told, not raised
-            return Observation(call.id, self._cut(f"sandbox fault: {error}"), "infrastructure", type(error).__name__)
-        return Observation(call.id, self._text(result), result.status, result.error_type, result.seconds)
-
-    def _problem(self, call: ToolCall) -> str | None:
-        if call.name != self.name:
-            return f"no tool {call.name!r}, only {self.name!r}"
-        if isinstance(call.arguments, str):
-            return "arguments cannot be parsed"
-        if "code" not in call.arguments:
-            return "no 'code' argument"
-        if not isinstance(call.arguments["code"], str):
-            return "'code' is not a string"
-        return None
-
-    def _text(self, result: Result) -> str:
-        if result.status == "ok":
-            return self._cut(_joined(result.stdout, result.value or ""))
-        if self._output_chars < SMALL_BUDGET:
-            return self._cut(_last_line(result))
-        return self._cut(_joined(result.stdout, result.stderr))
-
-    def _cut(self, text: str) -> str:
-        if self._output_chars < SMALL_BUDGET:
-            return text[: self._output_chars]
-        return cut_middle(text, self._output_chars)
-
-
-def _joined(first: str, second: str) -> str:
-    if first and second and not first.endswith("\n"):
-        first += "\n"
-    return (first + second).rstrip("\n")
-
-
-def _last_line(result: Result) -> str:
-    """The line of stderr that names what ended the call; a message may go on for further lines after it."""
-    lines = [line for line in result.stderr.splitlines() if line.strip()]
-    for line in reversed(lines):
-        if line.partition(":")[0].rpartition(".")[2] == result.error_type:
-            return line
-    return lines[-1] if lines else (result.error_type or "")
+        except (RetconError, OSError) as error:
+            return self._wording.fault(call, error)
+        return self._wording.observation(call, result)

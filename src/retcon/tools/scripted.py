@@ -1,10 +1,12 @@
-"""A tool that gives scripted answers: for tests of what calls tools, yours too."""
+"""Tools that give scripted answers, with and without state: for tests of what calls tools, yours too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import Any, Literal
 
-from retcon.core.errors import nearest
+from retcon.core.errors import InfrastructureFault, nearest
 from retcon.core.types import Observation, Status, ToolCall
 
 Answer = tuple[str, Status, str | None]
@@ -32,3 +34,79 @@ class ScriptedTool:
         if code not in self.answers:
             raise KeyError(f"the script has no answer to {code!r}{nearest(code, self.answers)}")
         return self.answers[code]
+
+
+State = dict[str, Any]
+Operation = Literal["open", "checkpoint", "rollback", "close"]
+
+
+class ScriptedSessions:
+    """A tool that keeps state, without a sandbox; implements `StatefulTool`.
+
+    answers: (text, status, error type) of a program, given the state of its trajectory, which it may change; the state
+    begins empty and must be such that `copy.deepcopy` copies it. broken: operations that raise InfrastructureFault.
+    opened: the session of every trajectory, in the order of opening.
+    """
+
+    def __init__(
+        self, answers: Callable[[str, State], Answer], name: str = "python", *, broken: Iterable[Operation] = ()
+    ) -> None:
+        self.name = name
+        self.answers = answers
+        self.broken = frozenset(broken)
+        self.opened: list[ScriptedSession] = []
+
+    async def open(self, trajectory: str) -> ScriptedSession:
+        self.check("open")
+        self.opened.append(ScriptedSession(self, trajectory))
+        return self.opened[-1]
+
+    def check(self, operation: Operation) -> None:
+        """Raises InfrastructureFault where this operation is scripted to fail."""
+        if operation in self.broken:
+            raise InfrastructureFault(f"the script breaks {operation}")
+
+
+class ScriptedSession:
+    """One trajectory's session; implements `OpenTool`.
+
+    state: as it is now. events: what was asked of it, in order: `run CODE`, `checkpoint NAME`, `rollback NAME`,
+    `discard NAME`, `close`. kept: the checkpoints that were not discarded.
+    """
+
+    def __init__(self, tool: ScriptedSessions, trajectory: str) -> None:
+        self.name = tool.name
+        self.trajectory = trajectory
+        self.state: State = {}
+        self.events: list[str] = []
+        self.kept: dict[str, State] = {}
+        self._tool = tool
+        self._taken = 0
+
+    async def __call__(self, call: ToolCall) -> Observation:
+        self.events.append(f"run {call.code}")
+        text, status, error_type = self._tool.answers(call.code, self.state)
+        return Observation(call.id, text, status, error_type)
+
+    async def checkpoint(self) -> str:
+        self._tool.check("checkpoint")
+        self._taken += 1
+        name = str(self._taken)
+        self.events.append(f"checkpoint {name}")
+        self.kept[name] = deepcopy(self.state)
+        return name
+
+    async def rollback(self, checkpoint: str) -> None:
+        self._tool.check("rollback")
+        self.events.append(f"rollback {checkpoint}")
+        if checkpoint not in self.kept:
+            raise InfrastructureFault(f"no checkpoint {checkpoint!r}{nearest(checkpoint, self.kept)}")
+        self.state = deepcopy(self.kept[checkpoint])
+
+    async def discard(self, checkpoint: str) -> None:
+        self.events.append(f"discard {checkpoint}")
+        self.kept.pop(checkpoint, None)
+
+    async def close(self) -> None:
+        self.events.append("close")
+        self._tool.check("close")

@@ -23,7 +23,10 @@ class OpenTool(Tool, Protocol):
         ...
 
     async def rollback(self, checkpoint: str) -> None:
-        """Go back to a checkpoint, as often as one likes. Raises InfrastructureFault where the state cannot be had."""
+        """Go to the state of a checkpoint, from an earlier or a later one, as often as one likes; all others stay.
+
+        Raises InfrastructureFault where the state cannot be had.
+        """
         ...
 
     async def discard(self, checkpoint: str) -> None:

@@ -20,13 +20,15 @@ MICRO_BATCH_IDS = 2048
 @dataclass(frozen=True, slots=True)
 class Batch:
     """B samples, padded on the right to the longest, T. ids: (B, T) int64. mask, spliced: (B, T) bool. old_logprobs,
-    advantages: (B, T) float32, 0 where unknown, which is nowhere under the mask once `scored` was asked for."""
+    advantages: (B, T) float32, 0 where unknown, which is nowhere under the mask once `scored` was asked for. weights:
+    (B, T) float32, 1 where a sample has none; None where no sample has any."""
 
     ids: Tensor
     mask: Tensor
     spliced: Tensor
     old_logprobs: Tensor
     advantages: Tensor
+    weights: Tensor | None
 
 
 def collate(samples: Sequence[Sample], *, pad_id: int = 0) -> Batch:
@@ -38,12 +40,15 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0) -> Batch:
     def padded(rows: Sequence[Sequence[float | int]], fill: float, dtype: torch.dtype) -> Tensor:
         return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
 
+    weighed = any(s.weights is not None for s in samples)
+    weights = [[1.0 if w is None else w for w in s.weights or (None,) * len(s.ids)] for s in samples]
     return Batch(
         ids=padded([s.ids for s in samples], pad_id, torch.long),
         mask=padded([s.mask for s in samples], 0, torch.bool),
         spliced=padded([s.spliced for s in samples], 0, torch.bool),
         old_logprobs=padded([[p or 0.0 for p in s.logprobs] for s in samples], 0.0, torch.float32),
         advantages=padded([s.advantages or [0.0] * len(s.ids) for s in samples], 0.0, torch.float32),
+        weights=padded(weights, 1.0, torch.float32) if weighed else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,6 +28,16 @@ STATE, ABOUT = "trainer.safetensors", "trainer.json"
 NEEDED = ("config.json", "tokenizer.json", STATE, ABOUT)
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come. step: steps taken. drawn: prompts drawn from the stream, the data position of a run that
+    rolls out. spent: what it cost."""
+
+    step: int = 0
+    drawn: int = 0
+    spent: Cost = field(default_factory=Cost)
+
+
 def save_model(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
     """`model` and the tokenizer files of the folder `tokenizer` as a Hugging Face folder `out`, whole or not at all.
 
@@ -39,22 +49,21 @@ def save_model(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
 
 def save_checkpoint(
     run: RunFolder,
-    step: int,
+    progress: Progress,
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     *,
     tokenizer: Path,
-    spent: Cost,
 ) -> Path:
-    """The state after `step` steps; of older checkpoints the newest is kept beside it.
+    """The state after `progress.step` steps; of older checkpoints the newest is kept beside it.
 
     Raises CheckpointError where it cannot be written; every older checkpoint is then still there.
     """
-    target = run.checkpoint(step)
+    target = run.checkpoint(progress.step)
     with whole_folder(target) as partial:
         _write_model(model, tokenizer, partial)
         save_file(_optimizer_tensors(model, optimizer), partial / STATE)
-        write_json(partial / ABOUT, {"step": step, **asdict(spent)})
+        write_json(partial / ABOUT, {"step": progress.step, "drawn": progress.drawn, **asdict(progress.spent)})
     for _, old in run.checkpoints()[KEPT:]:
         shutil.rmtree(old)
     return target
@@ -68,11 +77,12 @@ def newest_checkpoint(run: RunFolder) -> Path | None:
     return None
 
 
-def read_progress(folder: Path) -> tuple[int, Cost]:
-    """Steps taken and what they cost. Raises CheckpointError for a broken file."""
+def read_progress(folder: Path) -> Progress:
+    """How far the checkpoint's run had come. Raises CheckpointError for a broken file."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        return int(about["step"]), Cost(float(about["cpu_s"]), float(about["wall_s"]))
+        spent = Cost(float(about["cpu_s"]), float(about["wall_s"]))
+        return Progress(int(about["step"]), int(about["drawn"]), spent)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _broken(folder, error) from error
 

@@ -51,6 +51,7 @@ def policy_loss(
     aggregate: Aggregate = "token",
     totals: Totals | None = None,
     muted: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Loss:
     """The clipped surrogate: -min(ρ Â, clip(ρ, 1 - ε_low, 1 + ε_high) Â), ρ = π_θ / π_old = exp(logprobs - old).
 
@@ -59,13 +60,16 @@ def policy_loss(
     its clip-higher); `sequence`, the mean over each sequence's ids, then over sequences (GRPO, arXiv 2402.03300,
     equation 3, without its KL term, and ε_low = ε_high). totals: of the whole minibatch where this is a part of it,
     None for this batch's own. muted: bool, ids whose term is dropped although they stay in every denominator, so that
-    the other ids weigh what they weighed before (see `negative_spliced`).
+    the other ids weigh what they weighed before (see `negative_spliced`). weights: (B, T) float, what each id's term is
+    multiplied by after the clip, likewise without touching the denominators; None for 1.
     """
     totals = totals or Totals.of(mask)
     difference = (logprobs - old_logprobs).masked_fill(~mask, 0.0)
     ratio = difference.exp()
     clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
     terms = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    if weights is not None:
+        terms = terms * weights
     learnt = mask if muted is None else mask & ~muted
     terms = terms.masked_fill(~learnt, 0.0)
     if aggregate == "token":

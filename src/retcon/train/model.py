@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
@@ -49,16 +48,3 @@ def start_model(path: str | Path, seed: int) -> PreTrainedModel:
         raise CheckpointError(f"{folder}: models that cap or scale their logits cannot be trained yet")
     model.float().eval()
     return model
-
-
-def fingerprint(path: str | Path) -> str:
-    """A short hash of a file, or of a model folder's configuration, weights and tokenizer: what a run started from."""
-    path = Path(path)
-    inside = (*sorted(path.glob("*.safetensors")), path / "config.json", path / "tokenizer.json")
-    files = (path,) if path.is_file() else inside
-    digest = hashlib.sha256()
-    for file in files:
-        if file.is_file():
-            with file.open("rb") as opened:
-                digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()[:16]

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import SandboxUnavailable
-from retcon.core.seeds import derive
-from retcon.core.types import Trajectory
-from retcon.select.drop import drop_infrastructure, take
-from retcon.select.roc import roc
+from retcon.core.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet, task_set
 from retcon.tasks.types import Task
 from retcon.train.folder import RunFolder, open_run
-from retcon.train.model import fingerprint, model_folder, start_model
+from retcon.train.model import model_folder, start_model
 from retcon.train.optim import adamw, torch_settings
+from retcon.train.prompts import Prompts
 from retcon.train.rollout_metrics import rollout_metrics
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
+from retcon.train.selection import draw_groups, selection_metrics, to_train
 from retcon.train.session import OnStep, Session
-from retcon.train.update import ALGORITHMS, group_samples, update
+from retcon.train.update import group_samples, update
 
 KEEP_ROLLOUTS_EVERY = 10
 
@@ -32,16 +30,19 @@ def run_rl(
 ) -> Path:
     """Train the model in the folder `start` as the recipe says; returns the folder of the final model.
 
-    Everything random derives from (seed, step, …), so that the weights, the optimiser's state and the step are the
-    whole state. A run that was interrupted goes on from its newest checkpoint in `out`; Ctrl-C between two updates
-    makes one first; a run that is finished returns at once. tasks: a task set of
-    your own, in place of the one that the recipe names. on_step gets each step's metrics.
+    Everything random derives from (seed, step, …), so that the weights, the optimiser's state, the step and how many
+    prompts were drawn are the whole state. A run that was interrupted goes on from its newest checkpoint in `out`;
+    Ctrl-C between two updates makes one first; a run that is finished returns at once. tasks: a task set of your own,
+    in place of the one that the recipe names. on_step gets each step's metrics.
 
-    Raises CheckpointError (see `open_run`), SandboxUnavailable where a step loses all of its rollouts to faults,
+    Raises CheckpointError (see `open_run`), RecipeError or RecordError for pass rates that do not serve (see
+    `Prompts`), SandboxUnavailable where a step loses all of its rollouts to faults,
     TrainingDiverged.
     """
     folder = model_folder(start)
-    run = open_run(out, kind="rl", recipe=recipe, inputs={"start": fingerprint(folder)})
+    start_id = fingerprint(folder)
+    prompts = Prompts(recipe, tasks or task_set(recipe.task.name), model=start_id)
+    run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs})
     if run.finished:
         return run.final
     config = recipe.rl
@@ -55,67 +56,42 @@ def run_rl(
             on_step=on_step,
         )
         if session.step < config.steps:
-            asyncio.run(_train(recipe, run, session, folder, tasks or task_set(recipe.task.name)))
+            asyncio.run(_train(recipe, run, session, folder, prompts))
         return session.finish()
 
 
-async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, tasks: TaskSet) -> None:
-    async with open_rollouts(recipe, session.model, tokenizer, tasks) as rollouts:
-        prompts = rollouts.prompts(after=session.step)
+async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, prompts: Prompts) -> None:
+    async with open_rollouts(recipe, session.model, tokenizer, prompts.tasks) as rollouts:
+        stream = prompts.after(session.drawn)
         while session.step < recipe.rl.steps:
-            await _step(recipe, run, session, rollouts, next(prompts))
+            await _step(recipe, run, session, rollouts, stream)
 
 
 async def _step(
-    recipe: Recipe, run: RunFolder, session: Session, rollouts: TrainingRollouts, tasks: Sequence[Task]
+    recipe: Recipe, run: RunFolder, session: Session, rollouts: TrainingRollouts, prompts: Iterator[Task]
 ) -> None:
-    seed, step = recipe.run.seed, session.step + 1
-    algorithm = ALGORITHMS[recipe.rl.algorithm]
+    step = session.step + 1
     began = time.perf_counter()
     try:
-        groups = await rollouts.of(tasks, step=step)
+        drawn = await draw_groups(recipe, rollouts, prompts, step=step)
     except asyncio.CancelledError:
         session.save()  # Ctrl-C: the weights are those of the last whole step
         raise
     rolled_out = time.perf_counter()
 
-    whole = [drop_infrastructure(group) for group in groups]
-    whole = [group for group in whole if 2 * len(group) >= recipe.rl.group and len(group) > 1]
-    if not whole:
-        raise SandboxUnavailable(
-            f"step {step}: infrastructure faults left too few rollouts of every group; see `retcon doctor`, then run "
-            "the same command again to go on"
-        )
-    kept = [_select(recipe, group, step) for group in whole]
-    samples = [sample for group in kept for sample in group_samples(group, algorithm)]
-    losses = update(session.model, session.optimizer, samples, recipe.rl, seed=seed, step=step)
+    samples = [sample for group in to_train(recipe, drawn) for sample in group_samples(group, recipe.rl)]
+    losses = update(session.model, session.optimizer, samples, recipe.rl, seed=recipe.run.seed, step=step)
     rollouts.engine.invalidate()
 
     if step % KEEP_ROLLOUTS_EVERY == 0 or step in (1, recipe.rl.steps):
-        run.keep_trajectories(step, (t for group in groups for t in group))
+        run.keep_trajectories(step, (t for group in drawn.made for t in group))
     session.done(
         {
-            **rollout_metrics(groups),
-            "kept": len(samples),
-            "groups_skipped": len(groups) - len(whole),
-            "groups_flat": sum(len({t.reward for t in group}) == 1 for group in kept),
+            **rollout_metrics(drawn.made),
+            **selection_metrics(recipe, drawn),
             **losses,
             "rollout_seconds": round(rolled_out - began, 4),
             "train_seconds": round(time.perf_counter() - rolled_out, 4),
-        }
-    )
-
-
-def _select(recipe: Recipe, group: Sequence[Trajectory], step: int) -> list[Trajectory]:
-    """G of the G' rollouts of a prompt."""
-    section = recipe.select
-    if section.kind == "none":
-        return take(group, recipe.rl.group)
-    return roc(
-        group,
-        recipe.rl.group,
-        seed=derive("select", recipe.run.seed, step, group[0].task),
-        draw=section.draw,
-        min_positive=section.min_positive,
-        min_negative=section.min_negative,
+        },
+        drawn=len(drawn.made),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from retcon.core.types import TRAINED, Decision, Trajectory
+from retcon.purify.splice import UNALIGNED
 
 DECISIONS: tuple[Decision, ...] = ("shallow", "deep", "unrepaired", "answered")
 
@@ -15,13 +16,15 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
 
     reward: mean. pass_rate: share with a positive reward. raw_failures, failures: failed calls a trajectory, as they
     happened and after purification. raw_calls: likewise. spliced_share: of the ids under the loss mask. sampled_ids: in
-    all, lookaheads among them. repairs by decision: in all. rollouts, infrastructure: made, and lost to faults. Means
-    and shares are over graded rollouts alone.
+    all, lookaheads among them. repairs by decision: in all; unaligned: those that are deep only because a call did not
+    begin on a token boundary. rollouts, infrastructure: made, and lost to faults. Means and shares are over graded
+    rollouts alone.
     """
     made = [t for group in groups for t in group]
     graded = [t for t in made if t.reward is not None]
     rewards = [t.reward for t in graded if t.reward is not None]
-    decisions = [turn.repair.decision for t in made for turn in t.turns if turn.repair is not None]
+    repairs = [turn.repair for t in made for turn in t.turns if turn.repair is not None]
+    decisions = [repair.decision for repair in repairs]
     return {
         "reward": _mean(rewards),
         "pass_rate": _mean([r > 0 for r in rewards]),
@@ -33,6 +36,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         "rollouts": len(made),
         "infrastructure": len(made) - len(graded),
         **{decision: decisions.count(decision) for decision in DECISIONS},
+        "unaligned": sum(repair.reason == UNALIGNED for repair in repairs),
     }
 
 

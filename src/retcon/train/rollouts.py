@@ -1,12 +1,11 @@
-"""The rollouts of a training run: which prompts, how many of each, purified how."""
+"""The rollouts of a training run: how many of each prompt, purified how."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -14,10 +13,10 @@ from transformers import PreTrainedModel
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
-from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.local import LocalEngine
 from retcon.engine.types import SamplingParams
+from retcon.purify.mixing import Schedule, constant
 from retcon.purify.saar import Saar
 from retcon.rollout.world import World, open_world
 from retcon.tasks.registry import TaskSet
@@ -48,17 +47,8 @@ class TrainingRollouts:
             step=step,
             grade=self.tasks.grade,
             repair=self.repair,
-            probability=recipe.repair.probability,
+            probability=_mixing(recipe).at(step),
         )
-
-    def prompts(self, *, after: int) -> Iterator[list[Task]]:
-        """The tasks of each step after step `after`: a seeded stream, of which demonstrations use another one."""
-        recipe = self.world.recipe
-        stream = self.tasks.train(derive("prompts", recipe.run.seed))
-        for _ in islice(stream, after * recipe.rl.prompts):
-            pass
-        while True:
-            yield list(islice(stream, recipe.rl.prompts))
 
 
 @asynccontextmanager
@@ -80,6 +70,11 @@ def rollouts_per_prompt(recipe: Recipe) -> int:
     """G': the rollouts made of each prompt, of which selection keeps G."""
     oversample = recipe.select.oversample if recipe.select.kind == "roc" else 1.0
     return math.ceil(recipe.rl.group * oversample)
+
+
+def _mixing(recipe: Recipe) -> Schedule:
+    section = recipe.repair
+    return Schedule(section.probability_schedule) if section.probability_schedule else constant(section.probability)
 
 
 def _repair(recipe: Recipe) -> Saar | None:

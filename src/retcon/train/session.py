@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from retcon.core.cost import Cost, Meter
 from retcon.train.checkpoint import (
+    Progress,
     load_optimizer,
     load_weights,
     newest_checkpoint,
@@ -27,7 +28,7 @@ OnStep = Callable[[Metrics], None]
 
 
 class Session:
-    """Model, optimiser and step of a run that begins or goes on; `step` steps are done.
+    """Model, optimiser and step of a run that begins or goes on; `step` steps are done, `drawn` prompts were drawn.
 
     The model is that of the newest checkpoint, or what `start` makes; `optimize` makes its optimiser. tokenizer: the
     folder whose tokenizer files go into every checkpoint. Raises CheckpointError for a checkpoint that is broken.
@@ -45,7 +46,8 @@ class Session:
     ) -> None:
         self._run, self._tokenizer, self._every, self._on_step = run, tokenizer, every, on_step
         checkpoint = newest_checkpoint(run)
-        self.step, spent = (0, Cost()) if checkpoint is None else read_progress(checkpoint)
+        progress = Progress() if checkpoint is None else read_progress(checkpoint)
+        self.step, self.drawn, spent = progress.step, progress.drawn, progress.spent
         # Steps that a kill undid were paid for all the same: their metrics lines, soon cut, know how much.
         lines = run.read_metrics()
         spent = Cost(
@@ -61,9 +63,10 @@ class Session:
         self._interrupted = False
         run.cut(self.step)
 
-    def done(self, metrics: Metrics) -> None:
-        """A step is over: log it, checkpoint if it is time, tell `on_step`."""
+    def done(self, metrics: Metrics, *, drawn: int = 0) -> None:
+        """A step is over, which drew `drawn` prompts: log it, checkpoint if it is time, tell `on_step`."""
         self.step += 1
+        self.drawn += drawn
         cost = self._meter.read()
         line = {"step": self.step, **metrics, "cpu_s": round(cost.cpu_s, 3), "wall_s": round(cost.wall_s, 3)}
         self._run.log(line)
@@ -98,9 +101,8 @@ class Session:
     def save(self) -> None:
         """A checkpoint of the steps done, unless there is one. Only between steps."""
         if self._saved != self.step:
-            save_checkpoint(
-                self._run, self.step, self.model, self.optimizer, tokenizer=self._tokenizer, spent=self._meter.read()
-            )
+            progress = Progress(self.step, self.drawn, self._meter.read())
+            save_checkpoint(self._run, progress, self.model, self.optimizer, tokenizer=self._tokenizer)
             self._saved = self.step
 
     def finish(self) -> Path:

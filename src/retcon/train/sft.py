@@ -12,13 +12,14 @@ from transformers import PreTrainedModel
 
 from retcon.config.schema import Recipe, SFTSection
 from retcon.core.errors import RecordError
+from retcon.core.fingerprint import fingerprint
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample
 from retcon.store import jsonl
 from retcon.train.batch import collate, epoch_batch, micro_batches
 from retcon.train.folder import open_run
 from retcon.train.loss import token_logprobs
-from retcon.train.model import fingerprint, model_folder, start_model
+from retcon.train.model import model_folder, start_model
 from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
 from retcon.train.session import OnStep, Session
 

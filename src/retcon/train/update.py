@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from retcon.config.schema import RLSection
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
+from retcon.purify.weights import splice_weights
 from retcon.train.advantage import dapo, grpo
 from retcon.train.batch import MICRO_BATCH_IDS, Batch, check_scored, collate, micro_batches, minibatches
 from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss, token_logprobs
@@ -29,19 +30,27 @@ class Algorithm:
 ALGORITHMS: dict[str, Algorithm] = {"grpo": Algorithm(grpo, "sequence"), "dapo": Algorithm(dapo, "token")}
 
 
-def group_samples(group: Sequence[Trajectory], algorithm: Algorithm) -> list[Sample]:
+def group_samples(group: Sequence[Trajectory], config: RLSection) -> list[Sample]:
     """The samples of a graded group, each with its rollout's advantage on all of its ids.
 
-    Raises ValueError for an ungraded rollout, UnscoredIds where ids to be learnt have no log-prob.
+    With config.splice_weight `truncated`, spliced ids have their importance weights (see `splice_weights`). Raises
+    ValueError for an ungraded rollout, UnscoredIds where ids to be learnt have no log-prob.
     """
+    weigh = config.splice_weight == "truncated"
     rewards = []
     for trajectory in group:
         if trajectory.reward is None:
             raise ValueError(f"trajectory {trajectory.id} has no reward: drop infrastructure faults first")
         rewards.append(trajectory.reward)
     return [
-        replace(sample, advantages=(advantage,) * len(sample.ids))
-        for sample, advantage in zip(map(to_sample, group), algorithm.advantage(rewards), strict=True)
+        replace(
+            sample,
+            advantages=(advantage,) * len(sample.ids),
+            weights=splice_weights(trajectory, config.splice_weight_cap) if weigh else None,
+        )
+        for trajectory, sample, advantage in zip(
+            group, map(to_sample, group), ALGORITHMS[config.algorithm].advantage(rewards), strict=True
+        )
     ]
 
 
@@ -112,4 +121,5 @@ def _loss(model: PreTrainedModel, batch: Batch, config: RLSection, totals: Total
         aggregate=ALGORITHMS[config.algorithm].aggregate,
         totals=totals,
         muted=negative_spliced(batch.advantages, batch.spliced) if config.mask_negative_spliced else None,
+        weights=batch.weights,
     )

@@ -1,0 +1,84 @@
+"""`retcon difficulty`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.arguments import checkpoint_folder, command_line, need_training, split_overrides
+from retcon.cli.interrupt import interruptible
+from retcon.cli.progress import telling
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from retcon.store.pass_rates import PassRate
+
+
+def difficulty(
+    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, or a run folder with a final/.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="The recipe of the training to come (its task set, run.seed, rollout and sandbox count), and changes.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="How many of the training's tasks, from its first on.")],
+    rollouts: Annotated[int, typer.Option("--rollouts", min=1, help="Rollouts of each task.")] = 8,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where the rates are added, as they are measured.")
+    ] = Path("runs/pass_rates.jsonl"),
+) -> None:
+    """Measure the pass rates of training tasks, for select.pass_rates: tasks too easy or too hard are then left out."""
+    from retcon.config.load import load_recipe
+    from retcon.config.shipped import find_recipe
+
+    name, overrides = split_overrides(words or [])
+    recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
+    folder = checkpoint_folder(checkpoint)
+    need_training()
+    from retcon.evaluate.difficulty import run_difficulty
+
+    kept = f"what was measured is kept in {out}; the same command again measures the rest"
+    with interruptible(kept), telling(f"measuring with {checkpoint}") as tell:
+        measured = run_difficulty(recipe, folder, out, tasks=tasks, rollouts=rollouts, on_progress=tell)
+    from rich.console import Console
+
+    section = recipe.select
+    within = sum(section.min_pass_rate <= one.rate <= section.max_pass_rate for one in measured)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_table(measured))
+    console.print(
+        f"{len(measured)} tasks measured, {within} within [{section.min_pass_rate:g}, {section.max_pass_rate:g}]: {out}"
+    )
+    if len(measured) < tasks:
+        console.print(
+            f"{tasks - len(measured)} have no rate: the task set is smaller, or they lost rollouts to faults and the "
+            "same command again measures them"
+        )
+    again = command_line(
+        "retcon", "train", name or "RECIPE", *overrides, f"select.pass_rates={out}", "--from", checkpoint
+    )
+    console.print(f"try: {again}")
+
+
+def _table(measured: Sequence[PassRate]) -> Table:
+    """How many tasks have which rate."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.HORIZONTALS, pad_edge=False)
+    table.add_column("passed", justify="right")
+    table.add_column("tasks", justify="right")
+    table.add_column("")
+    counts = Counter((one.rate, f"{one.passed} of {one.rollouts}") for one in measured)
+    for (_, label), count in sorted(counts.items()):
+        table.add_row(label, str(count), "▇" * round(40 * count / len(measured)))
+    return table

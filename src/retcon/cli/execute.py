@@ -1,0 +1,101 @@
+"""`retcon sandbox exec`: one program, from a file or standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.arguments import TierName
+from retcon.core.errors import SandboxUnavailable
+
+if TYPE_CHECKING:
+    from retcon.sandbox.types import Limits, Result
+
+TIMEOUT, LIMIT, INFRASTRUCTURE = 124, 125, 126
+"""Exit codes for what is no exit code of the program; 124 is what timeout(1) has."""
+
+
+def execute(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A Python program; - is standard input.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    tier: TierName = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds, of CPU time and of wall time.")] = 10.0,
+    memory: Annotated[int, typer.Option("--memory", help="MiB that it may use.")] = 512,
+    stdin: Annotated[
+        str | None,
+        typer.Option("--stdin", metavar="FILE|-", help="The program's standard input, else empty.", show_default=False),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Run it on this server instead of here.", show_default=False)
+    ] = None,
+) -> None:
+    """Run a program in the sandbox.
+
+    Prints what it printed, then the value of its last expression. The exit code is the program's (128 + n where signal
+    n ended it); 124: out of time, 125: out of memory, 126: the sandbox failed.
+    """
+    from retcon.sandbox.types import Limits
+
+    try:
+        limits = Limits(memory_mb=memory).with_(timeout)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    code = _read(file, "FILE")
+    given = _read(stdin, "--stdin") if stdin is not None else ""
+    result = asyncio.run(_run(code, given, limits, tier, url))
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.format(msgspec.json.encode(asdict(result)), indent=1).decode())
+    else:
+        _show(result)
+    raise typer.Exit(exit_code(result))
+
+
+def exit_code(result: Result) -> int:
+    """As documented in the command's help."""
+    if result.status == "timeout":
+        return TIMEOUT
+    if result.status == "limit":
+        return LIMIT
+    if result.exit_code is None:
+        return INFRASTRUCTURE
+    return result.exit_code if result.exit_code >= 0 else 128 - result.exit_code
+
+
+def _read(file: str, what: str) -> str:
+    """Its text; `-` is standard input. Raises typer.BadParameter where it cannot be read."""
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=what) from error
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{file}: not UTF-8: {error.reason} at byte {error.start}", param_hint=what) from error
+
+
+async def _run(code: str, stdin: str, limits: Limits, tier: str | None, url: str | None) -> Result:
+    if url is None:
+        from retcon.sandbox.pool import SandboxPool
+
+        async with SandboxPool(workers=1, tier=tier) as pool:  # type: ignore[arg-type]
+            return await pool.run(code, stdin=stdin, limits=limits)
+    from retcon.sandbox.client import SandboxClient, token_from_environment
+
+    async with SandboxClient(url, token=token_from_environment(), tries=2) as client:
+        if tier is not None and client.tier != tier:
+            raise SandboxUnavailable(f"{url}: its tier is '{client.tier}', not '{tier}'")
+        return await client.run(code, stdin=stdin, limits=limits)
+
+
+def _show(result: Result) -> None:
+    sys.stdout.write(result.stdout)
+    if result.value is not None:
+        sys.stdout.write(("" if not result.stdout or result.stdout.endswith("\n") else "\n") + result.value + "\n")
+    sys.stdout.flush()
+    sys.stderr.write(result.stderr)

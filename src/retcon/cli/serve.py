@@ -1,0 +1,117 @@
+"""`retcon sandbox serve`: the sandbox over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.arguments import TierName
+from retcon.core.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from retcon.sandbox.service.server import StopSignals
+    from retcon.sandbox.service.settings import Settings
+
+EXTRA = ("starlette", "uvicorn")
+
+
+def serve(
+    *,
+    host: Annotated[str, typer.Option("--host", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")] = 8088,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Calls at a time; as many as cores by default.", show_default=False),
+    ] = None,
+    tier: TierName = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            envvar="RETCON_SANDBOX_TOKEN",
+            help="Bearer token to ask for. Other users of this machine can read a command line: prefer the file.",
+            show_default=False,
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="A file that holds it.", show_default=False)
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds of a call that asks for no other.")] = 10.0,
+    memory: Annotated[int, typer.Option("--memory", help="MiB of a call that asks for no other.")] = 512,
+    max_timeout: Annotated[float, typer.Option("--max-timeout", help="Seconds that a call may ask for.")] = 600.0,
+    max_memory: Annotated[int, typer.Option("--max-memory", help="MiB that a call may ask for.")] = 16384,
+    queue: Annotated[int, typer.Option("--queue", help="Calls that may wait; more are refused.")] = 20000,
+    max_body: Annotated[int, typer.Option("--max-body", help="MiB of a request.")] = 64,
+    judge_chars: Annotated[
+        int, typer.Option("--judge-chars", help="Characters of stdout and stderr in code-judge's API.")
+    ] = 1000,
+) -> None:
+    """Serve the sandbox over HTTP: its own API, code-judge's and SandboxFusion's."""
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise MissingExtra(f"serving needs {', '.join(missing)}: pip install 'retcon-rl[serve]'")
+    from retcon.sandbox.service.settings import MIB, Settings
+    from retcon.sandbox.types import Limits
+
+    try:
+        settings = Settings(
+            limits=Limits(memory_mb=memory).with_(timeout),
+            max_timeout=max_timeout,
+            max_memory=max_memory,
+            workers=workers or len(os.sched_getaffinity(0)),
+            queue=queue,
+            max_body=max_body * MIB,
+            judge_chars=judge_chars,
+            token=_token(token, token_file),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    from retcon.sandbox.service.server import StopSignals, listen
+
+    opened = listen(host, port)
+    asyncio.run(_serve(opened, settings, tier, StopSignals()))
+    typer.echo("stopped", err=True)
+
+
+async def _serve(opened: socket.socket, settings: Settings, tier: str | None, signals: StopSignals) -> None:
+    from retcon.sandbox.pool import SandboxPool
+    from retcon.sandbox.service import server
+    from retcon.sandbox.service.app import create_app
+
+    files = server.allow_many_connections()
+    async with SandboxPool(settings.workers, settings.limits, tier=tier) as sandbox:  # type: ignore[arg-type]
+        url = server.address_of(opened)
+        typer.echo(
+            f"listening on {url} · tier {sandbox.tier} · {settings.workers} workers · "
+            f"{'a token is asked for' if settings.token else 'no token'} · up to {files} open files"
+        )
+        if not server.is_local(opened) and settings.token is None:
+            _warn(
+                f"WARNING: {url} can be reached from other machines, and anyone who reaches it can run programs here. "
+                "Give --token-file, or listen on 127.0.0.1."
+            )
+        if sandbox.tier == "rlimits":
+            _warn("WARNING: tier rlimits: programs are limited but not contained; `retcon sandbox doctor` says why.")
+        await server.serve(create_app(sandbox, sandbox.tier, settings), opened, signals)
+
+
+def _token(token: str | None, file: Path | None) -> str | None:
+    """Raises ValueError where the file cannot be read or is empty."""
+    if file is None:
+        return token
+    try:
+        found = file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"--token-file {file}: {error.strerror}") from error
+    if not found:
+        raise ValueError(f"--token-file {file}: it is empty")
+    return found
+
+
+def _warn(text: str) -> None:
+    typer.secho(text, fg="red", bold=True, err=True)

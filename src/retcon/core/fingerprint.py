@@ -1,0 +1,19 @@
+"""What something was made from, told by content rather than by name."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+def fingerprint(path: str | Path) -> str:
+    """A short hash of a file, or of a model folder's configuration, weights and tokenizer: what a run started from."""
+    path = Path(path)
+    inside = (*sorted(path.glob("*.safetensors")), path / "config.json", path / "tokenizer.json")
+    files = (path,) if path.is_file() else inside
+    digest = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:16]

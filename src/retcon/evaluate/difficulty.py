@@ -1,0 +1,113 @@
+"""Measures how hard training tasks are for a model: the pass rate of each, in a file that grows as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from retcon.chat.chat import Chat
+from retcon.config.schema import Recipe
+from retcon.core.errors import RecordError, SandboxUnavailable
+from retcon.core.fingerprint import fingerprint
+from retcon.core.seeds import derive
+from retcon.core.types import Trajectory
+from retcon.engine.types import Generator, SamplingParams
+from retcon.evaluate.runner import MOST_LOST, load_policy
+from retcon.rollout.world import open_world
+from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
+from retcon.tasks.registry import task_set, training_prompts
+from retcon.tasks.types import Task
+
+CHUNK = 64
+"""Tasks that are rolled out at once."""
+
+
+def run_difficulty(
+    recipe: Recipe,
+    checkpoint: Path,
+    out: Path,
+    *,
+    tasks: int,
+    rollouts: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[PassRate]:
+    """The pass rates of the first `tasks` that a run of this recipe draws, in that order; those lost are left out.
+
+    Purification is off, the sampling that of the recipe's rollouts. Every task's line is added to `out` once its last
+    rollout is graded; a task that has one of this model, of as many rollouts, is not measured again. One that lost
+    rollouts to faults gets no line. on_progress gets (done, total) in tasks.
+
+    Raises CheckpointError for a missing or broken checkpoint, RecordError for an `out` that is broken or cannot be
+    written, SandboxUnavailable where more than one rollout in twenty was lost; what was measured is kept. MissingExtra
+    without torch.
+    """
+    wanted = {t.id: t for t in islice(training_prompts(task_set(recipe.task.name), recipe.run.seed), tasks)}
+    model = fingerprint(checkpoint)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"{out} cannot be written: {error}") from error
+    with PassRateFile(out) as file:
+        known = of_model(read_pass_rates(out), model)
+        todo = [task for id, task in wanted.items() if id not in known or known[id].rollouts < rollouts]
+        done = len(wanted) - len(todo)
+
+        def add(task: str, passed: int) -> None:
+            nonlocal done
+            known[task] = PassRate(task, model, passed, rollouts)
+            file.add(known[task])
+            done += 1
+            if on_progress is not None:
+                on_progress(done, len(wanted))
+
+        if todo:
+            engine, chat = load_policy(recipe, checkpoint)
+            asyncio.run(measure(recipe, todo, rollouts=rollouts, engine=engine, chat=chat, on_task=add))
+    return [known[id] for id in wanted if id in known]
+
+
+async def measure(
+    recipe: Recipe,
+    tasks: Sequence[Task],
+    *,
+    rollouts: int,
+    engine: Generator,
+    chat: Chat,
+    on_task: Callable[[str, int], None],
+) -> None:
+    """Rolls out each task `rollouts` times; on_task gets its id and how many passed, once the last one is graded.
+
+    A task that lost rollouts is not told. The rollouts' seeds hang on the recipe's and the task alone. Raises
+    SandboxUnavailable where more than one rollout in twenty was lost.
+    """
+    grade = task_set(recipe.task.name).grade
+    passed: dict[str, list[bool]] = defaultdict(list)
+
+    def graded(task: Task, trajectory: Trajectory) -> Trajectory:
+        done = grade(task, trajectory)
+        passed[task.id].append((done.reward or 0) > 0)
+        if len(passed[task.id]) == rollouts:
+            on_task(task.id, sum(passed[task.id]))
+        return done
+
+    section = recipe.rollout
+    lost = 0
+    async with open_world(recipe, engine, chat) as world:
+        for start in range(0, len(tasks), CHUNK):
+            groups = await world.roll_out(
+                tasks[start : start + CHUNK],
+                count=rollouts,
+                sampling=SamplingParams(section.temperature, section.top_p, max_tokens=section.max_ids),
+                seed=derive("difficulty", recipe.run.seed),
+                step=0,
+                grade=graded,
+            )
+            lost += sum(t.reward is None for group in groups for t in group)
+            if lost > MOST_LOST * len(tasks) * rollouts:
+                raise SandboxUnavailable(
+                    f"the sandbox lost {lost} of {len(tasks) * rollouts} rollouts; what was measured is kept. See "
+                    "`retcon doctor`, then run the same command again"
+                )

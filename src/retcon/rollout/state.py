@@ -1,0 +1,117 @@
+"""The tools of one trajectory, and how the state of those that have one is rolled back with the history."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+
+from retcon.core.errors import InfrastructureFault
+from retcon.core.types import Observation, ToolCall
+from retcon.rollout.calls import Handler, run_calls
+from retcon.tools.types import OpenTool, StatefulTool, Tool
+
+Checkpoint = Mapping[str, str]
+"""Of each stateful tool, by name, its checkpoint's name."""
+
+
+class OpenTools:
+    """The tools of one trajectory. Those that keep state are opened for it, all at once when a call first reaches one.
+
+    Not before: rollouts that start together should reach the engine together, and many never call.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool | StatefulTool], trajectory: str, closing: AsyncExitStack) -> None:
+        self._trajectory = trajectory
+        self._closing = closing
+        self._stateful = {name: tool for name, tool in tools.items() if isinstance(tool, StatefulTool)}
+        self._opened: dict[str, OpenTool] = {}
+        self._handlers: dict[str, Handler] = {
+            name: partial(self._call, name) if isinstance(tool, StatefulTool) else tool for name, tool in tools.items()
+        }
+
+    async def run(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
+        """One observation per call, in order. Raises InfrastructureFault where a tool cannot be opened."""
+        await self.reach(calls)
+        return await run_calls(calls, self._handlers)
+
+    async def reach(self, calls: Sequence[ToolCall]) -> bool:
+        """Whether one of the calls goes to a tool that keeps state, which is open from here on."""
+        if not any(call.name in self._stateful and not call.malformed for call in calls):
+            return False
+        for name, tool in self._stateful.items():
+            if name not in self._opened:
+                self._opened[name] = await tool.open(self._trajectory)
+                self._closing.push_async_callback(_close, self._opened[name])
+        return True
+
+    async def checkpoint(self) -> Checkpoint:
+        return {name: await tool.checkpoint() for name, tool in self._opened.items()}
+
+    async def rollback(self, checkpoint: Checkpoint) -> None:
+        for name, tool in self._opened.items():
+            await tool.rollback(checkpoint[name])
+
+    async def discard(self, checkpoint: Checkpoint) -> None:
+        for name, tool in self._opened.items():
+            await tool.discard(checkpoint[name])
+
+    async def _call(self, name: str, call: ToolCall) -> Observation:
+        return await self._opened[name](call)
+
+
+@asynccontextmanager
+async def open_tools(tools: Mapping[str, Tool | StatefulTool], trajectory: str) -> AsyncIterator[OpenTools]:
+    """The tools for the trajectory of this id; what is open of them in the end is closed, whatever ended it.
+
+    One that cannot be closed is gone, and so is what it held.
+    """
+    async with AsyncExitStack() as closing:
+        yield OpenTools(tools, trajectory, closing)
+
+
+async def _close(tool: OpenTool) -> None:
+    with suppress(InfrastructureFault):
+        await tool.close()
+
+
+class TurnState:
+    """The tools' state at one turn that may be repaired: as it was before the turn's calls, and after its failure.
+
+    Nothing is frozen where no call reaches a tool that keeps state. All methods raise InfrastructureFault where a
+    state cannot be had.
+    """
+
+    def __init__(self, tools: OpenTools) -> None:
+        self._tools = tools
+        self._before: Checkpoint | None = None
+        self._after: Checkpoint | None = None
+
+    async def run(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
+        """Run the calls of the turn, the state before them kept."""
+        if await self._tools.reach(calls):
+            self._before = await self._tools.checkpoint()
+        return await self._tools.run(calls)
+
+    async def run_again(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
+        """Run the calls of another attempt at the turn, from the state before it."""
+        if await self._tools.reach(calls):
+            if self._after is None:
+                self._after = await self._tools.checkpoint()
+            if self._before is None:  # the failure reached no tool that keeps state
+                self._before = self._after
+            await self._tools.rollback(self._before)
+        return await self._tools.run(calls)
+
+    async def restore_failure(self) -> None:
+        """Back to how the turn's own calls left the tools, no other attempt having been made."""
+        if self._after is not None:
+            await self._tools.rollback(self._after)
+
+    async def discard(self) -> None:
+        """Free what was kept; the tools go on from the state that they are in."""
+        kept = [self._before] if self._before is self._after else [self._before, self._after]
+        self._before = self._after = None
+        for checkpoint in kept:
+            if checkpoint is not None:
+                await self._tools.discard(checkpoint)

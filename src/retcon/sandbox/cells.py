@@ -1,0 +1,273 @@
+"""A session's interpreter: one cell after the other in one `__main__`, and frozen copies of it to go back to.
+
+Standard library only. It runs in the process of the untrusted code. What it says of a cell that ended goes to the
+keeper (`keeper`) between two copies of a token that the keeper drew for this cell: whatever a cell writes to whatever
+descriptor is not taken for it. Code that searches this process for the token (frames, `gc`, ctypes) can find it and
+have its failed cell called `ok`, or replace this file's functions. It gains what `try: ... except: pass` gains: the
+status of its own cell. How the process ended, its clocks and its memory are the kernel's word to the keeper, and a
+status of `infrastructure` cannot be said from here.
+
+A copy is made by fork: variables, modules, the state of `random` and the ids of objects are as they were, and so are
+the current folder and the place in each open file. Threads other than the main one, child processes and what was
+written to pipes, sockets or unlinked files are not gone back on, and `os.getpid()` is another.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+import traceback
+from _signal import SIG_IGN, SIGINT, default_int_handler
+from _signal import signal as set_handler
+from marshal import loads
+from os import _exit, fork, getpid, waitpid
+from signal import pthread_sigmask, sigwaitinfo
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn
+
+from retcon.sandbox import child, wire
+from retcon.sandbox.capture import cut_middle
+from retcon.sandbox.isolate import die_with_parent
+from retcon.sandbox.program import (
+    compile_program,
+    exit_code,
+    flush_all,
+    print_exception,
+    show_source,
+    type_name,
+    write,
+    write_error,
+)
+from retcon.sandbox.world import World
+
+# What this file stands on is bound to names of its own: a cell may replace those of any module.
+_raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
+CONTROL_FD = child.RECORD_FD
+WAKE = signal.SIGRTMAX - 3
+NAME = "<cell {}>"
+EARLY = "!"  # before the name of an exception that is still to be shown
+FAILED = "failed"  # instead of what is said of a copy that was made
+
+
+class OpenFile(NamedTuple):
+    """A descriptor of a regular file, so that it can be had again."""
+
+    fd: int
+    path: str
+    flags: int
+    position: int
+    inherited: bool
+
+
+def serve(streams: child.Streams, setting: child.Setting, limits: dict[str, Any], keeper: int) -> NoReturn:
+    """Run cells until the control channel closes. limits: those that no cell's own exceed. keeper: its process id."""
+    try:
+        child._enter({"files": {}, "limits": limits}, streams, setting, World.confine_session)
+        os.closerange(CONTROL_FD + 1, child.FDS)
+        child.reseed()
+        die_with_parent()
+        Interpreter(setting.scratch, keeper).serve()
+    finally:
+        _exit(1)
+
+
+class Interpreter:
+    """The state that outlasts a cell."""
+
+    def __init__(self, scratch: str, keeper: int) -> None:
+        self._scratch = scratch
+        self._keeper = keeper
+        self._pid = getpid()
+        self._control = socket.socket(fileno=CONTROL_FD)
+        self._count = 0
+        self._has_stdin = False
+        self._given = dict(vars(builtins))
+        self._changed: dict[str, Any] = {}
+        self._main = ModuleType("__main__")
+        sys.modules["__main__"] = self._main
+        self._operations = {"cell": self._cell, "freeze": self._freeze}
+
+    def serve(self) -> NoReturn:
+        set_handler(SIGINT, SIG_IGN)
+        while True:
+            body = wire.receive_bytes(self._control)
+            if body is None:
+                _exit(0)
+            command = loads(body)
+            self._operations[command["op"]](command)
+
+    def _say(self, token: bytes, text: str) -> None:
+        try:
+            self._control.sendall(token + text.encode("utf-8", "replace") + token)
+        except OSError:  # the cell closed the channel: its exit code still says how it ended
+            _exit(1 if text[0] != "\0" else 0)
+
+    def _cell(self, command: dict[str, Any]) -> None:
+        self._count += 1
+        streams = (sys.stdout, sys.stderr)
+        raised, value = "", ""
+        try:
+            try:
+                self._prepare(command)
+                set_handler(SIGINT, default_int_handler)
+                value = self._run(command["code"], command["echo"])
+                flush_all(streams)
+            finally:
+                self._take_over()
+        except SystemExit as stop:
+            code = exit_code(stop, streams)
+            if code:
+                raised = "SystemExit"
+                write_error(f"SystemExit: {code}\n")
+        except BaseException as error:  # noqa: BLE001 - whatever the cell raised is its result
+            self._take_over()  # an interrupt may have come into the first
+            raised = type_name(error)[:200]
+            if getpid() == self._pid:  # at once: what follows runs code of the cell's, which may end the process
+                self._say(command["token"], EARLY + raised)
+            self._free_room()
+            if raised == "MemoryError":
+                traceback.clear_frames(error.__traceback__)
+            flush_all(streams)
+            self._report(error, raised)
+        self._free_room()
+        flush_all(streams)
+        if getpid() != self._pid:  # a process that the cell forked ran to the cell's end, as it would to a program's
+            _exit(1 if raised else 0)
+        self._say(command["token"], f"{raised}\0{cut_middle(value, command['output'])}")
+
+    def _prepare(self, command: dict[str, Any]) -> None:
+        vars(builtins).update(self._changed)
+        self._provide(command["stdin"], command["files"])
+        show_source(command["code"], NAME.format(self._count))
+        for kind, soft in command["limits"]:
+            hard = _limit(kind)[1]
+            _raise_limit(kind, (soft if hard < 0 else min(soft, hard), hard))
+
+    def _run(self, source: str, echo: bool) -> str:
+        """Run the cell; `=` and the repr of its last expression, empty without one."""
+        body, last = compile_program(source, NAME.format(self._count), echo)
+        exec(body, self._main.__dict__)
+        result = None if last is None else eval(last, self._main.__dict__)
+        return "" if result is None else "=" + _to_text(result)
+
+    def _provide(self, stdin: str, files: dict[str, bytes]) -> None:
+        if stdin or self._has_stdin:
+            path = f"{self._scratch}/{os.urandom(8).hex()}"
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.unlink(path)
+            write(fd, stdin.encode("utf-8", "surrogateescape"))
+            os.lseek(fd, 0, os.SEEK_SET)
+            os.dup2(fd, 0)
+            os.close(fd)
+            sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+            self._has_stdin = bool(stdin)
+        for name, content in files.items():
+            path = f"{self._scratch}/{name}"
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
+
+    def _take_over(self) -> None:
+        """Allow no interrupt from here on; set aside what cells put in the place of builtins, as this file and what it
+        calls stand on them."""
+        set_handler(SIGINT, SIG_IGN)
+        given, now = self._given, builtins.__dict__
+        self._changed = {name: now[name] for name in given if name in now and now[name] is not given[name]}
+        now.update(given)
+
+    def _free_room(self) -> None:
+        """Take the memory that is kept for this file's own work."""
+        hard = _limit(resource.RLIMIT_AS)[1]
+        _raise_limit(resource.RLIMIT_AS, (hard, hard))
+
+    def _report(self, error: BaseException, name: str) -> None:
+        try:
+            print_exception(error, __file__)
+        except BaseException:  # noqa: BLE001 - the cell broke the traceback module, or its exception's own methods end it
+            write_error(f"{name}\n")
+
+    def _freeze(self, command: dict[str, Any]) -> None:
+        """Make a frozen copy. It returns from here once it is woken; the original returns at once.
+
+        The copy is made by way of a process between, so that it is the keeper's child and no `os.wait()` of a cell
+        meets it. Both tell the keeper: the original that it goes on, the copy its process id.
+        """
+        token = command["token"]
+        random = sys.modules.get("random")
+        state = random.getstate() if random is not None else None  # which a fork reseeds
+        flush_all(())
+        mask = pthread_sigmask(signal.SIG_BLOCK, {WAKE})
+        try:
+            between = fork()
+            if between == 0:
+                if fork():
+                    _exit(0)
+                self._sleep(token)
+                if random is not None:
+                    random.setstate(state)
+                return
+            failed = waitpid(between, 0)[1]
+        except OSError:
+            if getpid() != self._pid:
+                _exit(1)
+            failed = 1
+        finally:
+            pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._say(token, FAILED if failed else "\0")
+
+    def _sleep(self, token: bytes) -> None:
+        """Be the frozen copy until the keeper sends its second signal: its first says that it is this one's parent.
+
+        The kernel names a signal's sender, so that no cell can wake it.
+        """
+        self._pid = getpid()
+        self._say(token, f"\0{self._pid}")
+        files, folder = _open_files(), self._scratch
+        with contextlib.suppress(OSError):  # a cell removed it
+            folder = os.getcwd()
+        self._await_keeper()
+        die_with_parent()
+        self._await_keeper()
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        for file in files:
+            _open_again(file)
+
+    def _await_keeper(self) -> None:
+        while True:
+            sent = sigwaitinfo({WAKE})
+            if sent.si_pid == self._keeper and sent.si_code == 0:  # SI_USER, which only the kernel can say
+                return
+
+
+def _open_files() -> list[OpenFile]:
+    files = []
+    for fd in range(CONTROL_FD + 1, _limit(resource.RLIMIT_NOFILE)[1]):
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                path = ""
+                with contextlib.suppress(OSError):  # no /proc
+                    path = os.readlink(f"/proc/self/fd/{fd}")
+                flags, position = fcntl.fcntl(fd, fcntl.F_GETFL), os.lseek(fd, 0, os.SEEK_CUR)
+                files.append(OpenFile(fd, path, flags, position, os.get_inheritable(fd)))
+    return files
+
+
+def _open_again(file: OpenFile) -> None:
+    """Bring a descriptor back to its place, in the file that now bears its path if that is another one."""
+    with contextlib.suppress(OSError):
+        try:
+            old, new = os.fstat(file.fd), os.stat(file.path, follow_symlinks=False)
+            if stat.S_ISREG(new.st_mode) and (old.st_dev, old.st_ino) != (new.st_dev, new.st_ino):
+                fd = os.open(file.path, file.flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+                os.dup2(fd, file.fd, inheritable=file.inherited)
+                os.close(fd)
+        finally:
+            os.lseek(file.fd, file.position, os.SEEK_SET)

@@ -1,0 +1,98 @@
+"""cgroup v2: a kernel's own bound on the memory and the number of processes of a worker's calls. Where it is granted.
+
+Needed is a cgroup that this user may write, whose children have the controllers `memory` and `pids`: the one named by
+the environment variable RETCON_CGROUP, or the process's own. Whether it can be had is found by making a child in it.
+Kernel documentation admin-guide/cgroup-v2. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+MOUNT = "/sys/fs/cgroup"
+VARIABLE = "RETCON_CGROUP"
+PREFIX = "retcon-"
+CONTROLLERS = ("memory", "pids")
+
+
+def own(mount: str = MOUNT, table: str = "/proc/self/cgroup") -> str:
+    """The folder of this process's cgroup. Raises OSError where there is no cgroup v2."""
+    with open(table) as file:
+        for line in file:
+            if line.startswith("0::"):
+                folder = os.path.normpath(f"{mount}/{line[3:].strip()}")
+                if os.path.exists(f"{folder}/cgroup.controllers"):
+                    return folder
+    raise OSError(errno.ENOENT, f"no cgroup v2 at {mount}")
+
+
+class Group:
+    """A cgroup of one worker's. Made in `parent`, removed by the next that is made there once it is empty."""
+
+    def __init__(self, parent: str, name: str) -> None:
+        """Raises OSError that says what is missing."""
+        self.folder = f"{parent}/{PREFIX}{name}"
+        _enable(parent)
+        _sweep(parent)
+        os.mkdir(self.folder)
+        missing = [c for c in CONTROLLERS if not os.path.exists(f"{self.folder}/{c}.max")]
+        if missing:
+            os.rmdir(self.folder)
+            raise OSError(errno.ENOTSUP, f"cgroup {parent} does not pass on {' and '.join(missing)}")
+        self._memory = os.open(f"{self.folder}/memory.max", os.O_WRONLY | os.O_CLOEXEC)
+        self._events = os.open(f"{self.folder}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
+        self._limit = 0
+
+    def join(self, pids: int) -> None:
+        """This process and all that it will start, `pids` tasks at a time. Raises OSError."""
+        _put(f"{self.folder}/pids.max", str(pids))
+        with contextlib.suppress(OSError):  # kernels without swap accounting
+            _put(f"{self.folder}/memory.swap.max", "0")
+        _put(f"{self.folder}/cgroup.procs", "0")
+
+    def limit(self, size: int) -> None:
+        """Bytes of memory, files of the scratch folder included."""
+        if size != self._limit:
+            os.pwrite(self._memory, str(size).encode(), 0)
+            self._limit = size
+
+    def kills(self) -> int:
+        """How many processes the kernel has ended because of the memory limit."""
+        for line in os.pread(self._events, 4096, 0).splitlines():
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+        return 0
+
+
+def join(name: str, pids: int) -> Group:
+    """A group of this process's own, entered. Raises OSError that says why there is none."""
+    group = Group(os.environ.get(VARIABLE) or own(), name)
+    try:
+        group.join(pids)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rmdir(group.folder)
+        raise
+    return group
+
+
+def _enable(parent: str) -> None:
+    with open(f"{parent}/cgroup.subtree_control") as file:
+        on = file.read().split()
+    if not set(CONTROLLERS) <= set(on):
+        _put(f"{parent}/cgroup.subtree_control", " ".join(f"+{name}" for name in CONTROLLERS))
+
+
+def _sweep(parent: str) -> None:
+    """Remove what workers that are gone have left; the kernel refuses it for those that are in use."""
+    for name in os.listdir(parent):
+        if name.startswith(PREFIX):
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{parent}/{name}")
+
+
+def _put(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

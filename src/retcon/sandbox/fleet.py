@@ -1,0 +1,290 @@
+"""The workers of a pool: who gets one, when one more is forked, which one is given up, and what happens when they die.
+
+No more than `size` exist at a time, busy, idle or being forked. A worker serves calls of the profile of the zygote
+that forked it; when all places are taken, an idle one of another profile gives up its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+
+from retcon.core.errors import SandboxUnavailable, SandboxWarning
+from retcon.sandbox.folders import PoolFolder
+from retcon.sandbox.handle import WorkerHandle
+from retcon.sandbox.profiles import BARE, Chooser
+from retcon.sandbox.types import Tier
+from retcon.sandbox.waiting import Waiting
+from retcon.sandbox.zygotes import ZygoteHandle
+
+FORKS = max(2, os.cpu_count() or 1)  # of one profile at a time: more at once would all come later
+ZYGOTE_DEATHS = 3  # in a row, with no worker in between, after which a profile is given up
+
+
+class Fleet:
+    """Open from `open` to `close`. tier: what holds around the workers, None before the first came up.
+
+    faults: why a profile is not preloaded, by its name.
+    """
+
+    def __init__(self, size: int, choose: Chooser, python: str | None, asked: Tier | None) -> None:
+        self.size = size
+        self.tier: Tier | None = None
+        self.faults: dict[str, str] = {}
+        self._choose = choose
+        self._python = python
+        self._asked = asked
+        self._folder: PoolFolder | None = None
+        self._made = 0
+        self._waiting: Waiting[asyncio.Future[WorkerHandle]] = Waiting()
+        self._busy: set[WorkerHandle] = set()
+        self._idle: dict[str, list[WorkerHandle]] = {}
+        self._forking: Counter[str] = Counter()
+        self._zygotes: dict[str, ZygoteHandle] = {}
+        self._heating: set[str] = set()
+        self._deaths: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return self._folder is not None
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        return [*self._busy, *(worker for idle in self._idle.values() for worker in idle)]
+
+    @property
+    def zygotes(self) -> dict[str, int]:
+        """Process id by profile of each zygote that is ready."""
+        return {name: zygote.pid for name, zygote in self._zygotes.items() if zygote.alive}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._busy)
+
+    async def open(self, warm: Iterable[str]) -> None:
+        """Start the bare zygote, those of `warm`, and a worker.
+
+        Raises SandboxUnavailable, with nothing left running.
+        """
+        self._folder = PoolFolder()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in dict.fromkeys((BARE.name, *warm)):
+                    group.create_task(self._start_zygote(name))
+            self.give(await self.take(BARE.name), keep=True)
+        except BaseExceptionGroup as failed:
+            await self.close()
+            raise failed.exceptions[0] from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every worker and zygote, and wait until they are gone. Whoever waits gets SandboxUnavailable."""
+        if self._folder is None:
+            return
+        folder, self._folder = self._folder, None
+        try:
+            for future in self._waiting.clear():
+                if not future.done():
+                    future.set_exception(_closed())
+            for task in self._tasks:
+                task.cancel()
+            for worker in self.workers:
+                worker.kill()
+            await asyncio.gather(
+                *(zygote.close() for zygote in self._zygotes.values()), *self._tasks, return_exceptions=True
+            )
+        finally:
+            for worker in self.workers:
+                worker.kill()
+            self._busy.clear()
+            self._idle.clear()
+            self._zygotes.clear()
+            folder.remove()
+
+    async def take(self, profile: str) -> WorkerHandle:
+        """A worker of that profile (or of `bare`, where it turns out that it cannot be had), to be given back.
+
+        Raises SandboxUnavailable where none can be had, or the fleet is closed.
+        """
+        if self._folder is None:
+            raise _closed()
+        idle = self._idle.get(profile)
+        while idle and not self._waiting.count(profile):
+            worker = idle.pop()
+            if worker.alive:
+                self._busy.add(worker)
+                return worker
+            worker.kill()
+        future: asyncio.Future[WorkerHandle] = asyncio.get_running_loop().create_future()
+        ticket = self._waiting.push(profile, future)
+        self._grow()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._waiting.remove(ticket)
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.give(future.result(), keep=True)
+            raise
+
+    async def extra(self, profile: str) -> WorkerHandle:
+        """A new worker beyond `size`, for a session: it is the caller's to kill. Raises SandboxUnavailable."""
+        if profile not in self._ready():
+            self.give(await self.take(profile), keep=True)  # which starts the zygote
+        zygote = self._zygotes.get(profile) or self._zygotes.get(BARE.name)
+        if zygote is None:
+            raise _closed()
+        return await self._start_worker(zygote)
+
+    def give(self, worker: WorkerHandle, *, keep: bool) -> None:
+        """Give a worker back. keep: whether it may serve again."""
+        self._busy.discard(worker)
+        if not keep or not worker.alive or self._folder is None:
+            worker.kill()
+        else:
+            self._place(worker)
+        self._grow()
+
+    def _place(self, worker: WorkerHandle) -> None:
+        """Let a free worker serve whose turn it is, or make room for them, or idle."""
+        turn = self._waiting.next(worker.profile, self._ready())
+        if turn is None:
+            self._idle.setdefault(worker.profile, []).append(worker)
+        elif turn != worker.profile:
+            worker.kill()  # _grow forks one of the other profile in its place
+        else:
+            while (future := self._waiting.pop(turn)) is not None:
+                if not future.done():
+                    self._busy.add(worker)
+                    future.set_result(worker)
+                    return
+            self._place(worker)
+
+    def _grow(self) -> None:
+        """Fork for those who wait as many workers as there is room for, and start the zygotes that they need."""
+        if self._folder is None:
+            return
+        for profile in self._waiting.profiles():
+            if profile not in self._ready() and profile not in self._heating:
+                self._heating.add(profile)
+                self._spawn(self._heat(profile))
+        open_to = self._ready()
+        while (turn := self._waiting.oldest(open_to)) is not None:
+            wanted = min(self._waiting.count(turn), FORKS) - self._forking[turn]
+            if wanted <= 0 or not self._room_for(turn):
+                open_to.discard(turn)
+                continue
+            self._forking[turn] += 1
+            self._spawn(self._fork(self._zygotes[turn]))
+
+    def _room_for(self, profile: str) -> bool:
+        """Whether there is room for one more worker, made by giving up an idle one where needed."""
+        if len(self._busy) + sum(map(len, self._idle.values())) + self._forking.total() < self.size:
+            return True
+        for name, idle in self._idle.items():
+            if idle and name != profile:
+                idle.pop(0).kill()  # the one that has been idle for the longest time
+                return True
+        return False
+
+    def _ready(self) -> set[str]:
+        return {name for name, zygote in self._zygotes.items() if zygote.alive}
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _heat(self, profile: str) -> None:
+        """Start the zygote of a profile for those who wait; where it cannot be had they go to another."""
+        try:
+            if self._deaths[profile] >= ZYGOTE_DEATHS:
+                self._deaths[profile] = 0
+                raise SandboxUnavailable(
+                    f"the zygote of sandbox profile {profile!r} died {ZYGOTE_DEATHS} times in a row"
+                )
+            self._deaths[profile] += 1
+            await self._start_zygote(profile)
+        except (SandboxUnavailable, OSError) as error:
+            self.faults[profile] = str(error)
+            if profile == BARE.name:
+                self._fail(profile, error, everyone=True)
+            else:
+                self._choose.drop(profile)
+                self._waiting.move(profile, BARE.name)
+        finally:
+            self._heating.discard(profile)
+        self._grow()
+
+    async def _start_zygote(self, profile: str) -> None:
+        if self._folder is None:
+            raise _closed()
+        folder = self._folder.path
+        self._made += 1
+        old = self._zygotes.pop(profile, None)
+        if old is not None:
+            await old.close()
+        zygote = await ZygoteHandle.start(
+            self._choose.profiles[profile], self._python or sys.executable, folder, folder / f"z{self._made}.log"
+        )
+        self._zygotes[profile] = zygote
+        self._choose.learn(profile, zygote.packages)
+
+    async def _fork(self, zygote: ZygoteHandle) -> None:
+        """One more worker for those of a profile who wait."""
+        profile = zygote.profile
+        try:
+            worker = await self._start_worker(zygote)
+        except (SandboxUnavailable, OSError) as error:
+            if zygote.alive:  # the machine's fault: whoever waits must not wait for ever
+                self._fail(profile, error, everyone=False)
+        else:
+            self._deaths[profile] = 0
+            self._place(worker)
+        finally:
+            self._forking[profile] -= 1
+        self._grow()
+
+    async def _start_worker(self, zygote: ZygoteHandle) -> WorkerHandle:
+        if self._folder is None:
+            raise _closed()
+        self._made += 1
+        worker = await zygote.fork(self._folder.path / f"w{self._made}", self.tier or self._asked or "")
+        had = worker.tier
+        if self.tier is None and worker.unprotected:
+            warnings.warn(
+                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
+                + "; ".join(worker.unprotected),
+                SandboxWarning,
+                stacklevel=2,
+            )
+        if self.tier is None and worker.unprotected:
+            warnings.warn(
+                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
+                + "; ".join(worker.unprotected),
+                SandboxWarning,
+                stacklevel=2,
+            )
+        self.tier = had
+        return worker
+
+    def _fail(self, profile: str, error: Exception, *, everyone: bool) -> None:
+        while (future := self._waiting.pop(profile)) is not None:
+            if not future.done():
+                future.set_exception(SandboxUnavailable(str(error)))
+                if not everyone:
+                    return
+
+
+def _closed() -> SandboxUnavailable:
+    return SandboxUnavailable("the sandbox is not open: use `async with SandboxPool(...)`")

@@ -1,0 +1,89 @@
+"""What the standard library does not offer of Linux: system calls through ctypes, each with an error that names it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 1, 4, 8
+PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 22, 36, 38, 47
+PR_CAP_AMBIENT_RAISE = 2
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
+
+_AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_SYS_MOUNT_SETATTR = 442  # the same number on every architecture
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def checked(result: int, what: str) -> int:
+    """`result`, or OSError with `what` where it is negative."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(number: int, *arguments: int | bytes | ctypes.Array[ctypes.c_uint64] | None, what: str) -> int:
+    """A system call by its number. Raises OSError with `what`."""
+    given = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return checked(_libc.syscall(ctypes.c_long(number), *given), what)
+
+
+def prctl(option: int, *arguments: int | ctypes.c_void_p) -> None:
+    given = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments]
+    given += [ctypes.c_ulong(0)] * (4 - len(given))
+    checked(_libc.prctl(option, *given), f"prctl {option}")
+
+
+def unshare(flags: int) -> None:
+    checked(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    given = None if options is None else options.encode()
+    checked(_libc.mount(*encoded, ctypes.c_ulong(flags), given), f"mount {target}")
+
+
+def make_read_only(path: str) -> None:
+    """The mount at `path` and all below it: read-only, nosuid, nodev."""
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
+    what = f"mount_setattr {path}"
+    size = ctypes.sizeof(attributes)
+    syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, size, what=what)
+
+
+def change_root(path: str) -> None:
+    """`path`, a mount, becomes the root; what was there is no longer reachable."""
+    os.chdir(path)
+    checked(_libc.syscall(ctypes.c_long(_pivot_root()), b".", b"."), "pivot_root")
+    checked(_libc.umount2(b".", _MNT_DETACH), "umount")
+    os.chdir("/")
+
+
+def _pivot_root() -> int:
+    return 155 if os.uname().machine == "x86_64" else 41
+
+
+def set_capabilities(kept: int | None) -> None:
+    """Give up every capability but `kept`, which programs that are started from here have too."""
+    mask = 0 if kept is None else 1 << kept
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    sets = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
+    checked(_libc.capset(header, sets), "capset")
+    if kept is not None:
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, kept)
+
+
+def has_capability(number: int) -> bool:
+    """Whether it is in this process's effective set."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    checked(_libc.capget(header, sets), "capget")
+    return bool(sets[0] >> number & 1)

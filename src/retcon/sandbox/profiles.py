@@ -1,0 +1,135 @@
+"""Import profiles: what a zygote has imported before it forks, and which one serves a given program.
+
+A program's imports are found by a pattern, not by parsing: the text is hostile, it may be megabytes, and Python's own
+parser can be driven to take the process down with it. A wrong guess costs time, never correctness: what is not
+preloaded is imported by the call itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from retcon.core.errors import nearest
+
+_STATEMENT = re.compile(r"(?:^|[;:])[ \t]*(?:import|from)[ \t]+([^#;\n]+(?:\\\n[^#;\n]+)*)", re.MULTILINE)
+_ALIAS = re.compile(r"\s+as\s+\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """modules: imported by its zygote, in this order; submodules may be among them.
+
+    exercise: a program that is run once in a fork that is thrown away, to find what the packages import only when they
+    are used; the zygote imports it too, and keeps nothing else of that run.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    exercise: str = ""
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """Top-level names that it serves."""
+        return frozenset(module.partition(".")[0] for module in self.modules)
+
+
+_STDLIB = (
+    *("math", "cmath", "re", "itertools", "functools", "operator", "collections", "json", "string", "time", "typing"),
+    *("heapq", "bisect", "random", "datetime", "fractions", "decimal", "statistics", "dataclasses", "copy", "enum"),
+)
+_NUMPY = ("numpy", "numpy.random")
+_SCIPY = (*_NUMPY, "scipy", "scipy.optimize", "scipy.integrate", "scipy.interpolate", "scipy.stats")
+_SYMPY = ("sympy", "mpmath", "sympy.parsing.sympy_parser")
+_ALGEBRA = """
+from sympy import *
+x, y = symbols("x y")
+solve(x**2 - 5*x + 6, x), solve([x + y - 3, x - y - 1], [x, y]), solveset(x**2 - 1, x), solve(x**2 < 4, x)
+integrate(sin(x) * exp(x), x), integrate(1 / (x**3 + 1), (x, 0, 1)), simplify(sin(x)**2 + cos(x)**2)
+nsolve(cos(x) - x, 1), factor(x**3 - 1), summation(x**2, (x, 1, 10)), latex(x**2), pretty(x / 2), factorint(360)
+Matrix([[1, 2], [3, 4]]).eigenvals(), dsolve(Derivative(Function("f")(x), x) - x), limit(sin(x) / x, x, 0)
+diophantine(x**2 + y**2 - 25)
+"""
+BARE = Profile("bare", ())
+BUILT_IN = (
+    BARE,
+    Profile("stdlib", _STDLIB),
+    Profile("numpy", (*_STDLIB, *_NUMPY)),
+    Profile("sympy", (*_STDLIB, *_SYMPY), _ALGEBRA),
+    Profile("scipy", (*_STDLIB, *_SCIPY)),
+    Profile("science", (*_STDLIB, *_SCIPY, *_SYMPY), _ALGEBRA),
+)
+"""From the smallest to the largest: each module that is preloaded makes every fork slower (docs/sandbox.md)."""
+
+
+def with_packages(packages: Sequence[str] | Mapping[str, Sequence[str]]) -> tuple[Profile, ...]:
+    """The built-in profiles, then one for each of `packages`: names to import, or a profile's name to its modules.
+
+    A name that is built in already is replaced. Raises ValueError where a name is no module's.
+    """
+    if isinstance(packages, str):
+        raise ValueError(f"packages={packages!r} is one text: give a sequence of names, ({packages!r},)")
+    given = packages if isinstance(packages, Mapping) else {name: (name,) for name in packages}
+    for modules in given.values():
+        for module in modules:
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise ValueError(f"package {module!r} is not the name of a module to import")
+    own = tuple(Profile(name, (*_STDLIB, *modules)) for name, modules in given.items())
+    return tuple(profile for profile in BUILT_IN if profile.name not in given) + own
+
+
+def find(name: str, profiles: Sequence[Profile]) -> Profile:
+    """The profile of that name. Raises ValueError that names the nearest."""
+    for profile in profiles:
+        if profile.name == name:
+            return profile
+    names = [profile.name for profile in profiles]
+    raise ValueError(f"no profile {name!r}{nearest(name, names)}: there are {', '.join(names)}")
+
+
+def imports(code: str) -> frozenset[str]:
+    """Top-level names that `code` imports anywhere in it, as far as a pattern sees.
+
+    `__import__` and importlib are not seen; an import statement inside a string may be.
+    """
+    found = set()
+    for match in _STATEMENT.finditer(code):
+        clause = match[1].replace("\\\n", " ")
+        if match[0].lstrip(";: \t").startswith("from"):
+            clause = clause.partition(" import")[0]
+        for name in _ALIAS.sub("", clause).split(","):
+            found.add(name.strip().partition(".")[0])
+    return frozenset(name for name in found if name.isidentifier())
+
+
+class Chooser:
+    """Chooses among profiles, of which the first must need nothing."""
+
+    def __init__(self, profiles: Sequence[Profile]) -> None:
+        self.profiles = {profile.name: profile for profile in profiles}
+        self._covers = {profile.name: profile.packages for profile in profiles}
+        self._preloaded = frozenset[str]().union(*self._covers.values())
+        self._mention = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(self._preloaded)))})\b")
+
+    def learn(self, profile: str, packages: Iterable[str]) -> None:
+        """Its zygote came up, and has imported `packages` (top-level names) on the way."""
+        self._covers[profile] |= self._preloaded & frozenset(packages)
+
+    def drop(self, profile: str) -> None:
+        """Choose it no more."""
+        del self._covers[profile]
+
+    def __call__(self, code: str, warm: Container[str] = ()) -> str:
+        """Name of the profile for `code`: of those that have most of its imports the first in `warm`, else the first.
+
+        Two that have as many but different ones: the later, as packages that someone asked for come last.
+        """
+        if not self._mention.search(code):
+            return BARE.name
+        needed = imports(code)
+        had = {name: needed & covers for name, covers in self._covers.items()}
+        most = max(map(len, had.values()))
+        best = [name for name, packages in had.items() if len(packages) == most]
+        best = [name for name in best if had[name] == had[best[-1]]]
+        return next((name for name in best if name in warm), best[0])

@@ -1,0 +1,267 @@
+"""System call filters: classic BPF programs, put together here, that the kernel runs at each system call.
+
+A worker puts the base filter on itself, once: all its calls inherit it and pay nothing. A second, smaller one is put on
+each call's process where the tier lacks what would hold otherwise. Filters stack: a call is allowed where all allow it.
+
+Man page seccomp(2); kernel documentation userspace-api/seccomp_filter. Linux on x86_64 and aarch64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterable, Sequence
+
+from retcon.sandbox import kernel
+from retcon.sandbox.syscalls import ARCHITECTURES, HIGHEST, number
+
+KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_NR, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; both architectures are little-endian
+_LOAD, _EQUAL, _GREATER, _SET, _AND, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
+
+CLONE_THREAD = 0x00010000
+_CLONE_NEW = 0x7E020000  # NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET, NEWNS
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_SOCK_TYPE, _SOCK_STREAM = 0xF, 1
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+Instruction = tuple[int, int, int, int]
+Rule = tuple[str, Sequence[Instruction]]
+"""A system call's name, and what is done at it; where the instructions run through, it is allowed."""
+
+DENIED = [
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "process_madvise",
+    "process_mrelease",
+    "pidfd_getfd",
+    "kcmp",
+    "move_pages",
+    "migrate_pages",
+    "unshare",
+    "setns",
+    "mount",
+    "umount2",
+    "pivot_root",
+    "chroot",
+    "fsopen",
+    "fsconfig",
+    "fsmount",
+    "fspick",
+    "move_mount",
+    "open_tree",
+    "open_tree_attr",
+    "mount_setattr",
+    "statmount",
+    "listmount",
+    "swapon",
+    "swapoff",
+    "quotactl",
+    "quotactl_fd",
+    "bpf",
+    "perf_event_open",
+    "userfaultfd",
+    "add_key",
+    "request_key",
+    "keyctl",
+    "vmsplice",
+    "lookup_dcookie",
+    "fanotify_init",
+    "fanotify_mark",
+    "inotify_init",
+    "inotify_init1",
+    "inotify_add_watch",
+    "modify_ldt",
+    "uselib",
+    "sysfs",
+    "kexec_load",
+    "kexec_file_load",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "reboot",
+    "settimeofday",
+    "clock_settime",
+    "clock_adjtime",
+    "adjtimex",
+    "acct",
+    "syslog",
+    "vhangup",
+    "sethostname",
+    "setdomainname",
+    "iopl",
+    "ioperm",
+    "lsm_set_self_attr",
+    "open_by_handle_at",
+    "name_to_handle_at",
+    "shmget",
+    "shmat",
+    "shmctl",
+    "shmdt",
+    "semget",
+    "semctl",
+    "semop",
+    "semtimedop",
+    "msgget",
+    "msgctl",
+    "msgsnd",
+    "msgrcv",
+    "mq_open",
+    "mq_unlink",
+]
+ABSENT = [
+    "clone3",
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "memfd_create",
+    "memfd_secret",
+    "file_setattr",
+]
+"""As if the kernel were older: libraries know what to do without (clone3's flags could not be looked at)."""
+UNSUPPORTED = [
+    "setxattr",
+    "lsetxattr",
+    "fsetxattr",
+    "setxattrat",
+    "removexattr",
+    "lremovexattr",
+    "fremovexattr",
+    "removexattrat",
+]
+"""As if the file system had no attributes: a default ACL on a shared folder would reach the next call."""
+OWN_ONLY = ["prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
+"""Allowed on the caller, whose id is 0 here; the worker has the same user in some tiers."""
+
+
+def _give(action: int) -> Instruction:
+    return (_RETURN, 0, 0, action)
+
+
+def _errno(code: int) -> Instruction:
+    return _give(ERRNO | code)
+
+
+def _argument(index: int) -> Instruction:
+    """Load the lower half of an argument: those that are looked at here are ints to the kernel."""
+    return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
+
+
+def only_zero(index: int) -> list[Instruction]:
+    return [_argument(index), (_EQUAL, 1, 0, 0), _errno(errno.EPERM)]
+
+
+def base_rules() -> list[Rule]:
+    """What no call needs, in any tier."""
+    rules: list[Rule] = [(name, [_errno(errno.EPERM)]) for name in DENIED]
+    rules += [(name, [_errno(errno.ENOSYS)]) for name in ABSENT]
+    rules += [(name, [_errno(errno.EOPNOTSUPP)]) for name in UNSUPPORTED]
+    rules += [(name, only_zero(0)) for name in OWN_ONLY]
+    rules += [
+        ("setpriority", [*only_zero(0), *only_zero(1)]),  # PRIO_PROCESS is 0
+        ("ioprio_set", [_argument(0), (_EQUAL, 1, 0, 1), _errno(errno.EPERM), *only_zero(1)]),
+        ("clone", [_argument(0), (_SET, 0, 1, _CLONE_NEW), _errno(errno.EPERM)]),
+        ("personality", [_argument(0), (_EQUAL, 2, 0, 0xFFFFFFFF), (_EQUAL, 1, 0, 0), _errno(errno.EPERM)]),
+        ("ioctl", [_argument(1), (_EQUAL, 1, 0, _TIOCSTI), (_EQUAL, 0, 1, _TIOCLINUX), _errno(errno.EPERM)]),
+        (
+            "socket",
+            [
+                _argument(0),
+                (_EQUAL, 3, 0, _AF_UNIX),
+                (_EQUAL, 2, 0, _AF_INET),
+                (_EQUAL, 1, 0, _AF_INET6),
+                _errno(errno.EAFNOSUPPORT),
+            ],
+        ),
+        # the worker's end ends its calls (PR_SET_PDEATHSIG): one may ask for SIGKILL again, and not out of it
+        (
+            "prctl",
+            [
+                _argument(0),
+                (_EQUAL, 0, 3, kernel.PR_SET_PDEATHSIG),
+                _argument(1),
+                (_EQUAL, 1, 0, 9),
+                _errno(errno.EPERM),
+            ],
+        ),
+    ]
+    return rules
+
+
+def no_sockets() -> list[Rule]:
+    """No socket but a connected pair: UDP, netlink and paths of the host's sockets are out of Landlock's reach."""
+    pair = [_argument(1), (_AND, 0, 0, _SOCK_TYPE), (_EQUAL, 1, 0, _SOCK_STREAM), _errno(errno.EACCES)]
+    return [("socket", [_errno(errno.EACCES)]), ("socketpair", pair)]
+
+
+def no_processes() -> list[Rule]:
+    """Threads alone: what was never started cannot be left behind."""
+    return [
+        ("fork", [_errno(errno.EPERM)]),
+        ("vfork", [_errno(errno.EPERM)]),
+        ("clone", [_argument(0), (_SET, 1, 0, CLONE_THREAD), _errno(errno.EPERM)]),
+    ]
+
+
+def own_signals(pid: int) -> list[Rule]:
+    """Signals to process `pid` alone."""
+    own = [_argument(0), (_EQUAL, 1, 0, pid), _errno(errno.EPERM)]
+    rules: list[Rule] = [(name, own) for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")]
+    return rules + [(name, [_errno(errno.EPERM)]) for name in ("tkill", "pidfd_send_signal")]
+
+
+def no_metadata() -> list[Rule]:
+    """Modes, owners and times of paths: Landlock does not guard them, and the user's own files would be open to it.
+
+    They seem to succeed: copying a file sets its copy's mode and times, and must not fail for that. By descriptor they
+    work, and only files that may be opened have one.
+    """
+    names = ["chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat", "utime", "utimes", "futimesat"]
+    rules: list[Rule] = [(name, [_errno(0)]) for name in names]
+    upper = (_LOAD, 0, 0, _ARGUMENTS + 8 + 4)  # of a pointer: both halves are 0 where no path is given
+    no_path = [_argument(1), (_EQUAL, 1, 0, 0), _errno(0), upper, (_EQUAL, 1, 0, 0), _errno(0)]
+    return [*rules, ("utimensat", no_path)]
+
+
+def assemble(rules: Iterable[Rule], machine: str) -> list[Instruction]:
+    """The program: foreign architectures end the process, unknown calls are ENOSYS, then the rules, then yes.
+
+    Raises OSError (ENOSYS) for a machine whose numbers are not known here.
+    """
+    if machine not in ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"seccomp: no system call numbers for {machine}, only {', '.join(ARCHITECTURES)}")
+    program: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCH),
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        _give(KILL),
+        (_LOAD, 0, 0, _NR),
+        (_GREATER, 0, 1, HIGHEST),  # those of the x32 ABI too, which begin at 0x40000000
+        _errno(errno.ENOSYS),
+    ]
+    for name, body in rules:
+        wanted = number(name, machine)
+        if wanted is not None:
+            whole = [*body, _give(ALLOW)] if len(body) > 1 else body
+            program += [(_EQUAL, 0, len(whole), wanted), *whole]
+    program.append(_give(ALLOW))
+    return program
+
+
+class Filter:
+    """A program in the form in which the kernel takes it, made once and put on many processes."""
+
+    def __init__(self, rules: Iterable[Rule], machine: str | None = None) -> None:
+        """Raises OSError (ENOSYS) as `assemble` does."""
+        program = assemble(rules, machine or os.uname().machine)
+        self._code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+        head = struct.pack("@HP", len(program), ctypes.addressof(self._code))
+        self._head = ctypes.create_string_buffer(head, len(head))
+
+    def apply(self) -> None:
+        """For this thread and all that it starts, for good. It must have no-new-privs. Raises OSError."""
+        mode_filter = 2
+        kernel.prctl(kernel.PR_SET_SECCOMP, mode_filter, ctypes.c_void_p(ctypes.addressof(self._head)))

@@ -1,0 +1,124 @@
+"""From a request's body to typed values, with errors that name the field and the nearest valid one."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, TypeVar, get_type_hints
+
+import msgspec
+
+from retcon.core.errors import nearest
+from retcon.sandbox.paths import inside_scratch
+from retcon.sandbox.service.refusal import Refused
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_UNKNOWN = re.compile(r"unknown field `(.*)`")
+_MISSING = re.compile(r"missing required field `(.*)`")
+_CHOICE = re.compile(r"Invalid enum value '(.*)'")
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """The body as a `kind`.
+
+    Read by the standard library's parser: it takes lone surrogates, which a model's program may hold, and whose error
+    is then the program's own. Raises Refused (400 for what is no JSON, 422 for what is no `kind`).
+    """
+    try:
+        data = json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from error
+    try:
+        return msgspec.convert(data, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), kind) from error
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _named(message: str, kind: type[msgspec.Struct]) -> Refused:
+    path = found[1] if (found := _PATH.search(message)) else ""
+    message = _PATH.sub("", message)
+    if unknown := _UNKNOWN.search(message):
+        valid = _fields_at(kind, path)
+        hint = nearest(unknown[1], valid) or f" (there are {', '.join(valid)})"
+        return Refused.invalid(_join(path, unknown[1]), f"unknown field '{unknown[1]}'{hint}")
+    if missing := _MISSING.search(message):
+        return Refused.invalid(_join(path, missing[1]), f"the field '{missing[1]}' is missing")
+    if choice := _CHOICE.search(message):
+        valid = _choices_at(kind, path)
+        return Refused.invalid(path, f"'{choice[1]}' is not one of {', '.join(valid)}{nearest(choice[1], valid)}")
+    return Refused.invalid(path or None, message.replace("`", ""))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _fields_at(kind: Any, path: str) -> list[str]:
+    inner = _type_at(kind, path)
+    return list(inner.__struct_fields__) if hasattr(inner, "__struct_fields__") else []
+
+
+def _choices_at(kind: Any, path: str) -> list[str]:
+    parent, _, name = path.rpartition(".")
+    hint = get_type_hints(_type_at(kind, parent))[name]
+    info = msgspec.inspect.type_info(hint)
+    kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    return [str(v) for k in kinds if isinstance(k, msgspec.inspect.LiteralType) for v in k.values]
+
+
+def _type_at(kind: Any, path: str) -> Any:
+    """The struct that a path such as `calls[3].limits` leads to."""
+    for part in filter(None, re.sub(r"\[[^]]*]", "", path).split(".")):
+        info = msgspec.inspect.type_info(get_type_hints(kind)[part])
+        kind = _struct_in(info)
+    return kind
+
+
+def _struct_in(info: Any) -> Any:
+    if isinstance(info, msgspec.inspect.StructType):
+        return info.cls
+    if isinstance(info, msgspec.inspect.ListType):
+        return _struct_in(info.item_type)
+    if isinstance(info, msgspec.inspect.UnionType):
+        return next((found for part in info.types if (found := _struct_in(part)) is not None), None)
+    return None
+
+
+def decode_files(files: Mapping[str, str | None], field: str) -> dict[str, bytes]:
+    """Base64 to bytes; a content of None is left out. Raises Refused that names the file."""
+    decoded = {}
+    check_paths(files, field)
+    for name, content in files.items():
+        if content is None:
+            continue
+        try:
+            decoded[name] = base64.b64decode(content, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise Refused.invalid(f"{field}.{name}", f"the content of file '{name}' is not base64: {error}") from error
+    return decoded
+
+
+def check_paths(paths: Iterable[str], field: str) -> list[str]:
+    """These paths. Raises Refused for one that leaves the scratch folder."""
+    try:
+        return inside_scratch(paths)
+    except ValueError as error:
+        raise Refused.invalid(field, str(error)) from error
+
+
+def check_text(text: str, field: str) -> str:
+    """Raises Refused for text that cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Refused.invalid(field, f"not Unicode: {error.reason} at character {error.start}") from error
+    return text

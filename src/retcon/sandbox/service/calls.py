@@ -1,0 +1,74 @@
+"""How a call gets from any of the APIs to the sandbox."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.service.gate import RETRY_AFTER_SECONDS, Gate
+from retcon.sandbox.service.metrics import Metrics
+from retcon.sandbox.service.refusal import Refused
+from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.types import Limits, Result, Sandbox, Tier
+
+
+class Calls:
+    """The sandbox, and the count of what runs in it. tier: what holds around its calls."""
+
+    def __init__(self, sandbox: Sandbox, tier: Tier, settings: Settings) -> None:
+        self.sandbox = sandbox
+        self.tier = tier
+        self.settings = settings
+        self.gate = Gate(settings.workers + settings.queue)
+        self.metrics = Metrics()
+
+    @property
+    def queued(self) -> int:
+        """Calls that wait for a worker or for room."""
+        return max(self.gate.inside - self.settings.workers, 0) + self.gate.waiting
+
+    async def run(self, api: str, call: Callable[[], Awaitable[Result]], *, patient: bool = False) -> Result:
+        """Take a call in and count what became of it. patient: wait where there is no room.
+
+        Raises Refused (503) where there is no room or the sandbox is closed, 422 where the sandbox finds the call
+        itself wrong.
+        """
+        if patient:
+            await self.gate.wait()
+        else:
+            self.gate.enter()
+        started = time.perf_counter()
+        try:
+            result = await call()
+        except SandboxUnavailable as error:
+            raise unavailable(error) from error
+        except ValueError as error:
+            raise Refused.invalid(None, str(error)) from error
+        finally:
+            self.gate.leave()
+        self.metrics.answered(api, result.status, time.perf_counter() - started)
+        return result
+
+    def check_bounds(self, seconds: dict[str, float | None], mib: dict[str, int | None]) -> None:
+        """Raises Refused for a field above what the service allows."""
+        bounds = ((seconds, self.settings.max_timeout, "s"), (mib, self.settings.max_memory, "MiB"))
+        for asked, most, unit in bounds:
+            for name, value in asked.items():
+                if value is not None and value > most:
+                    raise Refused.invalid(name, f"{value:g} {unit}: this server allows {most:g} {unit} at most")
+
+    def too_long(self, code: str) -> str | None:
+        """What is wrong with a program of that length, None where nothing is."""
+        most = self.settings.max_code
+        return f"a program of {len(code)} characters: at most {most}" if len(code) > most else None
+
+
+def unavailable(error: SandboxUnavailable, kind: str = "unavailable") -> Refused:
+    return Refused(503, kind, str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+
+
+def room_for(limits: Limits, text: str) -> Limits:
+    """Limits under which output that may equal `text`, but for white space around it, is not cut."""
+    return replace(limits, output_bytes=max(limits.output_bytes, 2 * len(text.encode("utf-8", "replace")) + 1024))

@@ -1,0 +1,100 @@
+"""What all endpoints share: reading a body, answering JSON, and ending work that nobody waits for any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from retcon.sandbox.service.refusal import Refused
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+DISCARDED_BODIES = 4
+"""Of a body that is too long, this many times the limit is still read, so that its sender gets to read the answer."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def encoded(value: Any) -> bytes:
+    """JSON. Text that is no Unicode (lone surrogates, which JSON can carry and UTF-8 cannot) is escaped."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value)).encode()
+
+
+def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encoded(value), status, headers, "application/json")
+
+
+def serving(handler: Handler, shape: Callable[[Refused], dict[str, Any]]) -> Handler:
+    """The handler, its refusals answered in the shape that its API has for errors."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Refused as refused:
+            return answer(shape(refused), refused.status, dict(refused.headers or {}))
+        except ClientGone:
+            return Response(status_code=499)
+
+    return endpoint
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Raises Refused (413) where it is longer than `limit` bytes, ClientGone where it does not come to its end."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            parts.clear()
+            if size > DISCARDED_BODIES * limit:
+                raise _too_long(size, limit, at_least=True)
+        else:
+            parts.append(part)
+        if not message.get("more_body", False):
+            break
+    if size > limit:
+        raise _too_long(size, limit)
+    return b"".join(parts)
+
+
+def _too_long(size: int, limit: int, *, at_least: bool = False) -> Refused:
+    more = " or more" if at_least else ""
+    return Refused(413, "too_long", f"a body of {size} bytes{more}: at most {limit}", headers={"Connection": "close"})
+
+
+class ClientGone(Exception):
+    """Whoever asked has closed the connection."""
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` comes to. It is cancelled, and ClientGone raised, when the client closes the connection."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,117 @@
+"""Listening: the socket, the server around the application, and its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import resource
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from retcon.core.errors import SandboxUnavailable
+
+BACKLOG = 2048
+GRACE_SECONDS = 10
+"""How long calls in flight may go on after the server was told to stop."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. port: 0 takes any free one. Raises SandboxUnavailable where the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise SandboxUnavailable(f"--host {host}: {error.strerror or error}") from error
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind(address)
+        opened.listen(BACKLOG)
+    except OSError as error:
+        opened.close()
+        hint = ": choose another --port, or 0 for any that is free" if error.errno == errno.EADDRINUSE else ""
+        raise SandboxUnavailable(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from error
+    return opened
+
+
+def address_of(opened: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = opened.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_local(opened: socket.socket) -> bool:
+    """Whether only this machine can reach the socket."""
+    return ipaddress.ip_address(opened.getsockname()[0]).is_loopback
+
+
+def allow_many_connections() -> int:
+    """Raise this process's limit on open files as far as it goes; what it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard or soft == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class StopSignals:
+    """Handles SIGINT and SIGTERM from now on: a server that starts later ends at once.
+
+    While a server runs it handles them itself, and raises them once more, to this, when it has shut down.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._server: uvicorn.Server | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+
+    def watch(self, server: uvicorn.Server) -> None:
+        self._server = server
+        server.should_exit = self._asked
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._asked = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+async def serve(app: ASGIApp, opened: socket.socket, signals: StopSignals) -> None:
+    """Serve until a signal; then what is in flight has `GRACE_SECONDS` to end."""
+    server = _server(app)
+    signals.watch(server)
+    await server.serve(sockets=[opened])
+
+
+@asynccontextmanager
+async def served(app: ASGIApp, opened: socket.socket) -> AsyncIterator[str]:
+    """A server in this event loop for as long as the block lasts; its URL."""
+    server = _server(app)
+    task = asyncio.create_task(server.serve(sockets=[opened]))
+    try:
+        yield address_of(opened)
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+
+
+def _server(app: ASGIApp) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            log_level="warning",
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    )

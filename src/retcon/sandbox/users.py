@@ -1,0 +1,74 @@
+"""Which user the calls of a worker run as, where root started it. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import random
+
+FIRST_UID = 0x72650000
+"""1,919,221,760. No one allots ids from 0x70000000 to 0x7FFFFFFF (systemd's UIDS-GIDS.md); they fit 31 bits."""
+UIDS = 1 << 24
+NOBODY = 65534
+
+
+def pick_uid(first: int = FIRST_UID, count: int = UIDS) -> int:
+    """A uid out of [first, first + count) that no process has, `NOBODY` where this user namespace has none of them.
+
+    Drawn at random, so that pools which do not know of each other, in other containers too, do not meet.
+    """
+    if not (_mapped(first) and _mapped(first + count - 1)):
+        return NOBODY
+    taken = used_uids()
+    draw = random.SystemRandom()
+    while (uid := first + draw.randrange(count)) in taken and len(taken) < count:
+        pass
+    return uid
+
+
+def used_uids() -> set[int]:
+    """Of the processes that /proc shows."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                found.add(os.stat(f"/proc/{name}").st_uid)
+            except OSError:  # it ended meanwhile
+                continue
+    return found
+
+
+def count_tasks(uid: int) -> int:
+    """Threads that run as `uid`, as far as /proc shows."""
+    total = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
+                total += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:  # it ended meanwhile
+            continue
+    return total
+
+
+def become(uid: int) -> None:
+    """Give up the present user and groups for good."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def closed_to_others(path: str) -> str | None:
+    """The outermost folder on the way to `path`, itself included, that other users may not enter."""
+    way = os.path.realpath(path)
+    closed = None
+    while True:
+        if not os.stat(way).st_mode & 0o001:
+            closed = way
+        if way == "/":
+            return closed
+        way = os.path.dirname(way)
+
+
+def _mapped(uid: int) -> bool:
+    with open("/proc/self/uid_map") as file:
+        rows = [[int(field) for field in line.split()] for line in file]
+    return any(inside <= uid < inside + length for inside, _, length in rows)

@@ -1,0 +1,87 @@
+"""Pass rates of tasks: JSON Lines, one measurement a line, added as it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from retcon.core.errors import RecordError
+from retcon.store.lines import LineAppender
+
+
+class PassRate(msgspec.Struct, frozen=True):
+    """How often a model solved a task. model: fingerprint of its folder. passed: rollouts with a positive reward, of
+    `rollouts`; none of them was lost to an infrastructure fault."""
+
+    task: str
+    model: str
+    passed: int
+    rollouts: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.passed <= self.rollouts or not self.rollouts:
+            raise ValueError(f"{self.passed} of {self.rollouts} rollouts passed, which cannot be")
+
+    @property
+    def rate(self) -> float:
+        return self.passed / self.rollouts
+
+
+class PassRateFile:
+    """Adds measurements to a file, each at once; use it in a `with`. Raises RecordError where it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineAppender(path)
+
+    def add(self, measured: PassRate) -> None:
+        """Append one line."""
+        self._lines.add(msgspec.json.encode(measured) + b"\n", name=f"the pass rate of {measured.task}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()
+
+
+def read_pass_rates(path: Path) -> Iterator[PassRate]:
+    """The measurements in a file, in order; empty lines are ignored, unknown fields too.
+
+    Raises RecordError, which begins `FILE, line N:`, at a line that is no measurement.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _read_line(line, f"{path}, line {number}")
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist; `retcon difficulty` makes one") from None
+    except OSError as error:
+        raise RecordError(f"{path}: the pass rates cannot be read: {error}") from error
+
+
+def of_model(measured: Iterator[PassRate], model: str) -> dict[str, PassRate]:
+    """Task to its measurement with `model`; of several the one with most rollouts, the later where they are equal."""
+    best: dict[str, PassRate] = {}
+    for one in measured:
+        if one.model == model and (one.task not in best or one.rollouts >= best[one.task].rollouts):
+            best[one.task] = one
+    return best
+
+
+def _read_line(line: bytes, where: str) -> PassRate:
+    try:
+        return msgspec.json.decode(line, type=PassRate)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        cut = (
+            ""
+            if line.endswith(b"\n")
+            else "cut off in the middle (was its writer stopped?); `retcon difficulty` mends it: "
+        )
+        raise RecordError(f"{where}: {cut}not a pass rate: {error}") from error

@@ -1,0 +1,103 @@
+"""Attacks on the next call: whatever one did, the next starts from the same fresh interpreter and an empty folder."""
+
+from __future__ import annotations
+
+import pytest
+
+from jail import ALL, CALL, NAMESPACES, Jail, contained_by
+
+POISONS = {
+    "builtins": "import builtins\nfor name in ('print', 'len', 'repr', 'open', '__import__'): setattr(builtins, name, None)",
+    "modules": "import os, sys, json\nos.listdir = os.getcwd = lambda *a: ['evil']\nsys.modules['json'] = None\nsys.path[:] = ['/tmp']",
+    "meta path": "import sys\nsys.meta_path.clear()\nsys.path_hooks.clear()\nsys.path_importer_cache.clear()",
+    "environment": "import os\nos.environ.clear()\nos.environ['PYTHONPATH'] = '/tmp'\nos.chdir('/')\nos.umask(0o777)",
+    "files": "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').close()\nos.symlink('/', 'a/root')\nos.chmod('a/b', 0)\nos.chmod('a', 0)",
+    "module files": "for name in ('os', 'json', 'sitecustomize', 'encodings', 'random'): open(name + '.py', 'w').write('1 / 0')",
+    "own folder": "import os\nos.rename('.', '../other')",
+    "own folder's end": "import os\nos.rmdir(os.getcwd())",
+    "own folder's modes": "import os\nos.fchmod(os.open('.', os.O_RDONLY), 0)",
+    "a deep tree": "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')",
+    "a link in its place": "import os\nos.chdir('..')\nos.rmdir('scratch')\nos.symlink('/usr', 'scratch')",
+    "other folder's modes": "import os\nfor p in ('/tmp', '/dev/shm'):\n    os.fchmod(os.open(p, os.O_RDONLY), 0)",
+    "files beside": "for p in ('/tmp', '/dev/shm', '/var/tmp', '..'):\n    open(p + '/scratch-left', 'w').write('x')",
+    "many files": "for n in range(5000): open(str(n), 'w').close()",
+    "a fifo and a socket": "import os, socket\nos.mkfifo('f')\nsocket.socket(socket.AF_UNIX).bind('s')",
+    "a handler of the worker": "import os, signal\nfor n in (signal.SIGXCPU, signal.SIGINT, signal.SIGCHLD): os.kill(os.getppid(), n)",
+    "a lock": "import fcntl, os\nfcntl.flock(os.open('.', os.O_RDONLY), fcntl.LOCK_EX)",
+    "hash seed": "import random\nrandom.seed(1)\nhash('x')",
+    "its nice value": "import os\nos.nice(10)\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})",
+}
+AFTER = """
+import json, os, random, sys, time
+print(len([1]), open is not None, os.listdir(), os.path.basename(os.getcwd()), json.dumps([1]), 'PYTHONPATH' in os.environ)
+print(oct(os.umask(0o22)), os.nice(0), len(os.sched_getaffinity(0)) == os.cpu_count(), 'x' in globals())
+open('mine', 'w').write('x')
+os.mkdir('folder')
+print(open('folder/../mine').read(), sorted(os.listdir('.')))
+"""
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("poison", POISONS)
+def test_the_next_call_is_not_affected(jail: Jail, poison: str) -> None:
+    before = jail.run(AFTER)
+    assert before.status == "ok", before
+    worker = jail.pid
+    jail.run(POISONS[poison], cpu_seconds=20)
+    after = jail.run(AFTER)
+    assert (after.status, after.stdout, after.stderr) == ("ok", before.stdout, "")
+    assert jail.pid == worker  # and at no cost: the same worker goes on
+
+
+@contained_by(*ALL)
+def test_the_next_calls_clock_still_writes_out_what_was_printed(jail: Jail) -> None:
+    jail.attack(
+        "import os, signal\nos.kill(os.getppid(), signal.SIGXCPU)\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)"
+    )
+    result = jail.attack("print('kept')\nwhile True: pass", cpu_seconds=1)
+    assert (result.status, result.stdout) == ("timeout", "kept\n")
+
+
+@contained_by(*ALL)
+def test_no_descriptor_of_the_worker_is_there(jail: Jail) -> None:
+    result = jail.attack("""
+        import os
+        for fd in range(4, 1024):
+            try:
+                os.fstat(fd)
+                print(fd)
+            except OSError:
+                pass
+    """)
+    assert (result.status, result.stdout) == ("ok", "")
+
+
+@contained_by(NAMESPACES)
+def test_what_is_left_in_shared_folders_is_gone(jail: Jail) -> None:
+    jail.attack("for p in ('/tmp/left', '/dev/shm/left'): open(p, 'w').write('x')")
+    assert jail.attack("import os\nprint(os.listdir('/tmp'), os.listdir('/dev/shm'))").stdout == "['scratch'] []\n"
+
+
+@contained_by(NAMESPACES)
+def test_shared_folders_can_be_neither_removed_nor_replaced(jail: Jail) -> None:
+    result = jail.attack("""
+        import os
+        for path in ('/tmp', '/dev/shm'):
+            for work in (os.rmdir, lambda path: os.rename(path, '/usr/x'), lambda path: os.rename(path, path + '2')):
+                try:
+                    work(path)
+                    print(path)
+                except OSError:
+                    pass
+    """)
+    assert result.stdout == ""
+
+
+@contained_by(*ALL)
+def test_no_access_list_is_left_on_a_folder(jail: Jail) -> None:
+    """A default ACL would be inherited by the next call's folder."""
+    result = jail.attack(
+        CALL
+        + "import os\ntry:\n    os.setxattr('..', 'system.posix_acl_default', bytes(28))\nexcept OSError as e:\n    print(e.errno)"
+    )
+    assert result.stdout == f"{95}\n"

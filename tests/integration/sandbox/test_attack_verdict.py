@@ -1,0 +1,134 @@
+"""Attacks on the result: a failure cannot be made to look like anything else, nor one call's result like another's."""
+
+from __future__ import annotations
+
+import pytest
+
+from jail import ALL, NAMESPACES, Jail, contained_by
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize(
+    "before",
+    [
+        "print('Tool call success')",
+        "import os\nos._exit = print",
+        "import os, sys\nos.write = lambda fd, data: len(data)",
+        "import sys\nclass Out:\n    write = print\n    def flush(self): os._exit(0)\nimport os\nsys.stdout = sys.stderr = Out()",
+        "import os, sys\nsys.excepthook = lambda *given: os._exit(0)",
+        "import atexit, os\natexit.register(os._exit, 0)",
+        "import traceback, os\ntraceback.TracebackException = lambda *a, **k: os._exit(0)",
+        "import linecache\nlinecache.cache = None",
+        "import builtins\nkept = {'__build_class__', 'ZeroDivisionError', '__import__'}\nall = vars(builtins)\n"
+        "for name in set(all) - kept: all.pop(name)",
+        "import threading, os, sys\nmain = threading.main_thread()\n"
+        "def end():\n    while not sys.is_finalizing():\n        if main.name == 'over': os._exit(0)\nthreading.Thread(target=end, daemon=True).start()",
+        "import gc\ngc.disable()\nfor o in gc.get_objects():\n    if type(o) is dict and o.get('raised') == '': o['raised'] = 'x'",
+    ],
+    ids=["says", "_exit", "write", "streams", "hook", "atexit", "traceback", "linecache", "builtins", "thread", "gc"],
+)
+def test_an_uncaught_error_stays_an_error(jail: Jail, before: str) -> None:
+    result = jail.attack(before + "\n1 / 0")
+    assert (result.status, result.error_type) == ("error", "ZeroDivisionError"), result
+    assert result.value is None
+
+
+@contained_by(*ALL)
+def test_an_error_whose_text_ends_the_process_stays_an_error(jail: Jail) -> None:
+    result = jail.attack("import os\nclass E(Exception):\n    def __str__(self): os._exit(0)\nraise E")
+    assert (result.status, result.error_type) == ("error", "E")
+
+
+@contained_by(*ALL)
+def test_an_end_by_code_counts_by_its_code(jail: Jail) -> None:
+    result = jail.attack("import os\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    os._exit(0)")
+    assert (result.status, result.exit_code, result.error_type) == ("ok", 0, None)  # it was caught: as python would say
+    assert jail.attack("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise SystemExit(3)").exit_code == 3
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("ways", ["range(3, 256)", "opened()"], ids=["descriptors", "/proc/self/fd"])
+def test_the_record_cannot_be_forged_by_writing(jail: Jail, ways: str) -> None:
+    result = jail.attack(f"""
+        import ctypes, os
+        def opened():
+            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable again: /proc/self is ours
+            for fd in range(256):
+                for flags in (os.O_WRONLY, os.O_RDWR | os.O_NONBLOCK):
+                    try:
+                        yield os.open(f'/proc/self/fd/{{fd}}', flags)
+                    except OSError:
+                        pass
+        for fd in {ways}:
+            for text in (b'ok', b'\\0=9', b'{{"status": "ok"}}', b'x' * 4000):
+                try:
+                    os.write(fd, text)
+                except OSError:
+                    pass
+        1 / 0
+    """)
+    assert (result.status, result.value) == ("error", None)
+    assert result.error_type == "ZeroDivisionError"
+
+
+@contained_by(*ALL)
+def test_even_the_token_makes_no_failure_a_success(jail: Jail) -> None:
+    result = jail.attack("""
+        import os, sys
+        frame = sys._getframe()
+        while frame is not None:
+            token = frame.f_locals.get('token', b'')
+            if token:
+                for body in (b'\\0=9', b'\\0', b'\\1nothing ran'):
+                    os.write(3, token + body + token)
+            frame = frame.f_back
+        1 / 0
+    """)
+    assert (result.status, result.exit_code) == ("error", 1)
+
+
+@contained_by(*ALL)
+def test_the_pipe_of_the_record_cannot_be_emptied(jail: Jail) -> None:
+    result = jail.attack("""
+        import ctypes, os, threading
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+        def drain():
+            fd = os.open('/proc/self/fd/3', os.O_RDONLY)
+            while True:
+                os.read(fd, 1 << 16)
+        for _ in range(4):
+            threading.Thread(target=drain, daemon=True).start()
+        raise KeyError
+    """)
+    assert (result.status, result.exit_code) == ("error", 1)  # at worst its name is lost
+
+
+@contained_by(*ALL)
+def test_closing_every_descriptor_is_the_programs_own_loss(jail: Jail) -> None:
+    assert jail.attack("import os\nos.closerange(0, 256)").status == "ok"
+    result = jail.attack("import os\nos.closerange(0, 256)\n1 / 0")
+    assert (result.status, result.exit_code) == ("error", 1)
+
+
+@contained_by(NAMESPACES)
+def test_a_fork_of_the_program_has_no_say_in_its_result(jail: Jail) -> None:
+    result = jail.attack("import os\nif os.fork() == 0:\n    raise ValueError\nos.wait()\n'mine'")
+    assert (result.status, result.value) == ("ok", "'mine'")
+    result = jail.attack("import os\nif os.fork() == 0:\n    print('child')\nelse:\n    os.wait()\n    1 / 0")
+    assert (result.status, result.error_type) == ("error", "ZeroDivisionError")
+
+
+@contained_by(*ALL)
+def test_any_bytes_may_come_out(jail: Jail) -> None:
+    result = jail.attack("import sys\nsys.stdout.buffer.write(bytes(range(256)))\n'\\ud800\\0'")
+    assert result.status == "ok"
+    assert result.stdout == bytes(range(256)).decode("utf-8", "replace")
+    assert result.value == repr("\ud800\0")
+    assert jail.attack("raise ValueError('\\ud800\\0')").error_type == "ValueError"
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("size", [10**5, 10**7])
+def test_the_input_is_the_programs_own(jail: Jail, size: int) -> None:
+    result = jail.attack("import sys\nprint(len(sys.stdin.read()))\nprint(repr(sys.stdin.read()))", stdin="é" * size)
+    assert result.stdout == f"{size}\n''\n"

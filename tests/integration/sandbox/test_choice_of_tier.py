@@ -1,0 +1,90 @@
+"""Which tier is had on machines that grant less: the kernel is made to refuse, by a filter on the process that asks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from retcon.sandbox.syscalls import ARCHITECTURES
+
+pytestmark = pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason="no filter for this machine")
+
+ASK = """
+import asyncio, sys, warnings
+from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox import kernel, seccomp
+from retcon.sandbox.pool import SandboxPool
+
+async def ask(tier):
+    async with SandboxPool(workers=1, tier=tier) as sandbox:
+        result = await sandbox.run("print(6 * 7)")
+        print(sandbox.tier, result.tier, result.stdout.strip())
+
+refused = {"unshare": 1, "landlock_create_ruleset": 38}
+kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+rules = [(name, [(6, 0, 0, seccomp.ERRNO | refused[name])]) for name in sys.argv[2:]]
+seccomp.Filter(rules).apply()
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    try:
+        asyncio.run(ask(sys.argv[1] or None))
+    except SandboxUnavailable as error:
+        print("refused:", error)
+for warning in warned:
+    print(warning.category.__name__, warning.message)
+"""
+
+
+def ask(tier: str, *refused: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", ASK, tier, *refused], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def has(tier: str) -> bool:
+    return not ask(tier).startswith("refused:")
+
+
+def test_the_best_tier_is_taken() -> None:
+    best = next(tier for tier in ("namespaces", "landlock", "rlimits") if has(tier))
+    if best == "rlimits":
+        pytest.skip("this machine has neither namespaces nor landlock")
+    assert ask("") == f"{best} {best} 42\n"
+
+
+def test_landlock_is_taken_where_namespaces_are_refused() -> None:
+    if not has("landlock"):
+        pytest.skip("this machine has no landlock")
+    assert ask("", "unshare") == "landlock landlock 42\n"
+
+
+def test_where_neither_can_be_had_it_says_why_and_what_to_do() -> None:
+    said = ask("", "unshare", "landlock_create_ruleset")
+    assert said.startswith("refused:")
+    for part in (
+        "namespaces: unshare: Operation not permitted",
+        "user.max_user_namespaces",
+        "landlock: Landlock: Function not implemented",
+        "lsm=",
+        "tier='rlimits'",
+    ):
+        assert part in said
+
+
+@pytest.mark.parametrize(("tier", "refused"), [("namespaces", "unshare"), ("landlock", "landlock_create_ruleset")])
+def test_a_tier_that_is_asked_for_and_cannot_be_had_is_refused_by_name(tier: str, refused: str) -> None:
+    said = ask(tier, refused)
+    assert said.startswith("refused:")
+    assert f"tier {tier!r} cannot be had here" in said
+
+
+def test_the_weakest_tier_is_had_on_request_and_says_what_it_leaves_open() -> None:
+    said = ask("rlimits", "unshare", "landlock_create_ruleset")
+    assert "rlimits rlimits 42\n" in said
+    assert "SandboxWarning sandbox tier 'rlimits' limits calls and does not contain them. Open to them: files" in said

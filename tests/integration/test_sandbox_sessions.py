@@ -1,0 +1,353 @@
+"""Sessions under attack, under eviction and when workers die. Run in the best tier the machine has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from retcon.core.errors import InfrastructureFault, SandboxUnavailable, SessionLost
+from retcon.core.types import Observation, ToolCall
+from retcon.sandbox.cells import WAKE
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits, Result, Session
+from retcon.tools.sessions import RESTARTED, PythonSessions
+from retcon.tools.types import OpenTool, StatefulTool
+
+WALL = Limits(wall_seconds=5)
+
+
+def using(work: Callable[[SandboxPool], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with SandboxPool(workers=1, **options) as pool:
+            await work(pool)
+
+    asyncio.run(main())
+
+
+def attack(*codes: str, limits: Limits = WALL) -> list[Result]:
+    """Run the cells in one session, then see that the next session and the next call are as they should be."""
+    results: list[Result] = []
+
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=limits)
+        for code in codes:
+            try:
+                results.append(await session.run(code))
+            except SessionLost:
+                break
+        await session.close()
+        probe = "import os, json, sys\nlen(os.listdir()), json.loads('1'), 'poison' in globals(), len(sys.argv)"
+        assert (await (await pool.session()).run(probe)).value == "(0, 1, False, 1)"
+        assert (await pool.run(probe)).value == "(0, 1, False, 1)"
+
+    using(work)
+    return results
+
+
+# --- what a cell does to its session ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        "import builtins\n"
+        "for name in ('print', 'len', 'repr', 'str', 'type', 'BaseException', 'compile', 'exec', 'eval'):\n"
+        "    setattr(builtins, name, None)",
+        "import builtins\nbuiltins.__dict__.clear()",
+        "import sys\nsys.modules.clear()",
+        "import sys\nsys.stdout = sys.stderr = sys.stdin = None",
+        "import sys\nsys.stdout.close()",
+        "import os, sys, signal, json, traceback, linecache, marshal, resource\n"
+        "for module in (os, signal, json, traceback, linecache, marshal, resource):\n"
+        "    for name in dir(module):\n"
+        "        if name[0] != '_' and callable(getattr(module, name)): setattr(module, name, None)",
+        "import sys\nsys.settrace(lambda *a: 1 / 0)",
+        "import gc, sys\ngc.disable(); sys.setrecursionlimit(50)",
+    ],
+)
+def test_a_cell_that_breaks_the_interpreter_is_no_fault_of_ours_and_harms_no_other(poison: str) -> None:
+    for result in attack("poison = 1", poison, "1 / 0", "poison"):
+        assert result.status in ("ok", "error", "timeout"), result
+
+
+def test_replaced_builtins_stay_replaced_for_the_next_cell_and_the_judge_has_its_own() -> None:
+    _, second, third = attack(
+        "import builtins\nbuiltins.repr = lambda x: 'mine'\nbuiltins.type = 1", "repr(2), type", "1 / 0"
+    )
+    assert second.value == "('mine', 1)"
+    assert third.error_type == "ZeroDivisionError"
+
+
+def test_what_is_written_to_every_descriptor_is_no_verdict() -> None:
+    flood = (
+        "import os\n"
+        "for fd in range(3, 64):\n"
+        "    for text in (b'ok', b'\\0=9', b'ZeroDivisionError\\0', bytes(16) * 2, b'x' * 40000):\n"
+        "        try:\n            os.write(fd, text)\n        except OSError:\n            pass\n"
+    )
+    first, second, third = attack(flood + "1 / 0", flood + "2", "3")
+    assert (first.status, first.error_type, first.value) == ("error", "ZeroDivisionError", None)
+    assert (second.status, second.value) == ("ok", "2")
+    assert (third.status, third.value) == ("ok", "3")
+
+
+def test_reading_the_next_command_away_costs_only_the_session() -> None:
+    thief = (
+        "import os, threading\n"
+        "def steal():\n    while True:\n        try: os.read(3, 1)\n        except OSError: break\n"
+        "threading.Thread(target=steal, daemon=True).start()"
+    )
+    _, *later = attack(thief, "1", limits=Limits(wall_seconds=0.5))
+    assert all(result.status in ("ok", "timeout", "error") for result in later)
+
+
+def test_a_cell_cannot_wake_a_frozen_copy_and_ending_it_costs_only_its_session() -> None:
+    def shoot(number: int) -> str:
+        return (
+            "import os\nfor name in os.listdir('/proc'):\n"
+            "    if name.isdigit() and int(name) not in (1, os.getpid()):\n"
+            f"        try: os.kill(int(name), {number})\n        except OSError: pass"
+        )
+
+    async def work(pool: SandboxPool) -> None:
+        if pool.tier != "namespaces":
+            pytest.skip("this machine grants no process namespace")
+        session = await pool.session(limits=WALL)
+        await session.run("x = 1")
+        state = await session.checkpoint()
+        for number in (WAKE, WAKE, signal.SIGCONT, signal.SIGINT):
+            assert (await session.run(shoot(number))).status == "ok"
+        assert (await session.run("x = 2\nx")).value == "2"
+        await session.rollback(state)
+        assert (await session.run("x")).value == "1"
+        assert (await session.run(shoot(signal.SIGKILL))).status == "ok"
+        assert (await session.run("x")).value == "1"
+        with pytest.raises(SessionLost, match="frozen copy"):
+            await session.rollback(state)
+        with pytest.raises(SessionLost):
+            await session.run("x")
+        assert (await pool.run("1")).value == "1"
+
+    using(work)
+
+
+def test_a_rollback_ends_threads_daemons_and_their_writing() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=WALL)
+        await session.run("import os, threading, time")
+        state = await session.checkpoint()
+        started = await session.run(
+            "reads, writes = os.pipe()\n"
+            "if os.fork() == 0:\n"
+            "    os.setsid()\n"
+            "    if os.fork() == 0:\n"
+            "        os.write(writes, b'%d' % os.getpid())\n"
+            "        while True: open('daemon', 'a').write('x'); print('daemon', flush=True)\n"
+            "    os._exit(0)\n"
+            "def scribble():\n    while True: open('thread', 'a').write('x')\n"
+            "threading.Thread(target=scribble, daemon=True).start()\n"
+            "int(os.read(reads, 20))"
+        )
+        await session.rollback(state)
+        result = await session.run(f"time.sleep(0.01)\nos.kill({started.value}, 0)")
+        assert (result.status, result.error_type, result.stdout) == ("error", "ProcessLookupError", "")
+        assert (await session.run("os.listdir()")).value == "[]"
+
+    using(work)
+
+
+def test_a_fork_bomb_is_bounded_and_undone() -> None:
+    bomb = (
+        "import os, time\n"
+        "for n in range(1000):\n    try:\n        pid = os.fork()\n    except OSError:\n        break\n"
+        "    if pid == 0:\n        time.sleep(60)\nn"
+    )
+
+    async def work(pool: SandboxPool) -> None:
+        if pool.tier == "rlimits" and os.getuid() == 0 and not pool.worker.own_user:
+            pytest.skip("this machine grants no user but root, whose processes the kernel does not count")
+        session = await pool.session(limits=Limits(processes=8, wall_seconds=10))
+        state = await session.checkpoint()
+        for _repeat in range(2):
+            assert 1 <= int((await session.run(bomb)).value or 0) < 500
+            with pytest.raises(SandboxUnavailable, match="too many running"):
+                await session.checkpoint()
+            await session.rollback(state)
+        assert (await session.run("1")).value == "1"
+
+    using(work)
+
+
+def test_memory_and_cpu_of_what_a_cell_starts_are_limited_too() -> None:
+    spin = (
+        "import os\npid = os.fork()\nif pid == 0:\n    while True: pass\n"
+        "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    )
+    first, second = attack(spin, "len(bytearray(200 << 20))", limits=Limits(cpu_seconds=0.3, memory_mb=64))
+    assert first.value == "-9"
+    assert (second.status, second.error_type) == ("limit", "MemoryError")
+
+
+# --- eviction, bounds, faults ----------------------------------------------------------------------------------------
+
+
+async def lost(session: Session) -> SessionLost:
+    with pytest.raises(SessionLost) as caught:
+        await session.run("1")
+    return caught.value
+
+
+def test_an_idle_session_is_evicted_and_says_so() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run("x = 1")
+        again = await pool.session()  # waits until the place of the first is free
+        error = await lost(session)
+        assert "evicted: idle for 0.2 s" in str(error)
+        assert not error.by_own_code
+        assert (await again.run("import time\ntime.sleep(0.5)\n1")).value == "1"  # busy is not idle
+
+    using(work, sessions=1, session_idle_seconds=0.2, session_wait_seconds=30)
+
+
+def test_no_room_for_one_more_says_what_to_do() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        with pytest.raises(SandboxUnavailable, match=r"all 1 sessions .* \(sessions=\)"):
+            await pool.session()
+        waiting = asyncio.create_task(pool.session())
+        await asyncio.sleep(0)
+        await session.close()
+        assert (await (await waiting).run("1")).value == "1"
+
+    using(work, sessions=1, session_wait_seconds=0.05)
+
+
+def test_where_memory_is_short_the_one_that_rested_longest_goes() -> None:
+    async def work(pool: SandboxPool) -> None:
+        sessions = [await pool.session() for _ in range(3)]
+        for session in sessions[:2]:
+            await session.run("x = b'x' * (40 << 20)")
+        await sessions[0].run("1")
+        await sessions[2].run("x = b'x' * (40 << 20)")
+        assert "more than 100 MiB" in str(await lost(sessions[1]))
+        assert (await sessions[0].run("len(x)")).value == (await sessions[2].run("len(x)")).value == str(40 << 20)
+        await sessions[2].checkpoint()  # counted as if nothing were shared
+        assert "evicted" in str(await lost(sessions[0]))
+
+    using(work, session_memory_mb=100)
+
+
+def test_a_worker_that_dies_is_a_fault_of_ours() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run("x = 1")
+        state = await session.checkpoint()
+        cell = asyncio.create_task(session.run("import time\ntime.sleep(60)"))
+        await asyncio.sleep(0)
+        os.kill(session.worker.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        result = await cell
+        assert result.status == "infrastructure"
+        assert "its worker died" in result.stderr
+        assert not (await lost(session)).by_own_code
+        with pytest.raises(SessionLost, match="worker died"):
+            await session.rollback(state)
+        assert (await (await pool.session()).run("1")).value == "1"
+
+    using(work)
+
+
+def test_a_cancelled_cell_ends_its_session() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run("x = 1")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await session.run("import time\ntime.sleep(60)")
+        assert "cancelled" in str(await lost(session))
+
+    using(work)
+
+
+def test_nothing_is_left_when_the_pool_closes() -> None:
+    async def main() -> tuple[int, Result, SessionLost]:
+        async with SandboxPool(workers=1) as pool:
+            session = await pool.session()
+            await session.run("x = 1")
+            await session.checkpoint()
+            pid = session.worker.pid  # type: ignore[attr-defined]
+            cell = asyncio.create_task(session.run("import time\ntime.sleep(60)"))
+            await asyncio.sleep(0)
+        return pid, await cell, await lost(session)
+
+    pid, result, error = asyncio.run(main())
+    assert result.status == "infrastructure"
+    assert "the sandbox was closed" in str(error)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_bad_options_are_refused() -> None:
+    for options in ({"sessions": 0}, {"session_idle_seconds": -1.0}, {"session_memory_mb": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} is "):
+            SandboxPool(**options)  # type: ignore[arg-type]
+
+
+# --- the tool --------------------------------------------------------------------------------------------------------
+
+
+async def say(tool: OpenTool, code: str) -> Observation:
+    return await tool(ToolCall("c", "python", {"code": code}, 0))
+
+
+def test_the_tool_keeps_state_goes_back_and_starts_anew_after_a_crash() -> None:
+    async def work(pool: SandboxPool) -> None:
+        tools = PythonSessions(pool)
+        assert isinstance(tools, StatefulTool)
+        tool = await tools.open("t1")
+        assert (await say(tool, "x = 1\nx")).text == "1"
+        state = await tool.checkpoint()
+        crash = await say(tool, "x = 2\nimport os\nos.kill(os.getpid(), 9)")
+        assert (crash.status, crash.error_type) == ("error", "SIGKILL")
+        assert crash.text.endswith("SIGKILL: killed by signal 9")
+        after = await tool.checkpoint()
+        fresh = await say(tool, "'x' in globals()")
+        assert (fresh.status, fresh.text) == ("ok", f"{RESTARTED}\nFalse")
+        assert (await say(tool, "2")).text == "2"
+        await tool.rollback(after)
+        assert (await say(tool, "'x' in globals()")).text == f"{RESTARTED}\nFalse"
+        await tool.rollback(state)
+        assert (await say(tool, "x")).text == "1"
+        with pytest.raises(InfrastructureFault, match="no checkpoint"):
+            await tool.rollback(after)
+        await tool.discard(state)
+        assert (await say(tool, "1 / 0")).text.endswith("ZeroDivisionError: division by zero")
+        assert (await tool(ToolCall("c", "python", "x", 0))).status == "malformed"
+        await tool.close()
+        assert pool.open_sessions == 0
+
+    using(work)
+
+
+def test_a_session_that_the_sandbox_lost_is_nobodys_mistake() -> None:
+    async def work(pool: SandboxPool) -> None:
+        tools = PythonSessions(pool)
+        tool = await tools.open("t1")
+        assert (await say(tool, "x = 1")).status == "ok"
+        await tools.open("t2")  # there is room once the first was evicted
+        for _repeat in range(2):
+            seen = await say(tool, "x")
+            assert (seen.status, seen.error_type) == ("infrastructure", "SessionLost")
+            assert "evicted" in seen.text
+        with pytest.raises(InfrastructureFault, match="evicted"):
+            await tool.checkpoint()
+        await pool.close()
+        with pytest.raises(InfrastructureFault, match="trajectory t3: the sandbox is not open"):
+            await tools.open("t3")
+
+    using(work, sessions=1, session_idle_seconds=0.2, session_wait_seconds=30)

@@ -1,0 +1,119 @@
+"""A real server process for tests, and a fake sandbox whose sessions run in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from retcon.core.errors import SessionLost
+from retcon.sandbox.types import Limits, Result
+
+
+class Server:
+    """`retcon sandbox serve` on a free loopback port."""
+
+    def __init__(self, *options: str, port: int = 0) -> None:
+        words = [sys.executable, "-m", "retcon", "sandbox", "serve", "--port", str(port), *options]
+        self.process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "src"}
+        )
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline()
+        if not self.said.startswith("listening on "):
+            raise AssertionError(f"no server: {self.said}{self.process.communicate()[1]}")
+        self.url = self.said.split()[2]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """(exit code, what it said on stderr)."""
+        self.process.send_signal(number)
+        stderr = self.process.communicate()[1]
+        return self.process.returncode, stderr
+
+
+@contextmanager
+def server(*options: str, port: int = 0) -> Iterator[Server]:
+    made = Server(*options, port=port)
+    try:
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.stop(signal.SIGKILL)
+
+
+class MemorySandbox:
+    """Implements `Sandbox`, for tests of what stands before one: sessions are dictionaries, nothing is contained.
+
+    runs: how many cells have run. `lose()` in a cell ends its session.
+    """
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def run(self, code: str, **options: Any) -> Result:
+        return await MemorySession(self).run(code, **options)
+
+    async def session(self, *, limits: Limits | None = None) -> MemorySession:
+        return MemorySession(self)
+
+    async def close(self) -> None:
+        pass
+
+
+class MemorySession:
+    def __init__(self, sandbox: MemorySandbox) -> None:
+        self.id = uuid.uuid4().hex
+        self._sandbox = sandbox
+        self._variables: dict[str, Any] = {}
+        self._frozen: dict[str, dict[str, Any]] = {}
+        self._lost = ""
+
+    async def run(
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        limits: Limits | None = None,
+        files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
+        echo: bool = True,
+    ) -> Result:
+        self._check()
+        self._sandbox.runs += 1
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(code, self._variables | {"lose": self._lose}, self._variables)
+        return Result("ok", stdout=out.getvalue(), exit_code=0)
+
+    async def checkpoint(self) -> str:
+        self._check()
+        name = str(len(self._frozen))
+        self._frozen[name] = copy.deepcopy(self._variables)
+        return name
+
+    async def rollback(self, checkpoint: str) -> None:
+        self._check()
+        self._variables = copy.deepcopy(self._frozen[checkpoint])
+
+    async def discard(self, checkpoint: str) -> None:
+        self._check()
+        self._frozen.pop(checkpoint, None)
+
+    async def close(self) -> None:
+        self._lost = "it was closed"
+
+    def _lose(self) -> None:
+        self._lost = "its code ended it"
+
+    def _check(self) -> None:
+        if self._lost:
+            raise SessionLost(f"session {self.id}: {self._lost}")
