@@ -30,6 +30,7 @@ OLD_SYNTAX = '  File "<ipython-input-2>", line 1\n    def f(:\n          ^\nSynt
 COLOURED = (
     '\x1b[31mTraceback (most recent call last)\x1b[0m:\n  File "a.py", line 7, in <module>\n\x1b[1mKeyError\x1b[0m: 1'
 )
+RUN_TIME = "Traceback (most recent call last):\n   File /a/b.py:35 in run\n    exec(c)\n   Cell In[1], line 26\n    f()\nSyntaxError: no"
 DEAD = "-" * 75 + " Timeout waiting for reply                                Traceback (most recent call last) "
 
 
@@ -42,6 +43,7 @@ DEAD = "-" * 75 + " Timeout waiting for reply                                Tra
         (PLAIN, "traceback", "OwnError", 4),
         (CHAINED, "traceback", "ValueError", 1),
         (COLOURED, "traceback", "KeyError", 7),
+        (RUN_TIME, "traceback", "SyntaxError", 26),
         (SYNTAX, "syntax", "SyntaxError", 0),
         (OLD_SYNTAX, "syntax", "SyntaxError", 0),
         ("IndexError: list index out of range\n", "exception-line", "IndexError", None),
