@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Coroutine, Iterable
+from pathlib import Path
 
 from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.sandbox.folders import PoolFolder
@@ -55,6 +56,13 @@ class Fleet:
     @property
     def is_open(self) -> bool:
         return self._folder is not None
+
+    @property
+    def folder(self) -> Path:
+        """On the host: for the logs, and for scratch where there is no tmpfs. Raises SandboxUnavailable when closed."""
+        if self._folder is None:
+            raise _closed()
+        return self._folder.path
 
     @property
     def workers(self) -> list[WorkerHandle]:
@@ -130,13 +138,9 @@ class Fleet:
         """
         if self._folder is None:
             raise _closed()
-        idle = self._idle.get(profile)
-        while idle and not self._waiting.count(profile):
-            worker = idle.pop()
-            if worker.alive:
-                self._busy.add(worker)
-                return worker
-            worker.kill()
+        if not self._waiting.count(profile) and (worker := self._pop_idle(profile)) is not None:
+            self._busy.add(worker)
+            return worker
         future: asyncio.Future[WorkerHandle] = asyncio.get_running_loop().create_future()
         ticket = self._waiting.push(profile, future)
         self._grow()
@@ -165,6 +169,15 @@ class Fleet:
         else:
             self._place(worker)
         self._grow()
+
+    def _pop_idle(self, profile: str) -> WorkerHandle | None:
+        idle = self._idle.get(profile, [])
+        while idle:
+            worker = idle.pop()
+            if worker.alive:
+                return worker
+            worker.kill()
+        return None
 
     def _place(self, worker: WorkerHandle) -> None:
         """Let a free worker serve whose turn it is, or make room for them, or idle."""
@@ -233,14 +246,14 @@ class Fleet:
             else:
                 self._choose.drop(profile)
                 self._waiting.move(profile, BARE.name)
+                while self._waiting.count(BARE.name) and (worker := self._pop_idle(BARE.name)) is not None:
+                    self._place(worker)
         finally:
             self._heating.discard(profile)
         self._grow()
 
     async def _start_zygote(self, profile: str) -> None:
-        if self._folder is None:
-            raise _closed()
-        folder = self._folder.path
+        folder = self.folder
         self._made += 1
         old = self._zygotes.pop(profile, None)
         if old is not None:
@@ -267,10 +280,8 @@ class Fleet:
         self._grow()
 
     async def _start_worker(self, zygote: ZygoteHandle) -> WorkerHandle:
-        if self._folder is None:
-            raise _closed()
         self._made += 1
-        worker = await zygote.fork(self._folder.path / f"w{self._made}", self.tier or self._asked or "", self._uids)
+        worker = await zygote.fork(self.folder / f"w{self._made}", self.tier or self._asked or "", self._uids)
         self.tier = worker.tier
         return worker
 

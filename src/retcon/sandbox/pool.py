@@ -17,6 +17,7 @@ from typing import Any, Self
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.fleet import Fleet
 from retcon.sandbox.handle import WorkerHandle
+from retcon.sandbox.interpreter import check_packages
 from retcon.sandbox.paths import inside_scratch
 from retcon.sandbox.profiles import Chooser, find, with_packages
 from retcon.sandbox.request import request
@@ -73,6 +74,8 @@ class SandboxPool:
             raise ValueError(f"a queue of {queue} calls: it must be 1 or more")
         self.limits = limits or Limits()
         profiles = with_packages(packages)
+        self._python = python
+        self._packages = [module for name in packages for module in find(name, profiles).modules]
         self._warm = [find(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
         self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier, uids)
@@ -103,6 +106,7 @@ class SandboxPool:
             raise SandboxUnavailable(
                 f"the sandbox needs Linux (fork, namespaces, /proc), and this is {sys.platform}: run it in a container"
             )
+        await check_packages(self._python or sys.executable, self._packages)
         await self._fleet.open(self._warm)
 
     async def close(self) -> None:
@@ -130,6 +134,11 @@ class SandboxPool:
         return self._fleet
 
     @property
+    def faults(self) -> Mapping[str, str]:
+        """By profile, why its packages could not be preloaded; its calls import them themselves."""
+        return self._fleet.faults
+
+    @property
     def full(self) -> bool:
         """Whether a further call would have to wait for a place in the queue."""
         return self._room.locked()
@@ -152,8 +161,8 @@ class SandboxPool:
     ) -> Result:
         """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
         limits = (limits or self.limits).with_(timeout, memory)
-        message = request(code, stdin, limits, files, echo) | {"fetch": inside_scratch(fetch)}
         async with self._room:
+            message = request(code, stdin, limits, files, echo) | {"fetch": inside_scratch(fetch)}
             return await self._run(self._choose(code, self._fleet.zygotes), message, limits.wall_seconds)
 
     async def session(self, *, limits: Limits | None = None) -> Session:
@@ -178,7 +187,7 @@ class SandboxPool:
                 return await self._run_in(worker, message, wall_seconds)
             except (EOFError, OSError):
                 fault = f"sandbox worker {worker.pid}: it died"
-        return Result("infrastructure", stderr=f"{fault}, the {ATTEMPTS}th in a row", tier=self.tier)
+        return Result("infrastructure", stderr=f"{fault}, as the one before it did", tier=self.tier)
 
     async def _run_in(self, worker: WorkerHandle, message: dict[str, Any], wall_seconds: float) -> Result:
         """Raises EOFError or OSError where the worker died."""
