@@ -134,7 +134,7 @@ def checked_cell(calls: Calls, cell: Cell, at: str = "", base: Limits | None = N
 
 
 def checked_limits(calls: Calls, cell: Cell, at: str = "", base: Limits | None = None) -> Limits:
-    """The service's limits, or `base`, with a cell's own in place. Raises Refused for one that is more than the service allows."""
+    """The service's limits, or `base`, with a cell's own in place. Raises Refused for more than the service allows."""
     limits = base or calls.settings.limits
     if cell.limits is not None:
         given = {k: v for k in cell.limits.__struct_fields__ if (v := getattr(cell.limits, k)) is not None}
