@@ -3,8 +3,8 @@
 python benchmarks/purify.py [--megabytes N] [--rounds N] [--format NAME]
 
 The file is made in a temporary folder: transcripts of 3 to 8 calls, programs of .2 to 2 kB, outputs of 50 to 2,000
-characters of which one in ten mentions an error by name. Floor: each line decoded and encoded by msgspec and written, to the disk too.
-CPU time of this process, the two interleaved; the medians of all rounds.
+characters of which one in ten mentions an error by name. Floor: each line decoded and encoded by msgspec and written,
+to the disk too. CPU time of this process, the two interleaved; the medians of all rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 from retcon.purify.offline import Offline
 from retcon.transcripts.job import Job, Run
 
-WORDS = "the of matrix value root solve prime sum over each index result check next digit number list total".split()
+WORDS = ("the", "of", "matrix", "value", "root", "solve", "prime", "sum", "over", "each", "index", "result", "check")
 
 
 def prose(draw: random.Random, size: int) -> str:
@@ -34,7 +34,10 @@ def prose(draw: random.Random, size: int) -> str:
 
 
 def program(draw: random.Random) -> str:
-    lines = [f"{draw.choice(WORDS)}_{n} = {draw.choice(WORDS)}({n}, '{draw.choice(WORDS)}')" for n in range(draw.randrange(6, 60))]
+    lines = [
+        f"{draw.choice(WORDS)}_{n} = {draw.choice(WORDS)}({n}, '{draw.choice(WORDS)}')"
+        for n in range(draw.randrange(6, 60))
+    ]
     return "\n".join(["import math", *lines, f"print({lines[-1].split()[0]})"])
 
 
@@ -46,7 +49,11 @@ def output(draw: random.Random) -> str:
 def messages(draw: random.Random, number: int) -> dict[str, object]:
     said: list[dict[str, object]] = [{"role": "user", "content": prose(draw, 400)}]
     for n in range(draw.randrange(3, 9)):
-        call = {"id": f"c{n}", "type": "function", "function": {"name": "python", "arguments": json.dumps({"code": program(draw)})}}
+        call = {
+            "id": f"c{n}",
+            "type": "function",
+            "function": {"name": "python", "arguments": json.dumps({"code": program(draw)})},
+        }
         said.append({"role": "assistant", "content": prose(draw, 300), "tool_calls": [call]})
         said.append({"role": "tool", "tool_call_id": f"c{n}", "content": output(draw)})
     return {"id": number, "messages": [*said, {"role": "assistant", "content": prose(draw, 200)}]}
@@ -71,7 +78,9 @@ def markdown(draw: random.Random, number: int) -> dict[str, object]:
 def sharegpt(draw: random.Random, number: int) -> dict[str, object]:
     said = [{"from": "human", "value": prose(draw, 400)}]
     for _ in range(draw.randrange(3, 9)):
-        said.append({"from": "function_call", "value": json.dumps({"name": "python", "arguments": {"code": program(draw)}})})
+        said.append(
+            {"from": "function_call", "value": json.dumps({"name": "python", "arguments": {"code": program(draw)}})}
+        )
         said.append({"from": "observation", "value": output(draw)})
     return {"id": number, "conversations": [*said, {"from": "gpt", "value": prose(draw, 200)}]}
 
@@ -88,7 +97,7 @@ def floor(source: Path, out: Path) -> None:
 
 def ours(source: Path, out: Path) -> None:
     job = Job([source], out, False, [source.name], Offline(), audit=out.with_suffix(".audit"))
-    Run(job)(lambda done, total: None, lambda: False)
+    Run(job)(lambda *_: None, lambda: False)
 
 
 def cpu(work: Callable[[Path, Path], None], source: Path, out: Path) -> float:
@@ -105,7 +114,10 @@ def main() -> None:
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
-    print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}")
+    print(
+        f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"Python {platform.python_version()}"
+    )
     for name in [arguments.format] if arguments.format else FORMATS:
         with tempfile.TemporaryDirectory() as folder:
             source, out = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
@@ -120,8 +132,8 @@ def main() -> None:
                 raise SystemExit("the transcripts are not clean")
             least, own = (statistics.median(column) for column in zip(*times, strict=True))
             print(
-                f"{name:>9}: {size:.0f} MB; read and write {size / least:.0f} MB/s, purify {size / own:.0f} MB/s of CPU "
-                f"time: {own / least:.2f} times the floor"
+                f"{name:>9}: {size:.0f} MB; read and write {size / least:.0f} MB/s, purify {size / own:.0f} MB/s "
+                f"of CPU time: {own / least:.2f} times the floor"
             )
 
 

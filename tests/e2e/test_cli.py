@@ -11,7 +11,7 @@ import pytest
 from comparing import FIX, repaired, trajectory
 from retcon.store import jsonl
 
-COMMANDS = ("quickstart", "sft", "train", "eval", "difficulty", "show", "doctor")
+COMMANDS = ("quickstart", "sft", "train", "eval", "difficulty", "show", "purify", "diff", "doctor")
 
 
 def retcon(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:

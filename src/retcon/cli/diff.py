@@ -23,6 +23,7 @@ def diff(
         str | None,
         typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
     ] = None,
+    *,
     all_: Annotated[bool, typer.Option("--all", help=f"All of them, not the first {_FIRST}.")] = False,
     kind: Annotated[Kind, typer.Option("--kind", help="Which decisions; repaired is shallow and deep.")] = "repaired",
     sample: Annotated[

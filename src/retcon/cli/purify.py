@@ -25,6 +25,7 @@ def purify(
     inputs: Annotated[
         list[str], typer.Argument(metavar="IN…", help="Files, folders or patterns; [bold]-[/] is standard input.")
     ],
+    *,
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="OUT", help="A file, a folder ([bold]…/[/]), or [bold]-[/].")
     ],
@@ -87,7 +88,7 @@ def purify(
         with _asked_to_stop() as stop, telling("purifying (MB)") as tell:
             run(tell, stop)
     except Stopped as stopped:
-        raise _explained(stopped, job, inputs, out) from stopped.__cause__
+        raise _explained(stopped, job, out) from stopped.__cause__
     _finish(run, report)
 
 
@@ -126,7 +127,7 @@ def _beside(out: Path, folder: bool) -> Path | None:
     return out.with_name(f"{name}.audit.jsonl")
 
 
-def _explained(stopped: Stopped, job: Job, inputs: list[str], out: str) -> Exception:
+def _explained(stopped: Stopped, job: Job, out: str) -> Exception:
     """What to tell: a bad record is an error, an interrupt is none."""
     if stopped.kept is not None:
         again = f"what was done is kept in {out}.partial; go on with the same command and --resume"
@@ -144,7 +145,7 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C or SIGTERM came, asked between records so that none is written in half; a second one ends it."""
     asked: list[int] = []
 
-    def ask(number: int, frame: object) -> None:
+    def ask(number: int, _: object) -> None:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)

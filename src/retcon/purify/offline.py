@@ -143,8 +143,7 @@ class Offline:
 
         Of a program that failed on an import nothing ran, and a rewrite without it has another end: any name counts.
         """
-        repair = purify((failure, fix), self.gamma).repair
-        if repair is not None and (repair.decision == "shallow" or (repair.similarity or 0.0) >= self.gamma):
+        if at_least(program(failure.calls), program(fix.calls), self.gamma):
             return True
         bound = frozenset().union(*(definitions(c.code) for c in fix.calls if _is_program(c)))
         for call, observation in zip(failure.calls, failure.observations, strict=True):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from retcon.core.errors import nearest
 
-_STATEMENT = re.compile(r"(?:^|[;:])[ \t]*(?:import|from)[ \t]+([^#;\n]+(?:\\\n[^#;\n]+)*)", re.MULTILINE)
+_STATEMENT = re.compile(r"(?:^|[;:])[ \t]*(import|from)[ \t]+([^#;\n]+)", re.MULTILINE)
 _BASE64 = re.compile(r"""\bb64decode\(["']([A-Za-z0-9+/=]+)["']""")
 _ALIAS = re.compile(r"\s+as\s+\w+")
 
@@ -107,11 +107,9 @@ def imports(code: str) -> frozenset[str]:
     `__import__` and importlib are not seen; an import statement inside a string may be.
     """
     found = set()
-    for match in _STATEMENT.finditer(code):
-        clause = match[1].replace("\\\n", " ")
-        if match[0].lstrip(";: \t").startswith("from"):
-            clause = clause.partition(" import")[0]
-        for name in _ALIAS.sub("", clause).split(","):
+    for keyword, clause in _STATEMENT.findall(code.replace("\\\n", " ")):
+        names = clause.partition(" import")[0] if keyword == "from" else _ALIAS.sub("", clause)
+        for name in names.split(","):
             found.add(name.strip().partition(".")[0])
     return frozenset(name for name in found if name.isidentifier())
 

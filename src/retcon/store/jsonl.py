@@ -91,7 +91,7 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
                 if not line.strip():
                     continue
                 try:
-                    yield _readline_of(line, f"{path}, line {number}")
+                    yield _read_line(line, f"{path}, line {number}")
                 except RecordError as error:
                     if on_bad is None:
                         raise
@@ -115,7 +115,7 @@ def line_of(trajectory: Trajectory) -> bytes:
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def _readline_of(line: bytes, where: str) -> Trajectory:
+def _read_line(line: bytes, where: str) -> Trajectory:
     try:
         return from_dict(msgspec.json.decode(line), where)
     except RecursionError:

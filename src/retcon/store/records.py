@@ -84,14 +84,15 @@ def open_source(path: Path) -> Source:
         raise RecordError(f"{path} does not exist") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
+    seekable = raw.seekable()
 
     def read() -> int:
-        return 0 if path == STDIN or raw.closed else raw.tell()
+        return raw.tell() if seekable and not raw.closed else 0
 
     file: io.BufferedReader = io.BufferedReader(raw, _CHUNK)
     name = "standard input" if path == STDIN else str(path)
     if file.peek(2)[:2] == b"\x1f\x8b":
-        file = io.BufferedReader(cast(io.FileIO, gzip.GzipFile(fileobj=file)), _CHUNK)
+        file = io.BufferedReader(cast(io.FileIO, _Gzip(fileobj=file)), _CHUNK)
     first = _first_byte(file, name)
     if first == b"[":
         return Source(path, "array", _array(file, name), read)
@@ -191,6 +192,16 @@ class _EvalWriter:
     def end(self) -> None:
         if self._zip is not None:
             self._zip.close()
+
+
+class _Gzip(gzip.GzipFile):
+    """Closes what it reads from, too."""
+
+    def close(self) -> None:
+        inner = self.fileobj
+        super().close()
+        if isinstance(inner, io.IOBase):
+            inner.close()
 
 
 def _lines(file: IO[bytes], name: str) -> Iterator[Record]:

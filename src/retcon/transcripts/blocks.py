@@ -62,6 +62,6 @@ def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:
     return found if found and any(i.get("role") == "execution" for i in found[1]) else None
 
 
-def _whole(item: Json, pieces: Sequence[Piece]) -> Json:
+def _whole(item: Json, _: Sequence[Piece]) -> Json:
     """Blocks are moved whole, and never take parts of each other."""
     return item

@@ -14,7 +14,7 @@ from retcon.transcripts.items import context_of
 from retcon.transcripts.pieces import Piece, PieceReading
 from retcon.transcripts.types import Json, Reading
 
-_PLACES = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
+PLACES = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
 _DIALECT = Markdown()
 
 
@@ -36,7 +36,7 @@ class MarkdownText:
     def read(self, record: Json, id: str) -> Reading:
         place, texts = _texts(record)
         if place is None:
-            raise RecordError(f"no text with ```python and ```output blocks in any of {', '.join(_PLACES)}")
+            raise RecordError(f"no text with ```python and ```output blocks in any of {', '.join(PLACES)}")
         context = context_of(record)
         return _TextReading(record, place, texts, [
             _read(text, id if len(texts) == 1 else f"{id}.{n}", context) for n, text in enumerate(texts)
@@ -80,7 +80,7 @@ def _place(record: Json) -> str | None:
     """The field whose text, or one of whose texts, has code with an output after it."""
     if not isinstance(record, dict):
         return None
-    for name in _PLACES:
+    for name in PLACES:
         value = record.get(name)
         texts = value if isinstance(value, list) else [value]
         if all(isinstance(t, str) for t in texts) and any("```output" in str(t) for t in texts):

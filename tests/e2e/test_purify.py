@@ -1,0 +1,284 @@
+"""`retcon purify` and `retcon diff` as a user meets them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreign import FAILED, FIXED, FORMATS, REPAIRED, answer, fails, inspect, messages, user, works
+
+CLEAN = (user("?"), works("x = 1"), answer("1"))
+STAYS = (user("?"), fails(FAILED, line=2), answer("4, I guess"))
+
+
+def retcon(*words: object, stdin: bytes | None = None, columns: int = 160) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command(*words), capture_output=True, input=stdin, env=environment(columns), check=False)
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "retcon", *map(str, words)]
+
+
+def environment(columns: int = 160) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": "src", "COLUMNS": str(columns), "NO_COLOR": "1"}
+
+
+def lines(*records: Any) -> bytes:
+    return b"".join(json.dumps(r).encode() + b"\n" for r in records)
+
+
+def programs(value: object) -> str:
+    """All text of a record, JSON in JSON undone, to look for programs in."""
+    return json.dumps(value).replace("\\", "")
+
+
+def parsed(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_every_format_goes_in_and_comes_out(tmp_path: Path, name: str) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    clean = json.dumps(FORMATS[name](CLEAN), indent=None, separators=(", ", ":  ")).encode() + b"\n"
+    source.write_bytes(clean + lines(FORMATS[name](REPAIRED), FORMATS[name](STAYS)))
+    done = retcon("purify", source, "-o", out, "--report", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr.decode()
+    written = out.read_bytes().splitlines(keepends=True)
+    assert written[0] == clean  # to the byte, spaces and all
+    first, second = parsed(out.read_bytes())[1:]
+    assert "math.sqrt(16)" in programs(first)
+    assert "sqroot" not in programs(first).replace("abandoned", "") or name == "ours"
+    assert second == FORMATS[name](STAYS) or name == "ours"
+    (count,) = json.loads((tmp_path / "r.json").read_bytes())["files"]
+    expected = {"transcripts": 3, "calls": 4, "failed": 2, "shallow": 1, "deep": 0, "changed": 1, "bad": 0}
+    assert {name: count[name] for name in expected} == expected
+    assert count["left"] == {"answered": 1}
+    assert count["examples"][0]["failed"].strip() == FAILED
+
+
+def test_tool_calls_may_be_json_text_and_lack_ids(tmp_path: Path) -> None:
+    record = messages(REPAIRED)
+    for message in record["messages"]:
+        message["tool_calls"] = [json.dumps(call) for call in message.get("tool_calls", ())] or None
+        message.pop("tool_call_id", None)
+    record = {"prompt": record["messages"][:1], "completion": record["messages"][1:]}
+    done = retcon("purify", "-", "-o", "-", stdin=lines(record))
+    (out,) = parsed(done.stdout)
+    assert [m["role"] for m in out["completion"]] == ["assistant", "tool", "assistant"]
+    call = json.loads(out["completion"][0]["tool_calls"][0])
+    assert json.loads(call["function"]["arguments"])["code"] == FIXED
+    assert out["completion"][0]["content"] == "let me see"
+    assert out["prompt"] == record["prompt"]
+
+
+def test_fields_of_the_failed_message_that_speak_of_its_reasoning_stay_with_it(tmp_path: Path) -> None:
+    record = messages(REPAIRED)
+    record["messages"][1]["reasoning_content"] = "r_t"
+    record["messages"][3]["reasoning_content"] = "r_aux"
+    (shallow,) = parsed(retcon("purify", "-", "-o", "-", stdin=lines(record)).stdout)
+    assert shallow["messages"][1]["reasoning_content"] == "r_t"
+    (deep,) = parsed(retcon("purify", "-", "-o", "-", "--gamma", "1", stdin=lines(record)).stdout)
+    assert deep["messages"][1]["reasoning_content"] == "r_aux"
+
+
+def test_pairs_for_dpo_are_messages_as_trl_reads_them(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(lines(messages(REPAIRED)))
+    done = retcon("purify", source, "-o", tmp_path / "out.jsonl", "--dpo", tmp_path / "pairs.jsonl")
+    assert done.returncode == 0, done.stderr.decode()
+    (pair,) = parsed((tmp_path / "pairs.jsonl").read_bytes())
+    assert [m["role"] for m in pair["prompt"]] == ["user"]
+    for side, code in (("chosen", FIXED), ("rejected", FAILED)):
+        (message,) = pair[side]
+        assert message["content"] == "let me see"
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"])["code"] == code
+    assert pair["decision"] == "shallow"
+
+
+def test_a_folder_keeps_its_shape_and_each_file_its_kind(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "clean"
+    (data / "deep").mkdir(parents=True)
+    (data / "a.jsonl.gz").write_bytes(gzip.compress(lines(messages(REPAIRED))))
+    (data / "deep" / "b.json").write_text(json.dumps([messages(CLEAN), messages(REPAIRED)]))
+    (data / "log.json").write_text(json.dumps({"version": 2, "eval": {}, "samples": [inspect(REPAIRED)]}, indent=1))
+    with zipfile.ZipFile(data / "log.eval", "w") as file:
+        file.writestr("header.json", "{}")
+        file.writestr("samples/1_epoch_1.json", json.dumps(inspect(REPAIRED)))
+    done = retcon("purify", data, "-o", f"{out}/")
+    assert done.returncode == 0, done.stderr.decode()
+    assert "sqroot" not in programs(parsed(gzip.decompress((out / "a.jsonl.gz").read_bytes())))
+    array = json.loads((out / "deep" / "b.json").read_bytes())
+    assert array[0] == messages(CLEAN)
+    assert len(array[1]["messages"]) == 4
+    log = json.loads((out / "log.json").read_bytes())
+    assert len(log["samples"][0]["messages"]) == 4
+    with zipfile.ZipFile(out / "log.eval") as file:
+        assert len(json.loads(file.read("samples/1_epoch_1.json"))["messages"]) == 4
+    assert not list(out.rglob("*.partial*"))
+    shown = retcon("diff", out / "retcon.audit.jsonl", "--all").stdout.decode()
+    assert shown.count("· shallow") == 4
+    assert "failed: unknown (rule: status)" in shown
+
+
+def test_several_files_become_one_and_transcripts_with_failures_can_be_left_out(tmp_path: Path) -> None:
+    for name, steps in (("a", REPAIRED), ("b", STAYS), ("c", CLEAN)):
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(messages(steps)))
+    out = tmp_path / "out.jsonl.gz"
+    done = retcon("purify", tmp_path / "[ab].jsonl", tmp_path / "c.jsonl", "-o", out, "--drop-unrepaired", "--no-audit")
+    assert done.returncode == 0, done.stderr.decode()
+    written = parsed(gzip.decompress(out.read_bytes()))
+    assert [len(r["messages"]) for r in written] == [4, 4]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "c.jsonl", "out.jsonl.gz"]
+
+
+def test_a_bad_line_stops_by_name_and_what_was_done_is_kept(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    good, bad = lines(messages(REPAIRED)), b'{"messages": [\n'
+    source.write_bytes(good + bad + good)
+    out.write_bytes(b"as before\n")
+    words = ("purify", source, "-o", out)
+    done = retcon(*words)
+    assert done.returncode == 2
+    message = done.stderr.decode()
+    assert f"error: {source}, line 2: not JSON" in message
+    assert "--resume" in message
+    assert "Traceback" not in message
+    assert out.read_bytes() == b"as before\n"
+    source.write_bytes(good + lines(messages(CLEAN)) + good)
+    done = retcon(*words, "--resume", "--report", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(parsed(out.read_bytes())) == 3
+    assert json.loads((tmp_path / "r.json").read_bytes())["total"]["shallow"] == 2
+    assert len(parsed((tmp_path / "out.audit.jsonl").read_bytes())) == 2
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_bad_lines_are_skipped_if_asked_for_and_told(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(lines(messages(CLEAN), {"no": "transcript"}, [1, 2]) + b"nonsense\n" + lines(messages(CLEAN)))
+    done = retcon("purify", source, "-o", out, "--skip-bad")
+    assert done.returncode == 0, done.stderr.decode()
+    told = done.stdout.decode()
+    for number in (2, 3, 4):
+        assert f"skipped: {source}, line {number}: " in told
+    assert out.read_bytes() == lines(messages(CLEAN), messages(CLEAN))
+
+
+def test_ctrl_c_keeps_what_is_done_and_resume_gives_what_one_run_gives(tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    os.mkfifo(source)
+    words = ("purify", source, "-o", out)
+    block = lines(messages(REPAIRED), messages(CLEAN)) * 300
+    running = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    with source.open("wb") as pipe:
+        pipe.write(block)
+        pipe.flush()
+        partial = tmp_path / "out.jsonl.partial"
+        while not partial.exists():  # its handler is in place before it opens anything
+            os.sched_yield()
+        running.send_signal(signal.SIGINT)
+        for _ in range(2000):
+            try:
+                pipe.write(block)
+                pipe.flush()
+            except BrokenPipeError:
+                break
+    _, stderr = running.communicate()
+    assert running.returncode == 130, stderr.decode()
+    assert "--resume" in stderr.decode()
+    kept = partial.read_bytes()
+    assert kept.endswith(b"\n")
+    assert not out.exists()
+    source.unlink()
+    source.write_bytes(block * 3)
+    assert len(parsed(kept)) <= 1800
+    done = retcon(*words, "--resume")
+    assert done.returncode == 0, done.stderr.decode()
+    assert retcon("purify", source, "-o", whole).returncode == 0
+    assert out.read_bytes() == whole.read_bytes()
+    assert (tmp_path / "out.audit.jsonl").read_bytes() == (tmp_path / "whole.audit.jsonl").read_bytes()
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--format", "hermez"), "unknown format 'hermez' (did you mean 'hermes'?)"),
+        (("--format", "hermes"), "line 1: no transcript of format 'hermes'"),
+        (("--resume",), "nothing to go on with"),
+    ],
+)
+def test_wrong_words_are_refused(tmp_path: Path, words: Sequence[str], message: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(lines({"no": "transcript"}))
+    done = retcon("purify", source, "-o", tmp_path / "out.jsonl", *words)
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+
+
+def test_files_that_are_not_there_and_outputs_that_are_inputs_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "some.jsonl"
+    source.write_bytes(lines(messages(CLEAN)))
+    done = retcon("purify", tmp_path / "sone.jsonl", "-o", tmp_path / "out.jsonl")
+    assert done.returncode == 2
+    assert f"did you mean '{source}'?" in done.stderr.decode()
+    done = retcon("purify", source, "-o", source)
+    assert done.returncode == 2
+    assert "is an input too" in done.stderr.decode()
+    assert source.read_bytes() == lines(messages(CLEAN))
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audit")
+    deep = (
+        user("?"),
+        fails("import sympy as sp\nroot = 1", "ModuleNotFoundError"),
+        works("root = 16 ** 0.5", said="without"),
+    )
+    (folder / "in.jsonl").write_bytes(lines(messages(REPAIRED), messages(deep), messages(STAYS)))
+    assert retcon("purify", folder / "in.jsonl", "-o", folder / "out.jsonl").returncode == 0
+    return folder / "out.audit.jsonl"
+
+
+def test_diff_shows_failure_and_fix_side_by_side(audit: Path) -> None:
+    wide = retcon("diff", audit).stdout.decode()
+    assert re.search(r"- root = math.sqroot\(16\) +\+ root = math.sqrt\(16\)", wide)
+    assert re.search(r"in.jsonl:1 · turn 1 · shallow", wide)
+    assert "failed: AttributeError (rule: traceback) · similarity 0.9" in wide
+    assert "\x1b" not in wide
+    narrow = retcon("diff", audit, columns=70).stdout.decode()
+    assert "- root = math.sqroot(16)\n+ root = math.sqrt(16)\n" in narrow
+
+
+def test_diff_chooses_by_id_kind_and_draw(audit: Path) -> None:
+    assert "· deep" not in retcon("diff", audit, "in.jsonl:1").stdout.decode()
+    assert "+ without" in retcon("diff", audit, "--kind", "deep", columns=70).stdout.decode()
+    left = retcon("diff", audit, "--kind", "unrepaired").stdout.decode()
+    assert "the model answers, or goes on without a call" in left
+    assert retcon("diff", audit, "--sample", 1, "--seed", 3).stdout.decode().count(" · turn ") == 1
+    assert retcon("diff", audit, "--kind", "any", "--all").stdout.decode().count(" · turn ") == 3
+    wrong = retcon("diff", audit, "in.jsonl:9")
+    assert wrong.returncode == 2
+    assert "no trajectory 'in.jsonl:9' (did you mean" in wrong.stderr.decode()
+
+
+def test_the_audit_holds_the_record_as_it_was_and_show_reads_it(audit: Path) -> None:
+    records = parsed(audit.read_bytes())
+    assert [r["turns"][0]["repair"]["decision"] for r in records] == ["shallow", "deep", "unrepaired"]
+    assert records[0]["record"] == messages(REPAIRED)
+    assert records[0]["format"] == "messages"
+    shown = retcon("show", audit, "in.jsonl:1").stdout.decode()
+    assert "before: as it was sampled" in shown

@@ -1,0 +1,117 @@
+"""What an output says about its call: every rule by an example, and what only looks like a failure."""
+
+from __future__ import annotations
+
+import pytest
+
+from retcon.transcripts.failures import RULES, judge, looks_clean
+
+JUPYTER = """---------------------------------------------------------------------------
+NameError                                 Traceback (most recent call last)
+Cell In[3], line 2
+      1 a = 1
+----> 2 y_value = \x1b[38;5;241my
+
+NameError: name 'y' is not defined"""
+ONE_LINE_HEADING = JUPYTER.replace("-\nNameError", "- NameError").replace("\nCell", " Cell").replace("\n\n", "\n ")
+CUT = JUPYTER[: JUPYTER.index("----> 2")] + "...\n[Output Truncated]"
+PLAIN = 'before\nTraceback (most recent call last):\n  File "<string>", line 4, in <module>\nmod.OwnError: a\nb'
+CHAINED = """Traceback (most recent call last):
+  File "t.py", line 1, in <module>
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "t.py", line 3, in <module>
+ValueError: bad"""
+SYNTAX = "Cell In[1], line 3\n    yield = 0.09\n          ^\nSyntaxError: invalid syntax"
+OLD_SYNTAX = '  File "<ipython-input-2>", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax'
+COLOURED = (
+    '\x1b[31mTraceback (most recent call last)\x1b[0m:\n  File "a.py", line 7, in <module>\n\x1b[1mKeyError\x1b[0m: 1'
+)
+RUN_TIME = "Traceback (most recent call last):\n   File /a/b.py:35 in run\n    exec(c)\n   Cell In[1], line 26\n    f()\nSyntaxError: no"
+DEAD = "-" * 75 + " Timeout waiting for reply                                Traceback (most recent call last) "
+
+
+@pytest.mark.parametrize(
+    ("output", "rule", "error_type", "line"),
+    [
+        (JUPYTER, "jupyter", "NameError", 2),
+        (ONE_LINE_HEADING, "jupyter", "NameError", 2),
+        (CUT, "jupyter", "NameError", 2),
+        (PLAIN, "traceback", "OwnError", 4),
+        (CHAINED, "traceback", "ValueError", 1),
+        (COLOURED, "traceback", "KeyError", 7),
+        (RUN_TIME, "traceback", "SyntaxError", 26),
+        (SYNTAX, "syntax", "SyntaxError", 0),
+        (OLD_SYNTAX, "syntax", "SyntaxError", 0),
+        ("IndexError: list index out of range\n", "exception-line", "IndexError", None),
+        ("json.decoder.JSONDecodeError: Expecting value", "exception-line", "JSONDecodeError", None),
+        ("make: stopped\nExit code: 2", "exit-code", "exit 2", None),
+        ("[exit code 127]\nbash: foo: not found", "exit-code", "exit 127", None),
+        ("Process finished with exit code 1", "exit-code", "exit 1", None),
+        ("<returncode>1</returncode>\n<output>x</output>", "exit-code", "exit 1", None),
+        ('{"output": "x", "exit_code": 3}', "exit-code", "exit 3", None),
+    ],
+)  # fmt: skip
+def test_a_failure_is_found_by_its_rule(output: str, rule: str, error_type: str, line: int | None) -> None:
+    verdict = judge(output, "some(code)")
+    assert verdict is not None
+    assert (verdict.status, verdict.rule, verdict.error_type, verdict.line) == ("error", rule, error_type, line)
+    assert rule in RULES
+    assert not looks_clean(output)
+
+
+@pytest.mark.parametrize(
+    ("output", "rule"),
+    [
+        ("Execution timed out after 10 seconds", "timeout"),
+        ("1\n2\nError: timed out", "timeout"),
+        ("[TIMEOUT]", "timeout"),
+        (DEAD, "jupyter"),
+        (JUPYTER.replace("NameError", "TimeoutError"), "jupyter"),
+    ],
+)
+def test_a_timeout_is_told_from_an_error(output: str, rule: str) -> None:
+    verdict = judge(output)
+    assert verdict is not None
+    assert (verdict.status, verdict.rule) == ("timeout", rule)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        "4.0",
+        "0 errors, 3 warnings",
+        "mean absolute Error: 0.25\nstandard Error: 0.1",
+        "the lesson on NameError: names that are not defined\nand more",
+        "found 2 lines with 'Traceback (most recent call last)' in the log",
+        "Exit code: 0",
+        '{"stdout": "", "exit_code": 0}',
+        '{"error": "none"}',
+        "He timed out the player after 3 minutes\nthen went on",
+        "Answer: 12",
+        "x: 3",
+    ],
+)
+def test_a_success_that_speaks_of_failures_is_one(output: str) -> None:
+    assert judge(output, "print(answer)") is None
+    assert looks_clean(output)
+
+
+@pytest.mark.parametrize(
+    ("output", "code"),
+    [
+        (PLAIN, "import traceback\ntry:\n    f()\nexcept OwnError:\n    traceback.print_exc()"),
+        ("ValueError: no", "try:\n    f()\nexcept ValueError as e:\n    print(f'ValueError: {e}')"),
+        ("SyntaxError: no", "print('SyntaxError: no')"),
+        ("Exit code: 3", "print('Exit code: 3')"),
+        ("timed out", "print('timed out')"),
+    ],
+)
+def test_what_a_program_may_have_written_itself_is_neither(output: str, code: str) -> None:
+    verdict = judge(output, code)
+    assert verdict is not None
+    assert (verdict.status, verdict.rule) == ("ok", "own-words")

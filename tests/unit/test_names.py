@@ -1,0 +1,68 @@
+"""What programs leave behind and need, as far as it can be told from their text."""
+
+from __future__ import annotations
+
+import pytest
+
+from retcon.purify.names import assertions, effects, goals, handlers, needs
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "defined"),
+    [
+        ("x = 1\ny = x / 0\nz = 2", 2, {"x"}),
+        ("x = 1\ny = x / 0\nz = 2", None, {"x", "y", "z"}),
+        ("import math as m\nfrom a.b import c\nm.f()", 3, {"m", "c"}),
+        ("for i in range(3):\n    t = i\n    1 / 0\nu = 1", 3, {"i", "t"}),
+        ("def f():\n    inner = 1\nf()", 3, {"f"}),
+        ("[k for k in range(3)]\nwith open('f') as g:\n    pass", None, {"g"}),
+        (" import math\nx = 1", None, {"math", "x"}),
+        ("print 'old'\nimport os\nv = 1", None, {"os", "v"}),
+        ("!pip install x\nw = 1", None, {"w"}),
+        ("x = 1", 0, set()),
+    ],
+)
+def test_what_ran_before_a_line_failed_has_bound_names(code: str, before: int | None, defined: set[str]) -> None:
+    assert effects(code, before).defined == defined
+
+
+def test_changes_in_place_and_beyond_the_session_are_seen() -> None:
+    left = effects(
+        "rows.append(1)\ndf['a'] = 2\ncount += 1\nown = []\nown.append(1)\nopen('f', mode='w')\nos.remove('g')"
+    )
+    assert left.changed == {"rows", "df", "count", "os"}
+    assert left.outside == {"open('f', mode='w')", "os.remove('g')"}
+    assert effects("items.remove(1)\nopen('f')\nopen('f', 'rb')").outside == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("code", "needed"),
+    [
+        ("print(x)", {"x"}),
+        ("x = 2\nprint(x)", set()),
+        ("x = x + 1", {"x"}),
+        ("x += 1", {"x"}),
+        ("for x in range(3):\n    print(x)", set()),
+        ("print([x for x in range(3)])", set()),
+        ("def f(x):\n    return x\nf(1)", set()),
+        ("def f():\n    return x\nx = 1\nf()", set()),
+        ("def f():\n    return x\nf()", {"x"}),
+        ("print 'x is', x", {"x"}),
+        ("y.x = 1", set()),
+    ],
+)
+def test_a_program_needs_what_it_reads_before_it_binds_it(code: str, needed: set[str]) -> None:
+    assert needs(code, frozenset({"x"})) == needed
+
+
+def test_goals_are_what_the_end_and_the_failing_line_are_about() -> None:
+    code = "x, y = symbols('x y')\neq = x + y\ns = solve(eq)\nprint(s)"
+    assert goals(code) == {"s"}
+    assert goals(code, 2) == {"s", "eq"}
+    assert goals("if") == frozenset()
+
+
+def test_assertions_and_handlers_are_counted() -> None:
+    assert assertions("assert f(1) == 2, 'no'\nassert g") == {"f(1) == 2", "g"}
+    assert handlers("try:\n    pass\nexcept A:\n    pass\nexcept B:\n    pass") == 2
+    assert handlers("def (") == 0

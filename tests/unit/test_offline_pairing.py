@@ -1,0 +1,172 @@
+"""Which later call counts as the fix of a failed one, and which failures are left alone, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from foreign import FAILED, FIXED, REPAIRED, Step, answer, fails, mint, ours, user, works
+from retcon.core.codec import from_dict
+from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
+from retcon.purify.offline import REASONS, LeftAlone, Offline, Purified, Splice
+from retcon.transcripts.chat import MINT
+
+ASK = user("?")
+
+
+def purify(*steps: Step, **options: object) -> Purified:
+    (trajectory,) = MINT.read(mint(steps), "t").trajectories
+    return Offline(**options)(trajectory)  # type: ignore[arg-type]
+
+
+def reasons(result: Purified) -> list[tuple[int, str]]:
+    return [(left.turn, left.reason) for left in result.left]
+
+
+def test_the_fix_takes_the_place_of_the_failure_and_the_raw_turns_are_kept() -> None:
+    result = purify(*REPAIRED)
+    assert result.splices == (Splice(0, 1, True),)
+    turn = result.trajectory.turns[0]
+    assert "let me see" in turn.text
+    assert turn.calls[0].code == FIXED
+    assert [t.calls[0].code for t in turn.raw()] == [FAILED, FIXED]
+    assert turn.repair is not None
+    assert turn.repair.similarity is not None
+    assert turn.repair.similarity > 0.9
+    assert result.trajectory.failures == 0
+    assert result.trajectory.raw_failures == 1
+
+
+def test_a_fix_below_gamma_brings_its_own_words() -> None:
+    result = purify(*REPAIRED, gamma=1.0)
+    assert result.splices == (Splice(0, 1, False),)
+    assert "sqrt it is" in result.trajectory.turns[0].text
+    assert "let me see" not in result.trajectory.turns[0].text
+
+
+def test_the_fix_is_compared_with_what_failed_first() -> None:
+    second = "import math\nroot = [16 ** 0.5 for _ in range(40)]\nprint('a much longer way to say it', root)"
+    fix = second.replace("40", "4")
+    result = purify(ASK, fails("root = sqrt16", line=1), fails(second, line=2), works(fix))
+    assert result.splices == (Splice(0, 2, False),)
+
+
+def test_k_failures_may_lead_to_a_fix_and_no_more() -> None:
+    steps = [ASK, *[fails(FAILED, line=2)] * 3, works(FIXED)]
+    assert purify(*steps).splices == (Splice(0, 3, True),)
+    assert reasons(purify(*steps, attempts=2)) == [(0, "attempts"), (1, "attempts"), (2, "attempts")]
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        ([], "end"),
+        ([answer("4")], "answered"),
+        ([user("go on"), works(FIXED)], "user"),
+        ([works("other = 12\nprint('a quite different thing', other)")], "unrelated"),
+        ([works("pass")], "end"),
+    ],
+)
+def test_what_is_no_fix(after: Sequence[Step], reason: str) -> None:
+    result = purify(ASK, fails(FAILED, line=2), *after)
+    assert result.splices == ()
+    assert reasons(result) == [(0, reason)]
+    assert result.trajectory.turns[0].repair is not None
+    assert result.trajectory.turns[0].repair.reason.startswith(REASONS[result.left[0].reason])
+
+
+def test_a_fix_that_does_nothing_is_one_more_attempt() -> None:
+    assert purify(ASK, fails(FAILED, line=2), works("# nothing"), works(FIXED)).splices == (Splice(0, 2, True),)
+
+
+def test_a_later_failure_of_the_run_may_be_what_was_fixed() -> None:
+    result = purify(ASK, fails("table = load('sales')\nprint(table.head())"), fails(FAILED, line=2), works(FIXED))
+    assert reasons(result) == [(0, "unrelated")]
+    assert result.splices == (Splice(1, 2, True),)
+
+
+def test_an_unclear_output_ends_the_run() -> None:
+    unclear = works("import traceback\ntraceback.print_exc()", fails("").output)
+    assert reasons(purify(ASK, fails(FAILED, line=2), unclear, works(FIXED))) == [(0, "unclear")]
+
+
+def test_names_that_only_the_failed_call_defined_are_needed() -> None:
+    failed = "import math\nside = 16\nroot = math.sqroot(side)\nprint(root)"
+    fix = "import math\nroot = math.sqrt(side)\nprint(root)"
+    assert purify(ASK, fails(failed, line=3), works(fix)).left == (LeftAlone(0, "state", "side"),)
+    assert purify(ASK, fails(failed, line=3), works(fix), state="ignore").splices
+    assert purify(ASK, fails(failed, line=3), works(FIXED), works("print(side)")).left == (
+        LeftAlone(0, "state", "side"),
+    )
+    assert purify(ASK, fails(failed, line=3), works(FIXED), works("side = 2"), works("print(side)")).splices
+    # The call failed before it came to that line.
+    assert purify(ASK, fails(failed, line=1), works(fix)).splices
+
+
+def test_an_import_that_was_made_before_is_not_lost() -> None:
+    failed, fix = "import math\nroot = math.sqroot(16)", "root = math.sqrt(16)"
+    assert reasons(purify(ASK, fails(failed, line=2), works(fix))) == [(0, "state")]
+    assert purify(ASK, works("import math"), fails(failed, line=2), works(fix)).splices
+
+
+def test_files_that_the_failed_call_wrote_are_needed_unless_the_fix_writes_them_too() -> None:
+    failed = "open('f', 'w').write('a')\nroot = sqroot(16)"
+    assert reasons(purify(ASK, fails(failed, line=2), works("root = sqrt(16)\nprint(root)"))) == [(0, "effects")]
+    assert purify(ASK, fails(failed, line=2), works(failed.replace("sqroot", "sqrt"))).splices
+
+
+def test_a_fix_that_no_longer_asserts_or_that_swallows_is_none() -> None:
+    failed = "res = f(3)\nassert res == 4"
+    assert reasons(purify(ASK, fails(failed, "AssertionError", 2), works("res = f(3)\nprint(res)"))) == [
+        (0, "assertion")
+    ]
+    swallows = "try:\n    res = f(3)\nexcept Exception:\n    res = None\nprint(res)"
+    assert reasons(purify(ASK, fails("res = f(3)\nprint(res)"), works(swallows))) == [(0, "swallowed")]
+
+
+def two_calls(first: str, second: str, *statuses: str) -> Turn:
+    calls = tuple(ToolCall(f"c{n}", "python", {"code": code}, 0) for n, code in enumerate((first, second)))
+    seen = tuple(Observation(c.id, "", status) for c, status in zip(calls, statuses, strict=True))  # type: ignore[arg-type]
+    return Turn((Segment("sampled", first + second),), calls, seen, "call")
+
+
+def test_a_call_that_worked_beside_the_failed_one_must_be_in_the_fix() -> None:
+    failure = two_calls("print(17 * 23)", FAILED, "ok", "error")
+    for fix, splices in ((two_calls("print(17 * 23)", FIXED, "ok", "ok"), 1), (two_calls(FIXED, FIXED, "ok", "ok"), 0)):
+        result = Offline(state="ignore")(Trajectory("t", "k", (), (failure, fix)))
+        assert len(result.splices) == splices
+        assert [left.reason for left in result.left] == ["sibling"] * (1 - splices)
+
+
+def test_a_shell_command_is_left_alone_unless_state_is_ignored() -> None:
+    call = ToolCall("a", "bash", {"command": "make al", "code": "make al"}, 0, extra={"language": "shell"})
+    good = ToolCall("b", "bash", {"command": "make all", "code": "make all"}, 0, extra={"language": "shell"})
+    turns = (
+        Turn((Segment("sampled", "x"),), (call,), (Observation("a", "", "error"),), "call"),
+        Turn((Segment("sampled", "y"),), (good,), (Observation("b", "", "ok"),), "call"),
+    )
+    trajectory = Trajectory("t", "k", (), turns)
+    assert [left.reason for left in Offline()(trajectory).left] == ["effects"]
+    assert Offline(state="ignore")(trajectory).splices
+
+
+def test_log_probs_after_a_splice_are_unknown() -> None:
+    trajectory = from_dict(ours([*REPAIRED[:3], works("print(root)")]))
+    scored = Segment("sampled", "x", (1, 2), (-0.5, -0.5))
+    turns = (*trajectory.turns[:-1], Turn((scored,)))
+    result = Offline()(Trajectory("t", "k", trajectory.prompt, turns))
+    assert result.splices
+    assert result.trajectory.turns[-1].segments[0].ids == (1, 2)
+    assert result.trajectory.turns[-1].segments[0].logprobs is None
+
+
+def test_a_clean_trajectory_is_the_same_object() -> None:
+    trajectory = from_dict(ours([ASK, works("x = 1"), answer("1")]))
+    assert Offline()(trajectory).trajectory is trajectory
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"gamma": 1.5}, {"state": "maybe"}])
+def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Offline(**wrong)  # type: ignore[arg-type]
