@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from retcon.core.pair import Completion, Pair
 from retcon.core.sample import history_ids
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.saar import Saar
+from retcon.store import jsonl
 from retcon.store.pairs import pair_line, write_pairs
 
 BAD, GOOD, OTHER, DONE = "print(6 * valu)", "print(6 * value)", "import math\nx = math.factorial(3)", "It is 42."
@@ -90,6 +93,18 @@ def test_the_file_has_what_trl_reads_and_the_ids_beside_it(tmp_path):
         "rejected_mask": list(pair.rejected.mask),
     }
     assert (row["id"], row["decision"]) == (pair.id, "shallow")
+
+
+def test_the_example_of_the_documentation_writes_the_pairs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "saar.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (file,) = re.findall(r'"(runs/.*?)"', program)
+    p = play([call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    (tmp_path / file).parent.mkdir(parents=True)
+    jsonl.write(tmp_path / file, [p.trajectory])
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert (tmp_path / "pairs.jsonl").read_bytes() == b"".join(map(pair_line, preference_pairs(p.trajectory)))
 
 
 def test_pairs_of_messages_have_no_ids():
