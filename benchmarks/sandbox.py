@@ -1,6 +1,9 @@
-"""Calls per second and CPU per call of the sandbox, for `print(1 + 1)`.
+"""The sandbox against a fresh `python -c` for every call: the same work, interleaved, medians and ratios.
 
-python benchmarks/sandbox.py [--workers N] [--calls N] [--tier namespaces|landlock|rlimits]
+python benchmarks/sandbox.py [--calls N] [--rounds N] [--workers N] [--tier namespaces|landlock|rlimits] [--only CASE …]
+
+A runner answers calls (`Runner`); a case is a list of calls and what to say about how they went (`CASES`). Every case
+runs once per round with every runner in turn, so that a machine that is busy for a while is so for all of them.
 """
 
 from __future__ import annotations
@@ -10,58 +13,193 @@ import asyncio
 import os
 import platform
 import resource
+import statistics
+import sys
 import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Protocol
 
 from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Tier
+
+NUMPY = "import numpy as np\nprint(np.arange(10).sum())"
+SYMPY = "from sympy import symbols, solve\nx = symbols('x')\nprint(solve(x**2 - 5*x + 6, x))"
+ENDLESS = "while True: pass"
 
 
-def cpu_ms(kind: int) -> float:
-    usage = resource.getrusage(kind)
-    return 1000 * (usage.ru_utime + usage.ru_stime)
+class Runner(Protocol):
+    """name: for the table."""
+
+    name: str
+
+    async def run(self, code: str, timeout: float) -> str:
+        """Status of the call: `ok`, `error`, `timeout`, or another where the runner itself failed."""
+        ...
 
 
-def worker_cpu_ms(pid: int) -> float:
-    """CPU of the worker and of the calls it has reaped; `pid` may be the worker or the process that waits for it."""
-    pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-    fields = [Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split() for p in pids]
-    return sum(int(tick) for stat in fields for tick in stat[11:15]) * 1000 / os.sysconf("SC_CLK_TCK")
+@dataclass(frozen=True)
+class Ours:
+    pool: SandboxPool
+    name: str = "retcon"
+
+    async def run(self, code: str, timeout: float) -> str:
+        return (await self.pool.run(code, timeout=timeout, memory=1024)).status
 
 
-async def measure(workers: int, calls: int, tier: str | None) -> str:
-    started = time.perf_counter()
-    async with SandboxPool(workers=workers, tier=tier) as sandbox:
-        ready = time.perf_counter() - started
-        await asyncio.gather(*(sandbox.run("print(1 + 1)") for _ in range(50)))
-        pid = sandbox.worker.pid
-        before = worker_cpu_ms(pid)
-        begun, own = time.perf_counter(), cpu_ms(resource.RUSAGE_SELF)
-        results = await asyncio.gather(*(sandbox.run("print(1 + 1)") for _ in range(calls)))
-        seconds, own = time.perf_counter() - begun, cpu_ms(resource.RUSAGE_SELF) - own
-        worker = (worker_cpu_ms(pid) - before) * workers  # of the first, for all: they share the calls
-        held = sandbox.tier
-    if any(result.stdout != "2\n" for result in results):
-        raise SystemExit("a call gave a wrong answer")
-    child = sum(result.seconds for result in results) / calls * 1000
-    return (
-        f"tier {held}, {workers} workers: {calls / seconds:.0f} calls/s; "
-        f"{1000 * seconds * workers / calls:.2f} ms of a worker's wall time a call, {child:.2f} ms of it from fork to "
-        f"end; CPU a call: {own / calls:.2f} ms in the caller, {worker / calls:.2f} ms in the sandbox; "
-        f"pool ready in {1000 * ready:.0f} ms"
-    )
+@dataclass(frozen=True)
+class Fresh:
+    """`python -c` in a process of its own, as many at a time as the pool has workers; no protection but the clock."""
+
+    room: asyncio.Semaphore
+    name: str = "python -c"
+
+    async def run(self, code: str, timeout: float) -> str:
+        async with self.room:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", code),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            try:
+                async with asyncio.timeout(timeout):
+                    await process.communicate()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+                return "timeout"
+            return "ok" if process.returncode == 0 else "error"
+
+
+@dataclass(frozen=True)
+class Case:
+    """calls: code of each. wanted: the status of each. timeout: seconds. at_once: all in flight, else two."""
+
+    name: str
+    calls: Sequence[str]
+    wanted: Sequence[str]
+    timeout: float = 30.0
+    at_once: bool = False
+
+
+@dataclass
+class Took:
+    """seconds: of the whole case. cpu: of every process in it, seconds. answered: share with the wanted status."""
+
+    seconds: float
+    cpu: float
+    answered: float
+
+
+def cases(calls: int) -> list[Case]:
+    def same(name: str, code: str, status: str, count: int, **options: bool) -> Case:
+        return Case(name, [code] * count, [status] * count, **options)  # type: ignore[arg-type]
+
+    mixed = ([ENDLESS] + ["print(1 + 1)"] * 9) * 6
+    return [
+        same("print", "print(1 + 1)", "ok", calls),
+        same("numpy", NUMPY, "ok", max(calls // 4, 2)),
+        same("sympy", SYMPY, "ok", max(calls // 10, 2)),
+        same("raise", "raise ValueError('no')", "error", calls),
+        Case(
+            "54 fast + 6 endless (2 s)", mixed, ["timeout" if c == ENDLESS else "ok" for c in mixed], 2.0, at_once=True
+        ),
+        *(same(f"burst of {n:,}", "print(1 + 1)", "ok", n, at_once=True) for n in (64, 256, 1000)),
+    ]
+
+
+async def take(case: Case, runner: Runner, tree_cpu: Callable[[], float]) -> Took:
+    """Two calls in flight (one for each of two cores) unless the case is `at_once`."""
+    room = asyncio.Semaphore(len(case.calls) if case.at_once else 2)
+
+    async def call(code: str) -> str:
+        async with room:
+            return await runner.run(code, case.timeout)
+
+    started, cpu = time.perf_counter(), tree_cpu()
+    statuses = await asyncio.gather(*(call(code) for code in case.calls))
+    seconds, cpu = time.perf_counter() - started, tree_cpu() - cpu
+    right = sum(status == wanted for status, wanted in zip(statuses, case.wanted, strict=True))
+    return Took(seconds, cpu, right / len(statuses))
+
+
+def cpu_of_tree() -> float:
+    """CPU seconds of this process, of the children that it reaped, and of the living descendants and those they reaped.
+
+    What a process used that nobody has reaped yet is missing until somebody does.
+    """
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    ticks = 0
+    todo = [str(os.getpid())]
+    while todo:
+        for task in Path(f"/proc/{todo.pop()}/task").iterdir():
+            try:
+                children = (task / "children").read_text().split()
+                todo += children
+                for child in children:
+                    ticks += sum(map(int, Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:15]))
+            except OSError:  # it ended meanwhile
+                continue
+    return sum(u.ru_utime + u.ru_stime for u in usage) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+@asynccontextmanager
+async def runners(workers: int | None, tier: Tier | None) -> AsyncIterator[list[Runner]]:
+    async with SandboxPool(workers, tier=tier, warm=("numpy", "sympy")) as pool:
+        for code in ("print(1)", NUMPY, SYMPY):
+            await asyncio.gather(*(pool.run(code) for _ in range(4)))
+        print(f"tier {pool.tier}, {pool.fleet.size} workers; `python -c` as many at a time, unprotected")
+        yield [Ours(pool), Fresh(asyncio.Semaphore(pool.fleet.size))]
+
+
+async def compare(chosen: list[Case], rounds: int, workers: int | None, tier: Tier | None) -> None:
+    async with runners(workers, tier) as every:
+        print(f"{'case':28}" + "".join(f"{runner.name:>42}" for runner in every) + f"{'ratio (wall, CPU)':>22}")
+        for case in chosen:
+            took: dict[str, list[Took]] = {runner.name: [] for runner in every}
+            for _ in range(rounds):
+                for runner in every:
+                    took[runner.name].append(await take(case, runner, cpu_of_tree))
+            print(f"{case.name:28}" + "".join(f"{say(case, t):>42}" for t in took.values()) + ratios(took), flush=True)
+
+
+def say(case: Case, took: list[Took]) -> str:
+    seconds = statistics.median(t.seconds for t in took)
+    cpu = 1000 * statistics.median(t.cpu for t in took) / len(case.calls)
+    answered = min(t.answered for t in took)
+    speed = f"{seconds:.2f} s" if case.at_once else f"{len(case.calls) / seconds:.0f}/s"
+    return f"{speed}, {cpu:.1f} ms CPU a call, {100 * answered:.0f} % right"
+
+
+def ratios(took: dict[str, list[Took]]) -> str:
+    """Of every other runner's to the first one's, round by round, then the median."""
+    first, *others = took.values()
+    texts = []
+    for other in others:
+        wall = statistics.median(o.seconds / f.seconds for f, o in zip(first, other, strict=True))
+        cpu = statistics.median(o.cpu / max(f.cpu, 1e-9) for f, o in zip(first, other, strict=True))
+        texts.append(f"{wall:.1f}x, {cpu:.1f}x")
+    return "".join(f"{text:>22}" for text in texts)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--calls", type=int, default=2000)
+    every = cases(200)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int)
     parser.add_argument("--tier", choices=("namespaces", "landlock", "rlimits"))
+    parser.add_argument("--only", nargs="+", choices=[case.name for case in every])
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Linux {platform.release()}")
-    print(asyncio.run(measure(arguments.workers, arguments.calls, arguments.tier)))
+    chosen = [case for case in cases(arguments.calls) if not arguments.only or case.name in arguments.only]
+    asyncio.run(compare(chosen, arguments.rounds, arguments.workers, arguments.tier))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-LIMIT = 2.0  # seconds of a call, in ours and in the floor
-CLIENTS = 8
+LIMIT = 4.0  # seconds of a call, in ours and in the floor; what rStar2-Agent sets for code-judge
+CLIENTS = 4
 PROGRAMS = {
     "print": "print(1 + 1)",
     "numpy": "import numpy as np\nprint(np.arange(5).sum())",
@@ -207,7 +207,7 @@ def measure(services: list[Service], rounds: int, seconds: float, only: list[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--code-judge", metavar="URL")

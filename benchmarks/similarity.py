@@ -1,9 +1,10 @@
 """CPU time of `at_least` and `similarity` against difflib and cydifflib, and that all of them agree on every pair.
 
-python benchmarks/similarity.py [--sizes 100,700,2000,10000] [--pairs N] [--gamma G] [--seed S] [--transcripts DIR]
+python benchmarks/similarity.py [--sizes 100,700] [--pairs N] [--gamma G] [--seed S] [--transcripts DIR | --repeats]
 
 Pairs are made of the standard library's code, cut at lines. With --transcripts, programs that agents ran one after
-another, read from a folder with `mint` and `mathcoder` (JSON Lines, gzipped) take their place, by size.
+another, read from a folder with `mint` and `mathcoder` (JSON Lines, gzipped) take their place, by size; with --repeats,
+programs of 2,000 characters that say one line over and over.
 `near γ` asks the same pairs for γ equal to their ratio, and for the next float above.
 """
 
@@ -162,6 +163,7 @@ def main() -> None:
     parser.add_argument("--gamma", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--transcripts", type=Path)
+    parser.add_argument("--repeats", action="store_true")
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
@@ -173,6 +175,11 @@ def main() -> None:
     draw = random.Random(arguments.seed)
     if arguments.transcripts:
         report("as it is", real(draw, arguments.transcripts, arguments.pairs), arguments.gamma)
+        return
+    if arguments.repeats:
+        lines = ("print(x)\n", "print(y)\n"), ("    total += x\n", "    total -= x\n"), ("x = 1\n", "x = 2\n")
+        twice = [(a * (2000 // len(a)), b * (2000 // len(b))) for a, b in lines]
+        report("2,000", {"repeats": twice}, arguments.gamma)
         return
     texts = modules()
     for size in map(int, arguments.sizes.split(",")):

@@ -6,6 +6,7 @@ import ast
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from retcon.chat import hermes
 from retcon.chat.chat import Chat, Style
@@ -77,7 +78,12 @@ def written(turn: Turn) -> str:
     return turn.text.removesuffix("<|im_end|>")
 
 
-def play(
+def play(*args: Any, **how: Any) -> Play:
+    """One rollout; parameters as `play_on`."""
+    return asyncio.run(play_on(*args, **how))
+
+
+async def play_on(
     replies: Sequence[Reply] | Callable[[str, str, int], str],
     outcomes: Mapping[str, Status | Answer] | None = None,
     *,
@@ -89,8 +95,11 @@ def play(
     seed: int = 7,
     max_tokens: int = 2000,
 ) -> Play:
-    """One rollout. outcomes: of code, by status or by whole answer; code that is not named is ok. tool: another one
-    than the scripted tool that gives them. tokenizer: bytes where None."""
+    """One rollout, in this event loop.
+
+    outcomes: of code, by status or by whole answer; code that is not named is ok. tool: another one than the scripted
+    tool that gives them. tokenizer: bytes where None.
+    """
     named = outcomes or {}
 
     def answer(code: str) -> Answer:
@@ -100,17 +109,15 @@ def play(
     tokenizer = tokenizer or ByteTokenizer()
     engine, scripted = ScriptedEngine(tokenizer, replies), ScriptedTool(answer)
     sampling = SamplingParams(max_tokens=max_tokens)
-    trajectory = asyncio.run(
-        rollout(
-            TASK,
-            id="t/0/0",
-            engine=engine,
-            tools={"python": tool or scripted},
-            chat=Chat(tokenizer, style=style),
-            limits=limits,
-            sampling=sampling,
-            seed=seed,
-            repair=repair,
-        )
+    trajectory = await rollout(
+        TASK,
+        id="t/0/0",
+        engine=engine,
+        tools={"python": tool or scripted},
+        chat=Chat(tokenizer, style=style),
+        limits=limits,
+        sampling=sampling,
+        seed=seed,
+        repair=repair,
     )
     return Play(trajectory, engine, scripted)

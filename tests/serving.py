@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import io
@@ -53,11 +54,14 @@ def server(*options: str, port: int = 0) -> Iterator[Server]:
 class MemorySandbox:
     """Implements `Sandbox`, for tests of what stands before one: sessions are dictionaries, nothing is contained.
 
-    runs: how many cells have run. `lose()` in a cell ends its session.
+    runs: how many cells have run. wait: what a cell waits for before it runs. begun: cells that wait or have run.
+    `lose()` in a cell ends its session.
     """
 
     def __init__(self) -> None:
         self.runs = 0
+        self.begun = 0
+        self.wait: asyncio.Event | None = None
 
     async def run(self, code: str, **options: Any) -> Result:
         return await MemorySession(self).run(code, **options)
@@ -88,6 +92,9 @@ class MemorySession:
         echo: bool = True,
     ) -> Result:
         self._check()
+        self._sandbox.begun += 1
+        if self._sandbox.wait is not None:
+            await self._sandbox.wait.wait()
         self._sandbox.runs += 1
         out = io.StringIO()
         with contextlib.redirect_stdout(out):

@@ -122,6 +122,6 @@ def test_doctor_speaks_json() -> None:
     done = retcon("doctor", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["extras"].keys() == {"train", "report"}
+    assert told["extras"].keys() == {"train", "report", "serve", "sandbox"}
     assert told["machine"]["cores"] >= 1
-    assert told["sandbox"]["tier"] in ("namespaces", "rlimits", None)
+    assert told["sandbox"]["tier"] in ("namespaces", "landlock", "rlimits", None)

@@ -323,6 +323,9 @@ def test_the_tool_keeps_state_goes_back_and_starts_anew_after_a_crash() -> None:
         assert (await say(tool, "'x' in globals()")).text == f"{RESTARTED}\nFalse"
         await tool.rollback(state)
         assert (await say(tool, "x")).text == "1"
+        await tool.rollback(after)
+        assert (await say(tool, "'x' in globals()")).text == f"{RESTARTED}\nFalse"
+        await tool.discard(after)
         with pytest.raises(InfrastructureFault, match="no checkpoint"):
             await tool.rollback(after)
         await tool.discard(state)

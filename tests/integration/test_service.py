@@ -172,6 +172,15 @@ def test_a_client_that_goes_away_ends_its_call() -> None:
                 assert http.post("/v1/run", json={"code": "print(1)"}).json()["stdout"] == "1\n"
 
 
+def test_a_client_that_leaves_a_stream_ends_what_is_left_of_it() -> None:
+    with server("--workers", "1", "--timeout", "600") as made, httpx.Client(base_url=made.url, timeout=120) as http:
+        calls = [{"code": "print(1)"}, *({"code": "import time; time.sleep(600)"} for _ in range(3))]
+        with http.stream("POST", "/v1/batch", json={"calls": calls, "stream": True}) as response:
+            assert json.loads(next(response.iter_lines()))["index"] == 0
+        assert http.post("/v1/run", json={"code": "print(2)"}).json()["stdout"] == "2\n"
+        assert "Traceback" not in made.stop()[1]
+
+
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     with server("--workers", "1", "--queue", "1", "--timeout", "600") as made:
         slow = json.dumps({"code": "import time; time.sleep(600)"}).encode()

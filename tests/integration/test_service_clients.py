@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.router import SandboxRouter
 from retcon.sandbox.types import Limits
@@ -145,5 +145,29 @@ def test_a_router_starts_while_one_server_is_there() -> None:
                 assert (await router.run("print(1)")).stdout == "1\n"
             with pytest.raises(SandboxUnavailable, match="not open"):
                 await router.run("1")
+
+    asyncio.run(work())
+
+
+def test_sessions_stay_with_their_server_and_are_lost_with_it() -> None:
+    async def work() -> None:
+        with server("--workers", "1") as one, server("--workers", "1") as two:
+            async with SandboxRouter([one.url, two.url], tries=2) as router:
+                sessions = [await router.session() for _ in range(4)]
+                for number, session in enumerate(sessions):
+                    await session.run(f"x = {number}")
+                assert [(await session.run("x")).value for session in sessions] == ["0", "1", "2", "3"]
+                one.stop(signal.SIGKILL)
+                lost = []
+                for number, session in enumerate(sessions):
+                    result = await session.run("x")
+                    if result.status == "infrastructure":
+                        lost.append(number)
+                        with pytest.raises(SessionLost):
+                            await session.run("x")
+                    else:
+                        assert result.value == str(number)
+                assert len(lost) == 2  # the least loaded takes each: two to a server
+                assert (await (await router.session()).run("print(1)")).stdout == "1\n"
 
     asyncio.run(work())

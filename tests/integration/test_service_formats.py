@@ -64,6 +64,26 @@ def test_a_submission(
     assert (judged["success"], judged["run_success"], judged["reason"]) == (success, run_success, reason)
 
 
+def test_a_program_that_a_client_has_wrapped(http: httpx.Client) -> None:
+    """rStar2-Agent's and CLEANER's clients send base64, print errors themselves and leave by os._exit."""
+    wrapper = (
+        "import base64, os, sys\nprogram = base64.b64decode('{}'.encode()).decode()\n"
+        "try:\n    exec(compile(program, '<string>', 'exec'), {{}})\n"
+        "except Exception as e:\n    print(f'{{type(e).__name__}}: {{e}}', file=sys.stderr)\n    os._exit(1)\n"
+    )
+
+    def wrapped(program: str) -> dict[str, Any]:
+        return http.post("/run", json=submission(wrapper.format(base64.b64encode(program.encode()).decode()))).json()
+
+    assert wrapped("import math\nprint(math.gcd(4, 6))")["stdout"] == "2\n"
+    failed = wrapped("print('before', flush=True)\n1 / 0")
+    assert (failed["run_success"], failed["stdout"], failed["stderr"]) == (
+        False,
+        "before\n",
+        "ZeroDivisionError: division by zero\n",
+    )
+
+
 def test_a_traceback_is_on_stderr_and_both_texts_are_cut(http: httpx.Client) -> None:
     failed = http.post("/run", json=submission("x")).json()
     assert failed["stderr"].endswith("NameError: name 'x' is not defined\n")

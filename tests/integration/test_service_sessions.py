@@ -93,6 +93,25 @@ def test_what_is_asked_twice_under_a_key_is_done_once() -> None:
     using(work)
 
 
+def test_what_was_refused_for_want_of_room_is_done_when_it_is_asked_again() -> None:
+    async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
+        held = await client.session()
+        session = await client.session()
+        release = asyncio.Event()
+        sandbox.wait = release
+        path, key = f"/v1/sessions/{session.id}/run", {"Idempotency-Key": "k"}
+        busy = [asyncio.create_task(held.run("1")) for _ in range(2)]
+        while sandbox.begun < 2:
+            await asyncio.sleep(0)
+        answer = await http.post(path, json={"code": "print(1)"}, headers=key)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "busy")
+        release.set()
+        await asyncio.gather(*busy)
+        assert (await http.post(path, json={"code": "print(1)"}, headers=key)).json()["stdout"] == "1\n"
+
+    using(work, workers=1, queue=1)
+
+
 def test_a_cell_whose_connection_broke_is_asked_for_again_and_has_run_once() -> None:
     """A proxy between client and server swallows the first answer to each request."""
 

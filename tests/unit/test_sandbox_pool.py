@@ -4,12 +4,13 @@ import asyncio
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.capture import Capture, cut_middle
-from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.pool import SandboxPool, default_workers
 from retcon.sandbox.types import Limits
 from retcon.sandbox.verdict import verdict
 
@@ -38,9 +39,32 @@ def test_a_limit_must_be_above_zero(limits: dict[str, float]) -> None:
         Limits(**limits)
 
 
-def test_a_pool_needs_a_worker() -> None:
-    with pytest.raises(ValueError, match="1 or more"):
-        SandboxPool(workers=0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "1 or more"),
+        ({"queue": 0}, "1 or more"),
+        ({"warm": ("numpi",)}, "did you mean 'numpy'"),
+        ({"packages": "pandas"}, "sequence of names"),
+        ({"packages": ("not a name",)}, "not the name of a module"),
+        ({"packages": {"mine": ("os", "a-b")}}, "'a-b' is not the name of a module"),
+    ],
+)
+def test_a_pool_is_refused_what_it_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SandboxPool(**options)
+
+
+def test_the_default_number_of_workers_leaves_room_and_fits_into_memory() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert cores < default_workers(Limits(memory_mb=1)) <= max(cores + 1, 64)
+    assert default_workers(Limits(memory_mb=10**9)) == cores
+
+
+@pytest.mark.parametrize("uids", [range(0, 5), range(9, 9), range(1, 9, 2)])
+def test_users_must_be_a_range_above_root(uids: range) -> None:
+    with pytest.raises(ValueError, match="uids="):
+        SandboxPool(uids=uids)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,11 @@ async def _run(code: str, stdin: str, limits: Limits, tier: str | None, url: str
             return await pool.run(code, stdin=stdin, limits=limits)
     from retcon.sandbox.client import SandboxClient, token_from_environment
 
-    async with SandboxClient(url, token=token_from_environment(), tries=2) as client:
+    try:
+        remote = SandboxClient(url, token=token_from_environment(), tries=2)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--url") from error
+    async with remote as client:
         if tier is not None and client.tier != tier:
             raise SandboxUnavailable(f"{url}: its tier is '{client.tier}', not '{tier}'")
         return await client.run(code, stdin=stdin, limits=limits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from retcon.cli.arguments import TierName
 from retcon.core.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from retcon.sandbox.pool import SandboxPool
     from retcon.sandbox.service.server import StopSignals
     from retcon.sandbox.service.settings import Settings
 
@@ -27,9 +27,26 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")] = 8088,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="Calls at a time; as many as cores by default.", show_default=False),
+        typer.Option(
+            "--workers",
+            min=1,
+            help="Calls at a time; several to a core by default, if memory allows.",
+            show_default=False,
+        ),
     ] = None,
     tier: TierName = None,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--package", help="To preload besides numpy, sympy and scipy; may be repeated.", show_default=False
+        ),
+    ] = None,
+    warm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--warm", metavar="PROFILE", help="What to preload at the start, not at its first use.", show_default=False
+        ),
+    ] = None,
     token: Annotated[
         str | None,
         typer.Option(
@@ -55,48 +72,49 @@ def serve(
     """Serve the sandbox over HTTP: its own API, code-judge's and SandboxFusion's."""
     if missing := [name for name in EXTRA if find_spec(name) is None]:
         raise MissingExtra(f"serving needs {', '.join(missing)}: pip install 'retcon-rl[serve]'")
+    from retcon.sandbox.pool import SandboxPool, default_workers
     from retcon.sandbox.service.settings import MIB, Settings
     from retcon.sandbox.types import Limits
 
     try:
+        limits = Limits(memory_mb=memory).with_(timeout)
         settings = Settings(
-            limits=Limits(memory_mb=memory).with_(timeout),
+            limits=limits,
             max_timeout=max_timeout,
             max_memory=max_memory,
-            workers=workers or len(os.sched_getaffinity(0)),
+            workers=workers or default_workers(limits),
             queue=queue,
             max_body=max_body * MIB,
             judge_chars=judge_chars,
             token=_token(token, token_file),
         )
+        sandbox = SandboxPool(settings.workers, limits, tier=tier, packages=packages or (), warm=warm or ())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     from retcon.sandbox.service.server import StopSignals, listen
 
     opened = listen(host, port)
-    asyncio.run(_serve(opened, settings, tier, StopSignals()))
+    asyncio.run(_serve(opened, settings, sandbox, StopSignals()))
     typer.echo("stopped", err=True)
 
 
-async def _serve(opened: socket.socket, settings: Settings, tier: str | None, signals: StopSignals) -> None:
-    from retcon.sandbox.pool import SandboxPool
+async def _serve(opened: socket.socket, settings: Settings, sandbox: SandboxPool, signals: StopSignals) -> None:
     from retcon.sandbox.service import server
     from retcon.sandbox.service.app import create_app
 
     files = server.allow_many_connections()
-    async with SandboxPool(settings.workers, settings.limits, tier=tier) as sandbox:  # type: ignore[arg-type]
+    async with sandbox:
         url = server.address_of(opened)
         typer.echo(
             f"listening on {url} · tier {sandbox.tier} · {settings.workers} workers · "
             f"{'a token is asked for' if settings.token else 'no token'} · up to {files} open files"
         )
         if not server.is_local(opened) and settings.token is None:
-            _warn(
+            warning = (
                 f"WARNING: {url} can be reached from other machines, and anyone who reaches it can run programs here. "
                 "Give --token-file, or listen on 127.0.0.1."
             )
-        if sandbox.tier == "rlimits":
-            _warn("WARNING: tier rlimits: programs are limited but not contained; `retcon sandbox doctor` says why.")
+            typer.secho(warning, fg="red", bold=True, err=True)
         await server.serve(create_app(sandbox, sandbox.tier, settings), opened, signals)
 
 
@@ -111,7 +129,3 @@ def _token(token: str | None, file: Path | None) -> str | None:
     if not found:
         raise ValueError(f"--token-file {file}: it is empty")
     return found
-
-
-def _warn(text: str) -> None:
-    typer.secho(text, fg="red", bold=True, err=True)

@@ -85,6 +85,8 @@ class SandboxSection(Section):
     url: tuple[str, ...] = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                                  "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
     workers: Positive = Field(2, description="calls at a time; servers have their own number")
+    sessions: bool = Field(False, description="each rollout has an interpreter that keeps variables and files between "
+                           "calls, and is rolled back with its history")  # fmt: skip
     cpu_seconds: Rate = Field(2.0, description="CPU time of a call")
     wall_seconds: Rate = Field(30.0, description="wall time of a call: a backstop, not a limit that load can reach")
     memory_mb: Positive = Field(512, description="address space that a call may add")

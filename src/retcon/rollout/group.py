@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from retcon.chat.chat import Chat
@@ -18,8 +18,8 @@ from retcon.tasks.types import Task
 from retcon.tools.types import StatefulTool, Tool
 
 T = TypeVar("T")
-Grade = Callable[[Task, Trajectory], Trajectory]
-"""The trajectory with its reward and answer filled in."""
+Grade = Callable[[Task, Trajectory], Trajectory | Awaitable[Trajectory]]
+"""The trajectory with its reward and answer filled in; awaited where the grader runs something (`ProgramGrader`)."""
 
 
 async def rollout_group(
@@ -58,7 +58,10 @@ async def rollout_group(
             repair=armed,
             provenance=Provenance(step=step, index=index, model=model),
         )
-        return trajectory if trajectory.stop == "infrastructure" else grade(task, trajectory)
+        if trajectory.stop == "infrastructure":
+            return trajectory
+        graded = grade(task, trajectory)
+        return await graded if isinstance(graded, Awaitable) else graded
 
     return await _all(one(index) for index in range(count))
 

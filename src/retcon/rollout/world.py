@@ -21,7 +21,13 @@ from retcon.sandbox.types import Limits as SandboxLimits
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.types import Task
 from retcon.tools.python import PythonTool
+from retcon.tools.sessions import PythonSessions
 from retcon.tools.types import StatefulTool, Tool
+
+SESSIONS = 512
+"""At a time at most: two for each of the 256 rollouts that engines decode side by side, as one whose interpreter ended
+in a turn that may be rolled back has another besides. A rollout that waited for a place would hold up those that have
+one, since an engine may wait for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,8 @@ async def open_world(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIter
     """The world of a recipe, its sandbox started; the engine is the caller's. Raises SandboxUnavailable."""
     section = recipe.sandbox
     async with _open_sandbox(section) as sandbox:
-        yield World(recipe, engine, chat, PythonTool(sandbox, output_chars=section.output_chars))
+        tool = PythonSessions if section.sessions else PythonTool
+        yield World(recipe, engine, chat, tool(sandbox, output_chars=section.output_chars))
 
 
 @asynccontextmanager
@@ -83,5 +90,5 @@ async def _open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
         async with SandboxRouter(section.url, token=token_from_environment(), limits=limits) as router:
             yield router
     else:
-        async with SandboxPool(workers=section.workers, limits=limits) as pool:
+        async with SandboxPool(workers=section.workers, limits=limits, sessions=SESSIONS) as pool:
             yield pool

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
-from retcon.sandbox.remote import Answered, Remote, ServerFault, program, wall_seconds
+from retcon.sandbox.remote import Answered, Remote, ServerFault, SessionForgotten, program, wall_seconds
 from retcon.sandbox.types import Limits, Result, Tier
 
 T = TypeVar("T")
@@ -204,14 +206,13 @@ class ClientSession:
         await self._stated("POST", "/rollback", {"checkpoint": checkpoint})
 
     async def discard(self, checkpoint: str) -> None:
-        await self._stated("DELETE", f"/checkpoints/{checkpoint}")
+        with contextlib.suppress(SessionLost):  # and its checkpoints with it
+            await self._stated("DELETE", f"/checkpoints/{quote(checkpoint, safe='')}")
 
     async def close(self) -> None:
         if self._lost is None:
-            try:
+            with contextlib.suppress(ServerFault, SessionLost):  # the server closes what nobody uses
                 await self._ask("DELETE", "")
-            except (ServerFault, SessionLost):
-                return  # gone either way: the server closes what nobody uses
             self._end("it was closed")
 
     def _end(self, why: str) -> None:
@@ -234,7 +235,7 @@ class ClientSession:
         path = f"/v1/sessions/{self.id}{path}"
         try:
             return await repeated(self._tries, lambda: self._remote.ask(method, path, body, seconds=seconds, key=key))
-        except (ServerFault, SessionLost) as error:
+        except (ServerFault, SessionForgotten) as error:
             self._end(str(error))
             raise
 

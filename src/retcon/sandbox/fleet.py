@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Coroutine, Iterable
+from pathlib import Path
 
 from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.sandbox.folders import PoolFolder
@@ -31,8 +32,11 @@ class Fleet:
     faults: why a profile is not preloaded, by its name.
     """
 
-    def __init__(self, size: int, choose: Chooser, python: str | None, asked: Tier | None) -> None:
+    def __init__(
+        self, size: int, choose: Chooser, python: str | None, asked: Tier | None, uids: range | None = None
+    ) -> None:
         self.size = size
+        self._uids = uids
         self.tier: Tier | None = None
         self.faults: dict[str, str] = {}
         self._choose = choose
@@ -52,6 +56,13 @@ class Fleet:
     @property
     def is_open(self) -> bool:
         return self._folder is not None
+
+    @property
+    def folder(self) -> Path:
+        """On the host: for the logs, and for scratch where there is no tmpfs. Raises SandboxUnavailable when closed."""
+        if self._folder is None:
+            raise _closed()
+        return self._folder.path
 
     @property
     def workers(self) -> list[WorkerHandle]:
@@ -80,7 +91,15 @@ class Fleet:
             async with asyncio.TaskGroup() as group:
                 for name in dict.fromkeys((BARE.name, *warm)):
                     group.create_task(self._start_zygote(name))
-            self.give(await self.take(BARE.name), keep=True)
+            worker = await self.take(BARE.name)
+            self.give(worker, keep=True)
+            if worker.unprotected:
+                warnings.warn(
+                    f"sandbox tier {worker.tier!r} limits calls and does not contain them. Open to them: "
+                    + "; ".join(worker.unprotected),
+                    SandboxWarning,
+                    stacklevel=2,
+                )
         except BaseExceptionGroup as failed:
             await self.close()
             raise failed.exceptions[0] from None
@@ -119,13 +138,9 @@ class Fleet:
         """
         if self._folder is None:
             raise _closed()
-        idle = self._idle.get(profile)
-        while idle and not self._waiting.count(profile):
-            worker = idle.pop()
-            if worker.alive:
-                self._busy.add(worker)
-                return worker
-            worker.kill()
+        if not self._waiting.count(profile) and (worker := self._pop_idle(profile)) is not None:
+            self._busy.add(worker)
+            return worker
         future: asyncio.Future[WorkerHandle] = asyncio.get_running_loop().create_future()
         ticket = self._waiting.push(profile, future)
         self._grow()
@@ -154,6 +169,15 @@ class Fleet:
         else:
             self._place(worker)
         self._grow()
+
+    def _pop_idle(self, profile: str) -> WorkerHandle | None:
+        idle = self._idle.get(profile, [])
+        while idle:
+            worker = idle.pop()
+            if worker.alive:
+                return worker
+            worker.kill()
+        return None
 
     def _place(self, worker: WorkerHandle) -> None:
         """Let a free worker serve whose turn it is, or make room for them, or idle."""
@@ -222,14 +246,14 @@ class Fleet:
             else:
                 self._choose.drop(profile)
                 self._waiting.move(profile, BARE.name)
+                while self._waiting.count(BARE.name) and (worker := self._pop_idle(BARE.name)) is not None:
+                    self._place(worker)
         finally:
             self._heating.discard(profile)
         self._grow()
 
     async def _start_zygote(self, profile: str) -> None:
-        if self._folder is None:
-            raise _closed()
-        folder = self._folder.path
+        folder = self.folder
         self._made += 1
         old = self._zygotes.pop(profile, None)
         if old is not None:
@@ -256,26 +280,9 @@ class Fleet:
         self._grow()
 
     async def _start_worker(self, zygote: ZygoteHandle) -> WorkerHandle:
-        if self._folder is None:
-            raise _closed()
         self._made += 1
-        worker = await zygote.fork(self._folder.path / f"w{self._made}", self.tier or self._asked or "")
-        had = worker.tier
-        if self.tier is None and worker.unprotected:
-            warnings.warn(
-                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
-                + "; ".join(worker.unprotected),
-                SandboxWarning,
-                stacklevel=2,
-            )
-        if self.tier is None and worker.unprotected:
-            warnings.warn(
-                f"sandbox tier {had!r} limits calls and does not contain them. Open to them: "
-                + "; ".join(worker.unprotected),
-                SandboxWarning,
-                stacklevel=2,
-            )
-        self.tier = had
+        worker = await zygote.fork(self.folder / f"w{self._made}", self.tier or self._asked or "", self._uids)
+        self.tier = worker.tier
         return worker
 
     def _fail(self, profile: str, error: Exception, *, everyone: bool) -> None:

@@ -119,9 +119,12 @@ def _namespaces(world: World, uid: int | None) -> None:
     else:
         try:
             kernel.unshare(SPACES)
-        except OSError:  # root without CAP_SYS_ADMIN, as in most containers: no more than any user here
+        except OSError as error:  # root without CAP_SYS_ADMIN, as in most containers: no more than any user here
+            if (closed := _closed_folder()) is not None:
+                raise OSError(f"{_said(error)}, and user {uid} cannot enter {closed}, where Python is") from error
             become(uid)
             uid = None
+            die_with_parent()
             _unshare_as_user()
     _become_init()
     outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -178,12 +181,16 @@ def _leave_user_to_calls(world: World, uid: int | None, capabilities: tuple[int,
         return
     world.mode = 0o711  # to pass through, to a scratch folder that is theirs
     world.tasks = SLACK + count_tasks(uid) if uid == NOBODY else 0
-    packages = [path for path in sys.path if os.path.isdir(path)]
-    closed = next(filter(None, map(closed_to_others, (sys.base_prefix, *packages))), None)
-    if closed is not None:
+    if (closed := _closed_folder()) is not None:
         world.keeps = next(filter(kernel.has_capability, capabilities), None)
         if world.keeps is None:
             raise OSError(f"user {uid} cannot enter {closed}, where Python is")
+
+
+def _closed_folder() -> str | None:
+    """The folder that keeps other users from this Python, None where they can read it."""
+    needed = (sys.base_prefix, *filter(os.path.isdir, sys.path))
+    return next(filter(None, map(closed_to_others, needed)), None)
 
 
 def _finish(world: World) -> None:

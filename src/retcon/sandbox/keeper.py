@@ -182,8 +182,6 @@ class Keeper:
 
     def _rollback(self, request: dict[str, Any]) -> dict[str, Any]:
         name = request["checkpoint"]
-        for later in list(self._copies)[list(self._copies).index(name) + 1 :]:
-            self._copies.pop(later).end()
         copy = self._copies.pop(name)
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from typing import Any, Self
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.fleet import Fleet
 from retcon.sandbox.handle import WorkerHandle
+from retcon.sandbox.interpreter import check_packages
 from retcon.sandbox.paths import inside_scratch
 from retcon.sandbox.profiles import Chooser, find, with_packages
 from retcon.sandbox.request import request
@@ -34,11 +35,12 @@ class SandboxPool:
             result = await sandbox.run("print(1 + 1)")
 
     workers: calls and sessions at a time; None for `default_workers()`. tier: None takes the best that the machine
-    grants; one that is asked for and cannot be had is refused. python: the interpreter whose packages calls can
-    import, this one where None. packages: to be preloaded besides numpy, sympy and scipy, as names or as a mapping
-    from a profile's name to its modules. warm: profiles whose zygotes start with the pool; others start with the first
-    call that needs them. queue: calls that may wait for a worker; further ones wait in `run` with nothing prepared
-    (`full` tells beforehand).
+    grants; one that is asked for and cannot be had is refused. uids: where root starts the pool, each worker's
+    calls run as one of these users, drawn at random; `users.FIRST_UID` and on where None. python: the interpreter
+    whose packages calls can import, this one where None. packages: to be preloaded besides numpy, sympy and scipy,
+    as names or as a mapping from a profile's name to its modules. warm: profiles whose zygotes start with the pool;
+    others start with the first call that needs them. queue: calls that may wait for a worker; further ones wait in
+    `run` with nothing prepared (`full` tells beforehand).
 
     sessions: open at a time, of whose cells `workers` run at a time; one more waits `session_wait_seconds` for a place.
     One that is idle for `session_idle_seconds` is evicted; where all together take more than `session_memory_mb` (half
@@ -54,6 +56,7 @@ class SandboxPool:
         limits: Limits | None = None,
         *,
         tier: Tier | None = None,
+        uids: range | None = None,
         python: str | None = None,
         packages: Sequence[str] | Mapping[str, Sequence[str]] = (),
         warm: Iterable[str] = (),
@@ -65,13 +68,17 @@ class SandboxPool:
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"a pool of {workers} workers: it must be 1 or more")
+        if uids is not None and (not uids or uids.step != 1 or uids.start < 1):
+            raise ValueError(f"uids={uids}: give a range of user ids above 0, such as range(100000, 165536)")
         if queue < 1:
             raise ValueError(f"a queue of {queue} calls: it must be 1 or more")
         self.limits = limits or Limits()
         profiles = with_packages(packages)
+        self._python = python
+        self._packages = [module for name in packages for module in find(name, profiles).modules]
         self._warm = [find(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
-        self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier)
+        self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier, uids)
         self._sessions = Sessions(
             sessions,
             running=self._fleet.size,
@@ -99,6 +106,7 @@ class SandboxPool:
             raise SandboxUnavailable(
                 f"the sandbox needs Linux (fork, namespaces, /proc), and this is {sys.platform}: run it in a container"
             )
+        await check_packages(self._python or sys.executable, self._packages)
         await self._fleet.open(self._warm)
 
     async def close(self) -> None:
@@ -126,6 +134,11 @@ class SandboxPool:
         return self._fleet
 
     @property
+    def faults(self) -> Mapping[str, str]:
+        """By profile, why its packages could not be preloaded; its calls import them themselves."""
+        return self._fleet.faults
+
+    @property
     def full(self) -> bool:
         """Whether a further call would have to wait for a place in the queue."""
         return self._room.locked()
@@ -148,8 +161,8 @@ class SandboxPool:
     ) -> Result:
         """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
         limits = (limits or self.limits).with_(timeout, memory)
-        message = request(code, stdin, limits, files, echo) | {"fetch": inside_scratch(fetch)}
         async with self._room:
+            message = request(code, stdin, limits, files, echo) | {"fetch": inside_scratch(fetch)}
             return await self._run(self._choose(code, self._fleet.zygotes), message, limits.wall_seconds)
 
     async def session(self, *, limits: Limits | None = None) -> Session:
@@ -174,7 +187,7 @@ class SandboxPool:
                 return await self._run_in(worker, message, wall_seconds)
             except (EOFError, OSError):
                 fault = f"sandbox worker {worker.pid}: it died"
-        return Result("infrastructure", stderr=f"{fault}, the {ATTEMPTS}th in a row", tier=self.tier)
+        return Result("infrastructure", stderr=f"{fault}, as the one before it did", tier=self.tier)
 
     async def _run_in(self, worker: WorkerHandle, message: dict[str, Any], wall_seconds: float) -> Result:
         """Raises EOFError or OSError where the worker died."""

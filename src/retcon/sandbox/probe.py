@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+import warnings
 from dataclasses import dataclass
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Tier
 
@@ -40,7 +41,9 @@ def probe(seconds: float = 0.5, tier: Tier | None = None) -> Probe:
     tier: the best that can be had where None.
     """
     try:
-        return asyncio.run(_probe(seconds, tier))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SandboxWarning)  # the probe says it
+            return asyncio.run(_probe(seconds, tier))
     except SandboxUnavailable as error:
         return Probe(None, problem=str(error))
 

@@ -6,6 +6,7 @@ Standard library only: the workers import it. Its parts run beside the program, 
 from __future__ import annotations
 
 import _ast
+import ast  # noqa: F401 - traceback imports it to mark the place of an error, and each call would do it anew
 import contextlib
 import linecache
 import sys

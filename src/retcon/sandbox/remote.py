@@ -94,8 +94,12 @@ class Remote:
                 after=float(after) if after.isdigit() else 0.0,
                 down=kind != "busy",
             )
-        if kind in ("session_lost", "unknown_session"):
-            raise SessionLost(message)
+        if kind == "session_lost":
+            raise SessionLost(message, by_own_code=bool(response.json().get("by_own_code")))
+        if kind == "unknown_session":
+            raise SessionForgotten(message)
+        if kind == "refused":
+            raise SandboxUnavailable(message)
         if kind == "unknown_checkpoint":
             raise KeyError(message)
         if kind in ("invalid", "invalid_json", "too_long"):
@@ -108,6 +112,10 @@ class Remote:
         if kind == "internal":
             raise ServerFault(f"{self.url}: {message}")
         raise SandboxUnavailable(f"{self.url} answers {response.status_code}: is it a retcon sandbox server? {message}")
+
+
+class SessionForgotten(SessionLost):
+    """The server knows no such session: unlike one that is lost there, it cannot be rolled back."""
 
 
 class Answered(Exception):

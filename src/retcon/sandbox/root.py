@@ -30,7 +30,7 @@ def readable() -> list[str]:
         wanted += [os.path.join(prefix, part) for part in OF_A_PREFIX]
     wanted += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     wanted += filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
-    return [path for path in dict.fromkeys(map(os.path.normpath, wanted)) if os.path.exists(path)]
+    return [path for path in dict.fromkeys(map(os.path.normpath, wanted)) if path != "/" and os.path.exists(path)]
 
 
 def enter(point: str, uid: int, owner: int | None) -> bool:

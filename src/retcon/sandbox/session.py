@@ -111,7 +111,7 @@ class PoolSession:
                 self._check()
             if checkpoint not in self._checkpoints:
                 raise KeyError(f"no checkpoint {checkpoint!r} in this session{nearest(checkpoint, self._checkpoints)}")
-            del self._checkpoints[self._checkpoints.index(checkpoint) :]
+            self._checkpoints.remove(checkpoint)
             if self.worker is not None:
                 self._lost = None
                 await self._ask(self.worker, {"op": "rollback", "checkpoint": checkpoint}, OPERATION_SECONDS)

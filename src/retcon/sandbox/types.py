@@ -100,9 +100,10 @@ class Session(Protocol):
         ...
 
     async def rollback(self, checkpoint: str) -> None:
-        """Go back to a checkpoint, from any later state, as often as one likes: also after the interpreter ended.
+        """Go to the state of a checkpoint, from an earlier or a later one, as often as one likes: also after the
+        interpreter ended.
 
-        Checkpoints that were taken after it are gone. Raises KeyError for a name that is not one, SessionLost.
+        All other checkpoints stay. Raises KeyError for a name that is not one, SessionLost.
         """
         ...
 

@@ -51,8 +51,8 @@ def children(proc: int, pid: int | None = None) -> list[int]:
 def used(proc: int, baseline: int, apart: Container[int] = ()) -> int:
     """Bytes in memory that the descendants of this process hold together, beyond `baseline` for each of them.
 
-    apart: children, as numbered in `proc`, that do not count. Memory that a fork shares counts for each process that has
-    it: what they could make of it is counted.
+    apart: children, as numbered in `proc`, that do not count. Memory that a fork shares counts for each process that
+    has it: what they could make of it is counted.
     """
     total, rest = 0, [pid for pid in children(proc) if pid not in apart]
     while rest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Container
+from collections.abc import Collection
 from typing import Any
 
 from retcon.sandbox import root, scratch, usage
@@ -20,7 +20,7 @@ class Watchdog:
     """One call's: its processes' memory in sum and, where the kernel does not bound it, its scratch folder."""
 
     def __init__(
-        self, world: World, folder: str, limits: dict[str, Any], baseline: int, apart: Container[int] = ()
+        self, world: World, folder: str, limits: dict[str, Any], baseline: int, apart: Collection[int] = ()
     ) -> None:
         """baseline: resident bytes of the warm interpreter, which no process of the call answers for.
 
@@ -33,7 +33,8 @@ class Watchdog:
         self.said = ""
         self._kills = 0
         if world.group is not None:
-            world.group.limit(baseline + (self._memory_mb + root.SIZE_MB + HEADROOM_MB << 20))
+            shares = 1 + len(apart)  # a session's frozen copies keep what it had when each was made
+            world.group.limit(baseline + (shares * self._memory_mb + root.SIZE_MB + HEADROOM_MB << 20))
             self._kills = world.group.kills()
 
     def look(self) -> bool:

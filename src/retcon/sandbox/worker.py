@@ -20,6 +20,7 @@ from retcon.sandbox import child, fetch, scratch, usage, wire
 from retcon.sandbox.capture import Capture
 from retcon.sandbox.isolate import die_with_parent, isolate
 from retcon.sandbox.keeper import Keeper
+from retcon.sandbox.users import pick_uid
 from retcon.sandbox.verdict import verdict
 from retcon.sandbox.watchdog import Watchdog
 from retcon.sandbox.world import World
@@ -30,8 +31,8 @@ CHUNK = 1 << 16
 READY = select.POLLIN | select.POLLHUP
 
 
-def main(fd: int, root: str, tier: str, uid: int | None = None) -> None:
-    """Serve calls from the socket `fd` until it closes. Parameters as `isolate`."""
+def main(fd: int, root: str, tier: str, uids: tuple[int, int] | None = None) -> None:
+    """Serve calls from the socket `fd` until it closes. Parameters as `zygote.Order`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGXCPU, signal.SIG_IGN)  # process 1 cannot be sent a signal that it does not handle
     die_with_parent()
@@ -39,7 +40,7 @@ def main(fd: int, root: str, tier: str, uid: int | None = None) -> None:
     while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) < child.RECORD_FD:  # where a call's streams will be
         pass
     try:
-        world = isolate(root, tier, uid)
+        world = isolate(root, tier, pick_uid(*uids) if uids and os.geteuid() == 0 else None)
     except OSError as error:
         wire.send(channel, {"error": str(error)})
         return

@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -26,11 +27,15 @@ FIRST_FD = 3
 
 
 class Order(NamedTuple):
-    """What a forked worker is: the fd of its channel, its folder on the host, the tier asked for ("" for the best)."""
+    """What a forked worker is: the fd of its channel, its folder on the host, the tier asked for ("" for the best).
+
+    uids: (first, count) of the users that its calls may run as, None for the sandbox's own.
+    """
 
     channel: int
     root: str
     tier: str
+    uids: tuple[int, int] | None = None
 
 
 class _Stop(BaseException):
@@ -160,21 +165,24 @@ class _Zygote:
         return order._replace(channel=FIRST_FD)
 
     def reap(self, worker: int) -> None:
+        """A worker ended: so must all that it ran."""
         os.waitpid(self.workers.pop(worker), 0)
         os.close(worker)
-        _end_all(_children() - set(self.workers.values()))
+        orphans = _children() - set(self.workers.values())
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
+            os.waitpid(pid, 0)
 
     def end(self) -> None:
+        """End every descendant: whatever loses its parent becomes a child of this process."""
         self.stopping = True
-        while pids := _children():  # a worker that ends hands its own on to this process
-            _end_all(pids)
-
-
-def _end_all(pids: set[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    for pid in pids:
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while True:
+                for pid in _children():  # which may miss some while others end
+                    os.kill(pid, signal.SIGKILL)
+                if not os.waitpid(-1, os.WNOHANG)[0]:
+                    time.sleep(0.001)
 
 
 def _children() -> set[int]:

@@ -78,8 +78,8 @@ class ZygoteHandle:
         zygote.packages = hello["packages"]
         return zygote
 
-    async def fork(self, root: Path, tier: str) -> WorkerHandle:
-        """A worker that is ready. root: its folder on the host. tier: asked for, "" for the best.
+    async def fork(self, root: Path, tier: str, uids: range | None = None) -> WorkerHandle:
+        """A worker that is ready. root: its folder on the host. tier: asked for, "" for the best. uids: see the pool.
 
         Raises SandboxUnavailable, with nothing left running.
         """
@@ -89,7 +89,7 @@ class ZygoteHandle:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                order = json.dumps({"root": str(root), "tier": tier}).encode()
+                order = json.dumps({"root": str(root), "tier": tier, "uids": uids and (uids.start, len(uids))}).encode()
                 try:
                     socket.send_fds(self._channel, [order], [theirs.fileno()])
                 except OSError as error:

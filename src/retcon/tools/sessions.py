@@ -49,7 +49,7 @@ class PythonSession:
         self._limits = limits
         self._notice = ""  # for the next observation
         self._named = 0
-        self._checkpoints: dict[str, tuple[Session, str, str]] = {}  # session, its name there, notice; oldest first
+        self._checkpoints: dict[str, tuple[Session, str, str]] = {}  # session, its name there, notice
 
     async def __call__(self, call: ToolCall) -> Observation:
         malformed = self._wording.malformed(call)
@@ -84,9 +84,6 @@ class PythonSession:
         if checkpoint not in self._checkpoints:
             raise InfrastructureFault(f"no checkpoint {checkpoint!r} to go back to")
         session, name, notice = self._checkpoints[checkpoint]
-        names = list(self._checkpoints)
-        for later in names[names.index(checkpoint) + 1 :]:
-            del self._checkpoints[later]
         try:
             await session.rollback(name)
         except (RetconError, OSError) as error:

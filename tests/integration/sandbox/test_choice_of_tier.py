@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 
 import pytest
 
+from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.syscalls import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason="no filter for this machine")
@@ -25,6 +27,9 @@ async def ask(tier):
 
 refused = {"unshare": 1, "landlock_create_ruleset": 38}
 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+if "CAP_SYS_ADMIN" in sys.argv:
+    sys.argv.remove("CAP_SYS_ADMIN")
+    kernel.prctl(24, 21)  # PR_CAPBSET_DROP: gone for what is started from here
 rules = [(name, [(6, 0, 0, seccomp.ERRNO | refused[name])]) for name in sys.argv[2:]]
 seccomp.Filter(rules).apply()
 with warnings.catch_warnings(record=True) as warned:
@@ -88,3 +93,26 @@ def test_the_weakest_tier_is_had_on_request_and_says_what_it_leaves_open() -> No
     said = ask("rlimits", "unshare", "landlock_create_ruleset")
     assert "rlimits rlimits 42\n" in said
     assert "SandboxWarning sandbox tier 'rlimits' limits calls and does not contain them. Open to them: files" in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="of root alone")
+def test_root_as_in_a_container_gets_what_a_user_gets() -> None:
+    if not has("landlock"):
+        pytest.skip("this machine has no landlock")
+    assert ask("", "CAP_SYS_ADMIN") in (f"{tier} {tier} 42\n" for tier in ("namespaces", "landlock"))
+    assert ask("", "CAP_SYS_ADMIN", "unshare") == "landlock landlock 42\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give calls another user")
+@pytest.mark.parametrize("tier", ["namespaces", "landlock"])
+def test_calls_run_as_one_of_the_users_that_were_given_each_worker_its_own(tier: str) -> None:
+    async def users() -> set[int]:
+        async with SandboxPool(workers=3, tier=tier, uids=range(1_200_000, 1_200_050)) as sandbox:  # type: ignore[arg-type]
+            code = "import os, time\ntime.sleep(0.5)\nprint(*{*os.getresuid(), *os.getresgid()})"
+            return {int(result.stdout) for result in await asyncio.gather(*(sandbox.run(code) for _ in range(3)))}
+
+    if not has(tier):
+        pytest.skip(f"this machine has no {tier}")
+    found = asyncio.run(users())
+    assert found <= set(range(1_200_000, 1_200_050))
+    assert len(found) > 1

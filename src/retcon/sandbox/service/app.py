@@ -58,18 +58,19 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> ASGIApp:
         return Route(path, serving(handler, Refused.as_fastapi), methods=[method])
 
     session = "/v1/sessions/{session}"
-    routes = [
+    routes = [  # looked through in this order at every request
         mine("POST", "/v1/run", own.run),
+        theirs("POST", "/run", judge.run),
+        theirs("POST", "/run_code", fusion.run_code),
+        mine("POST", f"{session}/run", sessions.run),
         mine("POST", "/v1/batch", own.batch),
         mine("POST", "/v1/sessions", sessions.open),
-        mine("POST", f"{session}/run", sessions.run),
         mine("POST", f"{session}/checkpoints", sessions.checkpoint),
         mine("POST", f"{session}/rollback", sessions.rollback),
         mine("DELETE", f"{session}/checkpoints/{{checkpoint}}", sessions.discard),
         mine("DELETE", session, sessions.close),
         mine("GET", "/health", health),
         mine("GET", "/metrics", metrics),
-        theirs("POST", "/run", judge.run),
         theirs("POST", "/run/batch", judge.run_batch),
         theirs("POST", "/run/long-batch", judge.run_long_batch),
         theirs("POST", "/judge", judge.judge),
@@ -77,7 +78,6 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> ASGIApp:
         theirs("POST", "/judge/long-batch", judge.judge_long_batch),
         theirs("GET", "/status", judge.status),
         theirs("GET", "/ping", ping),
-        theirs("POST", "/run_code", fusion.run_code),
         theirs("GET", "/v1/ping", ping),
     ]
     paths = [route.path for route in routes]

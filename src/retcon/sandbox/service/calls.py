@@ -65,6 +65,12 @@ class Calls:
         return f"a program of {len(code)} characters: at most {most}" if len(code) > most else None
 
 
+def own_stderr(result: Result) -> str:
+    """stderr without the line that the sandbox adds for an exit code: the other services add none."""
+    line = f"SystemExit: {result.exit_code}\n"
+    return result.stderr.removesuffix(line) if result.error_type == "SystemExit" else result.stderr
+
+
 def unavailable(error: SandboxUnavailable, kind: str = "unavailable") -> Refused:
     return Refused(503, kind, str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retcon.sandbox.service.body import parse
-from retcon.sandbox.service.calls import Calls, room_for
+from retcon.sandbox.service.calls import Calls, own_stderr, room_for
 from retcon.sandbox.service.http import answer, read_body, unless_gone
 from retcon.sandbox.service.own import gathered
 from retcon.sandbox.service.refusal import Refused
@@ -123,7 +123,7 @@ class CodeJudgeApi:
         ran = result.status == "ok"
         cut = calls.settings.judge_chars
         success = ran and (expected is None or result.stdout.strip() == expected.strip())
-        return Ran(name, success, ran, result.seconds, _reason(result), result.stdout[:cut], result.stderr[:cut])
+        return Ran(name, success, ran, result.seconds, _reason(result), result.stdout[:cut], own_stderr(result)[:cut])
 
 
 def _check_type(submission: Submission, field: str) -> None:

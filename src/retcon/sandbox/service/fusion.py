@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retcon.sandbox.service.body import check_paths, check_text, decode_files, parse
-from retcon.sandbox.service.calls import Calls
+from retcon.sandbox.service.calls import Calls, own_stderr
 from retcon.sandbox.service.http import answer, read_body, unless_gone
 from retcon.sandbox.service.refusal import Refused
 from retcon.sandbox.types import Result
@@ -85,7 +85,7 @@ def _command(status: str, result: Result) -> dict[str, Any]:
         "execution_time": result.seconds if status != "Error" else None,
         "return_code": result.exit_code if status == "Finished" else None,
         "stdout": result.stdout,
-        "stderr": result.stderr,
+        "stderr": own_stderr(result),
     }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from retcon.sandbox.service.body import check_paths, check_text, decode_files, parse
 from retcon.sandbox.service.calls import Calls
-from retcon.sandbox.service.http import answer, encoded, read_body, unless_gone
+from retcon.sandbox.service.http import ClientGone, answer, encoded, read_body, unless_gone
 from retcon.sandbox.service.refusal import Refused
 from retcon.sandbox.types import Limits, Result
 
@@ -87,7 +88,7 @@ class OwnApi:
     async def _run(self, call: Call, options: dict[str, Any], *, patient: bool = False) -> Result:
         return await self._calls.run("v1", lambda: self._calls.sandbox.run(call.code, **options), patient=patient)
 
-    async def _stream(self, work: list[tuple[Call, dict[str, Any]]]) -> AsyncIterator[bytes]:
+    async def _stream(self, work: list[tuple[Call, dict[str, Any]]]) -> AsyncGenerator[bytes, None]:
         """A line for each call as it ends: its place in the batch, and its result or what is wrong with it."""
 
         async def one(index: int, call: Call, options: dict[str, Any]) -> bytes:
@@ -109,11 +110,11 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> dict[str, Any]:
     """What the sandbox is called with besides the code. Raises Refused that names the field, behind `at`."""
     if call.tier is not None and STRENGTH[call.tier] > STRENGTH[calls.tier]:
         raise Refused.invalid(f"{at}tier", f"tier '{call.tier}' cannot be had here: this server's is '{calls.tier}'")
-    return checked_cell(calls, call, at) | {"fetch": check_paths(call.fetch, f"{at}fetch")}
+    return checked_cell(calls, call, calls.settings.limits, at) | {"fetch": check_paths(call.fetch, f"{at}fetch")}
 
 
-def checked_cell(calls: Calls, cell: Cell, at: str = "") -> dict[str, Any]:
-    """As `checked_call`, for a session's cell."""
+def checked_cell(calls: Calls, cell: Cell, limits: Limits, at: str = "") -> dict[str, Any]:
+    """As `checked_call`, for a session's cell. limits: of a cell that asks for none."""
     if not cell.code:
         raise Refused.invalid(f"{at}code", "there is no code: give at least a comment")
     if (problem := calls.too_long(cell.code)) is not None:
@@ -127,22 +128,26 @@ def checked_cell(calls: Calls, cell: Cell, at: str = "") -> dict[str, Any]:
     check_text(cell.stdin, f"{at}stdin")
     return {
         "stdin": cell.stdin,
-        "limits": checked_limits(calls, cell, at),
+        "limits": checked_limits(calls, cell.limits, limits, at).with_(*checked_clocks(calls, cell, at)),
         "files": decode_files(cell.files, f"{at}files"),
         "echo": cell.echo,
     }
 
 
-def checked_limits(calls: Calls, cell: Cell, at: str = "") -> Limits:
-    """The service's limits with a cell's own in place. Raises Refused for one that is more than the service allows."""
-    limits = calls.settings.limits
-    if cell.limits is not None:
-        given = {k: v for k in cell.limits.__struct_fields__ if (v := getattr(cell.limits, k)) is not None}
-        seconds = {f"{at}limits.{k}": given.get(k) for k in ("cpu_seconds", "wall_seconds")}
-        calls.check_bounds(seconds, {f"{at}limits.memory_mb": given.get("memory_mb")})
-        limits = replace(limits, **given)
+def checked_limits(calls: Calls, asked: LimitFields | None, limits: Limits, at: str = "") -> Limits:
+    """`limits` with those that were asked for in place. Raises Refused for one above what the service allows."""
+    if asked is None:
+        return limits
+    given = {name: value for name in asked.__struct_fields__ if (value := getattr(asked, name)) is not None}
+    seconds = {f"{at}limits.{name}": given.get(name) for name in ("cpu_seconds", "wall_seconds")}
+    calls.check_bounds(seconds, {f"{at}limits.memory_mb": given.get("memory_mb")})
+    return replace(limits, **given)
+
+
+def checked_clocks(calls: Calls, cell: Cell, at: str) -> tuple[float | None, int | None]:
+    """(timeout, memory). Raises Refused for one above what the service allows."""
     calls.check_bounds({f"{at}timeout": cell.timeout}, {f"{at}memory": cell.memory})
-    return limits.with_(cell.timeout, cell.memory)
+    return cell.timeout, cell.memory
 
 
 async def gathered(work: list[Any]) -> list[Any]:
@@ -167,16 +172,18 @@ class Streamed(Response):
 
     media_type = NDJSON
 
-    def __init__(self, lines: AsyncIterator[bytes]) -> None:
+    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
         super().__init__()
         del self.headers["content-length"]
         self._lines = lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(Request(scope, receive), self._send(send))
+        with contextlib.suppress(ClientGone):
+            await unless_gone(Request(scope, receive), self._send(send))
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for line in self._lines:
-            await send({"type": "http.response.body", "body": line, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        async with contextlib.aclosing(self._lines):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for line in self._lines:
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})

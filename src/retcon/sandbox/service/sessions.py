@@ -19,7 +19,7 @@ from retcon.sandbox.service.calls import Calls, unavailable
 from retcon.sandbox.service.http import ClientGone, answer, read_body, unless_gone
 from retcon.sandbox.service.own import Cell, LimitFields, checked_cell, checked_limits
 from retcon.sandbox.service.refusal import Refused
-from retcon.sandbox.types import Session
+from retcon.sandbox.types import Limits, Session
 
 KEY = "idempotency-key"
 REMEMBERED = 4
@@ -37,10 +37,11 @@ class Rollback(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Entry:
-    """An open session and its latest answers."""
+    """An open session, the limits of its cells, and its latest answers."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, limits: Limits) -> None:
         self.session = session
+        self.limits = limits
         self.answers: OrderedDict[str, Answer] = OrderedDict()
         self.used = time.monotonic()
 
@@ -68,19 +69,19 @@ class SessionsApi:
         """A fresh session; those that nobody has used for long are closed first."""
         body = await read_body(request, self._calls.settings.max_body)
         asked = parse(body or b"{}", Open)
-        limits = checked_limits(self._calls, Cell(code="", limits=asked.limits))
+        limits = checked_limits(self._calls, asked.limits, self._calls.settings.limits)
         await self._close_idle()
         try:
             session = await self._calls.sandbox.session(limits=limits)
         except SandboxUnavailable as error:
             raise unavailable(error, "busy") from error  # no room for one more; there may be later
-        self._entries[session.id] = Entry(session)
+        self._entries[session.id] = Entry(session, limits)
         return answer({"session": session.id, "tier": self._calls.tier}, 201)
 
     async def run(self, request: Request) -> Response:
         entry, body = await self._asked(request)
         cell = parse(body, Cell)
-        options = checked_cell(self._calls, cell)
+        options = checked_cell(self._calls, cell, entry.limits)
         return answer(
             await self._once(
                 request,
@@ -140,8 +141,10 @@ class SessionsApi:
                 request, entry, key, hashlib.sha256(request.url.path.encode() + body).digest(), work
             )
         except SessionLost as error:
-            self._entries.pop(entry.session.id, None)
-            raise Refused(410, "session_lost", str(error)) from error
+            extra = {"by_own_code": error.by_own_code}
+            raise Refused(410, "session_lost", str(error), extra=extra) from error
+        except SandboxUnavailable as error:
+            raise Refused(409, "refused", str(error)) from error
         finally:
             entry.used = time.monotonic()
 
@@ -166,6 +169,9 @@ class SessionsApi:
         except ClientGone:
             asyncio.get_running_loop().call_later(RECONNECT_SECONDS, _give_up, known)
             raise
+        except Refused:  # nothing was done: who asks again may have more luck
+            entry.answers.pop(key, None)
+            raise
         finally:
             known.readers -= 1
 
@@ -182,7 +188,12 @@ class SessionsApi:
 
 
 async def _shielded(task: asyncio.Task[Any]) -> Any:
-    return await asyncio.shield(task)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelled():
+            raise SessionLost("what it was doing was given up: nobody waited for the answer") from None
+        raise
 
 
 def _give_up(known: Answer) -> None:

@@ -1,0 +1,115 @@
+"""`retcon sandbox` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retcon.cli import serve as serve_command
+from retcon.core.errors import MissingExtra
+from serving import server
+
+
+def sandbox(*words: object, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "retcon", "sandbox", *map(str, words)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "200", "NO_COLOR": "1", **environment},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("words", [(), ("serve",), ("exec",), ("doctor",)])
+def test_every_command_has_help(words: tuple[str, ...]) -> None:
+    done = sandbox(*words, "--help")
+    assert (done.returncode, "Usage: retcon sandbox" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "exit_code", "stdout", "last"),
+    [
+        ("print('a')\n1 + 1", (), 0, "a\n2\n", ""),
+        ("print('a', end='')\n'b'", (), 0, "a\n'b'\n", ""),
+        ("1 / 0", (), 1, "", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(7)", (), 7, "", "SystemExit: 7"),
+        ("import os; os.abort()", (), 134, "", "SIGABRT: killed by signal 6"),
+        ("import time; time.sleep(600)", ("--timeout", "0.3"), 124, "", "TimeoutError: no end after 0.3 s"),
+        ("x = bytearray(1 << 31)", ("--memory", "64"), 125, "", "MemoryError"),
+    ],
+)
+def test_a_program_ends_as_it_would_elsewhere(
+    tmp_path: Path, code: str, options: tuple[str, ...], exit_code: int, stdout: str, last: str
+) -> None:
+    (tmp_path / "program.py").write_text(code)
+    done = sandbox("exec", *options, tmp_path / "program.py")
+    assert (done.returncode, done.stdout) == (exit_code, stdout)
+    assert (done.stderr.splitlines() or [""])[-1] == last
+
+
+def test_the_program_may_come_from_standard_input_and_so_may_its_input(tmp_path: Path) -> None:
+    assert sandbox("exec", "-", stdin="print(2)").stdout == "2\n"
+    (tmp_path / "program.py").write_text("print(input())")
+    assert sandbox("exec", "--stdin", "-", tmp_path / "program.py", stdin="given\n").stdout == "given\n"
+
+
+def test_the_whole_result_as_json() -> None:
+    done = sandbox("exec", "--json", "-", stdin="print(1)\n2")
+    told = json.loads(done.stdout)
+    assert (told["status"], told["stdout"], told["value"], done.returncode) == ("ok", "1\n", "2", 0)
+
+
+def test_a_program_may_run_on_a_server() -> None:
+    with server("--workers", "1", "--token", "t") as made:
+        assert sandbox("exec", "--url", made.url, "-", stdin="print(3)", RETCON_SANDBOX_TOKEN="t").stdout == "3\n"
+        refused = sandbox("exec", "--url", made.url, "-", stdin="print(3)")
+        assert (refused.returncode, "another token" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("exec", "nowhere.py"), "nowhere.py: No such file"),
+        (("exec", "--tier", "namespace", "-"), "'namespaces'"),
+        (("exec", "--timeout", "-1", "-"), "above 0"),
+        (("exec", "--url", "localhost:80", "-"), "http://host:port"),
+        (("serve", "--token-file", "nowhere"), "nowhere: No such file"),
+        (("serve", "--token", ""), "not empty"),
+        (("serve", "--queue", "0"), "queue is 0"),
+        (("serve", "--warm", "nunpy"), "did you mean 'numpy'?"),
+        (("serve", "--package", "a b"), "not the name of a module"),
+        (("serve", "--host", "nowhere.invalid"), "--host nowhere.invalid"),
+        (("serve", "--port", "70000"), "65535"),
+    ],
+)
+def test_bad_input_is_one_message(words: tuple[str, ...], part: str) -> None:
+    done = sandbox(*words)
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serving_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_command, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"retcon-rl\[serve\]"):
+        serve_command.serve()
+
+
+def test_doctor_tells_of_every_tier() -> None:
+    done = sandbox("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert list(told["tiers"]) == ["namespaces", "landlock", "rlimits"]
+    for name, probe in told["tiers"].items():
+        assert probe["tier"] == name or (probe["tier"] is None and probe["problem"])
+        assert probe["tier"] is None or (probe["calls_per_second"] > 0 and probe["fork_ms"] > 0)
+    assert told["best"] == next((name for name, probe in told["tiers"].items() if probe["tier"]), None)
+    assert all(isinstance(line, str) for line in told["advice"])
+    shown = sandbox("doctor")
+    assert all(name in shown.stdout for name in told["tiers"])

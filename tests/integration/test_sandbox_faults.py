@@ -1,0 +1,285 @@
+"""The pool's own doings with real processes: profiles, growth, faults, back-pressure, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import venv
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits, Result
+
+SOON = 60.0  # seconds: an end that takes longer never comes
+SLOW = "import time\ntime.sleep(0.3)\nprint('done')"
+
+
+def using(work: Callable[[SandboxPool], Awaitable[None]], **options: object) -> None:
+    async def main() -> None:
+        async with SandboxPool(**options) as pool:  # type: ignore[arg-type]
+            await work(pool)
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SOON):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def ended(process: int) -> bool:
+    poller = select.poll()
+    poller.register(process, select.POLLIN)
+    return bool(poller.poll(SOON * 1000))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter with a few packages of its own, some of which misbehave."""
+    folder = tmp_path_factory.mktemp("venv")
+    for part in (folder, *folder.parents[:-2]):
+        part.chmod(part.stat().st_mode | 0o055)  # calls may run as another user
+    venv.create(folder / "env", symlinks=True)
+    (site,) = (folder / "env/lib").glob("python*/site-packages")
+    (site / "good.py").write_text("import good_part\nprint('imported')\nanswer = 42\n")
+    (site / "good_part.py").write_text("")
+    (site / "broken.py").write_text("raise RuntimeError('it never worked')\n")
+    (site / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    (site / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\nanswer = 43\n"
+    )
+    return str(folder / "env/bin/python")
+
+
+def test_calls_import_what_the_interpreter_has(python: str) -> None:
+    async def work(pool: SandboxPool) -> None:
+        assert (await pool.run("import good\ngood.answer")).value == "42"
+        result = await pool.run("import numpy")  # not in that environment, and its profile falls back
+        assert (result.status, result.error_type) == ("error", "ModuleNotFoundError")
+        assert "cannot import numpy" in pool.faults["numpy"]
+
+    using(work, python=python, workers=1)
+
+
+def test_a_package_of_ones_own_is_preloaded(python: str) -> None:
+    async def work(pool: SandboxPool) -> None:
+        result = await pool.run("import sys\nprint('good' in sys.modules)\nimport good")
+        assert result.stdout == "True\n"  # and what its import printed did not come with it
+        assert list(pool.fleet.zygotes) == ["bare", "good"]
+
+    using(work, python=python, workers=2, packages=("good",), warm=("good",))
+
+
+@pytest.mark.parametrize(
+    ("package", "fault", "result"),
+    [
+        ("threaded", "starts 1 thread", ("ok", "43")),
+        ("broken", "it never worked", ("error", None)),
+        ("deadly", "did not come up", ("error", None)),
+    ],
+)
+def test_a_package_that_cannot_be_preloaded_is_imported_by_the_call(
+    python: str, package: str, fault: str, result: tuple[str, str | None]
+) -> None:
+    async def work(pool: SandboxPool) -> None:
+        had = await pool.run(f"import {package}\n{package}.answer")
+        assert (had.status, had.value) == result
+        assert fault in pool.faults[package]
+        assert (await pool.run("print('next')")).stdout == "next\n"
+
+    using(work, python=python, workers=1, packages=(package,))
+
+
+def test_a_package_that_is_not_installed_is_refused_with_the_nearest_name(python: str) -> None:
+    with pytest.raises(SandboxUnavailable, match=r"'goood' is not installed for .*did you mean 'good'"):
+        asyncio.run(SandboxPool(python=python, packages=("goood",)).start())
+
+
+def test_a_warm_profile_that_cannot_be_had_is_refused(python: str) -> None:
+    with pytest.raises(SandboxUnavailable, match="cannot import sympy"):
+        asyncio.run(SandboxPool(python=python, warm=("sympy",)).start())
+
+
+def test_preloaded_packages_draw_fresh_random_numbers() -> None:
+    async def work(pool: SandboxPool) -> None:
+        code = "import random, numpy\nrandom.random(), numpy.random.rand(), numpy.random.default_rng().random()"
+        first, second = (await pool.run(code)).value, (await pool.run(code)).value
+        assert first is not None
+        assert second is not None
+        assert not set(first.strip("()").split(", ")) & set(second.strip("()").split(", "))
+
+    using(work, workers=1)
+
+
+def test_one_place_serves_every_profile_in_turn() -> None:
+    async def work(pool: SandboxPool) -> None:
+        codes = ["print(1)", "import numpy\nprint(numpy.int64(2))", "import random\nprint(3)"] * 3
+        results = await asyncio.gather(*(pool.run(code) for code in codes))
+        assert [result.stdout for result in results] == ["1\n", "2\n", "3\n"] * 3
+        assert len(pool.fleet.workers) == 1
+
+    using(work, workers=1)
+
+
+def test_short_calls_pass_endless_ones() -> None:
+    async def work(pool: SandboxPool) -> None:
+        endless = [asyncio.create_task(pool.run("while True: pass")) for _ in range(3)]
+        results = await asyncio.gather(*(pool.run(f"print({n})") for n in range(50)))
+        assert [result.stdout for result in results] == [f"{n}\n" for n in range(50)]
+        assert not any(task.done() for task in endless)
+        for task in endless:
+            task.cancel()
+        await asyncio.gather(*endless, return_exceptions=True)
+
+    using(work, workers=4, limits=Limits(cpu_seconds=SOON, wall_seconds=SOON))
+
+
+def test_a_call_whose_worker_is_killed_is_run_again() -> None:
+    async def work(pool: SandboxPool) -> None:
+        call = asyncio.create_task(pool.run(SLOW))
+        await until(lambda: pool.fleet.running)
+        first = pool.worker.pid
+        os.kill(first, signal.SIGKILL)
+        result = await call
+        assert (result.status, result.stdout) == ("ok", "done\n")
+        assert pool.worker.pid != first
+
+    using(work, workers=1)
+
+
+def test_a_call_whose_workers_keep_dying_is_a_fault_of_ours() -> None:
+    async def work(pool: SandboxPool) -> None:
+        call = asyncio.create_task(pool.run("import time\ntime.sleep(60)"))
+        killed: set[int] = set()
+        while not call.done():
+            fresh = {worker.pid for worker in pool.fleet.workers} - killed
+            for pid in fresh:
+                os.kill(pid, signal.SIGKILL)
+            killed |= fresh
+            await asyncio.wait([call], timeout=0.001)
+        result = call.result()
+        assert (result.status, result.error_type) == ("infrastructure", None)
+        assert "died" in result.stderr
+        assert len(killed) == 2
+        assert (await pool.run("print('next')")).stdout == "next\n"
+
+    using(work, workers=1)
+
+
+def test_a_killed_zygote_costs_no_call() -> None:
+    async def work(pool: SandboxPool) -> None:
+        calls = [asyncio.create_task(pool.run(f"{SLOW}\nprint({n})")) for n in range(12)]
+        await until(lambda: pool.fleet.running == 3)
+        first = pool.fleet.zygotes["bare"]
+        os.kill(first, signal.SIGKILL)
+        results = await asyncio.gather(*calls)
+        assert [result.stdout for result in results] == [f"done\n{n}\n" for n in range(12)]
+        assert pool.fleet.zygotes["bare"] != first
+
+    using(work, workers=3)
+
+
+def test_a_cancelled_call_ends() -> None:
+    async def work(pool: SandboxPool) -> None:
+        call = asyncio.create_task(pool.run("import time\ntime.sleep(60)"))
+        await until(lambda: pool.fleet.running)
+        process = os.pidfd_open(pool.worker.pid)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert ended(process)
+        os.close(process)
+        assert (await pool.run("print('next')")).stdout == "next\n"
+
+    using(work, workers=1, limits=Limits(wall_seconds=SOON))
+
+
+def test_cancelling_a_call_that_waits_leaves_the_others_alone() -> None:
+    async def work(pool: SandboxPool) -> None:
+        calls = [asyncio.create_task(pool.run(f"{SLOW}\nprint({n})")) for n in range(4)]
+        await until(lambda: pool.fleet.waiting == 3)
+        calls[1].cancel()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(results[1], asyncio.CancelledError)
+        assert [r.stdout for r in results if isinstance(r, Result)] == [f"done\n{n}\n" for n in (0, 2, 3)]
+
+    using(work, workers=1)
+
+
+def test_a_full_queue_says_so_and_loses_nothing() -> None:
+    async def work(pool: SandboxPool) -> None:
+        assert not pool.full
+        calls = [asyncio.create_task(pool.run(f"{SLOW}\nprint({n})")) for n in range(5)]
+        await until(lambda: pool.fleet.running)
+        assert pool.full
+        assert pool.fleet.waiting == 2  # the other two wait with nothing prepared
+        results = await asyncio.gather(*calls)
+        assert [result.stdout for result in results] == [f"done\n{n}\n" for n in range(5)]
+        assert not pool.full
+
+    using(work, workers=1, queue=2)
+
+
+def test_nothing_is_left_of_a_closed_pool() -> None:
+    before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    others = set(descendants(os.getpid()))
+    folder: list[Path] = []
+
+    async def work(pool: SandboxPool) -> None:
+        await asyncio.gather(*(pool.run("import os, numpy\nos.fork()") for _ in range(20)))
+        calls = [asyncio.create_task(pool.run("import time\ntime.sleep(60)")) for _ in range(20)]
+        await until(lambda: pool.fleet.running)
+        folder.append(pool.fleet.folder)
+        await pool.close()
+        statuses = [
+            getattr(r, "status", type(r).__name__) for r in await asyncio.gather(*calls, return_exceptions=True)
+        ]
+        assert set(statuses) == {"infrastructure", "SandboxUnavailable"}
+
+    using(work, workers=4)
+    assert set(descendants(os.getpid())) <= others
+    assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
+    assert not folder[0].exists()
+
+
+@pytest.mark.parametrize("tier", [None, "rlimits"])
+def test_nothing_is_left_of_a_killed_pool(tier: str | None) -> None:
+    script = (
+        "import asyncio\nfrom retcon.sandbox.pool import SandboxPool\n"
+        "async def main():\n"
+        f"    async with SandboxPool(workers=3, tier={tier!r}, warm=('stdlib',)) as pool:\n"
+        "        code = 'import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(600)'\n"
+        "        calls = [asyncio.create_task(pool.run(code)) for _ in range(3)]\n"
+        "        while pool.fleet.running < 3 and not any(call.done() for call in calls): await asyncio.sleep(.001)\n"
+        "        print(pool.fleet.folder, flush=True)\n"
+        "        await asyncio.gather(*calls)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert folder.is_dir()
+        holds = [os.pidfd_open(pid) for pid in descendants(process.pid)]
+        process.kill()
+    assert len(holds) >= 2 + 3
+    assert all(ended(hold) for hold in holds)
+    for hold in holds:
+        os.close(hold)
+    assert not folder.exists()
