@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import load_recipe
+from retcon.core.errors import RecipeError, SandboxUnavailable, SessionLost
+from retcon.core.types import ToolCall
+from retcon.engine.scripted import ScriptedEngine
+from retcon.rollout.world import open_world
 from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.router import SandboxRouter
 from retcon.sandbox.types import Limits
+from retcon.tools.python import PythonTool
 from serving import server
 
 
@@ -171,3 +178,32 @@ def test_sessions_stay_with_their_server_and_are_lost_with_it() -> None:
                 assert (await (await router.session()).run("print(1)")).stdout == "1\n"
 
     asyncio.run(work())
+
+
+def test_rollouts_live_in_a_world_whose_sandbox_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETCON_SANDBOX_TOKEN", "t")
+
+    async def work() -> None:
+        with server("--workers", "1", "--token", "t") as one:
+            recipe = load_recipe(None, [f"sandbox.url={one.url}", "sandbox.output_chars=2000"])
+            tokenizer = ByteTokenizer()
+            async with open_world(recipe, ScriptedEngine(tokenizer, []), Chat(tokenizer)) as world:
+                assert isinstance(world.tool, PythonTool)
+                said = await world.tool(ToolCall("c", "python", {"code": "print(6 * 7)"}, 0))
+                assert (said.text, said.status) == ("42", "ok")
+                one.stop(signal.SIGKILL)
+                assert (await world.tool(ToolCall("c", "python", {"code": "1"}, 0))).status == "infrastructure"
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("value", "urls"), [("http://a:1", ("http://a:1",)), ('["http://a", "https://b"]', ("http://a", "https://b"))]
+)
+def test_a_recipe_names_one_server_or_several(value: str, urls: tuple[str, ...]) -> None:
+    assert load_recipe(None, [f"sandbox.url={value}"]).sandbox.url == urls
+
+
+def test_a_recipe_with_no_url_of_a_server_is_refused() -> None:
+    with pytest.raises(RecipeError, match="http://host:port"):
+        load_recipe(None, ["sandbox.url=localhost"])

@@ -14,6 +14,7 @@ from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.service.app import create_app
 from retcon.sandbox.service.server import listen, served
 from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.types import Result
 from serving import MemorySandbox
 
 
@@ -176,3 +177,21 @@ def test_bad_requests_are_refused_by_field(path: str, body: dict[str, Any], stat
         assert (await session.run("print(1)")).stdout == "1\n"
 
     using(work)
+
+
+def test_a_fault_of_the_servers_own_is_infrastructure_and_is_not_asked_for_again() -> None:
+    class Broken(MemorySandbox):
+        async def run(self, code: str, **options: Any) -> Result:
+            self.runs += 1
+            raise ZeroDivisionError
+
+    async def work() -> None:
+        sandbox = Broken()
+        app = create_app(sandbox, "rlimits", Settings())
+        async with served(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
+            result = await client.run("1")
+            assert (result.status, sandbox.runs) == ("infrastructure", 1)
+            assert "see the server's log" in result.stderr
+            assert (await client.session()).id
+
+    asyncio.run(work())

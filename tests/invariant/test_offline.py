@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -11,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreign import FORMATS, NAMES, REPAIRED, Step, fails, works
+from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.store.records import Record
 from retcon.transcripts.detect import Detector
 from retcon.transcripts.report import Count
 from retcon.transcripts.run import Purifier, Sinks
+from strategies import json_values
 
 CODES = (
     "x = 1\nprint(x)",
@@ -159,3 +162,25 @@ def test_a_failure_and_its_fix_become_one_turn(name: str) -> None:
     assert [o.text.strip() for t in trajectory.turns for o in t.observations] == ["4.0"]
     assert "let me see" in trajectory.text or name == "sharegpt_functions"
     assert "sqrt it is" not in trajectory.text
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value within a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(p for key, item in inner for p in places(item, (*path, key)))]
+
+
+@every_format
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_record_with_anything_in_any_place_is_read_or_refused(name: str, data: st.DataObject) -> None:
+    record = copy.deepcopy(FORMATS[name](REPAIRED))
+    place = data.draw(st.sampled_from(places(record)[1:]))
+    inside: Any = record
+    for key in place[:-1]:
+        inside = inside[key]
+    inside[place[-1]] = data.draw(json_values | st.sampled_from(["{", "<tool_call>", "```python\n", "<execute>"]))
+    purifier = Purifier(Offline(), "auto", Sinks(audit=lambda _: None, pairs=lambda _: None), Count())
+    with contextlib.suppress(RecordError):
+        purifier(Record(msgspec.json.encode(record), 7, "f.jsonl"))
+        assert purifier.count.transcripts == 1

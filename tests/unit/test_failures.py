@@ -30,7 +30,12 @@ OLD_SYNTAX = '  File "<ipython-input-2>", line 1\n    def f(:\n          ^\nSynt
 COLOURED = (
     '\x1b[31mTraceback (most recent call last)\x1b[0m:\n  File "a.py", line 7, in <module>\n\x1b[1mKeyError\x1b[0m: 1'
 )
-RUN_TIME = "Traceback (most recent call last):\n   File /a/b.py:35 in run\n    exec(c)\n   Cell In[1], line 26\n    f()\nSyntaxError: no"
+RUN_TIME = """Traceback (most recent call last):
+   File /a/b.py:35 in run
+    exec(c)
+   Cell In[1], line 26
+    f()
+SyntaxError: no"""
 DEAD = "-" * 75 + " Timeout waiting for reply                                Traceback (most recent call last) "
 
 

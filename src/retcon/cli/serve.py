@@ -35,6 +35,7 @@ def serve(
         ),
     ] = None,
     tier: TierName = None,
+    sessions: Annotated[int, typer.Option("--sessions", min=1, help="Sessions that may be open at a time.")] = 64,
     packages: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,7 +89,9 @@ def serve(
             judge_chars=judge_chars,
             token=_token(token, token_file),
         )
-        sandbox = SandboxPool(settings.workers, limits, tier=tier, packages=packages or (), warm=warm or ())
+        sandbox = SandboxPool(
+            settings.workers, limits, tier=tier, packages=packages or (), warm=warm or (), sessions=sessions
+        )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     from retcon.sandbox.service.server import StopSignals, listen

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
-from retcon.sandbox.remote import Answered, Remote, ServerFault, SessionForgotten, program, wall_seconds
+from retcon.sandbox.remote import Answered, Remote, ServerBroke, ServerFault, SessionForgotten, program, wall_seconds
 from retcon.sandbox.types import Limits, Result, Tier
 
 T = TypeVar("T")
@@ -141,6 +141,8 @@ class SandboxClient:
             response = await self._connected().ask("POST", "/v1/run", body, seconds=seconds)
         except Answered as answered:
             return answered.result
+        except ServerBroke as error:
+            return Result("infrastructure", stderr=str(error), tier=self._tier or "rlimits")
         return read_result(response)
 
     async def session(self, *, limits: Limits | None = None) -> ClientSession:
@@ -195,7 +197,7 @@ class ClientSession:
             return read_result(await self._ask("POST", "/run", body, seconds=wall_seconds(timeout, limits)))
         except Answered as answered:
             return answered.result
-        except ServerFault as error:
+        except (ServerFault, ServerBroke) as error:
             return Result("infrastructure", stderr=str(error), tier=self._tier)
 
     async def checkpoint(self) -> str:

@@ -59,8 +59,9 @@ class Remote:
         patience: float | None = None,
         key: str | None = None,
     ) -> httpx.Response:
-        """The answer of a request that was served. seconds: how long the work itself may take. patience:
-        in place of the client's. key: marks repetitions.
+        """The answer of a request that was served.
+
+        seconds: how long the work itself may take. patience: in place of the client's. key: marks repetitions.
 
         Raises ServerFault (no answer, 502, 503, 504), ValueError (the request is wrong, or too large), SessionLost (the
         session is gone), KeyError (no such checkpoint), SandboxUnavailable (the server is no sandbox, or wants another
@@ -110,12 +111,16 @@ class Remote:
         if response.status_code == 401:
             raise SandboxUnavailable(f"{self.url} wants another token: {message}")
         if kind == "internal":
-            raise ServerFault(f"{self.url}: {message}")
+            raise ServerBroke(f"{self.url}: {message}")
         raise SandboxUnavailable(f"{self.url} answers {response.status_code}: is it a retcon sandbox server? {message}")
 
 
 class SessionForgotten(SessionLost):
     """The server knows no such session: unlike one that is lost there, it cannot be rolled back."""
+
+
+class ServerBroke(SandboxUnavailable):
+    """The server met a fault of its own in this request: another try, or another server, would meet it again."""
 
 
 class Answered(Exception):

@@ -15,7 +15,7 @@ from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.dialects import DIALECTS, Dialect, JsonCall
 from retcon.transcripts.failures import looks_clean
 from retcon.transcripts.items import context_of, find_items, replaced, text_of, with_text
-from retcon.transcripts.pieces import Call, Piece, PieceKind, PieceReading
+from retcon.transcripts.pieces import Call, Output, Piece, PieceKind, PieceReading
 from retcon.transcripts.types import Json, Reading
 
 _SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
@@ -82,7 +82,7 @@ class Chat:
         if found is None:
             return None
         items = found[1]
-        dialect = self._dialect(items)
+        dialect = self.dialects[0] if len(self.dialects) == 1 else None
         count = pending = 0
         for item in items:
             role, text = item.get(self.role), item.get(self.text)
@@ -91,14 +91,13 @@ class Chat:
                 text = text_of(text)
             if kind == "said":
                 pending = 0
-                inside = dialect.clean_inside(text)
-                if inside is None:
-                    return None
-                count += inside
-                if dialect.calls_in(text):
-                    calls = dialect.clean_calls(text)
-                    if calls is None:
+                if dialect is None and ("<" in text or "```" in text):
+                    dialect = self._dialect(items)
+                if dialect is not None:
+                    inside, calls = dialect.clean_inside(text), dialect.clean_calls(text)
+                    if inside is None or calls is None:
                         return None
+                    count += inside
                     pending = calls
             elif kind == "call":
                 try:
@@ -106,7 +105,7 @@ class Chat:
                 except msgspec.DecodeError:
                     return None
                 pending += 1
-            elif pending and (outputs := dialect.outputs(text) if kind == "output" else dialect.told_outputs(text)):
+            elif pending and (outputs := self._outputs(dialect or self.dialects[-1], kind, text)):
                 for output in outputs:
                     if not looks_clean(output.text):
                         return None
@@ -115,6 +114,10 @@ class Chat:
             else:
                 pending = 0
         return count
+
+    @staticmethod
+    def _outputs(dialect: Dialect, kind: PieceKind, text: str) -> tuple[Output, ...] | None:
+        return dialect.outputs(text) if kind == "output" else dialect.told_outputs(text)
 
     def read(self, record: Json, id: str) -> Reading:
         found = find_items(record)

@@ -42,7 +42,7 @@ class Dialect(Protocol):
         ...
 
     def clean_calls(self, text: str) -> int | None:
-        """How many calls such a message has (one per output), None where that takes a full reading."""
+        """How many calls a message of the model has (one per output), None where that takes a full reading."""
         ...
 
     def clean_inside(self, text: str) -> int | None:
@@ -131,7 +131,7 @@ class Execute:
         return self.outputs(text)
 
     def clean_calls(self, text: str) -> int | None:
-        return 1
+        return 1 if self.calls_in(text) else 0
 
     def clean_inside(self, text: str) -> int | None:
         return 0
@@ -188,19 +188,21 @@ class Markdown:
         return self.outputs(text) if self._label.match(text) or self._answer.match(text) else None
 
     def clean_calls(self, text: str) -> int | None:
-        return 1
+        return 1 if self.calls_in(text) else 0
 
     def clean_inside(self, text: str) -> int | None:
-        if "```stdout" in text or "```tool_output" in text:
-            return None
         before, *chunks = text.split("```output\n")
+        if not chunks:
+            return None if "```output" in text or "```stdout" in text or "```tool_output" in text else 0
         for chunk in chunks:
-            # Nothing but the plain shape, a block and right after it its output, is read here.
-            inside, closed, _ = chunk.partition("\n```")
-            if not before.endswith("\n```\n") or "```python\n" not in before or not closed or not looks_clean(inside):
+            # Nothing but the plain shape, words and one block and right after it its output, is read here.
+            inside, closed, after = chunk.partition("\n```")
+            if before.count("```") != 2 or "```python\n" not in before or not before.endswith("\n```\n"):
                 return None
-            before = chunk
-        return len(chunks)
+            if not closed or not looks_clean(inside):
+                return None
+            before = after
+        return len(chunks) if "```" not in before else None
 
 
 def _closed(text: str, start: int) -> tuple[int, int]:

@@ -39,7 +39,6 @@ RULES = {
 UNCLEAR = "own-words"
 """The rule of an output that looks like a failure, of a program that itself writes such text."""
 
-_EDGE = 200
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _HEADING = r"Traceback \(most recent call last\)"
 _JUPYTER = re.compile(rf"^(?:-{{20,}}\s+)?(?P<type>[A-Za-z_][\w.]*(?: [a-z]+)*)[ \t]{{2,}}{_HEADING}", re.MULTILINE)
@@ -80,13 +79,14 @@ def may_fail(output: str) -> bool:
     if "Traceback" in output or "Error: " in output:
         return True
     # The other rules are about whole first and last lines, or whole outputs that are one line or one JSON object.
-    edges = (output if len(output) <= 2 * _EDGE else output[:_EDGE] + output[-_EDGE:]).lower()
+    stripped = output.strip()
+    end = stripped.find("\n")
+    edges = (stripped if end < 0 else stripped[:end] + stripped[stripped.rfind("\n") :]).lower()
     if "exit" in edges or "return" in edges or "imed" in edges or "timeout" in edges:
         return True
-    stripped = output.strip()
     if stripped[:1] == "{" and ("exit" in output or "return" in output):
         return True
-    return "\n" not in stripped and _EXCEPTION.match(stripped) is not None
+    return end < 0 and _EXCEPTION.match(stripped) is not None
 
 
 def looks_clean(output: str) -> bool:

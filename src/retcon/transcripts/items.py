@@ -12,6 +12,7 @@ _PLACES = (
     ("messages",), ("conversations",), ("conversation",), ("completion",), ("trajectory",),
     ("debug_result",), ("state", "history"), ("history",), ("transcript",),
 )  # fmt: skip
+_ROLES = {str, type(None)}
 
 
 def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | None:
@@ -22,7 +23,8 @@ def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | 
             value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, list) and set(map(type, value)) == {dict}:
             items = cast(list[dict[str, Json]], value)
-            if "role" in items[0] or "from" in items[0]:
+            key = "role" if "role" in items[0] else "from"
+            if key in items[0] and {type(item.get(key)) for item in items} <= _ROLES:
                 return path, items
     return None
 

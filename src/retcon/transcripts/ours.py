@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.types import Json, Reading
+
+
+class _Status(msgspec.Struct):
+    status: str
+
+
+class _Turn(msgspec.Struct):
+    observations: list[_Status] = []
+
+
+class _Quick(msgspec.Struct):
+    """What of a record says whether anything in it failed."""
+
+    turns: list[_Turn]
 
 
 class Ours:
@@ -23,15 +39,12 @@ class Ours:
         return isinstance(record.get("prompt"), list) and "id" in record and "task" in record
 
     def clean(self, record: Json) -> int | None:
-        if not isinstance(record, dict):
+        try:
+            read = msgspec.convert(record, _Quick)
+        except msgspec.ValidationError:  # a full reading names the field
             return None
-        count = 0
-        for turn in record.get("turns", ()):
-            for observation in turn.get("observations", ()) if isinstance(turn, dict) else (None,):
-                if not isinstance(observation, dict) or observation.get("status") != "ok":
-                    return None
-                count += 1
-        return count
+        statuses = [o.status for turn in read.turns for o in turn.observations]
+        return len(statuses) if set(statuses) <= {"ok"} else None
 
     def read(self, record: Json, id: str) -> Reading:
         return _OwnReading(from_dict(record))

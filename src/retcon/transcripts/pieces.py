@@ -29,7 +29,8 @@ class Call(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a call gave. verdict: typed by the format; None: the rules of `failures` say. typed: `None` is a success."""
+    """What a call gave. verdict: the format's own. typed: whether it has one, so that None is a success; if not, the
+    rules of `failures` say."""
 
     text: str
     call_id: str | None = None

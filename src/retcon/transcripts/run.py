@@ -18,7 +18,7 @@ from retcon.store.pairs import pair_line
 from retcon.store.records import Record
 from retcon.transcripts.detect import Detector
 from retcon.transcripts.report import Count
-from retcon.transcripts.types import Json
+from retcon.transcripts.types import Format, Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Purifier:
                 count.calls += clean
                 count.formats[found.name] += 1
             else:
-                out = self._read(record, value)
+                out = self._read(record, value, found)
                 count.formats[found.name] += 1
         except RecordError as error:
             raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
@@ -78,11 +78,8 @@ class Purifier:
             count.bytes_after += len(out)
         return out
 
-    def _read(self, record: Record, value: Json) -> bytes | None:
+    def _read(self, record: Record, value: Json, found: Format) -> bytes | None:
         """As a call, of a record that takes a full reading."""
-        found = self._detector.format_of(value)
-        if found is None:
-            return record.data
         reading = found.read(value, f"{Path(record.file).name}:{record.number}")
         results = [self._offline(trajectory) for trajectory in reading.trajectories]
         for raw, result in zip(reading.trajectories, results, strict=True):

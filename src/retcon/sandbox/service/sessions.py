@@ -72,7 +72,7 @@ class SessionsApi:
         limits = checked_limits(self._calls, asked.limits, self._calls.settings.limits)
         await self._close_idle()
         try:
-            session = await self._calls.sandbox.session(limits=limits)
+            session = await unless_gone(request, self._calls.sandbox.session(limits=limits))
         except SandboxUnavailable as error:
             raise unavailable(error, "busy") from error  # no room for one more; there may be later
         self._entries[session.id] = Entry(session, limits)
