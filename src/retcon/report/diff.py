@@ -120,7 +120,7 @@ def _said(turn: Turn) -> str:
 
 def _output(turn: Turn) -> str:
     """The outputs without their colours, cut in the middle where they are long."""
-    lines = _ANSI.sub("", "\n".join(o.text.strip("\n") for o in turn.observations)).split("\n")
+    lines = _ANSI.sub("", "\n".join(o.text.strip("\n") for o in turn.observations)).splitlines()
     if len(lines) > _OUTPUT_LINES:
         half = _OUTPUT_LINES // 2
         lines = [*lines[:half], f"… {len(lines) - 2 * half} lines …", *lines[-half:]]
