@@ -153,4 +153,4 @@ def _lines(mark: str, text: str) -> Sequence[Text]:
 def _line(mark: str, text: str | None, style: str | None = None) -> Text:
     if text is None:
         return Text("")
-    return plain(f"{mark} {text}", style or _STYLES.get(mark, ""))
+    return plain(f"{mark} {text.removesuffix(chr(13))}", style or _STYLES.get(mark, ""))
