@@ -14,7 +14,7 @@ from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.dialects import DIALECTS, Dialect, JsonCall
 from retcon.transcripts.items import context_of, find_items, replaced, text_of, with_text
-from retcon.transcripts.pieces import Call, Output, Piece, PieceKind, PieceReading
+from retcon.transcripts.pieces import Call, Piece, PieceKind, PieceReading
 from retcon.transcripts.types import Json, Reading
 
 _SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
@@ -97,7 +97,7 @@ class Chat:
                     if inside is None or calls is None:
                         return None
                     count += inside
-                    pending = calls
+                    pending = -1 if inside else calls
             elif kind == "call":
                 try:
                     _JSON_CALL.decode(text)
@@ -106,8 +106,8 @@ class Chat:
                 pending += 1
             elif pending:
                 outputs = (dialect or self.dialects[-1]).clean_outputs(text, kind == "told")
-                if outputs is None:
-                    return None
+                if outputs is None or (outputs and pending < 0):
+                    return None  # what follows outputs in the model's own message takes a full reading
                 count += min(pending, outputs)
                 pending = max(0, pending - outputs) if outputs else 0
         return count

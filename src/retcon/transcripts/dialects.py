@@ -90,9 +90,9 @@ class Hermes:
         return self.outputs(text) if text[:40].lstrip().startswith("<tool_response>") else None
 
     def clean_outputs(self, text: str, told: bool) -> int | None:
-        if text.startswith("<tool_response>\n") and text.find("<", 1) == len(text) - len("</tool_response>"):
-            if text.endswith("\n</tool_response>"):  # one block and nothing else
-                return 1 if looks_clean(text[len("<tool_response>\n") : -len("\n</tool_response>")]) else None
+        alone = text.startswith("<tool_response>\n") and text.endswith("\n</tool_response>")
+        if alone and text.find("<", 1) == len(text) - len("</tool_response>"):
+            return 1 if looks_clean(text[len("<tool_response>\n") : -len("\n</tool_response>")]) else None
         return _all_clean(self.told_outputs(text) if told else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
@@ -168,11 +168,12 @@ class Markdown:
     _open = re.compile(r"```(?:[Pp]ython3?|py|PYTHON|tool_code)[ \t]*\r?\n")
     _answer = re.compile(r"\s*```(?:output|stdout|tool_output)[ \t]*\r?\n")
     _fenced = re.compile(r"\s*```(?:output|text|stdout|console|tool_output)?[ \t]*\r?\n")
+    _wrapped = re.compile(r"\s*[`<EeOoRr]")  # how a fence or a label begins
     _answers = ("```output", "```stdout", "```tool_output")
     _label = re.compile(r"\s*(?:<output>|(?:[Ee]xecution )?(?:[Oo]utput|[Rr]esult|[Oo]bservation)s?:)\s*")
 
     def calls_in(self, text: str) -> bool:
-        return "`" in text and ("```py" in text or "```Py" in text or "```tool_code" in text)
+        return "`" in text and ("```py" in text or "```Py" in text or "```PY" in text or "```tool_code" in text)
 
     def cut(self, text: str, answered: bool) -> list[Cut]:
         cuts: list[Cut] = []
@@ -212,10 +213,12 @@ class Markdown:
         return self.outputs(text) if self._label.match(text) or self._answer.match(text) else None
 
     def clean_outputs(self, text: str, told: bool) -> int | None:
+        if not told and self._wrapped.match(text) is None:
+            return 1 if looks_clean(text) else None
         return _all_clean(self.told_outputs(text) if told else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
-        return 1 if self.calls_in(text) else 0
+        return 1 if self.calls_in(text) and next(self._blocks(text), None) is not None else 0
 
     def clean_inside(self, text: str) -> int | None:
         count, at = 0, 0
@@ -243,8 +246,10 @@ def _fence(text: str, start: int) -> int:
 
 def _all_clean(outputs: tuple[Output, ...] | None) -> int | None:
     """How many they are (0 for None); None where one may be a failure."""
-    found = outputs or ()
-    return len(found) if all(looks_clean(output.text) for output in found) else None
+    for output in outputs or ():
+        if not looks_clean(output.text):
+            return None
+    return len(outputs or ())
 
 
 def _closed(text: str, start: int) -> tuple[int, int]:
