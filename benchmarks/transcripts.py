@@ -2,9 +2,9 @@
 
 python benchmarks/transcripts.py --data DIR
 
-DIR has a folder a source (mint, mathcoder, …) with files of transcripts. Counts, the same in every run, and the CPU time
-of all. After the calls that failed comes how many of them did with one of the four exceptions that the description of
-the data names (it counts about 27 % of MINT's calls as failed, and 9 % of MathCoder's).
+DIR has a folder a source (mint, mathcoder, …) with files of transcripts. Counts, the same in every run, and the CPU
+time of all. After the calls that failed comes how many of them did with one of the four exceptions that the description
+of the data names (it counts about 27 % of MINT's calls as failed, and 9 % of MathCoder's).
 """
 
 from __future__ import annotations
