@@ -1,8 +1,9 @@
-"""What must not leave a caller waiting, or anything behind: an odd zygote, cancelling at any moment, forks of the user."""
+"""What must leave no caller waiting and nothing behind: an odd zygote, cancelling at any moment, the user's forks."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -36,19 +37,12 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def descriptors() -> list[str]:
-    return sorted(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in _fds())
-
-
-def _fds() -> list[str]:
-    return [path.name for path in Path("/proc/self/fd").iterdir() if path.is_symlink() and _open(path.name)]
-
-
-def _open(name: str) -> bool:
-    try:
-        os.fstat(int(name))
-    except OSError:
-        return False
-    return True
+    """What each is, without the number that tells two pipes apart."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of this listing
+            found.append(str(path.readlink()).partition(":")[0])
+    return sorted(found)
 
 
 def children() -> set[str]:

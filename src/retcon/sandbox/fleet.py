@@ -231,7 +231,7 @@ class Fleet:
         task.add_done_callback(partial(self._worked, profile))
 
     def _worked(self, profile: str, task: asyncio.Task[None]) -> None:
-        """Work for those of a profile who wait is over. What it did not foresee must not leave them waiting for ever."""
+        """Work for those who wait is over: what it did not foresee must not leave them waiting for ever."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
