@@ -260,7 +260,8 @@ class Keeper:
         if not self._pid:
             raise Lost(self._cause)
         token = os.urandom(16)
-        heard, said = bytearray(), []
+        heard = bytearray()
+        said: list[str] = []
         self._signal_all(signal.SIGCONT)
         try:
             self._control.sendall(wire.framed(marshal.dumps(command | {"token": token})))
