@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,96 @@ def test_a_cell_cannot_wake_a_frozen_copy_and_ending_it_costs_only_its_session()
         with pytest.raises(SessionLost):
             await session.run("x")
         assert (await pool.run("1")).value == "1"
+
+    using(work)
+
+
+DEEP = "import os\nfor _ in range(200):\n    os.mkdir('d'); os.chdir('d')"
+
+
+def test_files_too_deep_for_a_checkpoint_do_not_stand_in_the_way_of_a_rollback() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=WALL)
+        await session.run("import os\nhome = os.getcwd()\nos.mkdir('kept')")
+        state = await session.checkpoint()
+        assert (await session.run(DEEP)).status == "ok"
+        await session.rollback(state)
+        assert (await session.run("os.getcwd() == home, os.listdir()")).value == "(True, ['kept'])"
+
+    using(work)
+
+
+FULL = """
+import os
+os.chdir('/tmp')
+for number in range(5):
+    with open(str(number), 'wb') as file: file.write(b'x' * (12 << 20))
+"""
+HELD = """
+held = [open(str(number), 'r+b') for number in range(5)]
+for number in range(5): os.unlink(str(number))
+"""
+
+
+def test_a_rollback_that_its_own_files_prevent_is_no_fault_of_ours() -> None:
+    async def work(pool: SandboxPool) -> None:
+        if pool.tier != "namespaces":
+            pytest.skip("there is no bound of its own on the room for files")
+        session = await pool.session(limits=WALL)
+        await session.run("x = 1")
+        small = await session.checkpoint()
+        await session.run(FULL)
+        full = await session.checkpoint()
+        await session.run(HELD)
+        holds = await session.checkpoint()  # its copy keeps all the room there is
+        with pytest.raises(SessionLost, match="could not be put back") as lost:
+            await session.rollback(full)
+        assert lost.value.by_own_code
+        await session.discard(holds)
+        await session.rollback(small)
+        assert (await session.run("x, os.listdir() if 'os' in globals() else []")).value == "(1, [])"
+
+    using(work)
+
+
+# finds the interpreter's own objects, from a cell
+INSIDE = """
+import sys
+frame = sys._getframe()
+while 'command' not in frame.f_locals: frame = frame.f_back
+me, token = frame.f_locals['self'], frame.f_locals['command']['token']
+"""
+
+
+def test_what_is_said_of_a_copy_is_not_believed_to_be_a_number() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=WALL)
+        long = "lambda command: [me._say(command['token'], '\\0' + '9' * 5000) for _ in range(2)]"
+        await session.run(f"{INSIDE}\nme._operations['freeze'] = {long}")
+        with pytest.raises(SessionLost) as lost:
+            await session.checkpoint()
+        assert lost.value.by_own_code
+
+    using(work)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def peak(pid: int) -> int:
+    """Bytes that were in memory at most."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
+
+
+def test_a_cell_that_floods_the_keeper_in_the_interpreters_name_does_not_fill_its_memory() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=Limits(wall_seconds=2))
+        flood = "part = (token + b'!' + b'x' * 30000 + token) * 20\nwhile True: me._control.sendall(part)"
+        assert (await session.run(INSIDE + flood)).status == "timeout"
+        worker = session.worker  # type: ignore[attr-defined]
+        assert max(map(peak, [worker.pid, *children(worker.pid)])) < 100 << 20
+        assert (await session.run("1 + 1")).value == "2"
 
     using(work)
 

@@ -110,6 +110,12 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     ("/v1/run", {"code": "1", "limits": {"memory": 1}}, 422, "limits.memory", "did you mean 'memory_mb'?"),
     ("/v1/run", {"code": "1", "limits": {"cpu_seconds": -2}}, 422, "limits.cpu_seconds", "> 0"),
     ("/v1/run", {"code": "1", "limits": {"wall_seconds": 1e9}}, 422, "limits.wall_seconds", "at most"),
+    ("/v1/run", {"code": "1", "limits": {"processes": 10**18}}, 422, "limits.processes", "1000000000"),
+    ("/v1/run", {"code": "1", "limits": {"file_mb": 10**30}}, 422, "limits.file_mb", ""),
+    ("/v1/run", {"code": "1", "limits": {"output_bytes": 10**9}}, 422, "limits.output_bytes", "67108864"),
+    ("/v1/run", {"code": "1", "files": {"a": "", "a/b": ""}}, 422, "files", "that of another file"),
+    ("/v1/run", {"code": "1", "files": {"a/": ""}}, 422, "files", "folder"),
+    ("/v1/run", {"code": "1", "files": {"é" * 200: ""}}, 422, "files", "too long"),
     ("/v1/run", {"code": "1", "files": {"../x": ""}}, 422, "files", "inside the scratch folder"),
     ("/v1/run", {"code": "1", "files": {"a": "%%"}}, 422, "files.a", "base64"),
     ("/v1/run", {"code": "1", "files": {"\ud800": ""}}, 422, "files", "Unicode"),
@@ -205,6 +211,21 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
             assert "try again later" in fused["message"]
 
 
+def test_a_page_in_a_browser_cannot_run_programs(http: httpx.Client) -> None:
+    """Any page may send such requests to a port of its reader's machine, or bring its own name to point there."""
+    for origin in ("https://example.org", "null", "http://127.0.0.1"):
+        for path in ("/v1/run", "/run", "/run_code", "/v1/sessions"):
+            headers = {"Origin": origin, "Content-Type": "text/plain"}
+            response = http.post(path, headers=headers, content=b'{"code": "print(1)"}')
+            assert response.status_code == 403
+            assert response.json()["error"]["type"] == "from_a_browser"
+
+
+def test_what_a_machine_cannot_grant_is_as_much_as_it_can(http: httpx.Client) -> None:
+    limits = {"open_files": 10**9, "processes": 10**9, "file_mb": 10**9, "cpu_seconds": 600}
+    assert http.post("/v1/run", json={"code": "1 + 1", "limits": limits}).json()["value"] == "2"
+
+
 def test_a_token_is_asked_for() -> None:
     with server("--workers", "1", "--token", "s3cret") as made, httpx.Client(base_url=made.url, timeout=120) as http:
         assert http.get("/health").status_code == 200
@@ -215,6 +236,8 @@ def test_a_token_is_asked_for() -> None:
                 assert response.headers["www-authenticate"] == "Bearer"
         response = http.post("/v1/run", headers={"Authorization": "Bearer s3cret"}, json={"code": "print(1)"})
         assert response.json()["stdout"] == "1\n"
+        headers = {"Authorization": "Bearer s3cret", "Origin": "https://example.org"}  # who has it may come as he likes
+        assert http.post("/v1/run", headers=headers, json={"code": "print(1)"}).json()["stdout"] == "1\n"
 
 
 LINE = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+-]+')

@@ -33,8 +33,17 @@ def test_a_worker_that_ends_at_once_is_told_with_its_exit_code(monkeypatch: pyte
         asyncio.run(SandboxPool().start())
 
 
-@pytest.mark.parametrize("limits", [{"cpu_seconds": 0}, {"memory_mb": -1}, {"wall_seconds": float("nan")}])
-def test_a_limit_must_be_above_zero(limits: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"cpu_seconds": 0},
+        {"memory_mb": -1},
+        {"wall_seconds": float("nan")},
+        {"wall_seconds": float("inf")},
+        {"processes": 10**12},
+    ],
+)
+def test_a_limit_must_be_one_that_can_be_set(limits: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"limit {next(iter(limits))} is"):
         Limits(**limits)
 

@@ -35,6 +35,7 @@ from retcon.sandbox.world import World
 
 FILENAME = "<python>"
 RECORD_FD = 3
+NAME_CHARS = 200  # of an exception's class, which the program may have made up
 FDS = 256  # more than a worker ever has open
 SEEDED = ("numpy.random", "sympy.core.random")
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
@@ -113,15 +114,22 @@ def _enter(
     limits = call["limits"]
     memory = setting.baseline + (limits["memory_mb"] << 20)
     cpu = math.ceil(limits["cpu_seconds"])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory + MEMORY_HEADROOM))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_mb"] << 20,) * 2)
-    resource.setrlimit(resource.RLIMIT_NPROC, (world.tasks + limits["processes"],) * 2)
+    _bound(resource.RLIMIT_AS, memory, memory + MEMORY_HEADROOM)
+    _bound(resource.RLIMIT_CPU, cpu, cpu + 1)
+    _bound(resource.RLIMIT_FSIZE, limits["file_mb"] << 20)
+    _bound(resource.RLIMIT_NPROC, world.tasks + limits["processes"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.argv = [FILENAME]
     confine(world)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits["open_files"],) * 2)
+    _bound(resource.RLIMIT_NOFILE, limits["open_files"])
     gc.enable()
+
+
+def _bound(kind: int, soft: int, hard: int | None = None) -> None:
+    """Set a limit, as far as the machine's own leaves it: that one cannot be raised."""
+    most = resource.getrlimit(kind)[1]
+    wanted = (soft, soft if hard is None else hard)
+    resource.setrlimit(kind, wanted if most < 0 else (min(wanted[0], most), min(wanted[1], most)))
 
 
 def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> int:
@@ -136,7 +144,7 @@ def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> i
     except SystemExit as stop:
         code = exit_code(stop, streams)
     except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
-        code, raised = 1, type_name(error)
+        code, raised = 1, type_name(error)[:NAME_CHARS]
         if process() == own:  # at once: what follows runs code of the program's, which may end the process
             put(RECORD_FD, token + raised.encode("utf-8", "replace") + b"\0" + token)
         if raised == "MemoryError":

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 
 from retcon.core.errors import SandboxUnavailable, SandboxWarning
@@ -201,7 +202,7 @@ class Fleet:
         for profile in self._waiting.profiles():
             if profile not in self._ready() and profile not in self._heating:
                 self._heating.add(profile)
-                self._spawn(self._heat(profile))
+                self._spawn(profile, self._heat(profile))
         open_to = self._ready()
         while (turn := self._waiting.oldest(open_to)) is not None:
             wanted = min(self._waiting.count(turn), FORKS) - self._forking[turn]
@@ -209,7 +210,7 @@ class Fleet:
                 open_to.discard(turn)
                 continue
             self._forking[turn] += 1
-            self._spawn(self._fork(self._zygotes[turn]))
+            self._spawn(turn, self._fork(self._zygotes[turn]))
 
     def _room_for(self, profile: str) -> bool:
         """Whether there is room for one more worker, made by giving up an idle one where needed."""
@@ -224,10 +225,20 @@ class Fleet:
     def _ready(self) -> set[str]:
         return {name for name, zygote in self._zygotes.items() if zygote.alive}
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, profile: str, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._worked, profile))
+
+    def _worked(self, profile: str, task: asyncio.Task[None]) -> None:
+        """Work for those who wait is over: what it did not foresee must not leave them waiting for ever."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            message = f"the sandbox's profile {profile!r} failed: {type(error).__name__}: {error}"
+            task.get_loop().call_exception_handler({"message": message, "exception": error, "task": task})
+            self._fail(profile, message, everyone=True)
+            self._grow()
 
     async def _heat(self, profile: str) -> None:
         """Start the zygote of a profile for those who wait; where it cannot be had they go to another."""
@@ -242,7 +253,7 @@ class Fleet:
         except (SandboxUnavailable, OSError) as error:
             self.faults[profile] = str(error)
             if profile == BARE.name:
-                self._fail(profile, error, everyone=True)
+                self._fail(profile, str(error), everyone=True)
             else:
                 self._choose.drop(profile)
                 self._waiting.move(profile, BARE.name)
@@ -271,7 +282,7 @@ class Fleet:
             worker = await self._start_worker(zygote)
         except (SandboxUnavailable, OSError) as error:
             if zygote.alive:  # the machine's fault: whoever waits must not wait for ever
-                self._fail(profile, error, everyone=False)
+                self._fail(profile, str(error), everyone=False)
         else:
             self._deaths[profile] = 0
             self._place(worker)
@@ -285,10 +296,10 @@ class Fleet:
         self.tier = worker.tier
         return worker
 
-    def _fail(self, profile: str, error: Exception, *, everyone: bool) -> None:
+    def _fail(self, profile: str, message: str, *, everyone: bool) -> None:
         while (future := self._waiting.pop(profile)) is not None:
             if not future.done():
-                future.set_exception(SandboxUnavailable(str(error)))
+                future.set_exception(SandboxUnavailable(message))
                 if not everyone:
                     return
 

@@ -49,7 +49,15 @@ class WorkerHandle:
 
         root: its folder on the host, likewise. Raises SandboxUnavailable, with the worker ended.
         """
-        worker = cls(pid, process, profile, root, await asyncio.open_unix_connection(sock=channel))
+        try:
+            streams = await asyncio.open_unix_connection(sock=channel)
+        except BaseException:
+            channel.close()
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            os.close(process)
+            raise
+        worker = cls(pid, process, profile, root, streams)
         try:
             async with asyncio.timeout(START_SECONDS):
                 hello = await worker._receive()

@@ -32,6 +32,7 @@ CHECKPOINTS = 16
 SCRATCH_BYTES = 64 << 20  # that a checkpoint can keep of the scratch folder
 FREEZE_SECONDS = 10.0  # for a copy to be made, or a cell to be taken
 FOREVER = 10**9  # seconds of CPU: each cell's are watched from here
+PID_DIGITS = 11  # with the mark before it; `int` refuses what is much longer
 CHUNK = 1 << 16
 READY = select.POLLIN | select.POLLHUP
 ENDED = "The interpreter has ended: its variables are gone."
@@ -191,12 +192,21 @@ class Keeper:
         if copy.is_over:
             copy.end()
             raise Lost(f"the frozen copy of {name} was ended")
-        for folder, snapshot in copy.folders.items():
-            snapshot.restore(folder)
+        try:
+            for folder, snapshot in copy.folders.items():
+                snapshot.restore(folder)
+        except OSError as error:
+            copy.end()
+            if self._setting.world.bounded:  # what takes the room, or bars the way, can only be the session's own
+                raise Lost(f"the files of {name} could not be put back: {error}") from error
+            raise
         self._forget()
         self._pid, self._number, self._ended, self._cause = copy.pid, copy.number, copy.ended, ""
         copy.signal(cells.WAKE)
-        self._copies[name] = self._freeze(copy.folders)
+        try:
+            self._copies[name] = self._freeze(copy.folders)
+        except Refused as refused:
+            raise Lost(f"{name} could not be kept: {refused}") from refused
         return {}
 
     def _discard(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +223,7 @@ class Keeper:
         said = self._ask({"op": "freeze"}, 2, self._deadlines(math.inf, FREEZE_SECONDS, self._limits))
         if cells.FAILED in said:
             raise Refused("no further process can be made for a checkpoint: its cells left too many running")
-        pid = next((int(text[1:]) for text in said if text[1:].isdecimal()), 0)
+        pid = next((int(text[1:]) for text in said if text[1:].isdecimal() and len(text) <= PID_DIGITS), 0)
         number = number_of(self._proc, pid) if pid != self._pid else 0
         if len(said) < 2 or number in (0, *self._frozen()):
             os.kill(self._pid, signal.SIGKILL)
@@ -250,7 +260,8 @@ class Keeper:
         if not self._pid:
             raise Lost(self._cause)
         token = os.urandom(16)
-        heard, said = bytearray(), []
+        heard = bytearray()
+        said: list[str] = []
         self._signal_all(signal.SIGCONT)
         try:
             self._control.sendall(wire.framed(marshal.dumps(command | {"token": token})))
@@ -270,7 +281,9 @@ class Keeper:
                 with contextlib.suppress(ConnectionResetError):  # it ended with a command unread
                     chunk = self._control.recv(CHUNK)
                 heard += chunk
-                said += _said(heard, token, 16 * command.get("output", 0) + 4096)
+                for text in _said(heard, token, 16 * command.get("output", 0) + 4096):
+                    if not (said and text.startswith(cells.EARLY)):  # it comes first and once
+                        said.append(text)
                 if not chunk:
                     poller.unregister(control)
             if self._ended in ready or cells.FAILED in said:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from retcon.sandbox.paths import inside_scratch
+from retcon.sandbox.paths import to_write
 from retcon.sandbox.types import Limits
 
 
@@ -20,6 +20,6 @@ def request(code: str, stdin: str, limits: Limits, files: Mapping[str, bytes] | 
         "code": code,
         "stdin": stdin,
         "limits": asdict(limits),
-        "files": {name: base64.b64encode(files[name]).decode() for name in inside_scratch(files)},
+        "files": {name: base64.b64encode(files[name]).decode() for name in to_write(files)},
         "echo": echo,
     }

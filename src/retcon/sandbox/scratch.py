@@ -15,26 +15,31 @@ def empty(folder: str) -> None:
     """
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.listdir(top)
-        prefix = os.urandom(8).hex()
-        moved = 0
-        while found:
-            name = found.pop()
-            if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
-                os.unlink(name, dir_fd=top)
-                continue
-            os.chmod(name, 0o700, dir_fd=top)
-            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
-            try:
-                for entry in os.listdir(inner):  # up to the top, so that no path grows long
-                    moved += 1
-                    _move(entry, inner, f"{prefix}{moved}", top)
-                    found.append(f"{prefix}{moved}")
-            finally:
-                os.close(inner)
-            os.rmdir(name, dir_fd=top)
+        empty_open(top)
     finally:
         os.close(top)
+
+
+def empty_open(top: int) -> None:
+    """As `empty`, for the descriptor of a folder."""
+    found = os.listdir(top)
+    prefix = os.urandom(8).hex()
+    moved = 0
+    while found:
+        name = found.pop()
+        if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=top)
+            continue
+        os.chmod(name, 0o700, dir_fd=top)
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+        try:
+            for entry in os.listdir(inner):  # up to the top, so that no path grows long
+                moved += 1
+                _move(entry, inner, f"{prefix}{moved}", top)
+                found.append(f"{prefix}{moved}")
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=top)
 
 
 def _move(name: str, source: int, to: str, target: int) -> None:

@@ -26,6 +26,7 @@ CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020000  # NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET, NEWNS
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SOCK_TYPE, _SOCK_STREAM = 0xF, 1
+_SOL_SOCKET, _SO_SNDBUF, _SO_RCVBUF, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 1, 7, 8, 32, 33
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 Instruction = tuple[int, int, int, int]
@@ -175,6 +176,20 @@ def base_rules() -> list[Rule]:
                 (_EQUAL, 2, 0, _AF_INET),
                 (_EQUAL, 1, 0, _AF_INET6),
                 _errno(errno.EAFNOSUPPORT),
+            ],
+        ),
+        # the kernel's memory for what waits in sockets counts nowhere: they keep the size that they are made with
+        (
+            "setsockopt",
+            [
+                _argument(1),
+                (_EQUAL, 0, 6, _SOL_SOCKET),
+                _argument(2),
+                (_EQUAL, 3, 0, _SO_SNDBUF),
+                (_EQUAL, 2, 0, _SO_RCVBUF),
+                (_EQUAL, 1, 0, _SO_SNDBUFFORCE),
+                (_EQUAL, 0, 1, _SO_RCVBUFFORCE),
+                _errno(0),
             ],
         ),
         # the worker's end ends its calls (PR_SET_PDEATHSIG): one may ask for SIGKILL again, and not out of it

@@ -13,6 +13,8 @@ import os
 import stat
 from typing import NamedTuple
 
+from retcon.sandbox import scratch
+
 MAX_DEPTH = 32
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CHUNK = 1 << 20
@@ -97,7 +99,7 @@ class Snapshot:
         them open or mapped sees what they held. Nothing may write to it meanwhile. Raises OSError."""
         fd = os.open(root, FOLDER)
         try:
-            self._remove_others(fd, "", 0)
+            self._remove_others(fd, "")
             for path, entry in self.entries.items():
                 folder = _parent(fd, path)
                 try:
@@ -116,20 +118,22 @@ class Snapshot:
         finally:
             os.close(fd)
 
-    def _remove_others(self, folder: int, path: str | None, depth: int) -> None:
-        """Remove what was not there, or was another file. path: of the folder, None where it was not there itself."""
-        if depth > MAX_DEPTH:
-            raise OSError(f"the scratch folder is nested deeper than {MAX_DEPTH} folders")
+    def _remove_others(self, folder: int, path: str) -> None:
+        """Remove what was not there, or was another file, below the folder of that path."""
         os.chmod(folder, 0o700)
         for name in os.listdir(folder):
             facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            entry = None if path is None else self.entries.get(path + name)
+            entry = self.entries.get(path + name)
             if entry is not None and (entry.inode, entry.kind) != (facts.st_ino, stat.S_IFMT(facts.st_mode)):
                 entry = None
             if stat.S_ISDIR(facts.st_mode):
                 fd = _open(folder, name, facts.st_mode, FOLDER)
                 try:
-                    self._remove_others(fd, None if entry is None else f"{path}{name}/", depth + 1)
+                    if entry is None:
+                        os.chmod(fd, 0o700)
+                        scratch.empty_open(fd)  # which may be deeper than any that a snapshot takes
+                    else:
+                        self._remove_others(fd, f"{path}{name}/")
                 finally:
                     os.close(fd)
                 if entry is None:

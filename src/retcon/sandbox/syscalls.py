@@ -143,6 +143,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     # the rest
     "socket": (41, 198),
     "socketpair": (53, 199),
+    "setsockopt": (54, 208),
     "prctl": (157, 167),
     "ioctl": (16, 29),
     # what the sandbox itself calls

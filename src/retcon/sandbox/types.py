@@ -12,9 +12,13 @@ Tier = Literal["namespaces", "landlock", "rlimits"]
 """What holds around a call, the strongest first (docs/sandbox.md)."""
 
 
+MOST = 10**9
+"""Of any limit: the kernel takes no infinity, nor numbers beyond 64 bits when they become bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may use. Raises ValueError where a limit is not above 0.
+    """What one call may use. Raises ValueError where a limit is not above 0, or above a thousand million.
 
     cpu_seconds: CPU time of each process of the call, rounded up to whole seconds by the kernel. wall_seconds: of the
     whole call. memory_mb: address space (MiB) that each process may add to the warm interpreter's. output_bytes: kept
@@ -32,8 +36,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            if not getattr(self, limit.name) > 0:
-                raise ValueError(f"limit {limit.name} is {getattr(self, limit.name)}: it must be above 0")
+            value = getattr(self, limit.name)
+            if not value > 0:
+                raise ValueError(f"limit {limit.name} is {value}: it must be above 0")
+            if value > MOST:
+                raise ValueError(f"limit {limit.name} is {value:g}: {MOST} is the most that can be set")
 
     def with_(self, timeout: float | None = None, memory: int | None = None) -> Limits:
         """These limits with `timeout` (seconds) in place of both clocks and `memory` (MiB) in place of the memory's.

@@ -99,13 +99,14 @@ class ZygoteHandle:
             answer, process = await self._answer()
             if process is None:
                 raise SandboxUnavailable(f"sandbox profile {self.profile!r}: {answer.get('error', 'no worker came')}")
+            pid = answer["pid"]
         except BaseException:
             ours.close()
             with suppress(OSError):
                 root.rmdir()
             raise
         try:
-            return await WorkerHandle.open(answer["pid"], process, self.profile, root, ours)
+            return await WorkerHandle.open(pid, process, self.profile, root, ours)
         except SandboxUnavailable as error:
             raise SandboxUnavailable(f"{error}: {self._said()}") from error
 
@@ -158,6 +159,8 @@ class ZygoteHandle:
             return
         self.alive = False
         self._loop.remove_reader(self._channel.fileno())
+        with suppress(OSError):  # it ended first
+            self._channel.shutdown(socket.SHUT_RDWR)  # closing is not enough: a fork of the user's process has it too
         self._channel.close()
         for asked in self._asked:
             if not asked.done():

@@ -130,6 +130,31 @@ def test_memory_cannot_hide_in_files_without_a_name(jail: Jail) -> None:
 
 
 @contained_by(*ALL)
+def test_memory_cannot_hide_in_sockets(jail: Jail) -> None:
+    result = jail.attack("""
+        import socket
+        held, sent = [], 0
+        try:
+            while True:
+                held.append(socket.socketpair())
+                for end in held[-1]:
+                    end.setblocking(False)
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+                    try:
+                        while True:
+                            sent += end.send(bytes(1 << 16))
+                    except BlockingIOError:
+                        pass
+        except OSError:
+            pass
+        print(len(held), sent >> 20)
+    """)
+    pairs, mib = map(int, result.stdout.split())
+    assert pairs > 20
+    assert mib < pairs  # each of the two ends keeps less than the usual 208 KiB
+
+
+@contained_by(*ALL)
 def test_one_file_is_bounded(jail: Jail) -> None:
     result = jail.attack("open('big', 'wb').write(bytes(10**8))", file_mb=1)
     assert (result.status, result.error_type) == ("error", "OSError")
@@ -218,6 +243,12 @@ def test_a_flood_of_the_value_is_cut(jail: Jail) -> None:
     assert result.status == "ok"
     assert result.value is not None
     assert len(result.value) <= 1000
+
+
+@contained_by(*ALL)
+def test_a_name_that_an_error_gives_itself_is_cut(jail: Jail) -> None:
+    result = jail.attack("raise type('A' * 2_000_000, (Exception,), {})")
+    assert (result.status, result.error_type) == ("error", "A" * 200)
 
 
 @contained_by(*ALL)

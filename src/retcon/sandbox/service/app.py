@@ -128,13 +128,20 @@ class Front:
                 self._metrics.requests[message["status"]] += 1
             await send(message)
 
-        if self._wanted is None or scope["path"] in OPEN_PATHS or self._knows(scope):
+        refused = None if scope["path"] in OPEN_PATHS else self._refused(scope)
+        if refused is None:
             await self._app(scope, receive, counted)
             return
-        refused = Refused(401, "unauthorized", "give the server's token: Authorization: Bearer …")
-        response = answer(refused.as_own(), 401, {"WWW-Authenticate": "Bearer", "Connection": "close"})
+        response = answer(refused.as_own(), refused.status, {**(refused.headers or {}), "Connection": "close"})
         await response(scope, receive, counted)
 
-    def _knows(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return self._wanted is not None and hmac.compare_digest(given, self._wanted)
+    def _refused(self, scope: Scope) -> Refused | None:
+        given = dict(scope["headers"])
+        if self._wanted is not None:
+            if hmac.compare_digest(given.get(b"authorization", b""), self._wanted):
+                return None
+            said = "give the server's token: Authorization: Bearer …"
+            return Refused(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
+        if b"origin" in given:  # any page may send requests to its reader's own machine, and browsers say that it did
+            return Refused(403, "from_a_browser", "a server without a token takes no requests of web pages")
+        return None

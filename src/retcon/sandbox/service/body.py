@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 import msgspec
 
 from retcon.core.errors import nearest
-from retcon.sandbox.paths import inside_scratch
+from retcon.sandbox.paths import inside_scratch, to_write
 from retcon.sandbox.service.refusal import Refused
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -96,7 +96,10 @@ def _struct_in(info: Any) -> Any:
 def decode_files(files: Mapping[str, str | None], field: str) -> dict[str, bytes]:
     """Base64 to bytes; a content of None is left out. Raises Refused that names the file."""
     decoded = {}
-    check_paths(files, field)
+    try:
+        to_write(files)
+    except ValueError as error:
+        raise Refused.invalid(field, str(error)) from error
     for name, content in files.items():
         if content is None:
             continue

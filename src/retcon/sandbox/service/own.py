@@ -18,10 +18,12 @@ from retcon.sandbox.service.body import check_paths, check_text, decode_files, p
 from retcon.sandbox.service.calls import Calls
 from retcon.sandbox.service.http import ClientGone, answer, encoded, read_body, unless_gone
 from retcon.sandbox.service.refusal import Refused
-from retcon.sandbox.types import Limits, Result
+from retcon.sandbox.types import MOST, Limits, Result
 
 Seconds = Annotated[float, Meta(gt=0)]
-Count = Annotated[int, Meta(gt=0)]
+Count = Annotated[int, Meta(gt=0, le=MOST)]
+Output = Annotated[int, Meta(gt=0, le=64 << 20)]
+"""Bytes: held by the worker and by this process until the answer is sent."""
 STRENGTH = {"rlimits": 0, "landlock": 1, "namespaces": 2}
 NUL = "SyntaxError: source code string cannot contain null bytes"
 NDJSON = "application/x-ndjson"
@@ -33,7 +35,7 @@ class LimitFields(Struct, forbid_unknown_fields=True, kw_only=True):
     cpu_seconds: Seconds | None = None
     wall_seconds: Seconds | None = None
     memory_mb: Count | None = None
-    output_bytes: Count | None = None
+    output_bytes: Output | None = None
     file_mb: Count | None = None
     open_files: Count | None = None
     processes: Count | None = None
