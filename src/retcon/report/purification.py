@@ -45,7 +45,7 @@ def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
         "saved, B": lambda c: c.bytes_before - c.bytes_after,
     }
     columns = {title: of for title, of in columns.items() if title not in ("dropped", "bad") or of(whole)}
-    for title, of in columns.items():
+    for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
     rows = list(zip(names, counts, strict=True))
     for name, count in [*rows, ("all", whole)] if len(rows) > 1 else rows:
