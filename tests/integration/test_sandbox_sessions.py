@@ -219,8 +219,10 @@ def test_a_cell_that_floods_the_keeper_in_the_interpreters_name_does_not_fill_it
     async def work(pool: SandboxPool) -> None:
         session = await pool.session(limits=Limits(wall_seconds=2))
         flood = "part = (token + b'!' + b'x' * 30000 + token) * 20\nwhile True: me._control.sendall(part)"
-        assert (await session.run(INSIDE + flood)).status == "timeout"
+        result = await session.run(INSIDE + flood)
+        assert result.status in ("timeout", "error")
         worker = session.worker  # type: ignore[attr-defined]
+        assert len(result.error_type or "") <= 200
         assert max(map(peak, [worker.pid, *children(worker.pid)])) < 100 << 20
         assert (await session.run("1 + 1")).value == "2"
 

@@ -128,7 +128,7 @@ class Interpreter:
                 write_error(f"SystemExit: {code}\n")
         except BaseException as error:  # noqa: BLE001 - whatever the cell raised is its result
             self._take_over()  # an interrupt may have come into the first
-            raised = type_name(error)[:200]
+            raised = type_name(error)[: child.NAME_CHARS]
             if getpid() == self._pid:  # at once: what follows runs code of the cell's, which may end the process
                 self._say(command["token"], EARLY + raised)
             self._free_room()

@@ -143,10 +143,14 @@ class Keeper:
         }
         deadlines = self._deadlines(limits["cpu_seconds"], limits["wall_seconds"], limits)
         said = self._ask(command, 1, deadlines)
-        early = said.pop(0).removeprefix(cells.EARLY) if said and said[0].startswith(cells.EARLY) else None
+        early = (
+            said.pop(0).removeprefix(cells.EARLY)[: child.NAME_CHARS]
+            if said and said[0].startswith(cells.EARLY)
+            else None
+        )
         if said:
             raised, _, value = said[0].partition("\0")
-            status, error_type, line = cell_verdict(early or raised or None, deadlines.over)
+            status, error_type, line = cell_verdict(early or raised[: child.NAME_CHARS] or None, deadlines.over)
             peak, code = processes.peak(self._proc, self._number), None
         else:
             value = ""
@@ -247,7 +251,7 @@ class Keeper:
 
     def _deadlines(self, cpu: float, wall: float, limits: dict[str, Any]) -> Deadlines:
         world = self._setting.world
-        watchdog = Watchdog(world, self._setting.scratch, limits, self._baseline, self._frozen())
+        watchdog = Watchdog(world, limits, self._baseline, self._frozen())
         return Deadlines(self._pid, cpu, wall, watchdog)
 
     # What stands between an operation and the processes.

@@ -17,16 +17,17 @@ SHARE = 0.02  # of the time, at most, that looking takes
 
 
 class Watchdog:
-    """One call's: its processes' memory in sum and, where the kernel does not bound it, its scratch folder."""
+    """One call's: its processes' memory in sum and, where the kernel does not bound it, its files.
 
-    def __init__(
-        self, world: World, folder: str, limits: dict[str, Any], baseline: int, apart: Collection[int] = ()
-    ) -> None:
+    Those of the whole folder of the worker: where both are of one user, a call may leave the scratch folder for it.
+    """
+
+    def __init__(self, world: World, limits: dict[str, Any], baseline: int, apart: Collection[int] = ()) -> None:
         """baseline: resident bytes of the warm interpreter, which no process of the call answers for.
 
         apart: children of this process, as numbered in the world's /proc, that are not the call's.
         """
-        self._world, self._folder, self._baseline = world, folder, baseline
+        self._world, self._baseline = world, baseline
         self._apart = apart
         self._memory_mb = limits["memory_mb"]
         self.due = time.monotonic() + PERIOD
@@ -42,7 +43,7 @@ class Watchdog:
         started = time.monotonic()
         if usage.used(self._world.proc, self._baseline, self._apart) > self._memory_mb << 20:
             self.said = self._too_much()
-        elif not self._world.bounded and scratch.size(self._folder, root.FILES) > root.SIZE_MB << 20:
+        elif not self._world.bounded and scratch.size(self._world.root, root.FILES) > root.SIZE_MB << 20:
             self.said = f"OSError: its files were more than {root.SIZE_MB} MiB, or than {root.FILES}, together"
         ended = time.monotonic()
         self.due = ended + max(PERIOD, (ended - started) / SHARE)

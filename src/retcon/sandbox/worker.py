@@ -155,7 +155,7 @@ class Running:
             streams = (stdin, pipes[0][1], pipes[1][1], pipes[2][1])
             child.run(call, self.token, streams, setup, worker.setting)
         os.close(setup)
-        self.watchdog = Watchdog(worker.setting.world, worker.setting.scratch, limits, worker.resident)
+        self.watchdog = Watchdog(worker.setting.world, limits, worker.resident)
         self.ended = os.pidfd_open(self.pid)
         self.open: dict[int, Capture] = {}
         for (reads, writes), sink in zip(pipes, (self.stdout, self.stderr, self.said), strict=True):
@@ -236,7 +236,7 @@ class Running:
         if not (found and complete):
             return None, None
         raised, _, value = body.decode("utf-8", "replace").partition("\0")
-        return raised or None, value[1:] if value else None
+        return raised[: child.NAME_CHARS] or None, value[1:] if value else None
 
 
 def _reap() -> bool:

@@ -180,6 +180,18 @@ def test_a_flood_of_the_disk_in_many_files_is_bounded(jail: Jail) -> None:
     assert result.stdout == ""
 
 
+@contained_by(LANDLOCK)
+def test_a_flood_of_the_disk_beside_the_scratch_folder_is_bounded(jail: Jail) -> None:
+    result = jail.attack("""
+        import time
+        for number in range(10):
+            with open(f'../{number}', 'wb') as file:
+                file.write(bytes(10 << 20))
+        time.sleep(60)
+    """)
+    assert result.status == "limit" or result.error_type == "PermissionError", result  # it may have a user of its own
+
+
 @contained_by(*ALL)
 def test_a_flood_of_empty_files_is_bounded(jail: Jail) -> None:
     result = jail.attack(
