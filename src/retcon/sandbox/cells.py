@@ -228,10 +228,13 @@ class Interpreter:
         The kernel names a signal's sender, so that no cell can wake it.
         """
         self._pid = getpid()
-        self._say(token, f"\0{self._pid}")
-        files, folder = _open_files(), self._scratch
+        files, folder = (
+            _open_files(),
+            self._scratch,
+        )  # before it is said: the original moves the positions that they share
         with contextlib.suppress(OSError):  # a cell removed it
             folder = os.getcwd()
+        self._say(token, f"\0{self._pid}")
         self._await_keeper()
         die_with_parent()
         self._await_keeper()
