@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment]  # of the functions here: calls use them too, and may replace the others
+
 
 def cut_middle(text: str, limit: int) -> str:
     """`text`, or its head and tail with the cut said between them: `limit` characters at most.

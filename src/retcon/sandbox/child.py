@@ -17,6 +17,7 @@ import select
 import signal
 import sys
 import traceback
+from _signal import signal as handle  # without the enumerations that the module `signal` wraps its results in
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -27,6 +28,7 @@ from retcon.sandbox.program import (
     exit_code,
     flush_all,
     print_exception,
+    rehearse,
     show_source,
     type_name,
     write,
@@ -39,13 +41,15 @@ NAME_CHARS = 200  # of an exception's class, which the program may have made up
 FDS = 256  # more than a worker ever has open
 SEEDED = ("numpy.random", "sympy.core.random")
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
+_GIVEN = dict(vars(builtins))
+__builtins__ = _GIVEN  # type: ignore[assignment]  # of the functions here: the program may replace the others
 Streams: TypeAlias = tuple[int, int, int, int]
 """File descriptors for stdin, stdout, stderr and the record."""
 
 
 def install_cpu_handler() -> None:
     """At the CPU limit: write out what was printed, then die of the signal. The kernel's SIGKILL is a second behind."""
-    signal.signal(signal.SIGXCPU, _die_flushed)
+    handle(signal.SIGXCPU, _die_flushed)
 
 
 def _die_flushed(number: int, _frame: object) -> None:
@@ -54,6 +58,17 @@ def _die_flushed(number: int, _frame: object) -> None:
     finally:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+def prepare() -> None:
+    """In the worker, before it forks: all that a call would otherwise do anew. See `program.rehearse`."""
+    sys.argv = [FILENAME]
+    rehearse()
+    os.dup2(0, 0, inheritable=True)  # the first use of a function makes the table of its arguments
+    math.ceil(1.0)
+    for which in (resource.RLIMIT_AS, resource.RLIMIT_CORE):
+        resource.setrlimit(which, resource.getrlimit(which))
+    reseed()
 
 
 class Setting(NamedTuple):
@@ -86,11 +101,14 @@ def run(call: dict[str, Any], token: bytes, streams: Streams, setup: int, settin
 
 
 def reseed() -> None:
-    """Give preloaded generators of random numbers a fresh state, as a fresh import would; `random` does it itself."""
+    """Give preloaded generators of random numbers a fresh state; `random` does it itself.
+
+    With a number: without one numpy takes five times as long, in each call, whether it draws a number or not.
+    """
     for name in SEEDED:
         module = sys.modules.get(name)
         if module is not None:
-            module.seed()
+            module.seed(int.from_bytes(os.urandom(4), "big"))
 
 
 def _enter(
@@ -100,7 +118,7 @@ def _enter(
     os.setsid()
     for target, fd in enumerate(streams):
         os.dup2(fd, target, inheritable=target != RECORD_FD)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    handle(signal.SIGINT, signal.default_int_handler)
     install_cpu_handler()
     world = setting.world
     world.take_user(setting.scratch)
@@ -119,7 +137,6 @@ def _enter(
     _bound(resource.RLIMIT_FSIZE, limits["file_mb"] << 20)
     _bound(resource.RLIMIT_NPROC, world.tasks + limits["processes"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.argv = [FILENAME]
     confine(world)
     _bound(resource.RLIMIT_NOFILE, limits["open_files"])
     gc.enable()
@@ -160,18 +177,19 @@ def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> i
 
 def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
     """Run the program and its exit handlers; `=` and the repr of its last expression, empty without one."""
-    whole, given, evaluate, to_text = vars(builtins), dict(vars(builtins)), eval, repr
     value = ""
+    main.__dict__["__builtins__"] = builtins
     try:
         body, last = compile_program(source, FILENAME, echo)
         exec(body, main.__dict__)
         if last is not None:
-            result = evaluate(last, main.__dict__)
+            result = eval(last, main.__dict__)
             if result is not None:
-                value = "=" + to_text(result)
+                value = "=" + repr(result)
         _finish()
-    finally:
-        whole.update(given)  # the program may have replaced what the rest of this file stands on
+    except BaseException:
+        vars(builtins).update(_GIVEN)  # what follows runs code of the standard library
+        raise
     return value
 
 

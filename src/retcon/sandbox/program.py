@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import _ast
 import ast  # noqa: F401 - traceback imports it to mark the place of an error, and each call would do it anew
-import contextlib
+import builtins
 import linecache
 import sys
 import traceback
 from os import write as _write  # the program may replace the module's
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any
+
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment]  # of the functions here: the program may replace the others
 
 
 def compile_program(source: str, filename: str, echo: bool) -> tuple[CodeType, CodeType | None]:
@@ -23,6 +25,19 @@ def compile_program(source: str, filename: str, echo: bool) -> tuple[CodeType, C
     if echo and tree.body and isinstance(tree.body[-1], _ast.Expr):
         last = compile(_ast.Expression(tree.body.pop().value), filename, "eval", dont_inherit=True)
     return compile(tree, filename, "exec", dont_inherit=True), last
+
+
+def rehearse(rounds: int = 20) -> None:
+    """Compile, raise and report often enough that the interpreter has filled its caches and adapted the code for it.
+
+    Before the fork, since every page that is written after it is one to copy, in every call.
+    """
+    for _ in range(rounds):
+        body, _ = compile_program("x = [1, 'a']\nraise ValueError(x[0] + 1)\nlen(x)", "<rehearsal>", echo=True)
+        try:
+            exec(body, {})
+        except ValueError as error:
+            _report(error, error.__traceback__)
 
 
 def show_source(source: str, filename: str) -> None:
@@ -47,8 +62,11 @@ def print_exception(error: BaseException, wrapper: str) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (wrapper, __file__):
         trace = trace.tb_next
-    report = traceback.TracebackException(type(error), error, trace, compact=True)
-    write_error("".join(report.format()))
+    write_error(_report(error, trace))
+
+
+def _report(error: BaseException, trace: TracebackType | None) -> str:
+    return "".join(traceback.TracebackException(type(error), error, trace, compact=True).format())
 
 
 def type_name(error: BaseException) -> str:
@@ -61,13 +79,17 @@ def write_error(text: str) -> None:
 
 
 def write(fd: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the program may have closed it: its exit code still counts
+    try:
         while data:
             data = data[_write(fd, data) :]
+    except OSError:  # the program may have closed it: its exit code still counts
+        return
 
 
 def flush_all(streams: tuple[Any, ...]) -> None:
     """Flush the given streams and those that the program may have put in their place."""
     for stream in (sys.stdout, sys.stderr, *streams):
-        with contextlib.suppress(Exception):  # it may be closed, or an object of the program's own
+        try:
             stream.flush()
+        except Exception:  # noqa: BLE001, S112 - it may be closed, or an object of the program's own
+            continue

@@ -58,6 +58,7 @@ class Worker:
         self.channel = channel
         self.nothing = os.open(os.devnull, os.O_RDONLY)
         self.dirty = False
+        child.prepare()
         gc.collect()
         gc.freeze()
         gc.disable()
