@@ -228,10 +228,8 @@ class Interpreter:
         The kernel names a signal's sender, so that no cell can wake it.
         """
         self._pid = getpid()
-        files, folder = (
-            _open_files(),
-            self._scratch,
-        )  # before it is said: the original moves the positions that they share
+        # before it is said: the original, which then goes on, moves the files' positions, which both share
+        files, folder = _open_files(), self._scratch
         with contextlib.suppress(OSError):  # a cell removed it
             folder = os.getcwd()
         self._say(token, f"\0{self._pid}")
