@@ -16,6 +16,7 @@ from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.store.records import Record
 from retcon.transcripts.detect import Detector
+from retcon.transcripts.failures import judge
 from retcon.transcripts.report import Count
 from retcon.transcripts.run import Purifier, Sinks
 from strategies import json_values
@@ -143,6 +144,46 @@ def test_the_cheap_look_never_misses_what_the_full_one_finds(name: str, steps: l
     if clean is not None:
         assert clean == sum(t.calls for t in read)
         assert not any(t.failures for t in read)
+
+
+HERMES_CALL = '<tool_call>{"name": "python", "arguments": {"code": "1 < 2"}}</tool_call>'
+FRAGMENTS = (
+    "```python\n", "```output\n", "```\n", "\n```", "```", "`", "```stdout\n", "```output \n", "```PYTHON\n",
+    "<tool_response>", "</tool_response>", "<tool_response>\n", "\n</tool_response>", "<tool_call>", "</tool_call>",
+    HERMES_CALL, '{"name": "python"}', "<execute>", "</execute>", "Observation:\n", "Output: ",
+    "print(1)", "x", "\n", " ", "<", "NameError: no", "Exit code: 1", "\x1b[31m", '{"exit_code": 1}',
+    "Traceback (most recent call last):\n  File", "NameError    Traceback (most recent call last)",
+    "  File a.py, line 1\n    f(\nSyntaxError: no", "Timed out after 3 s",
+)  # fmt: skip
+texts = st.lists(st.sampled_from(FRAGMENTS), max_size=7).map("".join)
+WELL_FORMED = st.sampled_from(("```python\nprint(1)\n```\n", HERMES_CALL, "<execute>1</execute>"))
+
+
+@settings(max_examples=400, deadline=None)
+@given(told=st.lists(st.tuples(st.sampled_from(["assistant", "user", "tool"]), texts | WELL_FORMED), max_size=5))
+def test_the_cheap_look_counts_what_the_full_one_reads_in_any_text(told: list[tuple[str, str]]) -> None:
+    said = [("user", "question"), ("assistant", "I think"), *told]
+    for record in (
+        {"messages": [{"role": role, "content": text} for role, text in said]},
+        {"conversations": [{"from": role, "value": text} for role, text in said]},
+        {"completion": "".join(text for _, text in said)},
+    ):
+        for name in ("auto", "hermes", "mint", "markdown", "sharegpt"):
+            try:
+                found = Detector(name).format_of(record)
+            except RecordError:
+                continue
+            clean = None if found is None else found.clean(record)
+            if found is not None and clean is not None:
+                read = found.read(record, "t").trajectories
+                assert clean == sum(t.calls for t in read)
+                assert not any(t.failures for t in read)
+
+
+@settings(max_examples=400, deadline=None)
+@given(output=texts)
+def test_the_cheap_look_at_an_output_agrees_with_all_rules(output: str) -> None:
+    assert judge(output) == judge("\x1b[0m" + output)  # what is coloured is always read in full, without its colours
 
 
 @every_format

@@ -27,6 +27,10 @@ Traceback (most recent call last):
 ValueError: bad"""
 SYNTAX = "Cell In[1], line 3\n    yield = 0.09\n          ^\nSyntaxError: invalid syntax"
 OLD_SYNTAX = '  File "<ipython-input-2>", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax'
+COLOURED_SYNTAX = (
+    "  Cell \x1b[0;32mIn[1], line 2\x1b[0m\n    f(\n      ^\n"
+    "\x1b[0;31mSyntaxError\x1b[0m\x1b[0;31m:\x1b[0m incomplete input\n"
+)
 COLOURED = (
     '\x1b[31mTraceback (most recent call last)\x1b[0m:\n  File "a.py", line 7, in <module>\n\x1b[1mKeyError\x1b[0m: 1'
 )
@@ -50,6 +54,7 @@ DEAD = "-" * 75 + " Timeout waiting for reply                                Tra
         (COLOURED, "traceback", "KeyError", 7),
         (RUN_TIME, "traceback", "SyntaxError", 26),
         (SYNTAX, "syntax", "SyntaxError", 0),
+        (COLOURED_SYNTAX, "syntax", "SyntaxError", 0),
         (OLD_SYNTAX, "syntax", "SyntaxError", 0),
         ("IndexError: list index out of range\n", "exception-line", "IndexError", None),
         ("json.decoder.JSONDecodeError: Expecting value", "exception-line", "JSONDecodeError", None),

@@ -72,7 +72,7 @@ def purify(
     Detector(format)  # refuses a wrong name before any work
     found = list(expand(inputs))
     target = Path(out)
-    folder = out.endswith("/") or target.is_dir()
+    folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
     if not folder and target in [path for path, _ in found] and out != "-":
         raise RecordError(f"{out} is an input too: what was there before would be lost; choose another -o")
     names = [name for _, name in found]
@@ -102,7 +102,7 @@ def _finish(run: Run, report: Path | None) -> None:
     console = Console(stderr=job.out.name == "-")
     for line in run.bad:
         console.print(f"skipped: {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
-    for table in purification_tables([str(p) for p in job.inputs], run.counts):
+    for table in purification_tables(job.names, run.counts):
         console.print(table)
     written = [f"clean: {job.out}"] if job.out.name != "-" else []
     if report is not None:

@@ -40,7 +40,7 @@ def sandbox_doctor(as_json: Annotated[bool, typer.Option("--json", help="Print J
     for name, found in tiers.items():
         for label, text in sandbox_rows(name, found):
             table.add_row(label, text)
-    table.add_row("cgroup v2", mark(machine.cgroup, "memory and processes of a call can be limited in sum"))
+    table.add_row("cgroup v2", mark(machine.cgroup, "the kernel bounds a call's memory over all its processes"))
     console = Console()
     console.print(table)
     print_advice(console, told)

@@ -120,7 +120,7 @@ def _said(turn: Turn) -> str:
 
 def _output(turn: Turn) -> str:
     """The outputs without their colours, cut in the middle where they are long."""
-    lines = _ANSI.sub("", "\n".join(o.text.strip("\n") for o in turn.observations)).split("\n")
+    lines = _ANSI.sub("", "\n".join(o.text.strip("\n") for o in turn.observations)).splitlines()
     if len(lines) > _OUTPUT_LINES:
         half = _OUTPUT_LINES // 2
         lines = [*lines[:half], f"… {len(lines) - 2 * half} lines …", *lines[-half:]]
@@ -153,4 +153,4 @@ def _lines(mark: str, text: str) -> Sequence[Text]:
 def _line(mark: str, text: str | None, style: str | None = None) -> Text:
     if text is None:
         return Text("")
-    return plain(f"{mark} {text}", style or _STYLES.get(mark, ""))
+    return plain(f"{mark} {text.removesuffix(chr(13))}", style or _STYLES.get(mark, ""))

@@ -30,29 +30,29 @@ def purification_tables(names: Sequence[str], counts: Sequence[Count]) -> Iterat
 
 def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("file", overflow="fold")
-    columns = (
-        "format",
-        "transcripts",
-        "calls",
-        "failed",
-        "shallow",
-        "deep",
-        "left alone",
-        "dropped",
-        "bad",
-        "bytes saved",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "format" else "right")
+    table.add_column("file", overflow="ellipsis")  # the one that gives way: names are single words
+    table.add_column("format", no_wrap=True, max_width=9)
+    whole = total(counts)
+    columns = {
+        "rows": lambda c: c.transcripts,
+        "calls": lambda c: c.calls,
+        "failed": lambda c: c.failed,
+        "shallow": lambda c: c.shallow,
+        "deep": lambda c: c.deep,
+        "left": lambda c: c.left.total(),
+        "dropped": lambda c: c.dropped,
+        "bad": lambda c: c.bad,
+        "saved, B": lambda c: c.bytes_before - c.bytes_after,
+    }
+    columns = {title: of for title, of in columns.items() if title not in ("dropped", "bad") or of(whole)}
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
     rows = list(zip(names, counts, strict=True))
-    for name, count in [*rows, ("all", total(counts))] if len(rows) > 1 else rows:
-        saved = count.bytes_before - count.bytes_after
-        numbers = (count.transcripts, count.calls, count.failed, count.shallow, count.deep)
+    for name, count in [*rows, ("all", whole)] if len(rows) > 1 else rows:
         table.add_row(
             Text(name, "bold" if name == "all" else ""),
             ", ".join(count.formats) or "–",
-            *(f"{n:,}" for n in (*numbers, count.left.total(), count.dropped, count.bad, saved)),
+            *(f"{of(count):,}" for of in columns.values()),
         )
     return table
 

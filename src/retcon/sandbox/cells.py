@@ -228,10 +228,11 @@ class Interpreter:
         The kernel names a signal's sender, so that no cell can wake it.
         """
         self._pid = getpid()
-        self._say(token, f"\0{self._pid}")
         files, folder = _open_files(), self._scratch
         with contextlib.suppress(OSError):  # a cell removed it
             folder = os.getcwd()
+        # Only now: the original goes on once this is said, and moves the places in files, which the two share.
+        self._say(token, f"\0{self._pid}")
         self._await_keeper()
         die_with_parent()
         self._await_keeper()

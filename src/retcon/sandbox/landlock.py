@@ -48,14 +48,15 @@ def abi() -> int:
 class Ruleset:
     """What stays allowed: a descriptor, to be put on any number of processes.
 
-    version: the ABI to keep to. files: access to the file system is denied but for what `allow` lists; without, only
-    signals and abstract sockets are closed.
+    version: the ABI to keep to. files: access to the file system is denied but for what `allow` lists; without, all of
+    it stays allowed, and only signals and abstract sockets are closed.
     """
 
     def __init__(self, version: int, *, files: bool) -> None:
         """Raises OSError."""
         self.version = version
-        self.handled = _FILES[max(v for v in _FILES if v <= version)] if files else 0
+        known = _FILES[max(v for v in _FILES if v <= version)]
+        self.handled = known if files else known & REFER  # REFER is denied wherever it is not allowed
         self.scoped = version >= SCOPE_ABI
         attributes = [self.handled]
         if version >= TCP_ABI:
@@ -66,6 +67,8 @@ class Ruleset:
         made = kernel.syscall(_number("landlock_create_ruleset"), packed, len(packed), 0, what="Landlock ruleset")
         self._fd = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, ABOVE_STREAMS)
         os.close(made)
+        if not files:
+            self.allow(["/"], REFER)
 
     def allow(self, paths: Iterable[str], access: int) -> None:
         """Access beneath each of `paths`, of what this ABI knows. What does not exist is left out."""

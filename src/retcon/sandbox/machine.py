@@ -63,8 +63,8 @@ def advice(machine: Machine, best: Probe) -> list[str]:
         said.append(f"until then programs run under tier {best.tier}; see docs/sandbox.md for what that does not hold")
     if not machine.cgroup:
         said.append(
-            "memory is limited for each process, not for a call's in sum: delegate a cgroup v2 with its memory and "
-            "pids controllers (systemd-run --user --scope -p Delegate=yes …)"
+            "a call's memory over all its processes is looked at every 50 ms, not bounded by the kernel: delegate a "
+            "cgroup v2 with its memory and pids controllers (systemd-run --user --scope -p Delegate=yes …)"
         )
     return said
 

@@ -13,9 +13,8 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.dialects import DIALECTS, Dialect, JsonCall
-from retcon.transcripts.failures import looks_clean
 from retcon.transcripts.items import context_of, find_items, replaced, text_of, with_text
-from retcon.transcripts.pieces import Call, Output, Piece, PieceKind, PieceReading
+from retcon.transcripts.pieces import Call, Piece, PieceKind, PieceReading
 from retcon.transcripts.types import Json, Reading
 
 _SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
@@ -98,26 +97,20 @@ class Chat:
                     if inside is None or calls is None:
                         return None
                     count += inside
-                    pending = calls
+                    pending = -1 if inside else calls
             elif kind == "call":
                 try:
                     _JSON_CALL.decode(text)
                 except msgspec.DecodeError:
                     return None
                 pending += 1
-            elif pending and (outputs := self._outputs(dialect or self.dialects[-1], kind, text)):
-                for output in outputs:
-                    if not looks_clean(output.text):
-                        return None
-                count += min(pending, len(outputs))
-                pending = max(0, pending - len(outputs))
-            else:
-                pending = 0
+            elif pending:
+                outputs = (dialect or self.dialects[-1]).clean_outputs(text, kind == "told")
+                if outputs is None or (outputs and pending < 0):
+                    return None  # what follows outputs in the model's own message takes a full reading
+                count += min(pending, outputs)
+                pending = max(0, pending - outputs) if outputs else 0
         return count
-
-    @staticmethod
-    def _outputs(dialect: Dialect, kind: PieceKind, text: str) -> tuple[Output, ...] | None:
-        return dialect.outputs(text) if kind == "output" else dialect.told_outputs(text)
 
     def read(self, record: Json, id: str) -> Reading:
         found = find_items(record)

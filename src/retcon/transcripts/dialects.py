@@ -41,6 +41,13 @@ class Dialect(Protocol):
         """The same of a message in the user's role; None where it is the user's own."""
         ...
 
+    def clean_outputs(self, text: str, told: bool) -> int | None:
+        """How many outputs a message has, 0 where it is no answer; None where one of them may be a failure.
+
+        told: whether it is in the user's role.
+        """
+        ...
+
     def clean_calls(self, text: str) -> int | None:
         """How many calls a message of the model has (one per output), None where that takes a full reading."""
         ...
@@ -82,15 +89,28 @@ class Hermes:
     def told_outputs(self, text: str) -> tuple[Output, ...] | None:
         return self.outputs(text) if text[:40].lstrip().startswith("<tool_response>") else None
 
+    def clean_outputs(self, text: str, told: bool) -> int | None:
+        alone = text.startswith("<tool_response>\n") and text.endswith("\n</tool_response>")
+        if alone and text.find("<", 1) == len(text) - len("</tool_response>"):
+            return 1 if looks_clean(text[len("<tool_response>\n") : -len("\n</tool_response>")]) else None
+        return _all_clean(self.told_outputs(text) if told else self.outputs(text))
+
     def clean_calls(self, text: str) -> int | None:
-        blocks = text.split(hermes.OPEN)
-        for block in blocks[1:]:
-            inside, closed, _ = block.partition(hermes.CLOSE)
-            try:
-                self._decoder.decode(inside if closed else "")
-            except msgspec.DecodeError:
-                return None
-        return len(blocks) - 1
+        start = text.find("<")
+        if start < 0:
+            return 0
+        end = text.find("<", start + 1)
+        if text.startswith(hermes.OPEN, start) and text.startswith(hermes.CLOSE, end) and text.find("<", end + 1) < 0:
+            inside = [text[start + len(hermes.OPEN) : end]]
+        else:
+            _, *blocks = text.split(hermes.OPEN)
+            inside = [block.partition(hermes.CLOSE)[0] if hermes.CLOSE in block else "" for block in blocks]
+        try:
+            for one in inside:
+                self._decoder.decode(one)
+        except msgspec.DecodeError:
+            return None
+        return len(inside)
 
     def clean_inside(self, text: str) -> int | None:
         return 0
@@ -130,6 +150,9 @@ class Execute:
             return None
         return self.outputs(text)
 
+    def clean_outputs(self, text: str, told: bool) -> int | None:
+        return _all_clean(self.told_outputs(text) if told else self.outputs(text))
+
     def clean_calls(self, text: str) -> int | None:
         return 1 if self.calls_in(text) else 0
 
@@ -145,10 +168,12 @@ class Markdown:
     _open = re.compile(r"```(?:[Pp]ython3?|py|PYTHON|tool_code)[ \t]*\r?\n")
     _answer = re.compile(r"\s*```(?:output|stdout|tool_output)[ \t]*\r?\n")
     _fenced = re.compile(r"\s*```(?:output|text|stdout|console|tool_output)?[ \t]*\r?\n")
+    _wrapped = re.compile(r"\s*[`<EeOoRr]")  # how a fence or a label begins
+    _answers = ("```output", "```stdout", "```tool_output")
     _label = re.compile(r"\s*(?:<output>|(?:[Ee]xecution )?(?:[Oo]utput|[Rr]esult|[Oo]bservation)s?:)\s*")
 
     def calls_in(self, text: str) -> bool:
-        return "```py" in text or "```Py" in text or "```tool_code" in text
+        return "`" in text and ("```py" in text or "```Py" in text or "```PY" in text or "```tool_code" in text)
 
     def cut(self, text: str, answered: bool) -> list[Cut]:
         cuts: list[Cut] = []
@@ -187,22 +212,44 @@ class Markdown:
     def told_outputs(self, text: str) -> tuple[Output, ...] | None:
         return self.outputs(text) if self._label.match(text) or self._answer.match(text) else None
 
+    def clean_outputs(self, text: str, told: bool) -> int | None:
+        if not told and self._wrapped.match(text) is None:
+            return 1 if looks_clean(text) else None
+        return _all_clean(self.told_outputs(text) if told else self.outputs(text))
+
     def clean_calls(self, text: str) -> int | None:
-        return 1 if self.calls_in(text) else 0
+        return 1 if self.calls_in(text) and next(self._blocks(text), None) is not None else 0
 
     def clean_inside(self, text: str) -> int | None:
-        before, *chunks = text.split("```output\n")
-        if not chunks:
-            return None if "```output" in text or "```stdout" in text or "```tool_output" in text else 0
-        for chunk in chunks:
+        count, at = 0, 0
+        while (start := _fence(text, at)) >= 0:
             # Nothing but the plain shape, words and one block and right after it its output, is read here.
-            inside, closed, after = chunk.partition("\n```")
-            if before.count("```") != 2 or "```python\n" not in before or not before.endswith("\n```\n"):
+            code_end = _fence(text, start + 3)
+            begin = code_end + len("```\n```output\n")
+            if not (text.startswith("```python\n", start) and text.startswith("\n```\n```output\n", code_end - 1)):
+                return None if count or any(name in text for name in self._answers) else 0
+            end = _fence(text, begin)
+            at = end + 3
+            if end < 0 or text[end - 1] != "\n" or text[at : at + 1] not in ("", "\n"):
                 return None
-            if not closed or not looks_clean(inside):
+            if not looks_clean(text[begin : end - 1]):
                 return None
-            before = after
-        return len(chunks) if "```" not in before else None
+            count += 1
+        return count
+
+
+def _fence(text: str, start: int) -> int:
+    """Where the next three backticks are, -1 for none; most texts have no other ones."""
+    at = text.find("`", start)
+    return at if at < 0 or text.startswith("```", at) else text.find("```", at)
+
+
+def _all_clean(outputs: tuple[Output, ...] | None) -> int | None:
+    """How many they are (0 for None); None where one may be a failure."""
+    for output in outputs or ():
+        if not looks_clean(output.text):
+            return None
+    return len(outputs or ())
 
 
 def _closed(text: str, start: int) -> tuple[int, int]:

@@ -99,6 +99,10 @@ class Run:
         self.job = job
         self.bad: list[str] = []
         self.counts: list[Count] = []
+        if not resume and job.out != STDIN and job.state_path.exists():
+            raise RecordError(
+                f"{job.state_path} is of a run that was interrupted: go on with --resume, or remove it to begin anew"
+            )
         self._state = _load(job) if resume else _State(job.options())
         self._total = sum(p.stat().st_size for p in job.inputs if p != STDIN and p.exists())
         self._done = 0
@@ -219,11 +223,11 @@ def _load(job: Job) -> _State:
     except FileNotFoundError:
         raise RecordError(f"nothing to go on with: there is no {path}; leave --resume out to begin") from None
     except (msgspec.DecodeError, OSError) as error:
-        raise RecordError(f"{path} cannot be read: {error}; leave --resume out to begin anew") from error
+        raise RecordError(f"{path} cannot be read: {error}; remove it to begin anew") from error
     options = json.loads(json.dumps(job.options()))
     other = [name for name, value in options.items() if state.options.get(name) != value]
     if other:
-        raise RecordError(f"{path} is of a run with another {', '.join(other)}; leave --resume out to begin anew")
+        raise RecordError(f"{path} is of a run with another {', '.join(other)}; remove it to begin anew")
     return state
 
 
