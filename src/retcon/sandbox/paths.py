@@ -15,21 +15,22 @@ def inside_scratch(paths: Iterable[str]) -> list[str]:
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
             raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")
         try:
-            encoded = name.encode()
+            name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"file {name!r} is not Unicode: {error.reason}") from error
-        if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
-            raise ValueError(
-                f"file {name[:80]!r}… is too long: {PATH_BYTES} bytes at most, {NAME_BYTES} between two slashes"
-            )
     return names
 
 
 def to_write(paths: Iterable[str]) -> list[str]:
-    """As `inside_scratch`, of files that are to be made: ValueError too for one that is the folder of another."""
+    """As `inside_scratch`, of files that are to be made: ValueError too for one that no file can have as its path."""
     names = inside_scratch(paths)
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
     for name in names:
+        encoded = name.encode()
+        if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
+            raise ValueError(
+                f"file {name[:80]!r}… is too long: {PATH_BYTES} bytes at most, {NAME_BYTES} between two slashes"
+            )
         if name.endswith("/") or str(PurePosixPath(name)) in folders:
             raise ValueError(f"file {name!r} is a folder, or that of another file: give it a name of its own")
     return names
