@@ -430,6 +430,36 @@ def test_the_tool_keeps_state_goes_back_and_starts_anew_after_a_crash() -> None:
     using(work)
 
 
+NO_COPIES = (
+    "import os\nfor name in os.listdir('/proc'):\n"
+    "    if name.isdigit() and int(name) not in (1, os.getpid()):\n"
+    "        try: os.kill(int(name), 9)\n        except OSError: pass\n1 / 0"
+)
+NO_FORK = "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (0, 0))"
+
+
+@pytest.mark.parametrize("spoils", [DEEP, NO_FORK, NO_COPIES], ids=["deep folders", "no forks", "no frozen copies"])
+def test_code_that_prevents_its_own_rollback_loses_its_state_and_is_no_fault_of_ours(spoils: str) -> None:
+    async def work(pool: SandboxPool) -> None:
+        if pool.tier != "namespaces":
+            pytest.skip("this machine grants no process namespace")
+        tool = await PythonSessions(pool).open("t1")
+        await say(tool, "x = 1")
+        before = await tool.checkpoint()
+        await say(tool, spoils)
+        after = await tool.checkpoint()
+        for state in (before, after, before):
+            await tool.rollback(state)
+            assert (await say(tool, "1 + 1")).text in ("2", f"{RESTARTED}\n2")
+        await tool.discard(before)
+        await tool.discard(after)
+        assert (await say(tool, "2 + 2")).text.endswith("4")
+        await tool.close()
+        assert pool.open_sessions == 0
+
+    using(work)
+
+
 def test_a_session_that_the_sandbox_lost_is_nobodys_mistake() -> None:
     async def work(pool: SandboxPool) -> None:
         tools = PythonSessions(pool)

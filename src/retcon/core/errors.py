@@ -42,6 +42,10 @@ class SandboxWarning(UserWarning):
     """The sandbox that was asked for does not contain what runs in it: says what is open to it."""
 
 
+class CheckpointRefused(SandboxUnavailable):
+    """A session's state cannot be kept: too many checkpoints, or what its own code left there. The session goes on."""
+
+
 class SessionLost(RetconError):
     """A sandbox session is gone: says whether its own code ended it, the sandbox evicted it, or its worker died.
 

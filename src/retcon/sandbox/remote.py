@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.sandbox.types import Limits, Result
 
 CONNECT_SECONDS = 10.0
@@ -100,7 +100,7 @@ class Remote:
         if kind == "unknown_session":
             raise SessionForgotten(message)
         if kind == "refused":
-            raise SandboxUnavailable(message)
+            raise CheckpointRefused(message)
         if kind == "unknown_checkpoint":
             raise KeyError(message)
         if kind in ("invalid", "invalid_json", "too_long"):

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from retcon.core.errors import SandboxUnavailable, SessionLost, nearest
+from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost, nearest
 from retcon.sandbox.handle import WorkerHandle
 from retcon.sandbox.request import request
 from retcon.sandbox.types import Limits, Result
@@ -91,11 +91,11 @@ class PoolSession:
         self._check()
         answer = await self._ask(worker, {"op": "checkpoint", "checkpoint": name}, OPERATION_SECONDS)
         if "refused" in answer:
-            raise SandboxUnavailable(answer["refused"])
+            raise CheckpointRefused(answer["refused"])
         self._check()
 
     async def checkpoint(self) -> str:
-        """See `Session.checkpoint`. Raises SandboxUnavailable where the session keeps too many or too much already."""
+        """See `Session.checkpoint`. Raises CheckpointRefused where the session keeps too many or too much already."""
         async with self._using():
             self._check()
             self._named += 1

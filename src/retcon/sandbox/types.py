@@ -103,7 +103,10 @@ class Session(Protocol):
         ...
 
     async def checkpoint(self) -> str:
-        """Freeze the state as it is now, variables and scratch files; its name. Raises SessionLost."""
+        """Freeze the state as it is now, variables and scratch files; its name.
+
+        Raises SessionLost, CheckpointRefused where this state cannot be kept.
+        """
         ...
 
     async def rollback(self, checkpoint: str) -> None:

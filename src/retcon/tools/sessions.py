@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retcon.core.errors import InfrastructureFault, RetconError, SessionLost
+from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Sandbox, Session
 from retcon.tools.types import OpenTool
@@ -38,7 +38,9 @@ class PythonSession:
     """Implements `retcon.tools.types.OpenTool`.
 
     Code that ends its interpreter has that as its own observation, and the next call a fresh interpreter, which is
-    said. Where the sandbox lost the session (evicted, worker died), every further call is `infrastructure`.
+    said. So has code whose state cannot be kept or gone back to through its own doing (it ended the frozen copies,
+    nested folders too deep, gave up forking): it must not come out as a fault of ours, for which a rollout is dropped.
+    Where the sandbox lost the session (evicted, worker died), every further call is `infrastructure`.
     """
 
     def __init__(self, sandbox: Sandbox, session: Session, wording: Wording, limits: Limits | None) -> None:
@@ -70,7 +72,7 @@ class PythonSession:
         try:
             try:
                 name = await self._session.checkpoint()
-            except SessionLost as error:
+            except (SessionLost, CheckpointRefused) as error:
                 await self._restart(error)
                 name = await self._session.checkpoint()
         except (RetconError, OSError) as error:
@@ -85,7 +87,13 @@ class PythonSession:
             raise InfrastructureFault(f"no checkpoint {checkpoint!r} to go back to")
         session, name, notice = self._checkpoints[checkpoint]
         try:
-            await session.rollback(name)
+            try:
+                await session.rollback(name)
+            except SessionLost as error:
+                await self._restart(error)
+                self._checkpoints[checkpoint] = (self._session, await self._session.checkpoint(), RESTARTED)
+                await self._close_unless_needed(session)
+                return
         except (RetconError, OSError) as error:
             raise InfrastructureFault(f"cannot go back to {checkpoint!r}: {error}") from error
         left, self._session, self._notice = self._session, session, notice
@@ -102,11 +110,11 @@ class PythonSession:
             await session.close()
         self._checkpoints.clear()
 
-    async def _restart(self, lost: SessionLost) -> None:
-        """Go on in a fresh session; the old one stays while there are checkpoints in it. Raises `lost` where it is the
-        sandbox's fault."""
-        if not lost.by_own_code:
-            raise lost
+    async def _restart(self, cause: SessionLost | CheckpointRefused) -> None:
+        """Go on in a fresh session; the old one stays while there are checkpoints in it. Raises `cause` where that is
+        the sandbox's fault."""
+        if isinstance(cause, SessionLost) and not cause.by_own_code:
+            raise cause
         left, self._session = self._session, await self._sandbox.session(limits=self._limits)
         self._notice = RESTARTED
         await self._close_unless_needed(left)

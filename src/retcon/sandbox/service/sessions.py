@@ -13,7 +13,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.sandbox.service.body import parse
 from retcon.sandbox.service.calls import Calls, unavailable
 from retcon.sandbox.service.http import ClientGone, answer, read_body, unless_gone
@@ -143,7 +143,7 @@ class SessionsApi:
         except SessionLost as error:
             extra = {"by_own_code": error.by_own_code}
             raise Refused(410, "session_lost", str(error), extra=extra) from error
-        except SandboxUnavailable as error:
+        except CheckpointRefused as error:
             raise Refused(409, "refused", str(error)) from error
         finally:
             entry.used = time.monotonic()
