@@ -34,7 +34,7 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 IMPORT_ALL = """
 import importlib, pkgutil, retcon
 
-RIGHT = ("retcon.train", "retcon.__main__", "retcon.cli.demonstrations")
+RIGHT = ("retcon.train", "retcon.__main__", "retcon.cli.demonstrations", "retcon.sandbox.service")  # [train], [serve]
 LOCAL = {"cache", "decode", "forward", "loading", "local", "phases", "requests", "sampling", "support"}
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     name = module.name

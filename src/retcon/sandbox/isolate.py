@@ -128,7 +128,8 @@ def _namespaces(world: World, uid: int | None) -> None:
             _unshare_as_user()
     _become_init()
     outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    if root.enter(world.root, os.getuid() if uid is None else uid, uid):
+    entered = root.enter(world.root, os.getuid() if uid is None else uid, uid)
+    if entered.proc:
         os.close(outside)
         outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     world.proc = outside
@@ -137,7 +138,7 @@ def _namespaces(world: World, uid: int | None) -> None:
     kernel.set_capabilities(None)
     with open(os.__file__):  # can be read as this user, in this root?
         pass
-    world.writable, world.root, world.bounded = root.WRITABLE, root.WRITABLE[0], True
+    world.writable, world.root, world.bounded = entered.writable, entered.writable[0], True
     world.network = world.files = world.processes = world.kill_reaches = True
     world.own_user = own_user
     world.tasks = 1 if uid != NOBODY else SLACK + count_tasks(NOBODY)

@@ -1,7 +1,8 @@
 """A root file system that shows only what Python needs, and what of the host that is. Linux, standard library only.
 
 Read-only: the system's libraries and programs, the interpreter, its packages. Made here: /etc, /dev, /proc. Writable:
-/tmp and /dev/shm, both of one tmpfs whose size and number of files are bounded. Nothing else of the host is there.
+/tmp (another folder where Python itself lies below it) and /dev/shm, both of one tmpfs whose size and number of files
+are bounded. Nothing else of the host is there.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import NamedTuple
 
 from retcon.sandbox import kernel
 
 SIZE_MB, FILES = 64, 8192
 """What the calls of a worker may keep in files at a time."""
-WRITABLE = ("/tmp", "/dev/shm")
+HOMES = ("/tmp", "/var/tmp", "/home/sandbox")
+SHARED = "/dev/shm"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 ETC = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 OF_A_PREFIX = ("bin", "lib", "lib64", "share", "pyvenv.cfg")  # not all of it: a project may be its own environment
@@ -33,14 +36,22 @@ def readable() -> list[str]:
     return [path for path in dict.fromkeys(map(os.path.normpath, wanted)) if path != "/" and os.path.exists(path)]
 
 
-def enter(point: str, uid: int, owner: int | None) -> bool:
-    """Make the new root in a tmpfs over the folder `point` and go there. Returns whether it has a /proc.
+class Entered(NamedTuple):
+    """A root that was entered. writable: its folders that are, scratch first. proc: whether it has a /proc."""
+
+    writable: tuple[str, str]
+    proc: bool
+
+
+def enter(point: str, uid: int, owner: int | None) -> Entered:
+    """Make the new root in a tmpfs over the folder `point` and go there.
 
     uid: whom the calls run as. owner: whom the writable folders are given to, None where it is this process's user.
     Needs a mount and a pid namespace of this process's own. Raises OSError.
     """
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     shown, links = _plan(readable())
+    home = _free_home([*shown, *links])
     devices = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in DEVICES}
     kernel.mount("tmpfs", point, "tmpfs", kernel.MS_NOSUID, "mode=0755,size=1m,nr_inodes=2048")
     for path in sorted(shown):
@@ -55,13 +66,21 @@ def enter(point: str, uid: int, owner: int | None) -> bool:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"{point}/dev/{name}")
     os.symlink("/proc/self/fd", f"{point}/dev/fd")
-    _write_etc(f"{point}/etc", uid)
-    _make_writable(point, owner)
+    _write_etc(f"{point}/etc", uid, home)
+    _make_writable(point, home, owner)
     own_proc = _mount_proc(f"{point}/proc")
     kernel.change_root(point)
     # not what is mounted below: that is read-only already, or meant to be written
     kernel.mount("none", "/", None, READ_ONLY)
-    return own_proc
+    return Entered((home, SHARED), own_proc)
+
+
+def _free_home(needed: list[str]) -> str:
+    """Where calls may write, with nothing of `needed` in it."""
+    for home in HOMES:
+        if not any(path == home or path.startswith(home + "/") for path in needed):
+            return home
+    raise OSError(f"Python lies below each of {', '.join(HOMES)}: none is left to write to")
 
 
 def _plan(paths: list[str]) -> tuple[dict[str, int], dict[str, str]]:
@@ -100,10 +119,10 @@ def _bind(fd: int, target: str) -> None:
     os.close(fd)
 
 
-def _write_etc(folder: str, uid: int) -> None:
+def _write_etc(folder: str, uid: int, home: str) -> None:
     os.makedirs(folder, exist_ok=True)
     files = {
-        "passwd": f"{USER}:x:{uid}:{uid}::/tmp:/bin/sh\n",
+        "passwd": f"{USER}:x:{uid}:{uid}::{home}:/bin/sh\n",
         "group": f"{USER}:x:{uid}:\n",
         "hosts": "127.0.0.1 localhost\n::1 localhost\n",
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
@@ -113,21 +132,19 @@ def _write_etc(folder: str, uid: int) -> None:
             file.write(text)
 
 
-def _make_writable(point: str, owner: int | None) -> None:
+def _make_writable(point: str, home: str, owner: int | None) -> None:
     """One tmpfs, two folders of which are seen, each at its place: a mount point cannot be removed or replaced."""
-    top = f"{point}/dev/shm"
+    top = point + SHARED
     os.makedirs(top)
     options = f"mode=0700,size={SIZE_MB}m,nr_inodes={FILES}"
     kernel.mount("tmpfs", top, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
-    for place in WRITABLE:
-        folder = f"{top}/{os.path.basename(place)}"
-        os.mkdir(folder, 0o700)
+    for name in ("home", "shared"):
+        os.mkdir(f"{top}/{name}", 0o700)
         if owner is not None:
-            os.chown(folder, owner, owner)
-    shared = f"{top}/{os.path.basename(top)}"
-    os.mkdir(f"{point}/tmp")
-    kernel.mount(f"{top}/tmp", f"{point}/tmp", None, kernel.MS_BIND)
-    kernel.mount(shared, top, None, kernel.MS_BIND)
+            os.chown(f"{top}/{name}", owner, owner)
+    os.makedirs(point + home)
+    kernel.mount(f"{top}/home", point + home, None, kernel.MS_BIND)
+    kernel.mount(f"{top}/shared", top, None, kernel.MS_BIND)
 
 
 def _mount_proc(folder: str) -> bool:
