@@ -154,7 +154,7 @@ def test_files_too_deep_for_a_checkpoint_do_not_stand_in_the_way_of_a_rollback()
 
 FULL = """
 import os
-os.chdir('/tmp')
+os.chdir('..')
 for number in range(5):
     with open(str(number), 'wb') as file: file.write(b'x' * (12 << 20))
 """

@@ -223,7 +223,7 @@ def test_a_flood_of_files_that_are_deleted_but_open_is_bounded(jail: Jail) -> No
 
 
 @contained_by(NAMESPACES)
-@pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "."])
+@pytest.mark.parametrize("place", ["..", "/dev/shm", "."])
 def test_every_writable_place_has_the_same_bound(jail: Jail, place: str) -> None:
     result = jail.attack(f"for n in range(80): open({place!r} + f'/{{n}}', 'wb').write(bytes(1 << 20))")
     assert (result.status, result.error_type) == ("error", "OSError")
