@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +26,8 @@ from retcon.tasks.types import Task
 from retcon.tools.python import PythonTool
 
 T = TypeVar("T")
-HUMANEVAL = Path(__file__).parents[3] / "shared" / "data" / "eval" / "HumanEval.jsonl.gz"
+DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
+HUMANEVAL = DATA / "eval" / "HumanEval.jsonl.gz"
 RIGHT = "def add(a, b):\n    return a + b"
 TESTS = "def check(f):\n    assert f(1, 2) == 3\n    assert f(-1, 1) == 0\ncheck(add)"
 
