@@ -228,3 +228,10 @@ def test_a_group_is_entered_limited_and_asked(delegated: Path, monkeypatch: pyte
     assert (folder / "memory.max").read_text()[:4] == "1000"
     assert group.kills() == 2
     assert stat.S_ISDIR(folder.stat().st_mode)
+
+
+def test_where_calls_write_is_not_where_python_lies() -> None:
+    assert root._free_home(["/usr", "/tmpfs/python"]) == "/tmp"
+    assert root._free_home(["/usr", "/tmp/project/.venv/lib"]) == "/var/tmp"
+    with pytest.raises(OSError, match="none is left to write to"):
+        root._free_home(["/tmp", "/var/tmp/a", "/home/sandbox/b"])
