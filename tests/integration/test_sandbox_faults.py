@@ -82,7 +82,7 @@ def test_a_package_of_ones_own_is_preloaded(python: str) -> None:
     async def work(pool: SandboxPool) -> None:
         result = await pool.run("import sys\nprint('good' in sys.modules)\nimport good")
         assert result.stdout == "True\n"  # and what its import printed did not come with it
-        assert list(pool.fleet.zygotes) == ["bare", "good"]
+        assert set(pool.fleet.zygotes) == {"bare", "good"}  # which is up first is chance
 
     using(work, python=python, workers=2, packages=("good",), warm=("good",))
 
