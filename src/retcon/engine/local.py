@@ -23,7 +23,7 @@ from retcon.core.errors import EngineError
 from retcon.engine.phases import EngineStats, Phases
 from retcon.engine.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.support import check_model
-from retcon.engine.types import Generation, SamplingParams
+from retcon.engine.types import Generation, SamplingParams, check_params
 
 T = TypeVar("T")
 
@@ -73,11 +73,7 @@ class LocalEngine:
                 f"request {request_id}: {len(ids)} ids leave no room to generate within max_len {self.max_len}; "
                 "shorten the history or raise max_len"
             )
-        if params.temperature < 0 or not 0 < params.top_p <= 1 or params.max_tokens < 1:
-            raise EngineError(
-                f"request {request_id}: needs temperature ≥ 0, 0 < top_p ≤ 1 and max_tokens ≥ 1; "
-                f"got {params.temperature}, {params.top_p} and {params.max_tokens}"
-            )
+        check_params(request_id, params)
         limit = min(params.max_tokens, self.max_len - len(ids))
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         return await self._answer(request_id, GenerateCall(ids, params, limit, done), done)
