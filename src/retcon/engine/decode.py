@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,7 +14,7 @@ from retcon.core.errors import EngineError
 from retcon.engine.cache import SlotCache, Step
 from retcon.engine.forward import additive, decode
 from retcon.engine.requests import GenerateCall, Request
-from retcon.engine.sampling import Sampler, uniforms
+from retcon.engine.sampling import RandomStream, Sampler
 from retcon.engine.types import Generation
 
 COMPACT_AT = 0.8
@@ -32,6 +31,7 @@ class Row:
     stops: frozenset[int]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    sampling_logprobs: list[float] = field(default_factory=list)
     alive: bool = True
 
     def end(self) -> None:
@@ -46,7 +46,9 @@ class Row:
             )
             return
         stop = "stop" if self.ids[-1] in self.stops else "length"
-        self.call.done.set_result(Generation(tuple(self.ids), tuple(self.logprobs), stop))  # type: ignore[arg-type]
+        self.call.done.set_result(
+            Generation(tuple(self.ids), tuple(self.logprobs), stop, tuple(self.sampling_logprobs))  # type: ignore[arg-type]
+        )
 
 
 class DecodeBatch:
@@ -69,10 +71,7 @@ class DecodeBatch:
         self._rows = [Row(r, c, frozenset(c.params.stop_ids)) for r, c in zip(requests, calls, strict=True)]
         self.alive, self._taken = len(calls), 0
         self._sampler = Sampler([c.params for c in calls], device)
-        draws = np.zeros((max(c.limit for c in calls), len(calls)), dtype=np.float32)
-        for column, call in enumerate(calls):
-            draws[: call.limit, column] = uniforms(call.params.seed, call.limit)
-        self._draws = torch.from_numpy(draws).to(device)
+        self._streams = [RandomStream(c.params.seed) for c in calls]
         self._positions = torch.tensor([len(c.ids) for c in calls], device=device)
         self._advance = torch.ones_like(self._positions)
         reach = torch.arange(max(len(c.ids) + c.limit for c in calls), device=device)
@@ -82,15 +81,18 @@ class DecodeBatch:
 
     def sample(self) -> int:
         """Draw the next id of every row; answer those that end. Returns how many ids were generated."""
-        ids, logprobs = self._sampler(self._logits, self._draws[self._taken])
+        uniform = torch.tensor([s.draw() for s in self._streams], dtype=torch.float32, device=self._logits.device)
+        ids, logprobs, sampling = self._sampler(self._logits, uniform)
         self._next = ids
         self._taken += 1
         generated, ended = self.alive, []
-        for index, (row, token, logprob) in enumerate(zip(self._rows, ids.tolist(), logprobs.tolist(), strict=True)):
+        drawn = zip(self._rows, ids.tolist(), logprobs.tolist(), sampling.tolist(), strict=True)
+        for index, (row, token, logprob, sampled) in enumerate(drawn):
             if not row.alive:
                 continue
             row.ids.append(token)
             row.logprobs.append(logprob)
+            row.sampling_logprobs.append(sampled)
             if token in row.stops or self._taken == row.call.limit or row.call.done.done():
                 row.end()
                 ended.append(index)
@@ -123,7 +125,8 @@ class DecodeBatch:
             rows[index].request.slot = slot
         self._rows = [rows[index] for index in order[:kept]]
         keep = torch.tensor(order[:kept], device=self._positions.device)
-        self._sampler.select(keep)
-        self._draws, self._mask = self._draws[:, keep], self._mask[keep]
+        self._sampler.select(order[:kept])
+        self._streams = [self._streams[index] for index in order[:kept]]
+        self._mask = self._mask[keep]
         self._positions, self._advance, self._next = self._positions[keep], self._advance[keep], self._next[keep]
         self._range = self._range[:kept]
