@@ -33,6 +33,15 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     sampling_logprobs: list[float] = field(default_factory=list)
     alive: bool = True
+    stopped: bool = False
+
+    def take(self, token: int, logprob: float, sampling_logprob: float) -> None:
+        """Add a generated id."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        self.sampling_logprobs.append(sampling_logprob)
+        strings = self.call.strings
+        self.stopped = token in self.stops or (strings is not None and strings.completed_by(token))
 
     def end(self) -> None:
         """Hand the result to the caller, unless it is gone, and note what is cached: all but the last id."""
@@ -45,9 +54,13 @@ class Row:
                 EngineError(f"request {self.request.id}: the model's log-probs are nan; its weights are broken")
             )
             return
-        stop = "stop" if self.ids[-1] in self.stops else "length"
         self.call.done.set_result(
-            Generation(tuple(self.ids), tuple(self.logprobs), stop, tuple(self.sampling_logprobs))  # type: ignore[arg-type]
+            Generation(
+                ids=tuple(self.ids),
+                logprobs=tuple(self.logprobs),
+                stop="stop" if self.stopped else "length",
+                sampling_logprobs=tuple(self.sampling_logprobs),
+            )
         )
 
 
@@ -90,10 +103,8 @@ class DecodeBatch:
         for index, (row, token, logprob, sampled) in enumerate(drawn):
             if not row.alive:
                 continue
-            row.ids.append(token)
-            row.logprobs.append(logprob)
-            row.sampling_logprobs.append(sampled)
-            if token in row.stops or self._taken == row.call.limit or row.call.done.done():
+            row.take(token, logprob, sampled)
+            if row.stopped or self._taken == row.call.limit or row.call.done.done():
                 row.end()
                 ended.append(index)
         self.alive -= len(ended)

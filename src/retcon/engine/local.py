@@ -19,9 +19,11 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
+from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.phases import EngineStats, Phases
 from retcon.engine.requests import GenerateCall, Request, ScoreCall
+from retcon.engine.stops import StopStrings
 from retcon.engine.support import check_model
 from retcon.engine.types import Generation, SamplingParams, check_params
 
@@ -36,17 +38,25 @@ class LocalEngine:
 
     max_len: ids of a request, generated ones included. max_requests: requests that are open at once; further ones wait
     until some are released. They are admitted in the order of their request ids (as text), not of their arrival, which
-    may depend on tools. pad_id: fills up ragged prefills, and is masked.
+    may depend on tools. pad_id: fills up ragged prefills, and is masked. tokenizer: needed for stop strings alone.
 
     Raises EngineError for a model whose state the cache cannot hold. After a change of the weights call `invalidate`.
     One event loop at a time: a call from a new loop forgets the requests of the old one, whose callers are gone.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_len: int, max_requests: int = 128, pad_id: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_len: int,
+        max_requests: int = 128,
+        pad_id: int = 0,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         check_model(model, max_len)
         if max_requests < 1:
             raise EngineError(f"max_requests is {max_requests}; at least 1 is needed")
-        self.model, self.max_len, self.max_requests = model, max_len, max_requests
+        self.model, self.max_len, self.max_requests, self.tokenizer = model, max_len, max_requests, tokenizer
         self._phases = Phases(model, max_requests, max_len, pad_id)
         self._vocab: int = model.config.get_text_config().vocab_size
         self._open: dict[str, Request] = {}
@@ -74,9 +84,17 @@ class LocalEngine:
                 "shorten the history or raise max_len"
             )
         check_params(request_id, params)
+        strings = None
+        if params.stop:
+            if self.tokenizer is None:
+                raise EngineError(
+                    f"request {request_id}: stop {params.stop!r} are strings, and the engine was made without a "
+                    "tokenizer; give LocalEngine one, or use stop_ids"
+                )
+            strings = StopStrings(self.tokenizer, params.stop)
         limit = min(params.max_tokens, self.max_len - len(ids))
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        return await self._answer(request_id, GenerateCall(ids, params, limit, done), done)
+        return await self._answer(request_id, GenerateCall(ids, params, limit, done, strings), done)
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
         """Log-probs of ids[start:], (T - start,) nats under the untempered model; 1 ≤ start ≤ T ≤ max_len.

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from retcon.core.errors import EngineError
+from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
 class GenerateCall:
-    """A `generate` that waits for its phase, or is in it. limit: ids that may be generated."""
+    """A `generate` that waits for its phase, or is in it. limit: ids that may be generated. strings: that end it."""
 
     ids: tuple[int, ...]
     params: SamplingParams
     limit: int
     done: asyncio.Future[Generation]
+    strings: StopStrings | None = None
 
 
 @dataclass(slots=True, eq=False)
