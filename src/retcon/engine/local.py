@@ -26,6 +26,7 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.attention import shapes
 from retcon.engine.invariance import probe
@@ -33,6 +34,7 @@ from retcon.engine.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.scheduler import Scheduler
 from retcon.engine.slabs import Memory, capacity_for
 from retcon.engine.stats import EngineStats
+from retcon.engine.stops import StopStrings
 from retcon.engine.support import check_model
 from retcon.engine.types import Generation, SamplingParams, check_params
 
@@ -48,7 +50,8 @@ class LocalEngine:
 
     max_len: ids of a request, generated ones included. max_requests: requests that are computed side by side; further
     ones wait. kv_memory_mb: MiB for keys and values, in which those of more requests are kept than are computed; 0 for
-    what max_requests of max_len need, a quarter of the free memory at most.
+    what twice max_requests of max_len need, a quarter of the free memory at most. tokenizer: needed for stop strings
+    alone.
 
     Raises EngineError for a model whose state the cache cannot hold, or a budget that does not hold one request. After
     a change of the weights call `invalidate`. One event loop at a time: a call from a new loop forgets the requests of
@@ -56,12 +59,12 @@ class LocalEngine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, max_len: int, max_requests: int = 128, kv_memory_mb: int = 0
+        self, model: PreTrainedModel, *, max_len: int, max_requests: int = 128, kv_memory_mb: int = 0, tokenizer: Tokenizer | None = None
     ) -> None:
         check_model(model, max_len)
         if max_requests < 1:
             raise EngineError(f"max_requests is {max_requests}; at least 1 is needed")
-        self.model, self.max_len, self.max_requests = model, max_len, max_requests
+        self.model, self.max_len, self.max_requests, self.tokenizer = model, max_len, max_requests, tokenizer
         self.stats = EngineStats()
         with _evaluating(model):
             shape = shapes(model)
@@ -99,9 +102,17 @@ class LocalEngine:
                 "shorten the history or raise max_len"
             )
         check_params(request_id, params)
+        strings = None
+        if params.stop:
+            if self.tokenizer is None:
+                raise EngineError(
+                    f"request {request_id}: stop {params.stop!r} are strings, and the engine was made without a "
+                    "tokenizer; give LocalEngine one, or use stop_ids"
+                )
+            strings = StopStrings(self.tokenizer, params.stop)
         limit = min(params.max_tokens, self.max_len - len(ids))
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        return await self._answer(request_id, GenerateCall(ids, params, limit, done), done)
+        return await self._answer(request_id, GenerateCall(ids, params, limit, done, strings), done)
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
         """Log-probs of ids[start:], (T - start,) nats under the untempered model; 1 ≤ start ≤ T ≤ max_len.

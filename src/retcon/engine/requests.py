@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from retcon.core.errors import EngineError
-from retcon.engine.draws import Draws
+from retcon.engine.sampling import RandomStream
 from retcon.engine.slabs import Place
+from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams
 
 
@@ -23,16 +24,16 @@ class GenerateCall:
     params: SamplingParams
     limit: int
     done: asyncio.Future[Generation]
-    stops: Callable[[Sequence[int]], bool] | None = None
+    strings: StopStrings | None = None
     made: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sampling_logprobs: list[float] = field(default_factory=list)
-    draws: Draws = field(init=False)
+    draws: RandomStream = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     stopped: bool = False
 
     def __post_init__(self) -> None:
-        self.draws = Draws(self.params.seed)
+        self.draws = RandomStream(self.params.seed)
         self.stop_ids = frozenset(self.params.stop_ids)
 
     @property
@@ -56,7 +57,7 @@ class GenerateCall:
         self.made.append(token)
         self.logprobs.append(logprob)
         self.sampling_logprobs.append(sampling_logprob)
-        self.stopped = token in self.stop_ids or (self.stops is not None and self.stops(self.made))
+        self.stopped = token in self.stop_ids or (self.strings is not None and self.strings.completed_by(token))
         return self.stopped or len(self.made) >= self.limit or self.done.done()
 
     def answer(self, request_id: str) -> bool:

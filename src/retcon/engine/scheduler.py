@@ -304,7 +304,7 @@ class Scheduler:
         if self._sampler is None or self._sampler[0] != requests:
             self._sampler = (requests, Sampler([c.params for c in calls], logits.device))
         uniform = torch.tensor([c.draws.next() for c in calls], dtype=torch.float32, device=logits.device)
-        ids, logprobs, sampling = (*self._sampler[1](logits, uniform), torch.zeros(len(uniform)))[:3]
+        ids, logprobs, sampling = self._sampler[1](logits, uniform)
         drawn = zip(requests, calls, ids.tolist(), logprobs.tolist(), sampling.tolist(), strict=True)
         for request, call, token, logprob, sampling_logprob in drawn:
             if len(call.made):
