@@ -60,7 +60,7 @@ def stretch_end(start: int, end: int, wanted: int, vocabulary: int) -> int:
 def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invariance, device: torch.device) -> Plan:
     """The forward that feeds all of them. Its kept logits come in order: one of each step, then those of stretches.
 
-    Steps must be ordered by slab, and by slot within a slab.
+    More may follow, of ids that only pad the batch. Steps must be ordered by slab, and by slot within a slab.
     """
     ids = [s.id for s in steps]
     positions = [s.length for s in steps]
@@ -88,9 +88,10 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
             )
         )
     jobs.extend(_stretch_jobs(stretches, starts, device))
-    missing = invariance.rows - len(ids)
-    ids.extend([0] * missing)
-    positions.extend([0] * missing)
+    missing = [0] * (invariance.rows - len(ids))
+    ids.extend(missing)
+    positions.extend(missing)
+    keep.extend([0] * (invariance.rows - len(keep)))  # the output layer is a matrix product too
     return Plan(
         torch.tensor(ids, device=device),
         torch.tensor(positions, device=device),

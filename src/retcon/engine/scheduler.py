@@ -303,7 +303,7 @@ class Scheduler:
         calls = [r.call for r in requests if isinstance(r.call, GenerateCall)]
         if self._sampler is None or self._sampler[0] != requests:
             self._sampler = (requests, Sampler([c.params for c in calls], logits.device))
-        uniform = torch.tensor([c.draws.next() for c in calls], dtype=torch.float32, device=logits.device)
+        uniform = torch.tensor([c.draws.draw() for c in calls], dtype=torch.float32, device=logits.device)
         ids, logprobs, sampling = self._sampler[1](logits, uniform)
         drawn = zip(requests, calls, ids.tolist(), logprobs.tolist(), sampling.tolist(), strict=True)
         for request, call, token, logprob, sampling_logprob in drawn:
