@@ -59,7 +59,13 @@ class LocalEngine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, max_len: int, max_requests: int = 128, kv_memory_mb: int = 0, tokenizer: Tokenizer | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        max_len: int,
+        max_requests: int = 128,
+        kv_memory_mb: int = 0,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         check_model(model, max_len)
         if max_requests < 1:
@@ -74,7 +80,9 @@ class LocalEngine:
             shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0
         )
         least = capacity_for(max_len, max_len) * memory.id_bytes
-        memory.budget = kv_memory_mb * 2**20 or max(least, min(2 * max_requests * least, free_memory(model.device) // 4))
+        memory.budget = kv_memory_mb * 2**20 or max(
+            least, min(2 * max_requests * least, free_memory(model.device) // 4)
+        )
         if memory.budget < least:
             raise EngineError(
                 f"kv_memory_mb is {kv_memory_mb}, but one request of max_len {max_len} needs {-(-least // 2**20)} MiB; "

@@ -261,9 +261,7 @@ class Scheduler:
         self._stats.prefilled += sum(len(s.ids) for s in stretches)
         return logits
 
-    def _fed(
-        self, fed: Sequence[tuple[Request, Stretch]], logits: Tensor, sampled: list[Request]
-    ) -> Iterator[Tensor]:
+    def _fed(self, fed: Sequence[tuple[Request, Stretch]], logits: Tensor, sampled: list[Request]) -> Iterator[Tensor]:
         """Take in what was fed. Yields the logits of the requests that are to be sampled, which are added."""
         at = 0
         for request, stretch in fed:
