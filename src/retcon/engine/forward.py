@@ -70,7 +70,7 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
     for first, last in _runs(steps):
         run = steps[first:last]
         stores.append(_store(run, first, device))
-        jobs.append(_decode_job(run, first, invariance, device))
+        jobs.append(_decode_job(run, first, device))
     starts: list[int] = []
     for stretch in stretches:
         start = len(ids)
@@ -98,6 +98,7 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
         torch.tensor(keep, dtype=torch.long, device=device),
         stores,
         jobs,
+        whole=len(jobs) == 1 and not stretches and not missing,
     )
 
 
@@ -114,16 +115,15 @@ def _store(run: Sequence[Step], first: int, device: torch.device) -> Store:
     slots = torch.tensor([s.place.slot for s in run], device=device)
     positions = torch.tensor([s.length for s in run], device=device)
     slab = run[0].place.slab
-    slab.mask[slots, 0, 0, positions] = 0
+    slab.mask[slots, 0, positions] = 0
     return Store(slab, first, first + len(run), slots, positions)
 
 
-def _decode_job(run: Sequence[Step], first: int, invariance: Invariance, device: torch.device) -> DecodeJob:
+def _decode_job(run: Sequence[Step], first: int, device: torch.device) -> DecodeJob:
     slab = run[0].place.slab
     count = run[-1].place.slot + 1
     slots = None if count == len(run) else torch.tensor([s.place.slot for s in run], device=device)
-    length = min(padded(max(s.length for s in run) + 1), slab.capacity) if invariance.tight else slab.capacity
-    return DecodeJob(slab, first, first + len(run), count, slots, length)
+    return DecodeJob(slab, first, first + len(run), count, slots)
 
 
 def _stretch_jobs(

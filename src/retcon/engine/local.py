@@ -74,8 +74,7 @@ class LocalEngine:
         self.stats = EngineStats()
         with _evaluating(model):
             shape = shapes(model)
-        heads, size, _ = shape.layers[min(shape.layers)]
-        self.invariance = probe(model, heads, shape.queries, size)
+        self.invariance = probe(model)
         memory = Memory(
             shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0
         )

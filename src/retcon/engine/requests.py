@@ -16,6 +16,10 @@ from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams
 
 
+AHEAD = 16
+"""Positions that a slot should have beyond what is known to be needed: attention goes over all of them."""
+
+
 @dataclass(slots=True, eq=False)
 class GenerateCall:
     """A `generate` that waits or is under way. limit: ids that may be generated. made: what was generated so far."""
@@ -50,7 +54,7 @@ class GenerateCall:
     def room(self) -> int:
         """Positions that are likely to be needed soon: the ids to feed, and some of those to generate."""
         ids = len(self.ids) + len(self.made)
-        return ids + min(self.limit - len(self.made), max(32, ids // 4))
+        return ids + min(self.limit - len(self.made), AHEAD)
 
     def take(self, token: int, logprob: float, sampling_logprob: float) -> bool:
         """Add an id; whether it is the last one."""

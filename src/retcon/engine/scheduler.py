@@ -21,10 +21,11 @@ from transformers import PreTrainedModel
 from retcon.engine.attention import forward
 from retcon.engine.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
 from retcon.engine.invariance import Invariance
+from retcon.engine.lean import Lean, supports
 from retcon.engine.prompts import Prompts
 from retcon.engine.requests import GenerateCall, Request, ScoreCall, common_prefix
 from retcon.engine.sampling import Sampler
-from retcon.engine.slabs import Memory
+from retcon.engine.slabs import Memory, Place
 from retcon.engine.stats import EngineStats
 
 COMPACT_AT = 0.75
@@ -43,6 +44,7 @@ class Scheduler:
         self._model, self._memory, self._invariance, self._rows = model, memory, invariance, rows
         self._vocabulary: int = model.config.get_text_config().vocab_size
         self._stats = stats
+        self._decoder = Lean(model, memory.max_len) if supports(model) else (lambda p: forward(model, p))
         self._waiting: dict[str, Request] = {}  # those that were admitted before
         self._new: dict[str, Request] = {}
         self._feeding: dict[str, Request] = {}
@@ -174,19 +176,18 @@ class Scheduler:
 
     def _grown(self, request: Request, length: int, victims: Iterable[Request]) -> bool:
         """Give the request a slot of at least `length`, with what it has cached; evict victims as it takes."""
-        length = min(length, self._memory.max_len)
-        place = self._memory.take(length)
-        for victim in victims:
-            if place is not None:
-                break
+        place = self._memory.take(min(length, self._memory.max_len))
+        for victim in () if place is not None else victims:
             self._evict(victim)
             self._resting.pop(victim.id, None)
             self._stats.evicted += 1
-            place = self._memory.take(length)
+            place = self._memory.take(min(length, self._memory.max_len))
+            if place is not None:
+                break
         if place is None:
             return False
         if request.place is not None:
-            self._memory.copy(request.place, place, len(request.cached))
+            self._memory.copy([(request.place, place, len(request.cached))])
             self._memory.give(request.place)
         request.place = place
         self._changed = True
@@ -194,19 +195,25 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Let requests that decode grow; where there is no room, those that came last wait until there is."""
-        for request in sorted(self._decoding.values(), key=lambda r: r.arrived):
-            call = request.call
-            assert isinstance(call, GenerateCall)
-            if request.place is None or not call.made:
-                continue
-            if len(request.cached) < request.place.capacity:
-                continue
+        full = [r for r in self._decoding.values() if r.place is not None and len(r.cached) >= r.place.capacity]
+        moves: list[tuple[Request, Place]] = []
+        for request in full:  # all at once, if there is room for all
+            assert isinstance(request.call, GenerateCall)
+            place = self._memory.take(min(request.call.room, self._memory.max_len))
+            if place is None:
+                break
+            moves.append((request, place))
+        self._memory.copy([(r.place, place, len(r.cached)) for r, place in moves if r.place is not None])
+        for request, place in moves:
+            self._memory.give(request.place)  # type: ignore[arg-type]
+            request.place, self._changed = place, True
+        for request in sorted(full[len(moves) :], key=lambda r: r.arrived):
             while request.place is not None and len(request.cached) >= request.place.capacity:
-                if self._grown(request, call.room, self._victims(request)):
-                    break
-                others = [r for r in (*self._decoding.values(), *self._feeding.values()) if r is not request]
-                later = [r for r in others if r.arrived > request.arrived]
-                self._preempt(max(later, key=lambda r: r.arrived, default=request))
+                assert isinstance(request.call, GenerateCall)
+                if not self._grown(request, request.call.room, self._victims(request)):
+                    others = (r for r in (*self._decoding.values(), *self._feeding.values()) if r.place is not None)
+                    last = max(others, key=lambda r: r.arrived)
+                    self._preempt(last if last.arrived > request.arrived else request)
 
     def _preempt(self, request: Request) -> None:
         self._stats.preempted += 1
@@ -253,7 +260,7 @@ class Scheduler:
                 return
 
     def _forward(self, steps: Sequence[Step], stretches: Sequence[Stretch]) -> Tensor:
-        logits = forward(self._model, plan(steps, stretches, self._invariance, self._model.device))
+        logits = self._decoder(plan(steps, stretches, self._invariance, self._model.device))
         for stretch in stretches:
             stretch.place.slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
         self._stats.steps += bool(steps)
