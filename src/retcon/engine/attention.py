@@ -43,17 +43,26 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Where the new keys and values of ids start…end go: slots and positions, (end - start,) each."""
+    """Where the new keys and values of ids start…end go: slots and positions, (end - start,) each.
+
+    index: by number of heads, the rows of a slab's (slots · KV · capacity, size) that these are, once they are known.
+    """
 
     slab: Slab
     start: int
     end: int
     slots: Tensor
     positions: Tensor
+    index: dict[int, Tensor] = field(default_factory=dict)
 
     def __call__(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self.slab.keys[layer][self.slots, :, self.positions] = k[self.start : self.end]
-        self.slab.values[layer][self.slots, :, self.positions] = v[self.start : self.end]
+        heads = k.shape[1]
+        if heads not in self.index:
+            head = torch.arange(heads, device=k.device)
+            row = (self.slots[:, None] * heads + head) * self.slab.capacity + self.positions[:, None]
+            self.index[heads] = row.flatten()
+        for new, slab in ((k, self.slab.keys[layer]), (v, self.slab.values[layer])):
+            slab.view(-1, slab.shape[-1]).index_copy_(0, self.index[heads], new[self.start : self.end].flatten(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +93,7 @@ class DecodeJob:
         # kernels, which are made for many queries.
         scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
         scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count])
-        weights = scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
-        attended = torch.bmm(weights, values.flatten(0, 1)).reshape(self.count, q.shape[1], -1)
+        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1)).reshape(self.count, q.shape[1], -1)
         return attended if self.slots is None else attended.index_select(0, self.slots)
 
 

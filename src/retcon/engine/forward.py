@@ -17,7 +17,7 @@ from retcon.engine.attention import DecodeJob, FreshJob, PastJob, Plan, Store
 from retcon.engine.invariance import Invariance
 from retcon.engine.slabs import LINE, Place, padded
 
-FORWARD_IDS = 4096
+FORWARD_IDS = 2048
 """Ids of one forward about at most: how long those that decode wait for those that are fed."""
 STRETCH_IDS = 2048
 STRETCH_SCORES = 2**23

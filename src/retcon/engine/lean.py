@@ -16,6 +16,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
 from retcon.engine.attention import Plan
+from retcon.engine.machine import free_memory
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")
@@ -36,15 +37,32 @@ class Product:
         self._packed = weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
 
+    @property
+    def width(self) -> int:
+        """Size of the input."""
+        return self._layers[0].in_features
+
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed:
             return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
         return linear(x, self._weight, self._bias)
 
 
+class HeadNorm:
+    """The norms of queries and keys, side by side. weight: (H + KV, D)."""
+
+    def __init__(self, queries: nn.Module, heads: int, keys: nn.Module, shared: int) -> None:
+        self._parts = ((queries, heads), (keys, shared))
+        self.epsilon: float = queries.variance_epsilon  # type: ignore[assignment]
+        self.refresh()
+
+    def refresh(self) -> None:
+        self.weight = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in self._parts])  # type: ignore[operator,union-attr]
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. heads, shared: H and KV. head_norm: (H + KV, D), the weights of the norms of queries and keys."""
+    """One decoder layer. heads, shared: H and KV."""
 
     index: int
     heads: int
@@ -53,7 +71,7 @@ class Layer:
     scale: float
     norm: nn.Module
     inputs: Product
-    head_norm: tuple[nn.Module, nn.Module] | None
+    head_norm: HeadNorm | None
     output: Product
     mlp_norm: nn.Module
     gate_up: Product
@@ -64,11 +82,7 @@ class Layer:
         states = self.inputs(_norm(x, self.norm)).view(len(x), count + self.shared, self.size)
         rotated = states[:, :count]
         if self.head_norm is not None:
-            queries, keys = self.head_norm
-            rotated = rms_norm(rotated, (self.size,), None, queries.variance_epsilon)  # type: ignore[arg-type]
-            rotated = rotated * torch.cat(
-                [queries.weight.expand(self.heads, -1), keys.weight.expand(self.shared, -1)]  # type: ignore[operator]
-            )
+            rotated = rms_norm(rotated, (self.size,), None, self.head_norm.epsilon) * self.head_norm.weight
         # sin has the sign of rotate_half in it
         rotated = torch.addcmul(rotated * cos, rotated.roll(self.size // 2, -1), sin)
         attended = plan.attend(
@@ -105,18 +119,23 @@ class Lean:
             x = x.index_select(0, plan.keep)
         return self._head(_norm(x, self._norm))
 
+    @property
+    def products(self) -> list[Product]:
+        return [self._head, *(p for n in self._layers for p in (n.inputs, n.output, n.gate_up, n.down))]
+
     def refresh(self) -> None:
         """Lay the weights out anew."""
-        self._head.refresh()
-        for layer in self._layers:
-            for product in (layer.inputs, layer.output, layer.gate_up, layer.down):
-                product.refresh()
+        for part in (*self.products, *(n.head_norm for n in self._layers)):
+            if part is not None:
+                part.refresh()
 
 
 def supports(model: PreTrainedModel) -> bool:
-    """Whether the model is on a CPU and made of the parts that are known here, and of no others."""
+    """Whether the model is on a CPU that has room for the copy, and made of the parts that are known here alone."""
     config = model.config
     if type(model).__name__ not in FAMILIES or model.device.type != "cpu" or config.hidden_act != "silu":
+        return False
+    if 4 * sum(p.numel() * p.element_size() for p in model.parameters()) > free_memory(model.device):
         return False
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     plain = all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith(("_proj", "lm_head")))
@@ -128,16 +147,17 @@ def _layer(config: object, index: int, module: nn.Module) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     query, key, value = attention.q_proj, attention.k_proj, attention.v_proj  # type: ignore[union-attr]
     size: int = attention.head_dim  # type: ignore[assignment,union-attr]
-    norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None  # type: ignore[union-attr]
+    heads, shared = query.out_features // size, key.out_features // size  # type: ignore[operator,union-attr]
+    normed = hasattr(attention, "q_norm")
     return Layer(
         index=index,
-        heads=query.out_features // size,  # type: ignore[operator,union-attr]
-        shared=key.out_features // size,  # type: ignore[operator,union-attr]
+        heads=heads,
+        shared=shared,
         size=size,
         scale=attention.scaling,  # type: ignore[arg-type,union-attr]
         norm=module.input_layernorm,  # type: ignore[arg-type]
         inputs=Product([query, key, value]),  # type: ignore[list-item]
-        head_norm=norms,  # type: ignore[arg-type]
+        head_norm=HeadNorm(attention.q_norm, heads, attention.k_norm, shared) if normed else None,  # type: ignore[arg-type,union-attr]
         output=Product([attention.o_proj]),  # type: ignore[list-item,union-attr]
         mlp_norm=module.post_attention_layernorm,  # type: ignore[arg-type]
         gate_up=Product([mlp.gate_proj, mlp.up_proj]),  # type: ignore[list-item,union-attr]

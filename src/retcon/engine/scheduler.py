@@ -16,12 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from retcon.engine.attention import forward
+from retcon.engine.decoder import Decoder
 from retcon.engine.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
-from retcon.engine.invariance import Invariance
-from retcon.engine.lean import Lean, supports
 from retcon.engine.prompts import Prompts
 from retcon.engine.requests import GenerateCall, Request, ScoreCall, common_prefix
 from retcon.engine.sampling import Sampler
@@ -39,12 +36,11 @@ class Scheduler:
     """Answers the calls of requests, up to `rows` of them side by side. `step` until `busy` is false."""
 
     def __init__(
-        self, model: PreTrainedModel, memory: Memory, invariance: Invariance, rows: int, stats: EngineStats
+        self, decoder: Decoder, memory: Memory, *, rows: int, vocabulary: int, device: torch.device, stats: EngineStats
     ) -> None:
-        self._model, self._memory, self._invariance, self._rows = model, memory, invariance, rows
-        self._vocabulary: int = model.config.get_text_config().vocab_size
-        self._stats = stats
-        self._decoder = Lean(model, memory.max_len) if supports(model) else (lambda p: forward(model, p))
+        self._decoder, self._memory, self._rows, self._stats = decoder, memory, rows, stats
+        self._vocabulary, self._device = vocabulary, device
+        self._stale = False  # whether the weights have changed
         self._waiting: dict[str, Request] = {}  # those that were admitted before
         self._new: dict[str, Request] = {}
         self._feeding: dict[str, Request] = {}
@@ -77,16 +73,20 @@ class Scheduler:
 
     def forget(self) -> None:
         """No keys and values hold any more."""
-        for group in (self._waiting, self._resting):
+        for group in (self._waiting, self._new, self._resting):
             for request in group.values():
                 request.place, request.cached = None, []
         self._resting.clear()
         self._prompts.clear()
         self._memory.drop()
+        self._stale = True
 
     def step(self) -> None:
         """Admit what fits, run one forward, sample, and answer what is done."""
         began = time.perf_counter()
+        if self._stale:
+            self._decoder.refresh()
+            self._stale = False
         known = self._admit()
         self._make_room()
         rows = self._ordered()
@@ -260,7 +260,7 @@ class Scheduler:
                 return
 
     def _forward(self, steps: Sequence[Step], stretches: Sequence[Stretch]) -> Tensor:
-        logits = self._decoder(plan(steps, stretches, self._invariance, self._model.device))
+        logits = self._decoder(plan(steps, stretches, self._decoder.invariance, self._device))
         for stretch in stretches:
             stretch.place.slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
         self._stats.steps += bool(steps)
