@@ -138,3 +138,17 @@ def assert_equal(subject: Subject, one: Generation, other: Generation) -> None:
         assert (one.ids, one.stop) == (other.ids, other.stop)
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         assert one.sampling_logprobs == pytest.approx(other.sampling_logprobs, abs=1e-4)
+
+
+def kept_ids(logits: Any, params: SamplingParams) -> list[int]:
+    """What the parameters say, id by id: the ids that one row (V,) may give, most probable first."""
+    probs = (logits.double() / params.temperature).softmax(0).tolist()
+    ranked = sorted(range(len(probs)), key=lambda i: (-probs[i], i))
+    ranked = [i for i in ranked if probs[i] >= params.min_p * probs[ranked[0]]][: params.top_k or None]
+    total, kept, reached = sum(probs[i] for i in ranked), [], 0.0
+    for i in ranked:
+        if reached >= params.top_p * total:
+            break
+        kept.append(i)
+        reached += probs[i]
+    return kept

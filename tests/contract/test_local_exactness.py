@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from engines import GREEDY, MAX_LEN, MODELS, assert_exact, model_of, plain, prompts, run
+from engines import GREEDY, MAX_LEN, MODELS, assert_exact, kept_ids, model_of, plain, plain_logits, prompts, run
 from retcon.engine.local import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 
@@ -19,6 +21,11 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> Any:
     return model_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Any:
+    return model_of("qwen3")
 
 
 def test_greedy_equals_transformers_generate(model: Any) -> None:
@@ -121,3 +128,59 @@ def test_an_equal_prompt_is_computed_once(model: Any) -> None:
     assert len({g.ids for g in generations}) == 4
     for ids, generation in zip(batch, generations, strict=True):
         assert_exact(model, ids, generation)
+
+
+def test_generation_ends_at_max_len(model: Any) -> None:
+    (ids,) = prompts(7, (MAX_LEN - 20,))
+    generation = run(LocalEngine(model, max_len=MAX_LEN).generate("a", ids, SamplingParams(max_tokens=500, seed=3)))
+    assert (len(generation.ids), generation.stop) == (20, "length")
+    assert_exact(model, ids, generation)
+
+
+TRUNCATIONS = (
+    SamplingParams(temperature=2, top_p=0.5),
+    SamplingParams(temperature=1.5, top_k=7),
+    SamplingParams(temperature=3, min_p=0.2),
+    SamplingParams(temperature=2.5, top_p=0.8, top_k=40, min_p=0.02),
+)
+
+
+@pytest.mark.parametrize("params", TRUNCATIONS, ids=repr)
+def test_only_ids_that_the_parameters_keep_are_sampled(qwen3: Any, params: SamplingParams) -> None:
+    (ids,) = prompts(6, (8,))
+
+    async def main() -> list[Generation]:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN, max_requests=400)
+        calls = (engine.generate(str(s), ids, replace(params, max_tokens=1, seed=s)) for s in range(400))
+        return await asyncio.gather(*calls)
+
+    logits = plain_logits(qwen3, ids)[-1]
+    kept = kept_ids(logits, params)
+    probability = {g.ids[0]: math.exp((g.sampling_logprobs or ())[0]) for g in run(main())}
+    assert len(probability) > 1
+    assert set(probability) <= set(kept)
+    # Together with the few that 400 draws left out, they sum to one.
+    assert sum(probability.values()) == pytest.approx(
+        1 - sum(p for i, p in zip(kept, distribution(logits, params), strict=True) if i not in probability), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("params", [*TRUNCATIONS, SamplingParams(), GREEDY], ids=repr)
+def test_sampling_logprobs_are_of_what_was_sampled_from(model: Any, params: SamplingParams) -> None:
+    (ids,) = prompts(14, (11,))
+    generation = run(LocalEngine(model, max_len=MAX_LEN).generate("a", ids, replace(params, max_tokens=20, seed=4)))
+    logits = plain_logits(model, [*ids, *generation.ids])[len(ids) - 1 : -1]
+    if params.temperature == 0:
+        assert generation.sampling_logprobs == (0.0,) * 20
+        return
+    expected = [
+        math.log(distribution(row, params)[kept_ids(row, params).index(token)])
+        for row, token in zip(logits, generation.ids, strict=True)
+    ]
+    assert generation.sampling_logprobs == pytest.approx(expected, abs=1e-4)
+    assert (generation.sampling_logprobs == generation.logprobs) == (params == SamplingParams())
+
+
+def distribution(logits: torch.Tensor, params: SamplingParams) -> list[float]:
+    """Probabilities of the ids that are kept of one row (V,), in the order of `kept_ids`."""
+    return (logits[kept_ids(logits, params)].double() / params.temperature).softmax(0).tolist()
