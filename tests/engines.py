@@ -19,7 +19,7 @@ from retcon.engine.types import Generation, Generator, SamplingParams
 
 T = TypeVar("T")
 TOKENIZER = ByteTokenizer()
-VOCAB, MAX_LEN = TOKENIZER.size, 64
+VOCAB, MAX_LEN, WINDOW = TOKENIZER.size, 64, 256
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 MODELS = ("qwen3", "llama", "gpt2")
 
@@ -76,12 +76,12 @@ def make_model(name: str) -> Any:
         "num_key_value_heads": 2,
         "head_dim": 16,
         "intermediate_size": 96,
-        "max_position_embeddings": MAX_LEN,
+        "max_position_embeddings": WINDOW,
     }
     configs = {
         "qwen3": lambda: Qwen3Config(**rope, tie_word_embeddings=True),
         "llama": lambda: LlamaConfig(**rope),
-        "gpt2": lambda: GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=MAX_LEN),
+        "gpt2": lambda: GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=WINDOW),
     }
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(configs[name]())

@@ -89,15 +89,16 @@ def test_requests_at_once_get_what_each_gets_alone(subject: Subject) -> None:
         assert_equal(subject, generation, alone(subject, ids, how))
 
 
-def test_turns_and_rollbacks_get_what_a_fresh_engine_gives(subject: Subject) -> None:
+def test_turns_and_rollbacks_with_parameters_of_their_own_get_what_a_fresh_engine_gives(subject: Subject) -> None:
     prompt, shown, other = prompts(6, (14, 6, 9))
 
-    async def rollout() -> list[tuple[list[int], Generation]]:
+    async def rollout() -> list[tuple[list[int], SamplingParams, Generation]]:
         engine, done = subject.make(), []
 
         async def turn(ids: list[int]) -> Generation:
-            done.append((ids, await engine.generate("r", ids, HOT)))
-            return done[-1][1]
+            params = replace(HOT, seed=len(done)) if len(done) % 3 else GREEDY
+            done.append((ids, params, await engine.generate("r", ids, params)))
+            return done[-1][2]
 
         first = await turn(prompt)
         second = await turn([*prompt, *first.ids, *shown])
@@ -108,8 +109,8 @@ def test_turns_and_rollbacks_get_what_a_fresh_engine_gives(subject: Subject) -> 
         await turn(other)  # nothing in common
         return done
 
-    for ids, generation in run(rollout()):
-        assert_equal(subject, generation, alone(subject, ids, HOT))
+    for ids, params, generation in run(rollout()):
+        assert_equal(subject, generation, alone(subject, ids, params))
 
 
 def test_score_gives_the_logprobs_of_the_generation(subject: Subject) -> None:

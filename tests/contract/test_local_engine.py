@@ -130,10 +130,10 @@ def test_broken_weights_are_an_error_not_a_generation() -> None:
 
 def test_a_fault_in_the_model_reaches_every_caller() -> None:
     model = make_model("qwen3")
-    model.lm_head = torch.nn.Linear(7, VOCAB)  # of the wrong width
 
     async def main() -> list[Any]:
         engine = LocalEngine(model, max_len=MAX_LEN)
+        model.lm_head = torch.nn.Linear(7, VOCAB)  # of the wrong width
         return await asyncio.gather(*(engine.generate(n, [1, 2], GREEDY) for n in "abc"), return_exceptions=True)
 
     for error in run(main()):
