@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engines import kept_ids
 from retcon.engine.sampling import CELL, RANKED_GROWTH, RandomStream, Sampler, argmax, invert
 from retcon.engine.types import SamplingParams
 
@@ -39,20 +40,6 @@ def uniforms(seed: int, count: int) -> Tensor:
 
 def sample(params: Sequence[SamplingParams], logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return Sampler(params, CPU)(logits, uniform)
-
-
-def kept_ids(logits: Tensor, params: SamplingParams) -> list[int]:
-    """What the parameters say, id by id: the ids that one row (V,) may give, most probable first."""
-    probs = (logits.double() / params.temperature).softmax(0).tolist()
-    ranked = sorted(range(len(probs)), key=lambda i: (-probs[i], i))
-    ranked = [i for i in ranked if probs[i] >= params.min_p * probs[ranked[0]]][: params.top_k or None]
-    total, kept, reached = sum(probs[i] for i in ranked), [], 0.0
-    for i in ranked:
-        if reached >= params.top_p * total:
-            break
-        kept.append(i)
-        reached += probs[i]
-    return kept
 
 
 def chi_square(drawn: Tensor, probs: Tensor) -> float:

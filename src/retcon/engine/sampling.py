@@ -133,7 +133,9 @@ def invert_truncated(probs: Tensor, keep: Truncation, uniform: Tensor) -> tuple[
         some, of = (probs, keep) if len(rows) == count else (probs[rows], keep[rows])
         chosen, total, done = _look(some, of, uniform[rows], min(width, vocab))
         ids[rows], mass[rows] = chosen, total
-        rows, width = rows[~done], width * RANKED_GROWTH
+        rows = rows[~done]
+        if len(rows):
+            width = min(width * RANKED_GROWTH, int(keep.top_k[rows].max()))
     return ids, mass
 
 
