@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from retcon.engine.cache import SlotCache, Step
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from retcon.engine.cache import SlotCache, Step
 from retcon.engine.forward import decode
 from retcon.engine.local import LocalEngine
 from retcon.engine.types import SamplingParams

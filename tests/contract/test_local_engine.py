@@ -129,7 +129,7 @@ def test_broken_weights_are_an_error_not_a_generation() -> None:
 
 
 def test_a_fault_in_the_model_reaches_every_caller() -> None:
-    model = make_model("qwen3")
+    model = make_model("gpt2")
 
     async def main() -> list[Any]:
         engine = LocalEngine(model, max_len=MAX_LEN)

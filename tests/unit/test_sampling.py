@@ -98,21 +98,6 @@ def test_a_row_gets_the_same_bits_in_any_company(vocab: int, dtype: torch.dtype)
         assert torch.equal(torch.stack([t.double() for t in company]), whole[:, some])
 
 
-def test_rows_join_and_leave() -> None:
-    draw = torch.Generator().manual_seed(1)
-    logits, uniform = 3 * torch.randn(8, 300, generator=draw), torch.rand(8, generator=draw)
-    whole = sample(KINDS, logits, uniform)
-    sampler = Sampler(KINDS[:3], CPU)
-    sampler(logits[:3], uniform[:3])
-    rows = [0, 1, 2]
-    for stay, join in (([2, 0], [3, 4]), ([1, 3], []), ([], [7, 6, 5]), ([2, 1], [0, 1, 2, 3, 4])):
-        sampler.select(stay)
-        sampler.extend([KINDS[i] for i in join])
-        rows = [*(rows[i] for i in stay), *join]
-        for part, expected in zip(sampler(logits[rows], uniform[rows]), whole, strict=True):
-            assert torch.equal(part, expected[rows])
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     # Few different logits: equal ones are ranked by their ids.

@@ -29,7 +29,7 @@ UNKNOWN = ("softcap", "s_aux", "position_bias")
 
 
 class Attend(Protocol):
-    """Part of a packed attention: queries (N, H, D), new keys (N, KV, D) and values (N, KV, E), once they are stored."""
+    """Part of a packed attention: queries (N, H, D), new keys (N, KV, D), new values (N, KV, E), which are stored."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """(M, H, E) for M of the ids."""
@@ -188,7 +188,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    _mask: Tensor | None,
     *,
     retcon_plan: Plan,
     scaling: float | None = None,

@@ -1,7 +1,7 @@
 """From what requests want computed to one packed forward: see `attention.Plan`.
 
-How a stretch of ids is padded, and where a long one is cut, depends on that stretch alone. With linear layers that give
-a row the same bits in every batch (see `invariance`), what a request gets then does not depend on what else is computed.
+How a stretch of ids is padded, and where a long one is cut, depends on that stretch alone. With matrix products that
+give a row the same bits in every batch (see `invariance`), so does what a request gets.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,20 +45,20 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
+            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return linear(x, self._weight, self._bias)
 
 
 class HeadNorm:
     """The norms of queries and keys, side by side. weight: (H + KV, D)."""
 
-    def __init__(self, queries: nn.Module, heads: int, keys: nn.Module, shared: int) -> None:
+    def __init__(self, queries: Any, heads: int, keys: Any, shared: int) -> None:
         self._parts = ((queries, heads), (keys, shared))
-        self.epsilon: float = queries.variance_epsilon  # type: ignore[assignment]
+        self.epsilon: float = queries.variance_epsilon
         self.refresh()
 
     def refresh(self) -> None:
-        self.weight = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in self._parts])  # type: ignore[operator,union-attr]
+        self.weight = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in self._parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ class Layer:
     shared: int
     size: int
     scale: float
-    norm: nn.Module
+    norm: Any
     inputs: Product
     head_norm: HeadNorm | None
     output: Product
-    mlp_norm: nn.Module
+    mlp_norm: Any
     gate_up: Product
     down: Product
 
@@ -98,13 +99,13 @@ class Lean:
     """The forward of a model of one of FAMILIES; see `supports`. `refresh` after a change of the weights."""
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
-        config, inner = model.config, model.model
-        self._embedding: Tensor = inner.embed_tokens.weight  # type: ignore[assignment,union-attr]
-        self._norm: nn.Module = inner.norm  # type: ignore[assignment,union-attr]
-        self._head = Product([model.lm_head])  # type: ignore[list-item]
-        self._layers = [_layer(config, n, module) for n, module in enumerate(inner.layers)]  # type: ignore[arg-type,union-attr]
+        inner: Any = model.model
+        self._embedding: Tensor = inner.embed_tokens.weight
+        self._norm = inner.norm
+        self._head = Product([model.lm_head])
+        self._layers = [_layer(n, module) for n, module in enumerate(inner.layers)]
         positions = torch.arange(max_len, device=model.device)[None]
-        cos, sin = inner.rotary_emb(self._embedding, positions)  # type: ignore[operator,union-attr]
+        cos, sin = inner.rotary_emb(self._embedding, positions)
         half = cos.shape[-1] // 2
         self._cos = cos[0][:, None].contiguous()
         self._sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None].contiguous()
@@ -143,27 +144,27 @@ def supports(model: PreTrainedModel) -> bool:
     return rope in ROPES and plain and not hooked
 
 
-def _layer(config: object, index: int, module: nn.Module) -> Layer:
+def _layer(index: int, module: Any) -> Layer:
     attention, mlp = module.self_attn, module.mlp
-    query, key, value = attention.q_proj, attention.k_proj, attention.v_proj  # type: ignore[union-attr]
-    size: int = attention.head_dim  # type: ignore[assignment,union-attr]
-    heads, shared = query.out_features // size, key.out_features // size  # type: ignore[operator,union-attr]
+    query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
+    size = attention.head_dim
+    heads, shared = query.out_features // size, key.out_features // size
     normed = hasattr(attention, "q_norm")
     return Layer(
         index=index,
         heads=heads,
         shared=shared,
         size=size,
-        scale=attention.scaling,  # type: ignore[arg-type,union-attr]
-        norm=module.input_layernorm,  # type: ignore[arg-type]
-        inputs=Product([query, key, value]),  # type: ignore[list-item]
-        head_norm=HeadNorm(attention.q_norm, heads, attention.k_norm, shared) if normed else None,  # type: ignore[arg-type,union-attr]
-        output=Product([attention.o_proj]),  # type: ignore[list-item,union-attr]
-        mlp_norm=module.post_attention_layernorm,  # type: ignore[arg-type]
-        gate_up=Product([mlp.gate_proj, mlp.up_proj]),  # type: ignore[list-item,union-attr]
-        down=Product([mlp.down_proj]),  # type: ignore[list-item,union-attr]
+        scale=attention.scaling,
+        norm=module.input_layernorm,
+        inputs=Product([query, key, value]),
+        head_norm=HeadNorm(attention.q_norm, heads, attention.k_norm, shared) if normed else None,
+        output=Product([attention.o_proj]),
+        mlp_norm=module.post_attention_layernorm,
+        gate_up=Product([mlp.gate_proj, mlp.up_proj]),
+        down=Product([mlp.down_proj]),
     )
 
 
-def _norm(x: Tensor, module: nn.Module) -> Tensor:
-    return rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)  # type: ignore[arg-type]
+def _norm(x: Tensor, module: Any) -> Tensor:
+    return rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)

@@ -15,7 +15,6 @@ from retcon.engine.slabs import Place
 from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams
 
-
 AHEAD = 16
 """Positions that a slot should have beyond what is known to be needed: attention goes over all of them."""
 
@@ -111,10 +110,13 @@ class ScoreCall:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One trajectory. cached: the ids whose keys and values lie in `place`, from position 0."""
+    """One trajectory. cached: the ids whose keys and values lie in `place`, from position 0. arrived: its number among
+    all. admitted: whether it was given a slot before. rested: at which forward its last call was answered."""
 
     id: str
     arrived: int
+    admitted: bool = False
+    rested: int = 0
     place: Place | None = None
     cached: list[int] = field(default_factory=list)
     call: GenerateCall | ScoreCall | None = None

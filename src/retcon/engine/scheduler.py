@@ -28,6 +28,8 @@ from retcon.engine.stats import EngineStats
 COMPACT_AT = 0.75
 """Requests of a slab that decode are moved together when fewer than this share of the slots up to the last of them do:
 less often costs attention over slots at rest, more often costs moving keys and values."""
+REST = 64
+"""Forwards after which a request that nobody has asked for again makes room for a new one: it may never be released."""
 HEADROOM = 0.1
 """Share of the budget that new requests leave to those that grow."""
 
@@ -47,8 +49,9 @@ class Scheduler:
         self._decoding: dict[str, Request] = {}
         self._resting: dict[str, Request] = {}  # with keys and values but no call, those longest out of use first
         self._prompts = Prompts()
-        self._sampler: tuple[list[Request], Sampler] | None = None
+        self._sampler: tuple[list[GenerateCall], Sampler] | None = None
         self._changed = True
+        self._forwards = 0
 
     @property
     def busy(self) -> bool:
@@ -61,8 +64,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """The request has a call to be answered."""
-        known = self._resting.pop(request.id, None) is not None
-        (self._waiting if known else self._new)[request.id] = request
+        self._resting.pop(request.id, None)
+        (self._waiting if request.admitted else self._new)[request.id] = request
 
     def remove(self, request: Request) -> None:
         """The request is over; its slot is free."""
@@ -128,9 +131,10 @@ class Scheduler:
                 shared = self._prompts.find(call.ids)
                 if shared is not None and shared.logits is None:
                     continue  # another request computes it just now
-            if not self._place(request, call, new=request.id in self._new):
+            if not self._place(request, call, new=not request.admitted):
                 break
-            (self._new if request.id in self._new else self._waiting).pop(request.id)
+            (self._waiting if request.admitted else self._new).pop(request.id)
+            request.admitted = True
             self._changed = True
             if shared is not None and shared.logits is not None:
                 self._prompts.copy(shared, request, self._memory)
@@ -160,14 +164,24 @@ class Scheduler:
         if request.place is not None and len(call.to_feed) <= request.place.capacity:
             return True
         idle = not self._feeding and not self._decoding
-        if new and not idle and self._memory.scarce(call.room, HEADROOM):
-            return False
-        if self._grown(request, call.room, self._victims(request) if idle or not new else ()):
+        victims = self._victims(request) if idle or not new else self._left_alone()
+        while new and not idle and self._memory.scarce(call.room, HEADROOM):
+            victim = next(victims, None)
+            if victim is None:
+                return False
+            self._put_out(victim)
+        if self._grown(request, call.room, victims):
             return True
         if request.place is None:
             return False
         self._evict(request)  # there is no room for both slots: it is computed anew
         return self._grown(request, call.room, self._victims(request) if idle else ())
+
+    def _left_alone(self) -> Iterator[Request]:
+        """Requests at rest that nobody has asked for in a long time, such as those that nobody will release."""
+        for request in list(self._resting.values()):
+            if self._forwards - request.rested > REST:
+                yield request
 
     def _victims(self, request: Request) -> Iterator[Request]:
         """Whose keys and values may go, first those at rest, then those that wait."""
@@ -178,9 +192,7 @@ class Scheduler:
         """Give the request a slot of at least `length`, with what it has cached; evict victims as it takes."""
         place = self._memory.take(min(length, self._memory.max_len))
         for victim in () if place is not None else victims:
-            self._evict(victim)
-            self._resting.pop(victim.id, None)
-            self._stats.evicted += 1
+            self._put_out(victim)
             place = self._memory.take(min(length, self._memory.max_len))
             if place is not None:
                 break
@@ -192,6 +204,12 @@ class Scheduler:
         request.place = place
         self._changed = True
         return True
+
+    def _put_out(self, victim: Request) -> None:
+        """Take its slot from a request that is not computed."""
+        self._evict(victim)
+        self._resting.pop(victim.id, None)
+        self._stats.evicted += 1
 
     def _make_room(self) -> None:
         """Let requests that decode grow; where there is no room, those that came last wait until there is."""
@@ -235,7 +253,7 @@ class Scheduler:
         if self._changed:
             self._memory.compact([r.place for r in rows if r.place is not None], COMPACT_AT)
             self._changed = False
-            rows.sort(key=lambda r: self._memory.order(r.place))
+            rows.sort(key=lambda r: r.place.order if r.place is not None else (0, 0))
             self._decoding = {r.id: r for r in rows} | self._decoding
         return rows
 
@@ -263,6 +281,7 @@ class Scheduler:
         logits = self._decoder(plan(steps, stretches, self._decoder.invariance, self._device))
         for stretch in stretches:
             stretch.place.slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
+        self._forwards += 1
         self._stats.steps += bool(steps)
         self._stats.rows += len(steps)
         self._stats.prefilled += sum(len(s.ids) for s in stretches)
@@ -299,15 +318,14 @@ class Scheduler:
         nexts = call.ids[first : first + stretch.keep]
         if nexts:
             index = torch.tensor(nexts, device=logits.device)[:, None]
-            rows = logits[: len(nexts)].float()
-            call.values += (rows.gather(1, index)[:, 0] - rows.logsumexp(-1)).tolist()
+            call.values += logits[: len(nexts)].float().log_softmax(-1).gather(1, index)[:, 0].tolist()
             self._stats.scored += len(nexts)
 
     def _sample(self, requests: list[Request], logits: Tensor) -> None:
         """Draw the next id of each request; answer those that end."""
         calls = [r.call for r in requests if isinstance(r.call, GenerateCall)]
-        if self._sampler is None or self._sampler[0] != requests:
-            self._sampler = (requests, Sampler([c.params for c in calls], logits.device))
+        if self._sampler is None or self._sampler[0] != calls:
+            self._sampler = (calls, Sampler([c.params for c in calls], logits.device))
         uniform = torch.tensor([c.draws.draw() for c in calls], dtype=torch.float32, device=logits.device)
         ids, logprobs, sampling = self._sampler[1](logits, uniform)
         drawn = zip(requests, calls, ids.tolist(), logprobs.tolist(), sampling.tolist(), strict=True)
@@ -329,3 +347,4 @@ class Scheduler:
     def _rest(self, request: Request) -> None:
         if request.place is not None:
             self._resting[request.id] = request
+            request.rested = self._forwards

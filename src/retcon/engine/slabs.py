@@ -26,7 +26,7 @@ def padded(length: int, line: int = LINE) -> int:
 
 
 def capacity_for(length: int, most: int) -> int:
-    """The capacity of the class that holds `length` ids: 32, 64, 96, 128, then four to an octave; `most` padded at most.
+    """The capacity of the class that holds `length` ids: 32, 64, 96, 128, then four to an octave, up to `most`.
 
     Attention goes over whole slots. A class is a function of the length alone, so that what is computed of a request
     does not depend on which slots are free.
@@ -91,6 +91,11 @@ class Place:
     def capacity(self) -> int:
         return self.slab.capacity
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """By slab, and by slot within a slab."""
+        return id(self.slab), self.slot
+
 
 class Memory:
     """Slabs within `budget` bytes. used, peak: bytes of the slabs there are, and the most there were."""
@@ -145,12 +150,8 @@ class Memory:
             targets = torch.tensor([new.slot for _, new, _ in group], device=self._device)
             for old, new in zip(source.tensors, target.tensors, strict=True):
                 new[:, :, :length].index_copy_(0, targets, old[:, :, :length].index_select(0, sources))
-            for _, new, positions in group:
-                target.show(new.slot, positions)
-
-    def order(self, place: Place) -> tuple[int, int]:
-        """By slab, and by slot within a slab."""
-        return id(place.slab), place.slot
+            for _, place, positions in group:
+                target.show(place.slot, positions)
 
     def compact(self, active: Iterable[Place], share: float) -> None:
         """Exchange slots where those of `active` are less than `share` of the slots up to the last of them."""
