@@ -8,7 +8,7 @@ tools. Attempts that a repair took out are not in it.
 
 Transcripts, in any format that `retcon purify` reads: as many with 2 calls as with 3, 4, 5 and 6, drawn at random;
 `--characters` of text count as one id; what is longer than `--window` ids in all is left out. Transcripts tell no
-seconds: each one's programs run in a session of the sandbox here. Those whose prompts are of about the same length form
+seconds: each one's programs run in a session of the sandbox here, 3 s at most. Those whose prompts are of about the same length form
 a group, and get the prompt of the group's first.
 """
 
@@ -21,7 +21,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import msgspec
@@ -68,9 +68,11 @@ async def of_transcripts(
             raise SystemExit(f"{len(these)} transcripts have {calls} calls, {wanted} are asked for")
         chosen += draw.sample(these, wanted)
     chosen.sort(key=lambda t: sum(len(s.text) for s in t.prompt))
+    groups = [chosen[at : at + GROUP] for at in range(0, rollouts, GROUP)]
+    draw.shuffle(groups)  # any first ones are a mixture
     lines: list[Line] = []
-    async with SandboxPool(workers=1, limits=Limits(cpu_seconds=5, wall_seconds=10)) as sandbox:
-        for index, trajectory in enumerate(chosen):
+    async with SandboxPool(workers=1, limits=Limits(wall_seconds=3)) as sandbox:
+        for index, trajectory in enumerate(chain.from_iterable(groups)):
             session = await sandbox.session()
             seconds = [
                 sum([(await session.run(call.code)).seconds for call in turn.calls]) for turn in trajectory.turns
