@@ -7,11 +7,12 @@ TRL lives in an environment of its own, made once with
     python3.11 -m venv TRL-ENVIRONMENT
     TRL-ENVIRONMENT/bin/pip install torch==2.13.0 'trl==1.16.*' transformers datasets peft accelerate
 
-(on a machine without a GPU, torch's CPU wheel serves); without --trl-python only our side is measured. A step: 16 prompts of 48
-ids, 8 completions of 64 ids each, one optimiser step in micro-batches of 32 sequences, for a Qwen3 of 4 layers, 256
-wide (`step_shape.py`); what each side does is in `our_step.py` and `trl_step.py`. Every side is a process of its own,
-and all wait while one computes. A first step of each is not counted. CPU seconds are the process's, those of the
-sandbox's processes among them; medians, and the ratios' medians, are over the rounds.
+(on a machine without a GPU, torch's CPU wheel serves); without --trl-python only our side is measured.
+
+A step: 16 prompts of 48 ids, 8 completions of 64 ids each, one optimiser step in micro-batches of 32 sequences, for a
+Qwen3 of 4 layers, 256 wide (`step_shape.py`); what each side does is in `our_step.py` and `trl_step.py`. Every side is
+a process of its own, and all wait while one computes. A first step of each is not counted. CPU seconds are the
+process's, those of the sandbox's processes among them; medians, and the ratios' medians, are over the rounds.
 """
 
 from __future__ import annotations
