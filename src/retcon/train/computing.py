@@ -26,3 +26,6 @@ class Computing:
     logits_chunk: int = 1 << 24
     share_prompts: bool = True
     device: str = "cpu"
+
+
+DEFAULT = Computing()
