@@ -16,9 +16,10 @@ from retcon.core.fingerprint import fingerprint
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample
 from retcon.store import jsonl
-from retcon.train.batch import collate, epoch_batch, micro_batches
+from retcon.train.batch import epoch_batch
+from retcon.train.computing import DEFAULT, Computing
 from retcon.train.folder import open_run
-from retcon.train.loss import token_logprobs
+from retcon.train.forward import forwards
 from retcon.train.model import model_folder, start_model
 from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
 from retcon.train.session import OnStep, Session
@@ -78,16 +79,18 @@ def sft_step(
     samples: Sequence[Sample],
     config: SFTSection,
     step: int,
+    *,
+    computing: Computing = DEFAULT,
 ) -> dict[str, float]:
     """One update on the mean of -log π over the samples' learnt ids. step: from 0. Returns its metrics."""
     model.train()
     total = sum(sum(s.mask) for s in samples)
     loss = 0.0
-    for part in micro_batches(samples):
-        batch = collate(part)
-        value = -token_logprobs(model, batch.ids, batch.mask).sum() / total
-        value.backward()
-        loss += value.item()
+    with forwards(model, samples, computing) as parts:
+        for part in parts:
+            value = -part.logprobs.sum() / total
+            value.backward()
+            loss += value.item()
     lr = warmup_cosine(step, config.steps, peak=config.lr, warmup=config.warmup)
     norm = apply(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm)
     return {"loss": loss, "lr": lr, "grad_norm": norm, "ids": total}

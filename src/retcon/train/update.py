@@ -14,8 +14,10 @@ from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.purify.weights import splice_weights
 from retcon.train.advantage import dapo, grpo
-from retcon.train.batch import MICRO_BATCH_IDS, Batch, check_scored, collate, micro_batches, minibatches
-from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss, token_logprobs
+from retcon.train.batch import check_scored, minibatches
+from retcon.train.computing import DEFAULT, Computing
+from retcon.train.forward import Part, forwards
+from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss
 from retcon.train.optim import apply
 
 
@@ -28,6 +30,8 @@ class Algorithm:
 
 
 ALGORITHMS: dict[str, Algorithm] = {"grpo": Algorithm(grpo, "sequence"), "dapo": Algorithm(dapo, "token")}
+
+METRICS = ("loss", "clip_fraction", "kl", "surprise", "grad_norm", "padding")
 
 
 def group_samples(group: Sequence[Trajectory], config: RLSection) -> list[Sample]:
@@ -62,6 +66,7 @@ def update(
     *,
     seed: int,
     step: int,
+    computing: Computing = DEFAULT,
 ) -> dict[str, float]:
     """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them.
 
@@ -71,11 +76,10 @@ def update(
     for sample in samples:
         check_scored(sample)
     parts = [
-        minibatch_update(model, optimizer, part, config)
+        minibatch_update(model, optimizer, part, config, computing=computing)
         for part in minibatches(samples, config.minibatches, seed=seed, step=step)
     ]
-    names = ("loss", "clip_fraction", "kl", "surprise", "grad_norm")
-    return {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in names}
+    return {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in METRICS}
 
 
 def minibatch_update(
@@ -84,11 +88,10 @@ def minibatch_update(
     samples: Sequence[Sample],
     config: RLSection,
     *,
-    micro_batch_ids: int = MICRO_BATCH_IDS,
+    computing: Computing = DEFAULT,
 ) -> dict[str, float]:
-    """One optimiser step. Returns loss, clip_fraction, kl (old to new), surprise and grad_norm.
-
-    micro_batch_ids: how much is computed at once; it changes nothing but the rounding.
+    """One optimiser step. Returns loss, clip_fraction, kl (old to new), surprise, grad_norm, and padding: the share of
+    padding in what attention computed, of which the linear layers see as much, or none (see `packing`).
 
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and surprise
     are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would move on momentum.
@@ -97,22 +100,27 @@ def minibatch_update(
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
     learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
     if not learnt:
-        return {"loss": 0.0, "clip_fraction": 0.0, "kl": 0.0, "surprise": 0.0, "grad_norm": 0.0}
+        return dict.fromkeys(METRICS, 0.0)
     sums = dict.fromkeys(("loss", "clip_fraction", "kl", "surprise"), 0.0)
     computed = totals.ids / sum(sum(s.mask) for s in learnt)
-    for part in micro_batches(learnt, micro_batch_ids):
-        loss = _loss(model, collate(part), config, totals)
-        loss.value.backward()
-        sums["loss"] += loss.value.item()
-        sums["clip_fraction"] += loss.clipped.item()
-        sums["kl"] += loss.kl.item() * computed
-        sums["surprise"] += loss.surprise.item() * computed
-    return {**sums, "grad_norm": apply(model, optimizer, lr=config.lr, max_grad_norm=config.max_grad_norm)}
+    ids = padded = 0
+    with forwards(model, learnt, computing) as parts:
+        for part in parts:
+            loss = _loss(part, config, totals)
+            loss.value.backward()
+            sums["loss"] += loss.value.item()
+            sums["clip_fraction"] += loss.clipped.item()
+            sums["kl"] += loss.kl.item() * computed
+            sums["surprise"] += loss.surprise.item() * computed
+            ids, padded = ids + part.ids, padded + part.padded
+    norm = apply(model, optimizer, lr=config.lr, max_grad_norm=config.max_grad_norm)
+    return {**sums, "grad_norm": norm, "padding": 1 - ids / padded}
 
 
-def _loss(model: PreTrainedModel, batch: Batch, config: RLSection, totals: Totals) -> Loss:
+def _loss(part: Part, config: RLSection, totals: Totals) -> Loss:
+    batch = part.batch
     return policy_loss(
-        token_logprobs(model, batch.ids, batch.mask),
+        part.logprobs,
         batch.old_logprobs,
         batch.advantages,
         batch.mask,

@@ -1,0 +1,31 @@
+"""How a training step is computed. Nothing in here changes what is learnt, except for the rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """Of the forwards and backwards of one optimiser step.
+
+    micro_batch_ids: padded ids of one forward and backward; a longer sample goes alone. Bounds memory, and on a CPU
+    more is also slower, as it leaves the cache. dtype: of the matrix products and attention (autocast); weights,
+    gradients, optimiser and log-probs stay float32. checkpointing: keep no activations inside a layer and compute them
+    again in the backward. logits_chunk: logits (ids × vocabulary) that exist at once; 2²⁴ are 64 MiB in float32.
+    share_prompts: the ids that the samples of a micro-batch begin with alike are computed once. device: where the model
+    is, as torch names it.
+    """
+
+    micro_batch_ids: int = 2048
+    dtype: Dtype = "float32"
+    checkpointing: bool = False
+    logits_chunk: int = 1 << 24
+    share_prompts: bool = True
+    device: str = "cpu"
+
+
+DEFAULT = Computing()
