@@ -6,15 +6,25 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from retcon.core.errors import CheckpointError, nearest
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
-def load_model(path: str | Path, dtype: str = "float32") -> PreTrainedModel:
-    """The causal LM in the folder `path`, in evaluation mode. dtype: a torch dtype's name.
+def load_config(folder: Path) -> PretrainedConfig:
+    """What the model in `folder` is. Raises CheckpointError where that cannot be read."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    return config
+
+
+def load_model(path: str | Path, dtype: str = "float32", *, attention: str | None = None) -> PreTrainedModel:
+    """The causal LM in the folder `path`, in evaluation mode, on the CPU. dtype: a torch dtype's name. attention: an
+    implementation's name, None for transformers' own choice.
 
     Raises CheckpointError where the folder or a file in it is missing or broken.
     """
@@ -30,7 +40,9 @@ def load_model(path: str | Path, dtype: str = "float32") -> PreTrainedModel:
     if not isinstance(kind, torch.dtype):
         raise CheckpointError(f"unknown dtype {dtype!r}{nearest(dtype, ('float32', 'bfloat16', 'float16'))}")
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=kind, local_files_only=True)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=kind, attn_implementation=attention, local_files_only=True
+        )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
     model.train(False)
