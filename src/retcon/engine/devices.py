@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,9 @@ class Placement:
             f"computing on {self.device} ({self.name}{threads}), {self.dtype}, rollouts {self.rollout_dtype}, "
             f"{self.attention} attention"
         )
+
+
+OnPlace = Callable[[Placement], None]
 
 
 def place(recipe: Recipe, config: PretrainedConfig) -> Placement:

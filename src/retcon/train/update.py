@@ -16,6 +16,7 @@ from retcon.purify.weights import splice_weights
 from retcon.train.advantage import dapo, grpo
 from retcon.train.batch import MICRO_BATCH_IDS, Batch, check_scored, collate, micro_batches, minibatches
 from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss, token_logprobs
+from retcon.train.old_logprobs import Mismatch, recompute
 from retcon.train.optim import apply
 
 
@@ -62,20 +63,26 @@ def update(
     *,
     seed: int,
     step: int,
-) -> dict[str, float]:
-    """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them.
+) -> dict[str, float | None]:
+    """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them, and the mismatch
+    of log-probs (see `Mismatch`) in the first one.
 
     The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredIds,
     TrainingDiverged.
     """
     for sample in samples:
         check_scored(sample)
+    mismatch = Mismatch()
+    if config.old_logprobs == "recompute":
+        samples = recompute(model, samples, mismatch)
+    # Until there is something to learn from, the weights are still those that the rollouts were sampled from.
     parts = [
-        minibatch_update(model, optimizer, part, config)
+        minibatch_update(model, optimizer, part, config, mismatch=mismatch if mismatch.empty else None)
         for part in minibatches(samples, config.minibatches, seed=seed, step=step)
     ]
     names = ("loss", "clip_fraction", "kl", "surprise", "grad_norm")
-    return {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in names}
+    means = {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in names}
+    return {**means, **mismatch.metrics()}
 
 
 def minibatch_update(
@@ -85,10 +92,11 @@ def minibatch_update(
     config: RLSection,
     *,
     micro_batch_ids: int = MICRO_BATCH_IDS,
+    mismatch: Mismatch | None = None,
 ) -> dict[str, float]:
     """One optimiser step. Returns loss, clip_fraction, kl (old to new), surprise and grad_norm.
 
-    micro_batch_ids: how much is computed at once; it changes nothing but the rounding.
+    micro_batch_ids: how much is computed at once; it changes nothing but the rounding. mismatch: gets the log-probs.
 
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and surprise
     are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would move on momentum.
@@ -101,7 +109,7 @@ def minibatch_update(
     sums = dict.fromkeys(("loss", "clip_fraction", "kl", "surprise"), 0.0)
     computed = totals.ids / sum(sum(s.mask) for s in learnt)
     for part in micro_batches(learnt, micro_batch_ids):
-        loss = _loss(model, collate(part), config, totals)
+        loss = _loss(model, collate(part), config, totals, mismatch)
         loss.value.backward()
         sums["loss"] += loss.value.item()
         sums["clip_fraction"] += loss.clipped.item()
@@ -110,9 +118,12 @@ def minibatch_update(
     return {**sums, "grad_norm": apply(model, optimizer, lr=config.lr, max_grad_norm=config.max_grad_norm)}
 
 
-def _loss(model: PreTrainedModel, batch: Batch, config: RLSection, totals: Totals) -> Loss:
+def _loss(model: PreTrainedModel, batch: Batch, config: RLSection, totals: Totals, mismatch: Mismatch | None) -> Loss:
+    logprobs = token_logprobs(model, batch.ids, batch.mask)
+    if mismatch is not None:
+        mismatch.add(logprobs, batch.old_logprobs, batch.mask)
     return policy_loss(
-        token_logprobs(model, batch.ids, batch.mask),
+        logprobs,
         batch.old_logprobs,
         batch.advantages,
         batch.mask,
