@@ -11,6 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from retcon.config.schema import RLSection
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
+from retcon.train.computing import Computing
 from retcon.train.old_logprobs import LARGE, Mismatch, recompute
 from retcon.train.update import update
 
@@ -74,7 +75,7 @@ def test_without_an_advantage_nothing_is_measured(model: Qwen3ForCausalLM) -> No
 def test_recomputed_log_probs_are_the_trainers(model: Qwen3ForCausalLM) -> None:
     right, wrong = samples(model), samples(model, off=-LARGE / 2)
     mismatch = Mismatch()
-    found = recompute(model, wrong, mismatch)
+    found = recompute(model, wrong, mismatch, Computing())
     assert mismatch.metrics()["mismatch_mean"] == pytest.approx(LARGE / 2, rel=1e-3)
     for n in (0, 1):
         assert found[n].logprobs[:3] == (None,) * 3

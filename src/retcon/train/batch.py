@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from retcon.core.errors import UnscoredIds
 from retcon.core.seeds import derive
 from retcon.core.types import Sample
-
-MICRO_BATCH_IDS = 2048
-"""Padded ids of one forward and backward: bounds memory; on a CPU more is also slower, as it leaves the cache."""
+from retcon.train.buckets import Size, buckets
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """B samples, padded on the right to the longest, T. ids: (B, T) int64. mask, spliced: (B, T) bool. old_logprobs,
-    advantages: (B, T) float32, 0 where unknown, which is nowhere under the mask once `scored` was asked for. weights:
-    (B, T) float32, 1 where a sample has none; None where no sample has any."""
+    advantages: (B, T) float32; old_logprobs are 0 outside the mask and nan where unknown under it. weights: (B, T)
+    float32, 1 where a sample has none; None where no sample has any."""
 
     ids: Tensor
     mask: Tensor
@@ -31,24 +30,37 @@ class Batch:
     weights: Tensor | None
 
 
-def collate(samples: Sequence[Sample], *, pad_id: int = 0) -> Batch:
+def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device | str = "cpu") -> Batch:
     """One batch of all `samples`. Raises ValueError where an id is to be learnt that nothing precedes."""
-    width = max(len(s.ids) for s in samples)
     if any(s.mask[:1] == (1,) for s in samples):
         raise ValueError("the first id of a sample cannot be learnt: nothing predicts it; put a prompt before it")
+    shape = (len(samples), max(len(s.ids) for s in samples))
 
-    def padded(rows: Sequence[Sequence[float | int]], fill: float, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
+    def padded(rows: Iterable[Sequence[float | None] | None], dtype: type, fill: float) -> np.ndarray:
+        found = np.full(shape, fill, dtype)
+        for into, row in zip(found, rows, strict=True):
+            if row is not None:
+                into[: len(row)] = np.array(row, dtype)  # where None becomes nan
+        return found
 
+    def known(weights: Sequence[float | None] | None) -> Sequence[float] | None:
+        return weights and [1.0 if w is None else w for w in weights]
+
+    mask = padded((s.mask for s in samples), np.bool_, False)
+    old = padded((s.logprobs for s in samples), np.float32, 0.0)
+    old[~mask] = 0.0
+    arrays = (
+        padded((s.ids for s in samples), np.int64, pad_id),
+        mask,
+        padded((s.spliced for s in samples), np.bool_, False),
+        old,
+        padded((s.advantages for s in samples), np.float32, 0.0),
+    )
     weighed = any(s.weights is not None for s in samples)
-    weights = [[1.0 if w is None else w for w in s.weights or (None,) * len(s.ids)] for s in samples]
+    weights = padded((known(s.weights) for s in samples), np.float32, 1.0) if weighed else None
     return Batch(
-        ids=padded([s.ids for s in samples], pad_id, torch.long),
-        mask=padded([s.mask for s in samples], 0, torch.bool),
-        spliced=padded([s.spliced for s in samples], 0, torch.bool),
-        old_logprobs=padded([[p or 0.0 for p in s.logprobs] for s in samples], 0.0, torch.float32),
-        advantages=padded([s.advantages or [0.0] * len(s.ids) for s in samples], 0.0, torch.float32),
-        weights=padded(weights, 1.0, torch.float32) if weighed else None,
+        *(torch.from_numpy(a).to(device) for a in arrays),
+        weights=None if weights is None else torch.from_numpy(weights).to(device),
     )
 
 
@@ -59,16 +71,10 @@ def check_scored(sample: Sample) -> None:
         raise UnscoredIds(f"{missing} ids of a sample have no log-prob; score them under the purified prefix first")
 
 
-def micro_batches(samples: Sequence[Sample], max_ids: int = MICRO_BATCH_IDS) -> list[list[Sample]]:
-    """Samples of like length together, each batch of at most `max_ids` padded ids (a longer sample goes alone)."""
-    batches: list[list[Sample]] = []
-    for sample in sorted(samples, key=lambda s: len(s.ids), reverse=True):
-        # The longest of a batch comes first, and so sets its width.
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= max_ids:
-            batches[-1].append(sample)
-        else:
-            batches.append([sample])
-    return batches
+def micro_batches(samples: Sequence[Sample], max_ids: int) -> list[list[Sample]]:
+    """Samples of like length together (see `buckets`), each batch of at most `max_ids` padded ids."""
+    found = buckets([Size(len(s.ids)) for s in samples], max_ids=max_ids)
+    return [[samples[i] for i in bucket] for bucket in found]
 
 
 def minibatches(samples: Sequence[Sample], count: int, *, seed: int, step: int) -> list[list[Sample]]:

@@ -1,4 +1,4 @@
-"""The policy loss, and the log-probs it needs. Shapes: B sequences, padded on the right to T ids."""
+"""The policy loss. Shapes: B sequences, padded on the right to T ids."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import PreTrainedModel
 
 Aggregate = Literal["token", "sequence"]
 
@@ -93,19 +91,3 @@ def negative_spliced(advantages: Tensor, spliced: Tensor) -> Tensor:
     the likely cause where training with repairs collapses. For `policy_loss(muted=...)`.
     """
     return spliced & (advantages < 0)
-
-
-def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """log π(ids[:, t] | ids[:, :t]) in fp32 nats, (B, T), where mask; 0 elsewhere. mask[:, 0] must be False.
-
-    Padding must be on the right, where causal attention never sees it. Logits, most of a small model's work, are
-    computed for the masked positions alone.
-    """
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-    where = mask[:, 1:].reshape(-1).nonzero().squeeze(-1)
-    # index_select, unlike a boolean index, has a backward that is deterministic at no cost.
-    head = model.get_output_embeddings()
-    logits = head(hidden.flatten(0, 1).index_select(0, where))
-    picked = -functional.cross_entropy(logits.float(), ids[:, 1:].reshape(-1)[where], reduction="none")
-    flat = torch.zeros(mask[:, 1:].numel(), device=ids.device).index_copy(0, where, picked)
-    return functional.pad(flat.view(mask.shape[0], -1), (1, 0))

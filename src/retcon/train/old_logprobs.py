@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
-from retcon.train.batch import collate, micro_batches
-from retcon.train.loss import token_logprobs
+from retcon.train.computing import Computing
+from retcon.train.forward import forwards
 
 LARGE = 0.02
 """Nats an id, on average, beyond which there is a warning."""
@@ -61,16 +61,20 @@ class Mismatch:
 
 
 @torch.no_grad()
-def recompute(model: PreTrainedModel, samples: Sequence[Sample], mismatch: Mismatch) -> list[Sample]:
+def recompute(
+    model: PreTrainedModel, samples: Sequence[Sample], mismatch: Mismatch, computing: Computing
+) -> list[Sample]:
     """`samples` with the trainer's own log-probs, which are those of the policy before its update; `mismatch` gets how
     far the engine's were from them. Samples without an advantage, which are not computed, stay as they are."""
     model.eval()
     own: dict[int, Sample] = {}
-    for part in micro_batches([s for s in samples if any(s.advantages or ()) and any(s.mask)]):
-        batch = collate(part)
-        logprobs = token_logprobs(model, batch.ids, batch.mask)
-        mismatch.add(logprobs, batch.old_logprobs, batch.mask)
-        for sample, row in zip(part, logprobs.tolist(), strict=True):
-            found = tuple(p if m else None for p, m in zip(row, sample.mask, strict=False))
-            own[id(sample)] = replace(sample, logprobs=found)
+    learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
+    if not learnt:
+        return list(samples)
+    with forwards(model, learnt, computing) as parts:
+        for part in parts:
+            mismatch.add(part.logprobs, part.batch.old_logprobs, part.batch.mask)
+            for sample, row in zip(part.samples, part.logprobs.tolist(), strict=True):
+                found = tuple(p if m else None for p, m in zip(row, sample.mask, strict=False))
+                own[id(sample)] = replace(sample, logprobs=found)
     return [own.get(id(sample), sample) for sample in samples]

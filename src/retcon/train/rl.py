@@ -74,8 +74,7 @@ def run_rl(
 
 
 async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, prompts: Prompts) -> None:
-    weights = session.engine_weights()
-    async with open_rollouts(recipe, weights, tokenizer, prompts.tasks) as rollouts:
+    async with open_rollouts(recipe, session.engine_weights(), tokenizer, prompts.tasks) as rollouts:
         stream = prompts.after(session.drawn)
         while session.step < recipe.rl.steps:
             await _step(recipe, run, session, rollouts, stream)
@@ -94,7 +93,15 @@ async def _step(
     rolled_out = time.perf_counter()
 
     samples = [sample for group in to_train(recipe, drawn) for sample in group_samples(group, recipe.rl)]
-    losses = update(session.model, session.optimizer, samples, recipe.rl, seed=recipe.run.seed, step=step)
+    losses = update(
+        session.model,
+        session.optimizer,
+        samples,
+        recipe.rl,
+        seed=recipe.run.seed,
+        step=step,
+        computing=session.computing,
+    )
     trained = time.perf_counter()
     rollouts.sync()
 

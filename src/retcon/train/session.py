@@ -24,6 +24,7 @@ from retcon.train.checkpoint import (
     save_checkpoint,
     save_model,
 )
+from retcon.train.computing import computing_of
 from retcon.train.folder import RunFolder
 from retcon.train.lora import Adapter
 from retcon.train.model import model_folder, start_model
@@ -35,6 +36,7 @@ OnStep = Callable[[Metrics], None]
 
 class Session:
     """Model, optimiser and step of a run that begins or goes on; `step` steps are done, `drawn` prompts were drawn.
+    `computing`: how its steps are to be computed.
 
     The model is that of the newest checkpoint, or the one that `start` names, on the device of `place`; with the
     recipe's adapters in it, which then alone come from the checkpoint. `optimize` makes its optimiser. Raises
@@ -54,6 +56,7 @@ class Session:
     ) -> None:
         self._run, self._recipe, self._place, self._start = run, recipe, place, start
         self._every, self._on_step = every, on_step
+        self.computing = computing_of(recipe.compute, place)
         checkpoint = newest_checkpoint(run)
         progress = Progress() if checkpoint is None else read_progress(checkpoint)
         self.step, self.drawn, spent = progress.step, progress.drawn, progress.spent

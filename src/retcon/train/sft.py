@@ -18,9 +18,10 @@ from retcon.core.seeds import derive
 from retcon.core.types import Sample
 from retcon.engine.devices import OnPlace
 from retcon.store import jsonl
-from retcon.train.batch import collate, epoch_batch, micro_batches
+from retcon.train.batch import epoch_batch
+from retcon.train.computing import DEFAULT, Computing
 from retcon.train.folder import open_run
-from retcon.train.loss import token_logprobs
+from retcon.train.forward import forwards
 from retcon.train.model import model_folder, place_training
 from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
 from retcon.train.session import OnStep, Session
@@ -73,7 +74,9 @@ def run_sft(
                 torch.manual_seed(derive("dropout", recipe.run.seed, session.step))  # a resumed run must not differ
                 chosen = epoch_batch(len(samples), config.batch, seed=recipe.run.seed, step=session.step)
                 batch = [samples[i] for i in chosen]
-                metrics = sft_step(session.model, session.optimizer, batch, config, session.step)
+                metrics = sft_step(
+                    session.model, session.optimizer, batch, config, session.step, computing=session.computing
+                )
                 session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
         return session.finish()
 
@@ -93,16 +96,18 @@ def sft_step(
     samples: Sequence[Sample],
     config: SFTSection,
     step: int,
+    *,
+    computing: Computing = DEFAULT,
 ) -> dict[str, float]:
     """One update on the mean of -log π over the samples' learnt ids. step: from 0. Returns its metrics."""
     model.train()
     total = sum(sum(s.mask) for s in samples)
     loss = 0.0
-    for part in micro_batches(samples):
-        batch = collate(part)
-        value = -token_logprobs(model, batch.ids, batch.mask).sum() / total
-        value.backward()
-        loss += value.item()
+    with forwards(model, samples, computing) as parts:
+        for part in parts:
+            value = -part.logprobs.sum() / total
+            value.backward()
+            loss += value.item()
     lr = warmup_cosine(step, config.steps, peak=config.lr, warmup=config.warmup)
     norm = apply(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm)
     return {"loss": loss, "lr": lr, "grad_norm": norm, "ids": total}

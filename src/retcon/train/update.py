@@ -14,8 +14,10 @@ from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.purify.weights import splice_weights
 from retcon.train.advantage import dapo, grpo
-from retcon.train.batch import MICRO_BATCH_IDS, Batch, check_scored, collate, micro_batches, minibatches
-from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss, token_logprobs
+from retcon.train.batch import check_scored, minibatches
+from retcon.train.computing import DEFAULT, Computing
+from retcon.train.forward import Part, forwards
+from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss
 from retcon.train.old_logprobs import Mismatch, recompute
 from retcon.train.optim import apply
 
@@ -29,6 +31,8 @@ class Algorithm:
 
 
 ALGORITHMS: dict[str, Algorithm] = {"grpo": Algorithm(grpo, "sequence"), "dapo": Algorithm(dapo, "token")}
+
+METRICS = ("loss", "clip_fraction", "kl", "surprise", "grad_norm", "padding")
 
 
 def group_samples(group: Sequence[Trajectory], config: RLSection) -> list[Sample]:
@@ -63,9 +67,10 @@ def update(
     *,
     seed: int,
     step: int,
+    computing: Computing = DEFAULT,
 ) -> dict[str, float | None]:
     """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them, and the mismatch
-    of log-probs (see `Mismatch`) in the first one.
+    of log-probs (see `Mismatch`) before the first of them.
 
     The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredIds,
     TrainingDiverged.
@@ -74,14 +79,15 @@ def update(
         check_scored(sample)
     mismatch = Mismatch()
     if config.old_logprobs == "recompute":
-        samples = recompute(model, samples, mismatch)
+        samples = recompute(model, samples, mismatch, computing)
     # Until there is something to learn from, the weights are still those that the rollouts were sampled from.
     parts = [
-        minibatch_update(model, optimizer, part, config, mismatch=mismatch if mismatch.empty else None)
+        minibatch_update(
+            model, optimizer, part, config, computing=computing, mismatch=mismatch if mismatch.empty else None
+        )
         for part in minibatches(samples, config.minibatches, seed=seed, step=step)
     ]
-    names = ("loss", "clip_fraction", "kl", "surprise", "grad_norm")
-    means = {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in names}
+    means = {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in METRICS}
     return {**means, **mismatch.metrics()}
 
 
@@ -91,12 +97,12 @@ def minibatch_update(
     samples: Sequence[Sample],
     config: RLSection,
     *,
-    micro_batch_ids: int = MICRO_BATCH_IDS,
+    computing: Computing = DEFAULT,
     mismatch: Mismatch | None = None,
 ) -> dict[str, float]:
-    """One optimiser step. Returns loss, clip_fraction, kl (old to new), surprise and grad_norm.
-
-    micro_batch_ids: how much is computed at once; it changes nothing but the rounding. mismatch: gets the log-probs.
+    """One optimiser step. Returns loss, clip_fraction, kl (old to new), surprise, grad_norm, and padding: the share of
+    padding in what attention computed, of which the linear layers see as much, or none (see `packing`). mismatch:
+    gets the log-probs.
 
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and surprise
     are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would move on momentum.
@@ -105,25 +111,29 @@ def minibatch_update(
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
     learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
     if not learnt:
-        return {"loss": 0.0, "clip_fraction": 0.0, "kl": 0.0, "surprise": 0.0, "grad_norm": 0.0}
+        return dict.fromkeys(METRICS, 0.0)
     sums = dict.fromkeys(("loss", "clip_fraction", "kl", "surprise"), 0.0)
     computed = totals.ids / sum(sum(s.mask) for s in learnt)
-    for part in micro_batches(learnt, micro_batch_ids):
-        loss = _loss(model, collate(part), config, totals, mismatch)
-        loss.value.backward()
-        sums["loss"] += loss.value.item()
-        sums["clip_fraction"] += loss.clipped.item()
-        sums["kl"] += loss.kl.item() * computed
-        sums["surprise"] += loss.surprise.item() * computed
-    return {**sums, "grad_norm": apply(model, optimizer, lr=config.lr, max_grad_norm=config.max_grad_norm)}
+    ids = padded = 0
+    with forwards(model, learnt, computing) as parts:
+        for part in parts:
+            if mismatch is not None:
+                mismatch.add(part.logprobs, part.batch.old_logprobs, part.batch.mask)
+            loss = _loss(part, config, totals)
+            loss.value.backward()
+            sums["loss"] += loss.value.item()
+            sums["clip_fraction"] += loss.clipped.item()
+            sums["kl"] += loss.kl.item() * computed
+            sums["surprise"] += loss.surprise.item() * computed
+            ids, padded = ids + part.ids, padded + part.padded
+    norm = apply(model, optimizer, lr=config.lr, max_grad_norm=config.max_grad_norm)
+    return {**sums, "grad_norm": norm, "padding": 1 - ids / padded}
 
 
-def _loss(model: PreTrainedModel, batch: Batch, config: RLSection, totals: Totals, mismatch: Mismatch | None) -> Loss:
-    logprobs = token_logprobs(model, batch.ids, batch.mask)
-    if mismatch is not None:
-        mismatch.add(logprobs, batch.old_logprobs, batch.mask)
+def _loss(part: Part, config: RLSection, totals: Totals) -> Loss:
+    batch = part.batch
     return policy_loss(
-        logprobs,
+        part.logprobs,
         batch.old_logprobs,
         batch.advantages,
         batch.mask,

@@ -1,0 +1,122 @@
+"""Attention over a packed row (see `packing`), as an attention function of transformers.
+
+Scaled dot products without copies of the keys and values that a group of query heads has in common.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from retcon.train.packing import Bucket, Packing
+
+NAME = "retcon_packed"
+SHORT = 256
+"""Keys up to which scores in bfloat16 are computed as a whole on a CPU: torch's fused kernel takes three times as long
+there, but keeps nothing for the backward."""
+
+
+class _Take(torch.autograd.Function):
+    """x[index], whose backward writes where torch's own adds row by row: `kept` of `index` are distinct, all of them
+    where it is None, and the others, padding, have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, kept: Tensor | None) -> Tensor:
+        ctx.save_for_backward(index, kept)
+        ctx.shape = x.shape
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        index, kept = ctx.saved_tensors
+        if kept is not None:
+            index, grad = index[kept], grad.index_select(0, kept)
+        return grad.new_zeros(ctx.shape).index_copy_(0, index, grad), None, None
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: Packing,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """query: (1, H, N, D); key, value: (1, KV, N, D), H a multiple of KV → (1, N, H, D). attention_mask: not used.
+
+    What other keyword arguments say is either said by `packing`, or was ruled out by `forward.why_not_packed`.
+    """
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # (N, heads, D)
+    sizes = [bucket.stop - bucket.start for bucket in packing.buckets]
+    out = [
+        _bucket_attention(bucket, *parts, k, v, scaling, dropout)
+        for bucket, *parts in zip(packing.buckets, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+    ]
+    return (torch.cat(out) if len(out) > 1 else out[0])[None], None
+
+
+def _bucket_attention(
+    bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, every_k: Tensor, every_v: Tensor, scale: float | None, drop: float
+) -> Tensor:
+    """q, k, v: (n, heads, D), those of the bucket → (n, heads, D)."""
+    if bucket.index is not None:
+        q, k, v = (_Take.apply(x, bucket.index, bucket.kept) for x in (q, k, v))
+    q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)) for x in (q, k, v))
+    prefix = bucket.prefix
+    if prefix is not None:
+        k, v = (
+            torch.cat(
+                [
+                    _Take.apply(every, prefix.index, prefix.kept)
+                    .unflatten(0, (prefix.count, -1))
+                    .index_select(0, prefix.rows),
+                    own,
+                ],
+                1,
+            )
+            for every, own in ((every_k, k), (every_v, v))
+        )
+    mask = None if prefix is None else prefix.mask
+    out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, scale, drop)
+    flat = out.transpose(1, 2).flatten(0, 1)
+    return flat if bucket.kept is None else _Take.apply(flat, bucket.kept, None)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, drop: float = 0.0) -> Tensor:
+    """softmax(q kᵀ · scale + mask) v. q: (B, H, T, D); k, v: (B, KV, L, D) → (B, H, T, D).
+
+    mask: (B or 1, 1, T, L), of q's dtype; None: causal, with T = L. scale: None for 1/√D.
+    """
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[2] <= SHORT and not drop:
+        return _scores_as_a_whole(q, k, v, mask, scale)
+    groups = q.shape[1] // k.shape[1]
+    if q.device.type == "cuda" and groups > 1 and mask is not None:
+        # With a mask, only the slowest of CUDA's kernels knows of groups.
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        groups = 1
+    return functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, dropout_p=drop, enable_gqa=groups > 1
+    )
+
+
+def _scores_as_a_whole(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    (batch, heads, width, dim), (kv, keys) = q.shape, k.shape[1:3]
+    if mask is None:
+        mask = torch.full((width, keys), -torch.inf, dtype=q.dtype, device=q.device).triu_(1)[None, None]
+    q = (q * (dim**-0.5 if scale is None else scale)).reshape(batch, kv, heads // kv * width, dim)
+    scores = torch.matmul(q, k.transpose(-1, -2)).view(batch, kv, heads // kv, width, keys)
+    weights = (scores + mask[:, :, None]).softmax(-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights.flatten(2, 3), v).view(batch, heads, width, dim)
+
+
+AttentionInterface.register(NAME, packed_attention)

@@ -1,0 +1,109 @@
+"""Forwards of training: which way the samples of a micro-batch go through the model, decided once and up front."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from retcon.core.types import Sample
+from retcon.train.attention import NAME
+from retcon.train.batch import Batch, collate, micro_batches
+from retcon.train.checkpointing import checkpointed
+from retcon.train.computing import Computing
+from retcon.train.linear import OneDNNLinears, available
+from retcon.train.logprobs import gather_logprobs, token_logprobs
+from retcon.train.packing import pack, packed_batches
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A micro-batch: its samples and their padded tensors, its log-probs (B, T), 0 where not learnt, and what was
+    computed for it: ids that are no padding, and those that attention computed, padding among them."""
+
+    samples: Sequence[Sample]
+    batch: Batch
+    logprobs: Tensor
+    ids: int
+    padded: int
+
+
+@contextmanager
+def forwards(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> Iterator[Iterator[Part]]:
+    """The micro-batches of `samples` one after another; each must be used up, its backward included, before the next.
+
+    Raises ValueError where a sample's first id is to be learnt.
+    """
+    packs = why_not_packed(model, max(len(s.ids) for s in samples)) is None
+    with ExitStack() as stack:
+        if packs:
+            stack.enter_context(_attention(model))
+        if computing.checkpointing:
+            stack.enter_context(checkpointed(model))
+        if computing.dtype == "float32" and model.device.type == "cpu" and available():
+            stack.enter_context(OneDNNLinears())
+        yield _parts(model, samples, computing, packs)
+
+
+def why_not_packed(model: PreTrainedModel, longest: int) -> str | None:
+    """Why the samples, the longest of `longest` ids, must be padded rows that share nothing; None where they need not.
+
+    What it takes: attention that is torch's scaled dot product and nothing else, over all of a sample.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    if not getattr(model, "_supports_attention_backend", False):
+        return f"{name} does not take its attention from outside"
+    if not getattr(model, "_supports_sdpa", False) or getattr(config, "attn_logit_softcapping", None):
+        return f"the attention of {name} is more than a scaled dot product"
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    for kind in dict.fromkeys(kinds):
+        if kind == "sliding_attention" and window and longest > window:
+            return f"{name} attends over a window of {window} ids, and a sample has {longest}"
+        if kind not in ("full_attention", "sliding_attention"):
+            return f"{name} has {kind} layers"
+    return None
+
+
+def _parts(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing, packs: bool) -> Iterator[Part]:
+    if packs:
+        batches = packed_batches(samples, computing.micro_batch_ids, share=computing.share_prompts)
+    else:
+        batches = micro_batches(samples, computing.micro_batch_ids)
+    for part in batches:
+        batch = collate(part, device=model.device)
+        with torch.autocast(model.device.type, DTYPES[computing.dtype], enabled=computing.dtype != "float32"):
+            forward = _packed if packs else _padded
+            found = forward(model, part, batch, computing)
+        yield found
+
+
+def _padded(model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, computing: Computing) -> Part:
+    logprobs = token_logprobs(model, batch.ids, batch.mask, computing.logits_chunk)
+    return Part(samples, batch, logprobs, sum(len(s.ids) for s in samples), batch.ids.numel())
+
+
+def _packed(model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, computing: Computing) -> Part:
+    dtype = model.dtype if computing.dtype == "float32" else DTYPES[computing.dtype]
+    packing = pack(samples, share=computing.share_prompts, dtype=dtype, device=model.device)
+    hidden = model.base_model(
+        input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
+    ).last_hidden_state[0]
+    found = gather_logprobs(model, hidden, packing.source, batch.ids, batch.mask, computing.logits_chunk)
+    return Part(samples, batch, found, packing.ids.numel(), packing.padded)
+
+
+@contextmanager
+def _attention(model: PreTrainedModel) -> Iterator[None]:
+    before = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

@@ -1,0 +1,125 @@
+"""Log-probs of given ids without all logits: the vocabulary is gone through in slices.
+
+The logits of N ids over V words exist `chunk` at a time, in the forward, which keeps the running log-sum-exp alone, and
+in the backward, which computes them again. Slices of the vocabulary, unlike slices of the ids, write each part of the
+gradient of the output layer's weights once; as in Cut Cross-Entropy (arXiv 2411.09009), and as there the softmax is
+recomputed from the log-sum-exp. Where one slice holds all, its logits are kept instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from retcon.train.computing import DEFAULT
+
+
+def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int = DEFAULT.logits_chunk) -> Tensor:
+    """log π(ids[:, t] | ids[:, :t]) in fp32 nats, (B, T), where mask; 0 elsewhere. mask[:, 0] must be False.
+
+    Padding must be on the right, where causal attention never sees it. Logits, most of a small model's work, are
+    computed for the masked positions alone, `chunk` of them at once.
+    """
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    source = mask.reshape(-1).nonzero().squeeze(-1) - 1
+    return gather_logprobs(model, hidden.flatten(0, 1), source, ids, mask, chunk)
+
+
+def gather_logprobs(
+    model: PreTrainedModel, hidden: Tensor, source: Tensor, ids: Tensor, mask: Tensor, chunk: int
+) -> Tensor:
+    """log π of the ids under the mask, in their places, (B, T), 0 elsewhere. hidden: (N, d). source: (L,), the hidden
+    states that precede the L ids under the mask, row by row."""
+    # index_select, unlike a boolean index, has a backward that is deterministic at no cost.
+    where = mask.reshape(-1).nonzero().squeeze(-1)
+    targets = ids.reshape(-1).index_select(0, where)
+    found = learnt_logprobs(hidden.index_select(0, source), model.get_output_embeddings(), targets, chunk)
+    return found.new_zeros(mask.numel()).index_copy(0, where, found).view(mask.shape)
+
+
+def learnt_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int) -> Tensor:
+    """log π(targets) in nats, (N,) float32 (or float64 for such hidden states). hidden: (N, d), of what precedes each
+    target. head: the output layer. chunk: logits (ids × vocabulary) at once.
+
+    The matrix products are computed in autocast's dtype where it is on, the rest in float32. A head that is not a plain
+    linear layer (an adapter on it) is called on slices of the ids instead.
+    """
+    if type(head) is not nn.Linear:
+        return _by_ids(hidden, head, targets, chunk)
+    kind = hidden.device.type
+    autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
+    bias = None if head.bias is None else head.bias.to(dtype)
+    with torch.autocast(kind, enabled=False):
+        found: Tensor = _Logprobs.apply(hidden.to(dtype), head.weight.to(dtype), bias, targets, chunk)
+    return found
+
+
+class _Logprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int) -> Tensor:
+        words = max(1, chunk // max(1, len(hidden)))
+        ctx.words = words
+        lse = picked = logits = None
+        for part, first in _slices(weight, bias, words):
+            logits = _wide(functional.linear(hidden, *part))
+            part_lse = logits.logsumexp(-1)
+            inside = (targets >= first) & (targets < first + len(part[0]))
+            at = logits.gather(1, (targets - first).clamp(0, len(part[0]) - 1)[:, None])[:, 0]
+            lse = part_lse if lse is None else torch.logaddexp(lse, part_lse)
+            picked = at if picked is None else torch.where(inside, at, picked)
+        kept = logits if words >= len(weight) else None
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, kept)
+        return picked - lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden, weight, bias, targets, lse, kept = ctx.saved_tensors
+        of_hidden = None
+        of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        of_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
+        for part, first in _slices(weight, bias, ctx.words):
+            stop = first + len(part[0])
+            logits = _wide(functional.linear(hidden, *part)) if kept is None else kept
+            # d log π(target) / d logit = [word is target] - softmax
+            change = torch.exp(logits - lse[:, None]).mul_(-grad[:, None])
+            inside = (targets >= first) & (targets < stop)
+            at = (targets - first).clamp(0, stop - first - 1)[:, None]
+            change.scatter_add_(1, at, torch.where(inside, grad, 0.0)[:, None])
+            if of_bias is not None:
+                of_bias[first:stop] = change.sum(0)
+            change = change.to(hidden.dtype)
+            if of_weight is not None:
+                torch.mm(change.t(), hidden, out=of_weight[first:stop])
+            if ctx.needs_input_grad[0]:
+                step = change @ part[0]
+                of_hidden = (
+                    step if kept is not None else step.to(logits.dtype) + (0 if of_hidden is None else of_hidden)
+                )
+        return None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, None, None
+
+
+def _slices(weight: Tensor, bias: Tensor | None, words: int) -> Iterator[tuple[tuple[Tensor, Tensor | None], int]]:
+    for first in range(0, len(weight), words):
+        yield (weight[first : first + words], None if bias is None else bias[first : first + words]), first
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _by_ids(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int) -> Tensor:
+    def part(states: Tensor, wanted: Tensor) -> Tensor:
+        return -functional.cross_entropy(_wide(head(states)), wanted, reduction="none")
+
+    ids = max(1, chunk // head.out_features)
+    if len(hidden) <= ids:
+        return part(hidden, targets)
+    parts = zip(hidden.split(ids), targets.split(ids), strict=True)
+    return torch.cat([checkpoint(part, *p, use_reentrant=False) for p in parts])

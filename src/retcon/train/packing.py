@@ -1,0 +1,234 @@
+"""Samples laid out one after another in a single row, without padding, what several of them begin with only once.
+
+The linear layers of a model see (1, N) ids, none of them padding, at the positions they have in their samples. Only
+attention needs to know who sees whom: it goes by rows (a prompt, what follows it in one sample, or a whole sample),
+padded to their bucket's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retcon.core.types import Sample
+from retcon.train.buckets import Size, buckets
+
+MASK = 1 << 24
+"""Elements of an attention mask at most: samples whose mask would be larger do not share their prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the B rows of a bucket see before themselves: F prompts, padded on the right to P ids.
+
+    index: (F·P,) where each id is among all; kept: (F·P,) bool, which of them are no padding, None where all are.
+    rows: (B,) whose prompt each row has. mask: (B or 1, 1, T, P + T) to add to attention scores.
+    """
+
+    index: Tensor
+    kept: Tensor | None
+    count: int
+    rows: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One call of attention: `rows` rows, the ids start…stop, padded on the right to `width`.
+
+    index: (rows·width,) where each padded id is from, counted from start; kept: (stop - start,) which of them are
+    no padding. Both None where nothing is padded. prefix: None for rows that begin at position 0.
+    """
+
+    start: int
+    stop: int
+    rows: int
+    width: int
+    index: Tensor | None
+    kept: Tensor | None
+    prefix: Prefix | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """ids, positions: (1, N) int64. buckets: of attention, in the order of ids. source: (L,) which id's hidden state
+    predicts each of the learnt ids, sample after sample. padded: ids that attention computes, padding among them."""
+
+    ids: Tensor
+    positions: Tensor
+    buckets: tuple[Bucket, ...]
+    source: Tensor
+    padded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Samples of a micro-batch, by index, that begin with the same `prompt` ids; 0 for a sample on its own."""
+
+    members: tuple[int, ...]
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Ids start…stop of `sample`; `family` whose prompt they are, or whose prompt they follow, if any."""
+
+    sample: int
+    start: int
+    stop: int
+    family: int | None
+
+
+def prompt_length(sample: Sample) -> int:
+    """Ids before the first that is learnt: what the rollouts of a group have in common."""
+    return sample.mask.index(1) if 1 in sample.mask else len(sample.ids)
+
+
+def families(samples: Sequence[Sample]) -> list[Family]:
+    """Who shares a prompt, in order of first appearance. A sample that is learnt nowhere, or alone, shares nothing."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, sample in enumerate(samples):
+        alike.setdefault(sample.ids[: prompt_length(sample)], []).append(i)
+    found = []
+    for prompt, members in alike.items():
+        longest = max(len(samples[i].ids) for i in members)
+        if len(members) > 1 and prompt and (longest - len(prompt)) * longest <= MASK:
+            found.append(Family(tuple(members), len(prompt)))
+        else:
+            found += [Family((i,), 0) for i in members]
+    return found
+
+
+def packed_batches(samples: Sequence[Sample], max_ids: int, *, share: bool) -> list[list[Sample]]:
+    """Micro-batches of at most `max_ids` computed ids, families together; a longer sample goes alone.
+
+    A family that does not fit is cut, and each part computes its prompt.
+    """
+    groups = families(samples) if share else [Family((i,), 0) for i in range(len(samples))]
+    parts: list[tuple[int, list[Sample]]] = []
+    for family in groups:
+        members = sorted((samples[i] for i in family.members), key=lambda s: len(s.ids), reverse=True)
+        cost = 0
+        for sample in members:
+            own = len(sample.ids) - family.prompt
+            if cost and cost + own <= max_ids:
+                cost += own
+                parts[-1][1].append(sample)
+                parts[-1] = (cost, parts[-1][1])
+            else:
+                cost = family.prompt + own
+                parts.append((cost, [sample]))
+    # The longest first, so that the rows of a micro-batch are of like length.
+    parts.sort(key=lambda part: len(part[1][0].ids), reverse=True)
+    batches: list[list[Sample]] = []
+    room = 0
+    for cost, part in parts:
+        if batches and cost <= room:
+            batches[-1] += part
+            room -= cost
+        else:
+            batches.append([*part])
+            room = max_ids - cost
+    return batches
+
+
+def pack(samples: Sequence[Sample], *, share: bool, dtype: torch.dtype, device: torch.device) -> Packing:
+    """The layout of `samples`. dtype: of the masks, that in which attention is computed."""
+    shared = [f for f in families(samples) if f.prompt] if share else []
+    family_of = {i: n for n, family in enumerate(shared) for i in family.members}
+    rows = [_Row(f.members[0], 0, f.prompt, n) for n, f in enumerate(shared)]
+    for i, sample in enumerate(samples):
+        n = family_of.get(i)
+        rows.append(_Row(i, 0 if n is None else shared[n].prompt, len(sample.ids), n))
+    sizes = [Size(row.stop - row.start, row.start) for row in rows]
+    groups = buckets(sizes, max_mask=MASK)
+
+    starts = np.zeros(len(rows), np.int64)
+    at = 0
+    for group in groups:
+        for n in group:
+            starts[n] = at
+            at += sizes[n].own
+    order = [rows[n] for group in groups for n in group]
+    ids = np.concatenate([np.asarray(samples[r.sample].ids[r.start : r.stop], np.int64) for r in order])
+    positions = np.concatenate([np.arange(r.start, r.stop) for r in order])
+    prompts = starts[: len(shared)]  # the prompts are the first rows
+    layout = tuple(_bucket(group, rows, sizes, starts, prompts, dtype, device) for group in groups)
+    return Packing(
+        ids=torch.from_numpy(ids)[None].to(device),
+        positions=torch.from_numpy(positions)[None].to(device),
+        buckets=layout,
+        source=torch.from_numpy(_source(samples, rows[len(shared) :], starts[len(shared) :], prompts)).to(device),
+        padded=sum(b.rows * b.width for b in layout),
+    )
+
+
+def _source(samples: Sequence[Sample], rows: list[_Row], starts: np.ndarray, prompts: np.ndarray) -> np.ndarray:
+    found = []
+    for sample, row, start in zip(samples, rows, starts, strict=True):
+        before = np.flatnonzero(np.asarray(sample.mask)) - 1
+        source = start + before - row.start
+        if row.family is not None:
+            # Of a prompt, only its last id predicts what is learnt.
+            source[before < row.start] = prompts[row.family] + row.start - 1
+        found.append(source)
+    return np.concatenate(found)
+
+
+def _bucket(
+    group: list[int],
+    rows: list[_Row],
+    sizes: list[Size],
+    starts: np.ndarray,
+    prompts: np.ndarray,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Bucket:
+    lengths = np.array([sizes[n].own for n in group])
+    index, kept = _padded(starts[group] - starts[group[0]], lengths)
+    width, start = int(lengths.max()), int(starts[group[0]])
+    prefix = None
+    if sizes[group[0]].prefix:
+        of = np.array([rows[n].family for n in group])
+        which, row_of = np.unique(of, return_inverse=True)
+        before = np.array([sizes[n].prefix for n in group])
+        prompt_index, prompt_kept = _padded(prompts[which], before[[int(np.argmax(of == w)) for w in which]])
+        mask = _mask(before, width, dtype)
+        every = bool(prompt_kept.all())
+        prefix = Prefix(
+            index=torch.from_numpy(prompt_index.reshape(-1)).to(device),
+            kept=None if every else torch.from_numpy(np.flatnonzero(prompt_kept)).to(device),
+            count=len(which),
+            rows=torch.from_numpy(row_of.reshape(-1)).to(device),
+            mask=mask.to(device),
+        )
+    full = bool(kept.all())
+    return Bucket(
+        start=start,
+        stop=start + int(lengths.sum()),
+        rows=len(group),
+        width=width,
+        index=None if full else torch.from_numpy(index.reshape(-1)).to(device),
+        kept=None if full else torch.from_numpy(np.flatnonzero(kept)).to(device),
+        prefix=prefix,
+    )
+
+
+def _padded(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, width) indices of rows at `starts`, padding repeating their last, and which are no padding."""
+    offset = np.arange(lengths.max())
+    kept = offset < lengths[:, None]
+    return starts[:, None] + np.minimum(offset, lengths[:, None] - 1), kept
+
+
+def _mask(before: np.ndarray, width: int, dtype: torch.dtype) -> Tensor:
+    """-inf where a row must not look: behind the end of its prompt of `before` ids, and ahead of itself."""
+    prompt, longest = torch.from_numpy(np.unique(before) if len(set(before)) == 1 else before), int(before.max())
+    past_prompt = (torch.arange(longest) >= prompt[:, None])[:, None].expand(-1, width, -1)
+    ahead = torch.ones(width, width, dtype=torch.bool).triu(1).expand(len(prompt), -1, -1)
+    blocked = torch.cat([past_prompt, ahead], -1)
+    return torch.zeros(blocked.shape, dtype=dtype).masked_fill_(blocked, -torch.inf)[:, None]
