@@ -23,7 +23,7 @@ TrainDtype = Literal["float32", "bfloat16"]
 RolloutDtype = Literal["float32", "bfloat16", "float16"]
 Attention = Literal["sdpa", "eager"]
 BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 twice, and Arm's
-BF16_TRAINS, BF16_DECODES = 64, 512
+BF16_TRAINS, BF16_DECODES = 64, 256
 """Widths from which bfloat16 is quicker on a CPU with instructions for it (benchmarks/dtypes.py, docs/compute.md)."""
 CROWDED = 3
 """Threads and sandbox workers for each core beyond which they are in each other's way. Workers mostly wait."""
@@ -125,17 +125,19 @@ def crowding(threads: int, workers: int, cores: int) -> str | None:
     )
 
 
-@contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """`threads` threads within an operation of torch, which come back to what they were; between operations one.
-
-    The latter can be set only before torch has worked with them, and so stays.
-    """
-    before = torch.get_num_threads()
+def set_threads(threads: int) -> None:
+    """`threads` threads within an operation of torch, and one between operations, of which ours have nothing."""
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:
-        with suppress(RuntimeError):  # they are at work already; ours do not use them
+        with suppress(RuntimeError):  # can be set only before they have worked
             torch.set_num_interop_threads(1)
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """`set_threads` for a while; those within an operation then come back to what they were."""
+    before = torch.get_num_threads()
+    set_threads(threads)
     try:
         yield
     finally:

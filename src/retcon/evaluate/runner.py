@@ -138,7 +138,7 @@ def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = Non
     try:
         import torch
 
-        from retcon.engine.devices import place
+        from retcon.engine.devices import place, set_threads
         from retcon.engine.loading import load_config, load_model
         from retcon.engine.local import LocalEngine
     except ImportError as error:
@@ -148,7 +148,7 @@ def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = Non
         on_place(where)
     model = load_model(checkpoint, where.rollout_dtype, attention=where.attention)
     model.to(torch.device(where.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
-    torch.set_num_threads(where.threads)
+    set_threads(where.threads)
     chat = Chat(load_tokenizer(checkpoint), style=recipe.model.style, system=task_set(recipe.task.name).system)
     room = recipe.rollout.max_ids + recipe.rollout.lookahead_ids
     return LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS), chat
