@@ -15,8 +15,9 @@ from retcon.train.attention import NAME
 from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.checkpointing import checkpointed
 from retcon.train.computing import Computing
-from retcon.train.linear import OneDNNLinears, available
+from retcon.train.linear import OneDNNLinears
 from retcon.train.logprobs import gather_logprobs, token_logprobs
+from retcon.train.norms import quick_norms
 from retcon.train.packing import pack, packed_batches
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,8 +47,10 @@ def forwards(model: PreTrainedModel, samples: Sequence[Sample], computing: Compu
             stack.enter_context(_attention(model))
         if computing.checkpointing:
             stack.enter_context(checkpointed(model))
-        if computing.dtype == "float32" and model.device.type == "cpu" and available():
-            stack.enter_context(OneDNNLinears())
+        if model.device.type == "cpu":
+            stack.enter_context(quick_norms(model))
+            if computing.dtype == "float32":
+                stack.enter_context(OneDNNLinears())
         yield _parts(model, samples, computing, packs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -11,10 +11,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 
-def available() -> bool:
-    """Whether this torch has oneDNN's linear layer for this CPU. A property of the machine: a run repeats on it."""
-    built = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return built and torch.backends.cpu.get_cpu_capability() == "AVX512"
+AVAILABLE: Final = (
+    torch.backends.mkldnn.is_available()
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    and torch.backends.cpu.get_cpu_capability() == "AVX512"
+)
+"""Whether this torch has oneDNN's linear layer for this CPU. A property of the machine: a run repeats on it."""
 
 
 class OneDNNLinears(TorchFunctionMode):
@@ -33,11 +35,14 @@ class OneDNNLinears(TorchFunctionMode):
 
 
 def _eligible(x: Tensor, weight: Tensor) -> bool:
-    on_cpu = x.device.type == weight.device.type == "cpu"
+    on_cpu = x.device.type == weight.device.type == "cpu" and AVAILABLE
     return on_cpu and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weightᵀ + bias by the quicker library: x (…, i), weight (o, i) or such a view, bias (o,) → (…, o)."""
+    if not _eligible(x, weight):
+        return functional.linear(x, weight, bias)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
 
@@ -46,7 +51,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -54,7 +59,7 @@ class _Linear(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         flat = grad.flatten(0, -2)
         return (
-            _product(grad, weight.t()) if wanted[0] else None,
-            _product(flat.t(), x.flatten(0, -2).t()) if wanted[1] else None,
+            product(grad, weight.t()) if wanted[0] else None,
+            product(flat.t(), x.flatten(0, -2).t()) if wanted[1] else None,
             flat.sum(0) if wanted[2] else None,
         )

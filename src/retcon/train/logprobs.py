@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from retcon.train.computing import DEFAULT
+from retcon.train.linear import product
 
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int = DEFAULT.logits_chunk) -> Tensor:
@@ -66,42 +67,42 @@ class _Logprobs(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int) -> Tensor:
         words = max(1, chunk // max(1, len(hidden)))
         ctx.words = words
-        lse = picked = logits = None
+        if words >= len(weight):
+            logprobs = _wide(product(hidden, weight, bias)).log_softmax(-1)
+            ctx.save_for_backward(hidden, weight, bias, targets, None, logprobs)
+            return logprobs.gather(1, targets[:, None])[:, 0]
+        lse = picked = None
         for part, first in _slices(weight, bias, words):
-            logits = _wide(functional.linear(hidden, *part))
+            logits = _wide(product(hidden, *part))
             part_lse = logits.logsumexp(-1)
             inside = (targets >= first) & (targets < first + len(part[0]))
             at = logits.gather(1, (targets - first).clamp(0, len(part[0]) - 1)[:, None])[:, 0]
             lse = part_lse if lse is None else torch.logaddexp(lse, part_lse)
             picked = at if picked is None else torch.where(inside, at, picked)
-        kept = logits if words >= len(weight) else None
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, kept)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, None)
         return picked - lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, bias, targets, lse, kept = ctx.saved_tensors
-        of_hidden = None
+        hidden, weight, bias, targets, lse, logprobs = ctx.saved_tensors
+        of_hidden = hidden.new_zeros(hidden.shape, dtype=grad.dtype) if ctx.needs_input_grad[0] else None
         of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         of_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
         for part, first in _slices(weight, bias, ctx.words):
-            stop = first + len(part[0])
-            logits = _wide(functional.linear(hidden, *part)) if kept is None else kept
+            known = _wide(product(hidden, *part)).sub_(lse[:, None]) if logprobs is None else logprobs
             # d log π(target) / d logit = [word is target] - softmax
-            change = torch.exp(logits - lse[:, None]).mul_(-grad[:, None])
-            inside = (targets >= first) & (targets < stop)
-            at = (targets - first).clamp(0, stop - first - 1)[:, None]
+            change = known.exp().mul_(-grad[:, None])
+            inside = (targets >= first) & (targets < first + len(part[0]))
+            at = (targets - first).clamp(0, len(part[0]) - 1)[:, None]
             change.scatter_add_(1, at, torch.where(inside, grad, 0.0)[:, None])
+            rows = slice(first, first + len(part[0]))
             if of_bias is not None:
-                of_bias[first:stop] = change.sum(0)
+                of_bias[rows] = change.sum(0)
             change = change.to(hidden.dtype)
             if of_weight is not None:
-                torch.mm(change.t(), hidden, out=of_weight[first:stop])
-            if ctx.needs_input_grad[0]:
-                step = change @ part[0]
-                of_hidden = (
-                    step if kept is not None else step.to(logits.dtype) + (0 if of_hidden is None else of_hidden)
-                )
+                of_weight[rows] = product(change.t(), hidden.t())
+            if of_hidden is not None:
+                of_hidden += product(change, part[0].t())
         return None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, None, None
 
 

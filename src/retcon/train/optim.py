@@ -47,7 +47,7 @@ def adamw(
     matrices = [p for p in trained if p.ndim >= 2]
     others = [p for p in trained if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, betas=betas)
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 
 def apply(model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, lr: float, max_grad_norm: float) -> float:
