@@ -46,8 +46,14 @@ class Ledger:
         self._since = time.monotonic()
         self.save()
 
-    def save(self) -> float:
-        """Returns the seconds that it wrote. Raises CheckpointError where the book cannot be written."""
+    def end(self) -> float:
+        """Work is over: the clock stands still. Returns the seconds as they are kept."""
+        self._book.seconds, self._since = round(self.seconds, 2), None
+        self.save()
+        return self._book.seconds
+
+    def save(self) -> None:
+        """Raises CheckpointError where the book cannot be written."""
         book = msgspec.structs.replace(self._book, seconds=round(self.seconds, 2))
         partial = self._path.with_suffix(".partial")
         try:
@@ -56,7 +62,6 @@ class Ledger:
             partial.replace(self._path)
         except OSError as error:
             raise CheckpointError(f"{self._path} could not be written: {error}") from error
-        return book.seconds
 
 
 def finished(stage: Stage) -> bool:

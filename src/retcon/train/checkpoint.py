@@ -133,9 +133,7 @@ def load_optimizer(folder: Path, model: PreTrainedModel, optimizer: torch.optim.
         key, _, parameter = name.partition("/")
         if parameter not in parameters:
             raise _broken(folder, KeyError(parameter))
-        # AdamW counts its steps on the CPU, wherever the moments are.
-        device = tensor.device if key == "step" else parameters[parameter].device
-        optimizer.state[parameters[parameter]][key] = tensor.to(device)
+        optimizer.state[parameters[parameter]][key] = tensor.to(parameters[parameter].device)
 
 
 def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:
