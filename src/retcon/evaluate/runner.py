@@ -151,7 +151,8 @@ def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = Non
     set_threads(where.threads)
     chat = Chat(load_tokenizer(checkpoint), style=recipe.model.style, system=task_set(recipe.task.name).system)
     room = recipe.rollout.max_ids + recipe.rollout.lookahead_ids
-    return LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS), chat
+    engine = LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS, kv_memory_mb=recipe.compute.kv_memory_mb)
+    return engine, chat
 
 
 def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:

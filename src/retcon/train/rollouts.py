@@ -66,6 +66,7 @@ async def open_rollouts(
         weights.model,
         max_len=recipe.rollout.max_ids + recipe.rollout.lookahead_ids,
         max_requests=min(recipe.rl.prompts * rollouts_per_prompt(recipe), MAX_REQUESTS),
+        kv_memory_mb=recipe.compute.kv_memory_mb,
     )
     async with engine, open_world(recipe, engine, chat) as world:
         yield TrainingRollouts(world, tasks, engine, weights, _repair(recipe))
