@@ -98,6 +98,7 @@ class LocalEngine:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Task[None] | None = None
+        self._starving: float | None = None  # since when no request has had a call
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue `ids`, (T,), T < max_len. Generation also ends, with stop `length`, at max_len ids in all.
@@ -147,6 +148,8 @@ class LocalEngine:
         if request is not None:
             self._scheduler.remove(request)
             request.fail(EngineError(f"request {request_id} was released while it waited"))
+        if not self._requests:
+            self._starving = None
 
     def invalidate(self) -> None:
         """Forget all keys and values, as after a change of the weights, and free them; open requests stay open."""
@@ -191,6 +194,9 @@ class LocalEngine:
             request = self._requests[request_id] = Request(request_id, self._arrivals)
         elif request.waiting:
             raise EngineError(f"request {request_id} already waits for an answer; one call at a time")
+        if self._starving is not None:
+            self.stats.starved += time.perf_counter() - self._starving
+            self._starving = None
         request.call = call
         self._scheduler.add(request)
         self._wake()
@@ -230,6 +236,7 @@ class LocalEngine:
             self._scheduler.remove(request)
         self._requests.clear()
         self._scheduler.forget()
+        self._starving = None
 
     async def _serve(self) -> None:
         """Forward after forward while there is something to compute; the event loop gets its turn in between."""
@@ -239,7 +246,7 @@ class LocalEngine:
                 with torch.inference_mode():
                     self._scheduler.step()
                 await asyncio.sleep(0)
-        self._idle_since = time.perf_counter()
+        self._starving = time.perf_counter() if self._requests else None
 
     async def _quiet(self) -> None:
         quiet, seen = 0, self._arrivals

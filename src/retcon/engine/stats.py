@@ -36,6 +36,19 @@ class EngineStats:
         earlier = asdict(before)
         return EngineStats(**{k: v if k.startswith("kv") else v - earlier[k] for k, v in asdict(self).items()})
 
+    def metrics(self) -> dict[str, float]:
+        """What a run logs of a step: engine_utilisation, mean batch, ids fed, found cached and copied, requests that
+        gave way, and MiB of keys and values. They hang on how quick tools were."""
+        return {
+            "engine_utilisation": round(self.utilisation, 4),
+            "engine_batch": round(self.batch, 2),
+            "engine_prefilled": self.prefilled,
+            "engine_reused": self.reused + self.copied,
+            "engine_preempted": self.preempted,
+            "engine_evicted": self.evicted,
+            "engine_kv_mb": round(self.kv_peak / 2**20, 2),
+        }
+
     @property
     def batch(self) -> float:
         """Mean number of requests that a forward decodes."""
