@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from transformers import StableLmConfig, StableLmForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
 
 from retcon.config.schema import RLSection
 from retcon.core.types import Sample
-from retcon.train.computing import DEFAULT, Computing
+from retcon.train.computing import Computing
 from retcon.train.forward import forwards, why_not_packed
 from retcon.train.update import minibatch_update
 
@@ -62,7 +69,10 @@ def samples():
     return [s for prompt, lengths in groups for s in group(rng, prompt, lengths)]
 
 
-def gradient(model, samples, computing, config=RLSection(max_grad_norm=1e9, lr=1.0), dtype=torch.float64):
+CONFIG = RLSection(max_grad_norm=1e9, lr=1.0)
+
+
+def gradient(model, samples, computing, config=CONFIG, dtype=torch.float64):
     """The gradient of an update, as what plain descent at a rate of 1 subtracts from each weight; and its metrics."""
     trained = copy.deepcopy(model).to(dtype)
     before = {k: v.clone() for k, v in trained.state_dict().items()}
@@ -97,3 +107,118 @@ def test_every_way_has_the_same_gradient(model, way, samples):
     found, of_found = gradient(model, samples, WAYS[way])
     assert_alike(plain, found, **exact)
     assert of_found | {"padding": 0} == pytest.approx(metrics | {"padding": 0}, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RLSection(algorithm="grpo", max_grad_norm=1e9, lr=1.0),
+        RLSection(algorithm="dapo", mask_negative_spliced=True, max_grad_norm=1e9, lr=1.0),
+    ],
+    ids=["sequence means", "muted splices"],
+)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_accumulated_gradients_are_those_of_one_batch(qwen, samples, config, checkpointing):
+    parts, whole = (Computing(micro_batch_ids=n, checkpointing=checkpointing) for n in (64, 10**6))
+    assert_alike(*(gradient(qwen, samples, c, config)[0] for c in (parts, whole)), atol=1e-7, rtol=1e-4)
+
+
+def test_float32_is_as_exact_as_float32_is(qwen, samples):
+    exact, _ = gradient(qwen, samples, PLAIN)
+    for computing in (PLAIN, Computing(), Computing(logits_chunk=100)):
+        found, _ = gradient(qwen, samples, computing, dtype=torch.float32)
+        assert_alike({k: v.float() for k, v in exact.items()}, found, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["qwen", "stablelm"])
+def test_bfloat16_is_near_and_leaves_the_weights_float32(model, samples):
+    model = made(model)
+    exact, of_exact = gradient(model, samples, PLAIN, dtype=torch.float32)
+    for way in (Computing(dtype="bfloat16"), Computing(dtype="bfloat16", checkpointing=True, logits_chunk=100)):
+        found, metrics = gradient(model, samples, way, dtype=torch.float32)
+        one, other = (torch.cat([v.flatten() for v in g.values()]) for g in (exact, found))
+        assert other.dtype == torch.float32
+        assert torch.cosine_similarity(one, other, 0) > 0.999
+        assert (one - other).norm() < 0.05 * one.norm()
+        assert metrics["loss"] == pytest.approx(of_exact["loss"], abs=0.01)
+
+
+def test_the_model_is_left_as_it_was(qwen, samples):
+    before = qwen.config._attn_implementation
+    modes = [m.training for m in qwen.modules()]
+    with forwards(qwen, samples, Computing(checkpointing=True)) as parts:
+        assert sum(len(part.batch.ids) for part in parts) == len(samples)
+    assert qwen.config._attn_implementation == before
+    assert [m.training for m in qwen.modules()] == modes
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in qwen.modules())
+    assert not any("forward" in vars(m) for m in qwen.modules())
+
+
+def saved_bytes(model, samples, computing):
+    """Of what the forward of the first micro-batch keeps for its backward, the weights left out."""
+    weights = {p.data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        if tensor.data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), forwards(model, samples, computing) as parts:
+        part = next(iter(parts))
+    part.logprobs.sum().backward()
+    model.zero_grad()
+    return sum(kept.values())
+
+
+def test_checkpointing_keeps_less(qwen, samples):
+    kept, less = (saved_bytes(qwen, samples, Computing(checkpointing=c)) for c in (False, True))
+    assert less < kept / 2
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that a tensor had which an operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for tensor in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_logits_of_a_large_vocabulary_never_exist_at_once(dtype):
+    torch.manual_seed(0)
+    sizes = SIZES | {"vocab_size": 150_000, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    samples = group(random.Random(0), 5, (40,) * 10)
+    learnt = sum(sum(s.mask) for s in samples)
+    chunk = 2_000_000
+    assert learnt * 150_000 > 10 * chunk
+    largest = Largest()
+    with largest, forwards(model, samples, Computing(dtype=dtype, logits_chunk=chunk)) as parts:
+        for part in parts:
+            part.logprobs.sum().backward()
+    assert 0 < largest.elements <= chunk
+
+
+def test_models_that_cannot_be_packed_are_told_by_name():
+    assert why_not_packed(made("qwen"), 100) is None
+    assert why_not_packed(made("gpt2"), 100) is None
+    assert "StableLmForCausalLM" in why_not_packed(made("stablelm"), 100)
+    sliding = {"use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"]}
+    windowed = Qwen3ForCausalLM(Qwen3Config(**SIZES, **sliding))
+    assert why_not_packed(windowed, 16) is None
+    assert "window of 16 ids, and a sample has 17" in why_not_packed(windowed, 17)
+
+
+def test_prompts_are_computed_once_a_group(qwen):
+    samples = group(random.Random(0), 20, (10, 10, 10, 10))
+    computed = {}
+    for share in (True, False):
+        with forwards(qwen, samples, Computing(share_prompts=share)) as parts:
+            computed[share] = sum(part.ids for part in parts)
+    assert computed == {True: 20 + 40, False: 80 + 40}

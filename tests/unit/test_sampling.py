@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engines import kept_ids
 from retcon.engine.sampling import CELL, RANKED_GROWTH, RandomStream, Sampler, argmax, invert
 from retcon.engine.types import SamplingParams
 
@@ -39,20 +40,6 @@ def uniforms(seed: int, count: int) -> Tensor:
 
 def sample(params: Sequence[SamplingParams], logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return Sampler(params, CPU)(logits, uniform)
-
-
-def kept_ids(logits: Tensor, params: SamplingParams) -> list[int]:
-    """What the parameters say, id by id: the ids that one row (V,) may give, most probable first."""
-    probs = (logits.double() / params.temperature).softmax(0).tolist()
-    ranked = sorted(range(len(probs)), key=lambda i: (-probs[i], i))
-    ranked = [i for i in ranked if probs[i] >= params.min_p * probs[ranked[0]]][: params.top_k or None]
-    total, kept, reached = sum(probs[i] for i in ranked), [], 0.0
-    for i in ranked:
-        if reached >= params.top_p * total:
-            break
-        kept.append(i)
-        reached += probs[i]
-    return kept
 
 
 def chi_square(drawn: Tensor, probs: Tensor) -> float:
@@ -109,21 +96,6 @@ def test_a_row_gets_the_same_bits_in_any_company(vocab: int, dtype: torch.dtype)
         some = random.Random(seed).sample(range(count), count // 2 + seed % 2)
         company = sample([params[i] for i in some], logits[some], uniform[some])
         assert torch.equal(torch.stack([t.double() for t in company]), whole[:, some])
-
-
-def test_rows_join_and_leave() -> None:
-    draw = torch.Generator().manual_seed(1)
-    logits, uniform = 3 * torch.randn(8, 300, generator=draw), torch.rand(8, generator=draw)
-    whole = sample(KINDS, logits, uniform)
-    sampler = Sampler(KINDS[:3], CPU)
-    sampler(logits[:3], uniform[:3])
-    rows = [0, 1, 2]
-    for stay, join in (([2, 0], [3, 4]), ([1, 3], []), ([], [7, 6, 5]), ([2, 1], [0, 1, 2, 3, 4])):
-        sampler.select(stay)
-        sampler.extend([KINDS[i] for i in join])
-        rows = [*(rows[i] for i in stay), *join]
-        for part, expected in zip(sampler(logits[rows], uniform[rows]), whole, strict=True):
-            assert torch.equal(part, expected[rows])
 
 
 @settings(max_examples=150, deadline=None)

@@ -29,31 +29,47 @@ UNKNOWN = ("softcap", "s_aux", "position_bias")
 
 
 class Attend(Protocol):
-    """Reads queries (N, H, D), new keys (N, KV, D) and new values (N, KV, E); writes its part of out, (N, H, E)."""
+    """Part of a packed attention: queries (N, H, D), new keys (N, KV, D), new values (N, KV, E), which are stored."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float) -> None: ...
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """(M, H, E) for M of the ids."""
+        ...
+
+    @property
+    def target(self) -> slice | Tensor:
+        """Which ids these are."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Where the new keys and values of ids start…end go: slots and positions, (end - start,) each."""
+    """Where the new keys and values of ids start…end go: slots and positions, (end - start,) each.
+
+    index: by number of heads, the rows of a slab's (slots · KV · capacity, size) that these are, once they are known.
+    """
 
     slab: Slab
     start: int
     end: int
     slots: Tensor
     positions: Tensor
+    index: dict[int, Tensor] = field(default_factory=dict)
 
     def __call__(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self.slab.keys[layer][self.slots, :, self.positions] = k[self.start : self.end]
-        self.slab.values[layer][self.slots, :, self.positions] = v[self.start : self.end]
+        heads = k.shape[1]
+        if heads not in self.index:
+            head = torch.arange(heads, device=k.device)
+            row = (self.slots[:, None] * heads + head) * self.slab.capacity + self.positions[:, None]
+            self.index[heads] = row.flatten()
+        for new, slab in ((k, self.slab.keys[layer]), (v, self.slab.values[layer])):
+            slab.view(-1, slab.shape[-1]).index_copy_(0, self.index[heads], new[self.start : self.end].flatten(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
     """Ids start…end, one of each of some of the first `count` slots of a slab, which makes reading a view and no copy.
 
-    slots: of each id; None where they are 0…count-1. length: positions to attend over.
+    slots: of each id; None where they are 0…count-1.
     """
 
     slab: Slab
@@ -61,38 +77,43 @@ class DecodeJob:
     end: int
     count: int
     slots: Tensor | None
-    length: int
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float) -> None:
+    @property
+    def target(self) -> slice:
+        return slice(self.start, self.end)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         heads, size = k.shape[1:]
-        queries = q[self.start : self.end].reshape(-1, heads, q.shape[1] // heads, size)
+        queries = q[self.start : self.end] * scale
         if self.slots is not None:
             queries = queries.new_zeros(self.count, *queries.shape[1:]).index_copy_(0, self.slots, queries)
-        keys = self.slab.keys[layer][: self.count, :, : self.length]
-        values = self.slab.values[layer][: self.count, :, : self.length]
-        attended = sdpa(queries, keys, values, attn_mask=self.slab.mask[: self.count, ..., : self.length], scale=scale)
-        if self.slots is not None:
-            attended = attended.index_select(0, self.slots)
-        out[self.start : self.end] = attended.reshape(-1, q.shape[1], values.shape[-1])
+        keys, values = self.slab.keys[layer][: self.count], self.slab.values[layer][: self.count]
+        queries = queries.reshape(self.count * heads, -1, size)
+        # Two batched products over whole slots, which are contiguous: several times quicker on CPUs than attention
+        # kernels, which are made for many queries.
+        scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
+        scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count])
+        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1)).reshape(self.count, q.shape[1], -1)
+        return attended if self.slots is None else attended.index_select(0, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
 class FreshJob:
     """Stretches that start at position 0, which need nothing that is stored.
 
-    index: (R, T) of ids in the packed row, padded on the right with any. ids: (M,) those that are not padding, and
+    index: (R, T) of ids in the packed row, padded on the right with any. target: (M,) those that are not padding, and
     where: (M,) where they lie in R · T.
     """
 
     index: Tensor
-    ids: Tensor
+    target: Tensor
     where: Tensor
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float) -> None:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         queries, keys, values = (x[self.index].transpose(1, 2) for x in (q, k, v))
         shared = q.shape[1] != k.shape[1]
         attended = sdpa(queries, keys, values, is_causal=True, scale=scale, enable_gqa=shared)
-        out[self.ids] = attended.transpose(1, 2).flatten(0, 1)[self.where]
+        return attended.transpose(1, 2).flatten(0, 1)[self.where]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +127,11 @@ class PastJob:
     slots: Tensor
     mask: Tensor
     index: Tensor
-    ids: Tensor
+    target: Tensor
     where: Tensor
     folded: bool
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float) -> None:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         length = self.mask.shape[-1]
         keys = self.slab.keys[layer][:, :, :length].index_select(0, self.slots)
         values = self.slab.values[layer][:, :, :length].index_select(0, self.slots)
@@ -123,25 +144,31 @@ class PastJob:
             attended = sdpa(queries, keys, values, attn_mask=mask, scale=scale).reshape(rows, heads, width, -1)
         else:
             attended = sdpa(queries, keys, values, attn_mask=self.mask, scale=scale, enable_gqa=groups > 1)
-        out[self.ids] = attended.transpose(1, 2).flatten(0, 1)[self.where]
+        return attended.transpose(1, 2).flatten(0, 1)[self.where]
 
 
 @dataclass(slots=True)
 class Plan:
-    """One packed forward of N ids. ids, positions: (N,). keep: (K,) ids whose logits are wanted."""
+    """One packed forward of N ids. ids, positions: (N,). keep: (K,) ids whose logits are wanted.
+
+    whole: whether there is one job, of all ids in order.
+    """
 
     ids: Tensor
     positions: Tensor
     keep: Tensor
     stores: Sequence[Store] = ()
     jobs: Sequence[Attend] = ()
+    whole: bool = False
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         for store in self.stores:
             store(layer, k, v)
+        if self.whole:
+            return self.jobs[0](layer, q, k, v, scale)
         out = q.new_zeros(*q.shape[:2], v.shape[-1])  # zeros, as ids that only pad the batch belong to no job
         for job in self.jobs:
-            job(layer, q, k, v, out, scale)
+            out[job.target] = job(layer, q, k, v, scale)
         return out
 
 
@@ -150,11 +177,9 @@ class Shapes(Plan):
     """A plan that only notes what each layer keeps of an id: (heads of keys, size of a key, size of a value)."""
 
     layers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    queries: int = 1
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         self.layers[layer] = (k.shape[1], k.shape[2], v.shape[2])
-        self.queries = q.shape[1] // k.shape[1]
         return q.new_zeros(*q.shape[:2], v.shape[-1])
 
 
@@ -163,7 +188,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    _mask: Tensor | None,
     *,
     retcon_plan: Plan,
     scaling: float | None = None,

@@ -1,7 +1,7 @@
 """From what requests want computed to one packed forward: see `attention.Plan`.
 
-How a stretch of ids is padded, and where a long one is cut, depends on that stretch alone. With linear layers that give
-a row the same bits in every batch (see `invariance`), what a request gets then does not depend on what else is computed.
+How a stretch of ids is padded, and where a long one is cut, depends on that stretch alone. With matrix products that
+give a row the same bits in every batch (see `invariance`), so does what a request gets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retcon.engine.attention import DecodeJob, FreshJob, PastJob, Plan, Store
 from retcon.engine.invariance import Invariance
 from retcon.engine.slabs import LINE, Place, padded
 
-FORWARD_IDS = 4096
+FORWARD_IDS = 2048
 """Ids of one forward about at most: how long those that decode wait for those that are fed."""
 STRETCH_IDS = 2048
 STRETCH_SCORES = 2**23
@@ -70,7 +70,7 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
     for first, last in _runs(steps):
         run = steps[first:last]
         stores.append(_store(run, first, device))
-        jobs.append(_decode_job(run, first, invariance, device))
+        jobs.append(_decode_job(run, first, device))
     starts: list[int] = []
     for stretch in stretches:
         start = len(ids)
@@ -98,6 +98,7 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
         torch.tensor(keep, dtype=torch.long, device=device),
         stores,
         jobs,
+        whole=len(jobs) == 1 and not stretches and not missing,
     )
 
 
@@ -114,16 +115,15 @@ def _store(run: Sequence[Step], first: int, device: torch.device) -> Store:
     slots = torch.tensor([s.place.slot for s in run], device=device)
     positions = torch.tensor([s.length for s in run], device=device)
     slab = run[0].place.slab
-    slab.mask[slots, 0, 0, positions] = 0
+    slab.mask[slots, 0, positions] = 0
     return Store(slab, first, first + len(run), slots, positions)
 
 
-def _decode_job(run: Sequence[Step], first: int, invariance: Invariance, device: torch.device) -> DecodeJob:
+def _decode_job(run: Sequence[Step], first: int, device: torch.device) -> DecodeJob:
     slab = run[0].place.slab
     count = run[-1].place.slot + 1
     slots = None if count == len(run) else torch.tensor([s.place.slot for s in run], device=device)
-    length = min(padded(max(s.length for s in run) + 1), slab.capacity) if invariance.tight else slab.capacity
-    return DecodeJob(slab, first, first + len(run), count, slots, length)
+    return DecodeJob(slab, first, first + len(run), count, slots)
 
 
 def _stretch_jobs(

@@ -16,7 +16,6 @@ rollback is a crop to the longest common prefix. Equal prompts are computed once
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,8 @@ from transformers import PreTrainedModel
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.attention import shapes
-from retcon.engine.invariance import probe
+from retcon.engine.decoder import decoder_for
+from retcon.engine.machine import free_memory
 from retcon.engine.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.scheduler import Scheduler
 from retcon.engine.slabs import Memory, capacity_for
@@ -74,8 +74,8 @@ class LocalEngine:
         self.stats = EngineStats()
         with _evaluating(model):
             shape = shapes(model)
-        heads, size, _ = shape.layers[min(shape.layers)]
-        self.invariance = probe(model, heads, shape.queries, size)
+            decoder = decoder_for(model, max_len)
+        self.invariance = decoder.invariance
         memory = Memory(
             shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0
         )
@@ -89,8 +89,10 @@ class LocalEngine:
                 "raise it or lower max_len"
             )
         self.stats.kv_budget = memory.budget
-        self._scheduler = Scheduler(model, memory, self.invariance, max_requests, self.stats)
         self._vocab: int = model.config.get_text_config().vocab_size
+        self._scheduler = Scheduler(
+            decoder, memory, rows=max_requests, vocabulary=self._vocab, device=model.device, stats=self.stats
+        )
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._closed = False
@@ -256,10 +258,3 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on the device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

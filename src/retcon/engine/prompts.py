@@ -47,7 +47,7 @@ class Prompts:
     def copy(self, prompt: Prompt, request: Request, memory: Memory) -> None:
         """Give the request, which has a slot and nothing in it, the prompt's keys and values."""
         source = next(iter(prompt.holders.values())).place
-        memory.copy(source, request.place, len(prompt.ids))  # type: ignore[arg-type]
+        memory.copy([(source, request.place, len(prompt.ids))])  # type: ignore[list-item]
         request.cached = list(prompt.ids)
         prompt.holders[request.id] = request
         self._of[request.id] = prompt

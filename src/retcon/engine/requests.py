@@ -15,6 +15,9 @@ from retcon.engine.slabs import Place
 from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams
 
+AHEAD = 16
+"""Positions that a slot should have beyond what is known to be needed: attention goes over all of them."""
+
 
 @dataclass(slots=True, eq=False)
 class GenerateCall:
@@ -50,7 +53,7 @@ class GenerateCall:
     def room(self) -> int:
         """Positions that are likely to be needed soon: the ids to feed, and some of those to generate."""
         ids = len(self.ids) + len(self.made)
-        return ids + min(self.limit - len(self.made), max(32, ids // 4))
+        return ids + min(self.limit - len(self.made), AHEAD)
 
     def take(self, token: int, logprob: float, sampling_logprob: float) -> bool:
         """Add an id; whether it is the last one."""
@@ -107,10 +110,13 @@ class ScoreCall:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One trajectory. cached: the ids whose keys and values lie in `place`, from position 0."""
+    """One trajectory. cached: the ids whose keys and values lie in `place`, from position 0. arrived: its number among
+    all. admitted: whether it was given a slot before. rested: at which forward its last call was answered."""
 
     id: str
     arrived: int
+    admitted: bool = False
+    rested: int = 0
     place: Place | None = None
     cached: list[int] = field(default_factory=list)
     call: GenerateCall | ScoreCall | None = None

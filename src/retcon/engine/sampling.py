@@ -133,7 +133,9 @@ def invert_truncated(probs: Tensor, keep: Truncation, uniform: Tensor) -> tuple[
         some, of = (probs, keep) if len(rows) == count else (probs[rows], keep[rows])
         chosen, total, done = _look(some, of, uniform[rows], min(width, vocab))
         ids[rows], mass[rows] = chosen, total
-        rows, width = rows[~done], width * RANKED_GROWTH
+        rows = rows[~done]
+        if len(rows):
+            width = min(width * RANKED_GROWTH, int(keep.top_k[rows].max()))
     return ids, mass
 
 
@@ -191,24 +193,13 @@ class _Plan:
 
 
 class Sampler:
-    """The sampling parameters of a batch of B rows, which may join and leave between any two calls."""
+    """The sampling parameters of a batch of B rows."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
         self._device = device
         self._table = _table(params)
         self._plans: list[_Plan] = []
         self._planned = 0
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep `rows`, B' indices, in this order."""
-        self._table, self._planned = self._table[list(rows)], 0
-
-    def extend(self, params: Sequence[SamplingParams]) -> None:
-        """Add a row at the end for each of `params`."""
-        self._table, self._planned = np.concatenate([self._table, _table(params)]), 0
 
     def __call__(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """logits (B, V) of any dtype, uniform (B,) float32 → ids (B,) int64, logprobs and sampling_logprobs (B,).

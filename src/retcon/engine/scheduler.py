@@ -16,20 +16,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from retcon.engine.attention import forward
+from retcon.engine.decoder import Decoder
 from retcon.engine.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
-from retcon.engine.invariance import Invariance
 from retcon.engine.prompts import Prompts
 from retcon.engine.requests import GenerateCall, Request, ScoreCall, common_prefix
 from retcon.engine.sampling import Sampler
-from retcon.engine.slabs import Memory
+from retcon.engine.slabs import Memory, Place
 from retcon.engine.stats import EngineStats
 
 COMPACT_AT = 0.75
 """Requests of a slab that decode are moved together when fewer than this share of the slots up to the last of them do:
 less often costs attention over slots at rest, more often costs moving keys and values."""
+REST = 64
+"""Forwards after which a request that nobody has asked for again makes room for a new one: it may never be released."""
 HEADROOM = 0.1
 """Share of the budget that new requests leave to those that grow."""
 
@@ -38,19 +38,20 @@ class Scheduler:
     """Answers the calls of requests, up to `rows` of them side by side. `step` until `busy` is false."""
 
     def __init__(
-        self, model: PreTrainedModel, memory: Memory, invariance: Invariance, rows: int, stats: EngineStats
+        self, decoder: Decoder, memory: Memory, *, rows: int, vocabulary: int, device: torch.device, stats: EngineStats
     ) -> None:
-        self._model, self._memory, self._invariance, self._rows = model, memory, invariance, rows
-        self._vocabulary: int = model.config.get_text_config().vocab_size
-        self._stats = stats
+        self._decoder, self._memory, self._rows, self._stats = decoder, memory, rows, stats
+        self._vocabulary, self._device = vocabulary, device
+        self._stale = False  # whether the weights have changed
         self._waiting: dict[str, Request] = {}  # those that were admitted before
         self._new: dict[str, Request] = {}
         self._feeding: dict[str, Request] = {}
         self._decoding: dict[str, Request] = {}
         self._resting: dict[str, Request] = {}  # with keys and values but no call, those longest out of use first
         self._prompts = Prompts()
-        self._sampler: tuple[list[Request], Sampler] | None = None
+        self._sampler: tuple[list[GenerateCall], Sampler] | None = None
         self._changed = True
+        self._forwards = 0
 
     @property
     def busy(self) -> bool:
@@ -63,8 +64,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """The request has a call to be answered."""
-        known = self._resting.pop(request.id, None) is not None
-        (self._waiting if known else self._new)[request.id] = request
+        self._resting.pop(request.id, None)
+        (self._waiting if request.admitted else self._new)[request.id] = request
 
     def remove(self, request: Request) -> None:
         """The request is over; its slot is free."""
@@ -75,16 +76,20 @@ class Scheduler:
 
     def forget(self) -> None:
         """No keys and values hold any more."""
-        for group in (self._waiting, self._resting):
+        for group in (self._waiting, self._new, self._resting):
             for request in group.values():
                 request.place, request.cached = None, []
         self._resting.clear()
         self._prompts.clear()
         self._memory.drop()
+        self._stale = True
 
     def step(self) -> None:
         """Admit what fits, run one forward, sample, and answer what is done."""
         began = time.perf_counter()
+        if self._stale:
+            self._decoder.refresh()
+            self._stale = False
         known = self._admit()
         self._make_room()
         rows = self._ordered()
@@ -126,9 +131,10 @@ class Scheduler:
                 shared = self._prompts.find(call.ids)
                 if shared is not None and shared.logits is None:
                     continue  # another request computes it just now
-            if not self._place(request, call, new=request.id in self._new):
+            if not self._place(request, call, new=not request.admitted):
                 break
-            (self._new if request.id in self._new else self._waiting).pop(request.id)
+            (self._waiting if request.admitted else self._new).pop(request.id)
+            request.admitted = True
             self._changed = True
             if shared is not None and shared.logits is not None:
                 self._prompts.copy(shared, request, self._memory)
@@ -158,14 +164,24 @@ class Scheduler:
         if request.place is not None and len(call.to_feed) <= request.place.capacity:
             return True
         idle = not self._feeding and not self._decoding
-        if new and not idle and self._memory.scarce(call.room, HEADROOM):
-            return False
-        if self._grown(request, call.room, self._victims(request) if idle or not new else ()):
+        victims = self._victims(request) if idle or not new else self._left_alone()
+        while new and not idle and self._memory.scarce(call.room, HEADROOM):
+            victim = next(victims, None)
+            if victim is None:
+                return False
+            self._put_out(victim)
+        if self._grown(request, call.room, victims):
             return True
         if request.place is None:
             return False
         self._evict(request)  # there is no room for both slots: it is computed anew
         return self._grown(request, call.room, self._victims(request) if idle else ())
+
+    def _left_alone(self) -> Iterator[Request]:
+        """Requests at rest that nobody has asked for in a long time, such as those that nobody will release."""
+        for request in list(self._resting.values()):
+            if self._forwards - request.rested > REST:
+                yield request
 
     def _victims(self, request: Request) -> Iterator[Request]:
         """Whose keys and values may go, first those at rest, then those that wait."""
@@ -174,39 +190,48 @@ class Scheduler:
 
     def _grown(self, request: Request, length: int, victims: Iterable[Request]) -> bool:
         """Give the request a slot of at least `length`, with what it has cached; evict victims as it takes."""
-        length = min(length, self._memory.max_len)
-        place = self._memory.take(length)
-        for victim in victims:
+        place = self._memory.take(min(length, self._memory.max_len))
+        for victim in () if place is not None else victims:
+            self._put_out(victim)
+            place = self._memory.take(min(length, self._memory.max_len))
             if place is not None:
                 break
-            self._evict(victim)
-            self._resting.pop(victim.id, None)
-            self._stats.evicted += 1
-            place = self._memory.take(length)
         if place is None:
             return False
         if request.place is not None:
-            self._memory.copy(request.place, place, len(request.cached))
+            self._memory.copy([(request.place, place, len(request.cached))])
             self._memory.give(request.place)
         request.place = place
         self._changed = True
         return True
 
+    def _put_out(self, victim: Request) -> None:
+        """Take its slot from a request that is not computed."""
+        self._evict(victim)
+        self._resting.pop(victim.id, None)
+        self._stats.evicted += 1
+
     def _make_room(self) -> None:
         """Let requests that decode grow; where there is no room, those that came last wait until there is."""
-        for request in sorted(self._decoding.values(), key=lambda r: r.arrived):
-            call = request.call
-            assert isinstance(call, GenerateCall)
-            if request.place is None or not call.made:
-                continue
-            if len(request.cached) < request.place.capacity:
-                continue
+        full = [r for r in self._decoding.values() if r.place is not None and len(r.cached) >= r.place.capacity]
+        moves: list[tuple[Request, Place]] = []
+        for request in full:  # all at once, if there is room for all
+            assert isinstance(request.call, GenerateCall)
+            place = self._memory.take(min(request.call.room, self._memory.max_len))
+            if place is None:
+                break
+            moves.append((request, place))
+        self._memory.copy([(r.place, place, len(r.cached)) for r, place in moves if r.place is not None])
+        for request, place in moves:
+            self._memory.give(request.place)  # type: ignore[arg-type]
+            request.place, self._changed = place, True
+        for request in sorted(full[len(moves) :], key=lambda r: r.arrived):
             while request.place is not None and len(request.cached) >= request.place.capacity:
-                if self._grown(request, call.room, self._victims(request)):
-                    break
-                others = [r for r in (*self._decoding.values(), *self._feeding.values()) if r is not request]
-                later = [r for r in others if r.arrived > request.arrived]
-                self._preempt(max(later, key=lambda r: r.arrived, default=request))
+                assert isinstance(request.call, GenerateCall)
+                if not self._grown(request, request.call.room, self._victims(request)):
+                    others = (r for r in (*self._decoding.values(), *self._feeding.values()) if r.place is not None)
+                    last = max(others, key=lambda r: r.arrived)
+                    self._preempt(last if last.arrived > request.arrived else request)
 
     def _preempt(self, request: Request) -> None:
         self._stats.preempted += 1
@@ -228,7 +253,7 @@ class Scheduler:
         if self._changed:
             self._memory.compact([r.place for r in rows if r.place is not None], COMPACT_AT)
             self._changed = False
-            rows.sort(key=lambda r: self._memory.order(r.place))
+            rows.sort(key=lambda r: r.place.order if r.place is not None else (0, 0))
             self._decoding = {r.id: r for r in rows} | self._decoding
         return rows
 
@@ -253,9 +278,10 @@ class Scheduler:
                 return
 
     def _forward(self, steps: Sequence[Step], stretches: Sequence[Stretch]) -> Tensor:
-        logits = forward(self._model, plan(steps, stretches, self._invariance, self._model.device))
+        logits = self._decoder(plan(steps, stretches, self._decoder.invariance, self._device))
         for stretch in stretches:
             stretch.place.slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
+        self._forwards += 1
         self._stats.steps += bool(steps)
         self._stats.rows += len(steps)
         self._stats.prefilled += sum(len(s.ids) for s in stretches)
@@ -292,15 +318,14 @@ class Scheduler:
         nexts = call.ids[first : first + stretch.keep]
         if nexts:
             index = torch.tensor(nexts, device=logits.device)[:, None]
-            rows = logits[: len(nexts)].float()
-            call.values += (rows.gather(1, index)[:, 0] - rows.logsumexp(-1)).tolist()
+            call.values += logits[: len(nexts)].float().log_softmax(-1).gather(1, index)[:, 0].tolist()
             self._stats.scored += len(nexts)
 
     def _sample(self, requests: list[Request], logits: Tensor) -> None:
         """Draw the next id of each request; answer those that end."""
         calls = [r.call for r in requests if isinstance(r.call, GenerateCall)]
-        if self._sampler is None or self._sampler[0] != requests:
-            self._sampler = (requests, Sampler([c.params for c in calls], logits.device))
+        if self._sampler is None or self._sampler[0] != calls:
+            self._sampler = (calls, Sampler([c.params for c in calls], logits.device))
         uniform = torch.tensor([c.draws.draw() for c in calls], dtype=torch.float32, device=logits.device)
         ids, logprobs, sampling = self._sampler[1](logits, uniform)
         drawn = zip(requests, calls, ids.tolist(), logprobs.tolist(), sampling.tolist(), strict=True)
@@ -322,3 +347,4 @@ class Scheduler:
     def _rest(self, request: Request) -> None:
         if request.place is not None:
             self._resting[request.id] = request
+            request.rested = self._forwards

@@ -26,17 +26,19 @@ def padded(length: int, line: int = LINE) -> int:
 
 
 def capacity_for(length: int, most: int) -> int:
-    """The capacity of the class that holds `length` ids: 64, 96, 128, 192, 256 …, `most` padded at most."""
-    size = 64
-    while size < length:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-    return min(size, padded(most))
+    """The capacity of the class that holds `length` ids: 32, 64, 96, 128, then four to an octave, up to `most`.
+
+    Attention goes over whole slots. A class is a function of the length alone, so that what is computed of a request
+    does not depend on which slots are free.
+    """
+    line = max(32, 1 << (max(length, 1) - 1).bit_length() >> 3)
+    return min(padded(length, line), padded(most))
 
 
 class Slab:
     """`slots` stretches of `capacity` positions. keys, values: by layer, (slots, KV, capacity, size).
 
-    mask: (slots, 1, 1, capacity), what to add to the attention scores of a slot's positions: 0 or the least number.
+    mask: (slots, 1, capacity), what to add to the attention scores of a slot's positions: 0 or the least number.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Slab:
 
         self.keys = {layer: filled(heads, key) for layer, (heads, key, _) in layers.items()}
         self.values = {layer: filled(heads, value) for layer, (heads, _, value) in layers.items()}
-        self.mask = torch.full((slots, 1, 1, capacity), self.blocked, dtype=dtype, device=device)
+        self.mask = torch.full((slots, 1, capacity), self.blocked, dtype=dtype, device=device)
 
     @property
     def full(self) -> bool:
@@ -88,6 +90,11 @@ class Place:
     @property
     def capacity(self) -> int:
         return self.slab.capacity
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By slab, and by slot within a slab."""
+        return id(self.slab), self.slot
 
 
 class Memory:
@@ -131,15 +138,20 @@ class Memory:
         """The slot is free; its slab stays, until another class needs the room."""
         del place.slab.places[place.slot]
 
-    def copy(self, source: Place, target: Place, length: int) -> None:
-        """Copy the first `length` positions from slot to slot."""
-        for old, new in zip(source.slab.tensors, target.slab.tensors, strict=True):
-            new[target.slot, :, :length] = old[source.slot, :, :length]
-        target.slab.show(target.slot, length)
-
-    def order(self, place: Place) -> tuple[int, int]:
-        """By slab, and by slot within a slab."""
-        return id(place.slab), place.slot
+    def copy(self, moves: Iterable[tuple[Place, Place, int]]) -> None:
+        """Copy the first so many positions from slot to slot, for every (source, target, positions)."""
+        by_slabs: dict[tuple[int, int], list[tuple[Place, Place, int]]] = {}
+        for move in moves:
+            by_slabs.setdefault((id(move[0].slab), id(move[1].slab)), []).append(move)
+        for group in by_slabs.values():
+            length = max(positions for _, _, positions in group)
+            source, target = group[0][0].slab, group[0][1].slab
+            sources = torch.tensor([old.slot for old, _, _ in group], device=self._device)
+            targets = torch.tensor([new.slot for _, new, _ in group], device=self._device)
+            for old, new in zip(source.tensors, target.tensors, strict=True):
+                new[:, :, :length].index_copy_(0, targets, old[:, :, :length].index_select(0, sources))
+            for _, place, positions in group:
+                target.show(place.slot, positions)
 
     def compact(self, active: Iterable[Place], share: float) -> None:
         """Exchange slots where those of `active` are less than `share` of the slots up to the last of them."""

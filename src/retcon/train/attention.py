@@ -5,6 +5,7 @@ Scaled dot products without copies of the keys and values that a group of query 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class _Take(torch.autograd.Function):
         return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         index, kept = ctx.saved_tensors
         if kept is not None:
             index, grad = index[kept], grad.index_select(0, kept)
@@ -39,11 +40,11 @@ class _Take(torch.autograd.Function):
 
 
 def packed_attention(
-    module: nn.Module,
+    module: nn.Module,  # noqa: ARG001 - transformers passes it
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None,  # noqa: ARG001 - likewise
     *,
     packing: Packing,
     scaling: float | None = None,
@@ -58,41 +59,32 @@ def packed_attention(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # (N, heads, D)
     sizes = [bucket.stop - bucket.start for bucket in packing.buckets]
+    parts = zip(q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
     out = [
-        _bucket_attention(bucket, *parts, k, v, scaling, dropout)
-        for bucket, *parts in zip(packing.buckets, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+        _bucket_attention(bucket, part, (k, v), scale=scaling, drop=dropout)
+        for bucket, part in zip(packing.buckets, parts, strict=True)
     ]
     return (torch.cat(out) if len(out) > 1 else out[0])[None], None
 
 
 def _bucket_attention(
-    bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, every_k: Tensor, every_v: Tensor, scale: float | None, drop: float
+    bucket: Bucket, own: Sequence[Tensor], every: Sequence[Tensor], *, scale: float | None, drop: float
 ) -> Tensor:
-    """q, k, v: (n, heads, D), those of the bucket → (n, heads, D)."""
+    """own: q, k, v of the bucket's n ids, (n, heads, D). every: k, v of all ids → (n, heads, D)."""
     if bucket.index is not None:
-        q, k, v = (_Take.apply(x, bucket.index, bucket.kept) for x in (q, k, v))
-    q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)) for x in (q, k, v))
+        own = [_Take.apply(x, bucket.index, bucket.kept) for x in own]
+    q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)) for x in own)
     prefix = bucket.prefix
     if prefix is not None:
-        k, v = (
-            torch.cat(
-                [
-                    _Take.apply(every, prefix.index, prefix.kept)
-                    .unflatten(0, (prefix.count, -1))
-                    .index_select(0, prefix.rows),
-                    own,
-                ],
-                1,
-            )
-            for every, own in ((every_k, k), (every_v, v))
-        )
+        shared = (_Take.apply(x, prefix.index, prefix.kept).unflatten(0, (prefix.count, -1)) for x in every)
+        k, v = (torch.cat([x.index_select(0, prefix.rows), y], 1) for x, y in zip(shared, (k, v), strict=True))
     mask = None if prefix is None else prefix.mask
-    out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, scale, drop)
+    out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, scale=scale, drop=drop)
     flat = out.transpose(1, 2).flatten(0, 1)
     return flat if bucket.kept is None else _Take.apply(flat, bucket.kept, None)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, drop: float = 0.0) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float | None, drop: float = 0.0) -> Tensor:
     """softmax(q kᵀ · scale + mask) v. q: (B, H, T, D); k, v: (B, KV, L, D) → (B, H, T, D).
 
     mask: (B or 1, 1, T, L), of q's dtype; None: causal, with T = L. scale: None for 1/√D.
@@ -116,7 +108,7 @@ def _scores_as_a_whole(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sca
     q = (q * (dim**-0.5 if scale is None else scale)).reshape(batch, kv, heads // kv * width, dim)
     scores = torch.matmul(q, k.transpose(-1, -2)).view(batch, kv, heads // kv, width, keys)
     weights = (scores + mask[:, :, None]).softmax(-1, dtype=torch.float32).to(q.dtype)
-    return torch.matmul(weights.flatten(2, 3), v).view(batch, heads, width, dim)
+    return torch.matmul(weights.flatten(2, 3), v).view(batch, heads, width, v.shape[-1])
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,31 +37,25 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device 
         raise ValueError("the first id of a sample cannot be learnt: nothing predicts it; put a prompt before it")
     shape = (len(samples), max(len(s.ids) for s in samples))
 
-    def padded(rows: Iterable[Sequence[float | None] | None], dtype: type, fill: float) -> np.ndarray:
-        found = np.full(shape, fill, dtype)
+    def padded(rows: Iterable[Sequence[float | None] | None], dtype: type[Any], fill: float) -> Tensor:
+        found: np.ndarray = np.full(shape, fill, dtype)
         for into, row in zip(found, rows, strict=True):
             if row is not None:
                 into[: len(row)] = np.array(row, dtype)  # where None becomes nan
-        return found
+        return torch.from_numpy(found)
 
     def known(weights: Sequence[float | None] | None) -> Sequence[float] | None:
-        return weights and [1.0 if w is None else w for w in weights]
+        return None if weights is None else [1.0 if w is None else w for w in weights]
 
     mask = padded((s.mask for s in samples), np.bool_, False)
-    old = padded((s.logprobs for s in samples), np.float32, 0.0)
-    old[~mask] = 0.0
-    arrays = (
-        padded((s.ids for s in samples), np.int64, pad_id),
-        mask,
-        padded((s.spliced for s in samples), np.bool_, False),
-        old,
-        padded((s.advantages for s in samples), np.float32, 0.0),
-    )
     weighed = any(s.weights is not None for s in samples)
-    weights = padded((known(s.weights) for s in samples), np.float32, 1.0) if weighed else None
     return Batch(
-        *(torch.from_numpy(a).to(device) for a in arrays),
-        weights=None if weights is None else torch.from_numpy(weights).to(device),
+        ids=padded((s.ids for s in samples), np.int64, pad_id).to(device),
+        mask=mask.to(device),
+        spliced=padded((s.spliced for s in samples), np.bool_, False).to(device),
+        old_logprobs=padded((s.logprobs for s in samples), np.float32, 0.0).masked_fill_(~mask, 0.0).to(device),
+        advantages=padded((s.advantages for s in samples), np.float32, 0.0).to(device),
+        weights=padded((known(s.weights) for s in samples), np.float32, 1.0).to(device) if weighed else None,
     )
 
 

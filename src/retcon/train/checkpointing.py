@@ -25,7 +25,7 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     modes = [layer.training for layer in layers]
     for layer in layers:
         layer.training, layer.gradient_checkpointing = True, True
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        vars(layer)["_gradient_checkpointing_func"] = partial(checkpoint, use_reentrant=False)
     try:
         yield
     finally:

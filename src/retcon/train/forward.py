@@ -98,7 +98,7 @@ def _packed(model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, com
     hidden = model.base_model(
         input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
-    found = gather_logprobs(model, hidden, packing.source, batch.ids, batch.mask, computing.logits_chunk)
+    found = gather_logprobs(model, hidden, packing.source, ids=batch.ids, mask=batch.mask, chunk=computing.logits_chunk)
     return Part(samples, batch, found, packing.ids.numel(), packing.padded)
 
 

@@ -29,11 +29,11 @@ def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int
     """
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     source = mask.reshape(-1).nonzero().squeeze(-1) - 1
-    return gather_logprobs(model, hidden.flatten(0, 1), source, ids, mask, chunk)
+    return gather_logprobs(model, hidden.flatten(0, 1), source, ids=ids, mask=mask, chunk=chunk)
 
 
 def gather_logprobs(
-    model: PreTrainedModel, hidden: Tensor, source: Tensor, ids: Tensor, mask: Tensor, chunk: int
+    model: PreTrainedModel, hidden: Tensor, source: Tensor, *, ids: Tensor, mask: Tensor, chunk: int
 ) -> Tensor:
     """log π of the ids under the mask, in their places, (B, T), 0 elsewhere. hidden: (N, d). source: (L,), the hidden
     states that precede the L ids under the mask, row by row."""
@@ -64,26 +64,28 @@ def learnt_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int
 
 class _Logprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int) -> Tensor:
+    def forward(  # noqa: PLR0917 - autograd passes by position
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int
+    ) -> Tensor:
         words = max(1, chunk // max(1, len(hidden)))
         ctx.words = words
         if words >= len(weight):
             logprobs = _wide(product(hidden, weight, bias)).log_softmax(-1)
             ctx.save_for_backward(hidden, weight, bias, targets, None, logprobs)
             return logprobs.gather(1, targets[:, None])[:, 0]
-        lse = picked = None
+        lse = torch.full_like(targets, -torch.inf, dtype=_width(hidden.dtype))
+        picked = torch.zeros_like(lse)
         for part, first in _slices(weight, bias, words):
             logits = _wide(product(hidden, *part))
-            part_lse = logits.logsumexp(-1)
+            lse = torch.logaddexp(lse, logits.logsumexp(-1))
             inside = (targets >= first) & (targets < first + len(part[0]))
             at = logits.gather(1, (targets - first).clamp(0, len(part[0]) - 1)[:, None])[:, 0]
-            lse = part_lse if lse is None else torch.logaddexp(lse, part_lse)
-            picked = at if picked is None else torch.where(inside, at, picked)
+            picked = torch.where(inside, at, picked)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, None)
         return picked - lse
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse, logprobs = ctx.saved_tensors
         of_hidden = hidden.new_zeros(hidden.shape, dtype=grad.dtype) if ctx.needs_input_grad[0] else None
         of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
@@ -111,15 +113,21 @@ def _slices(weight: Tensor, bias: Tensor | None, words: int) -> Iterator[tuple[t
         yield (weight[first : first + words], None if bias is None else bias[first : first + words]), first
 
 
+def _width(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+    return logits.to(_width(logits.dtype))
 
 
 def _by_ids(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int) -> Tensor:
     def part(states: Tensor, wanted: Tensor) -> Tensor:
         return -functional.cross_entropy(_wide(head(states)), wanted, reduction="none")
 
-    ids = max(1, chunk // head.out_features)
+    with torch.no_grad():
+        words = head(hidden[:1]).shape[-1]
+    ids = max(1, chunk // words)
     if len(hidden) <= ids:
         return part(hidden, targets)
     parts = zip(hidden.split(ids), targets.split(ids), strict=True)

@@ -46,7 +46,7 @@ class _RMSNorm(torch.autograd.Function):
         return (wide * scale).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         normed = x.to(weight.dtype) * scale
         product = (grad * normed).flatten(0, -2)

@@ -25,7 +25,8 @@ MASK = 1 << 24
 class Prefix:
     """What the B rows of a bucket see before themselves: F prompts, padded on the right to P ids.
 
-    index: (F·P,) where each id is among all; kept: (F·P,) bool, which of them are no padding, None where all are.
+    index: (F·P,) where each id is among all; kept: which of them are no padding, None where all
+    are. count: F.
     rows: (B,) whose prompt each row has. mask: (B or 1, 1, T, P + T) to add to attention scores.
     """
 
@@ -138,97 +139,102 @@ def packed_batches(samples: Sequence[Sample], max_ids: int, *, share: bool) -> l
 
 def pack(samples: Sequence[Sample], *, share: bool, dtype: torch.dtype, device: torch.device) -> Packing:
     """The layout of `samples`. dtype: of the masks, that in which attention is computed."""
-    shared = [f for f in families(samples) if f.prompt] if share else []
+    laid = _lay(samples, [f for f in families(samples) if f.prompt] if share else [])
+    order = [laid.rows[n] for group in laid.groups for n in group]
+    ids = np.concatenate([np.asarray(samples[r.sample].ids[r.start : r.stop], np.int64) for r in order])
+    positions = np.concatenate([np.arange(r.start, r.stop) for r in order])
+    layout = tuple(_bucket(laid, group, dtype, device) for group in laid.groups)
+    return Packing(
+        ids=torch.from_numpy(ids)[None].to(device),
+        positions=torch.from_numpy(positions)[None].to(device),
+        buckets=layout,
+        source=torch.from_numpy(_source(samples, laid)).to(device),
+        padded=sum(b.rows * b.width for b in layout),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """rows: those of the `prompts` shared prompts, then one for each sample. groups: who is in which bucket. starts:
+    where each row is among all ids."""
+
+    rows: list[_Row]
+    prompts: int
+    groups: list[list[int]]
+    starts: np.ndarray
+
+
+def _lay(samples: Sequence[Sample], shared: list[Family]) -> _Laid:
     family_of = {i: n for n, family in enumerate(shared) for i in family.members}
     rows = [_Row(f.members[0], 0, f.prompt, n) for n, f in enumerate(shared)]
     for i, sample in enumerate(samples):
         n = family_of.get(i)
         rows.append(_Row(i, 0 if n is None else shared[n].prompt, len(sample.ids), n))
-    sizes = [Size(row.stop - row.start, row.start) for row in rows]
-    groups = buckets(sizes, max_mask=MASK)
-
-    starts = np.zeros(len(rows), np.int64)
-    at = 0
+    groups = buckets([Size(row.stop - row.start, row.start) for row in rows], max_mask=MASK)
+    starts, at = np.zeros(len(rows), np.int64), 0
     for group in groups:
         for n in group:
             starts[n] = at
-            at += sizes[n].own
-    order = [rows[n] for group in groups for n in group]
-    ids = np.concatenate([np.asarray(samples[r.sample].ids[r.start : r.stop], np.int64) for r in order])
-    positions = np.concatenate([np.arange(r.start, r.stop) for r in order])
-    prompts = starts[: len(shared)]  # the prompts are the first rows
-    layout = tuple(_bucket(group, rows, sizes, starts, prompts, dtype, device) for group in groups)
-    return Packing(
-        ids=torch.from_numpy(ids)[None].to(device),
-        positions=torch.from_numpy(positions)[None].to(device),
-        buckets=layout,
-        source=torch.from_numpy(_source(samples, rows[len(shared) :], starts[len(shared) :], prompts)).to(device),
-        padded=sum(b.rows * b.width for b in layout),
-    )
+            at += rows[n].stop - rows[n].start
+    return _Laid(rows, len(shared), groups, starts)
 
 
-def _source(samples: Sequence[Sample], rows: list[_Row], starts: np.ndarray, prompts: np.ndarray) -> np.ndarray:
+def _source(samples: Sequence[Sample], laid: _Laid) -> np.ndarray:
     found = []
-    for sample, row, start in zip(samples, rows, starts, strict=True):
+    own = zip(samples, laid.rows[laid.prompts :], laid.starts[laid.prompts :], strict=True)
+    for sample, row, start in own:
         before = np.flatnonzero(np.asarray(sample.mask)) - 1
         source = start + before - row.start
         if row.family is not None:
             # Of a prompt, only its last id predicts what is learnt.
-            source[before < row.start] = prompts[row.family] + row.start - 1
+            source[before < row.start] = laid.starts[row.family] + row.start - 1
         found.append(source)
     return np.concatenate(found)
 
 
-def _bucket(
-    group: list[int],
-    rows: list[_Row],
-    sizes: list[Size],
-    starts: np.ndarray,
-    prompts: np.ndarray,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Bucket:
-    lengths = np.array([sizes[n].own for n in group])
-    index, kept = _padded(starts[group] - starts[group[0]], lengths)
-    width, start = int(lengths.max()), int(starts[group[0]])
-    prefix = None
-    if sizes[group[0]].prefix:
-        of = np.array([rows[n].family for n in group])
-        which, row_of = np.unique(of, return_inverse=True)
-        before = np.array([sizes[n].prefix for n in group])
-        prompt_index, prompt_kept = _padded(prompts[which], before[[int(np.argmax(of == w)) for w in which]])
-        mask = _mask(before, width, dtype)
-        every = bool(prompt_kept.all())
-        prefix = Prefix(
-            index=torch.from_numpy(prompt_index.reshape(-1)).to(device),
-            kept=None if every else torch.from_numpy(np.flatnonzero(prompt_kept)).to(device),
-            count=len(which),
-            rows=torch.from_numpy(row_of.reshape(-1)).to(device),
-            mask=mask.to(device),
-        )
-    full = bool(kept.all())
+def _bucket(laid: _Laid, group: list[int], dtype: torch.dtype, device: torch.device) -> Bucket:
+    rows = [laid.rows[n] for n in group]
+    lengths = np.array([row.stop - row.start for row in rows])
+    start = int(laid.starts[group[0]])
+    index, kept = _padded(laid.starts[group] - start, lengths)
+    full = len(kept) == index.size
     return Bucket(
         start=start,
         stop=start + int(lengths.sum()),
         rows=len(group),
-        width=width,
+        width=index.shape[1],
         index=None if full else torch.from_numpy(index.reshape(-1)).to(device),
-        kept=None if full else torch.from_numpy(np.flatnonzero(kept)).to(device),
-        prefix=prefix,
+        kept=None if full else torch.from_numpy(kept).to(device),
+        prefix=_prefix(laid, rows, index.shape[1], dtype, device) if rows[0].start else None,
+    )
+
+
+def _prefix(laid: _Laid, rows: list[_Row], width: int, dtype: torch.dtype, device: torch.device) -> Prefix:
+    which, of = np.unique([row.family for row in rows], return_inverse=True)
+    index, kept = _padded(laid.starts[which], np.array([laid.rows[n].stop for n in which]))
+    mask = _mask(np.array([row.start for row in rows]), width, dtype)
+    return Prefix(
+        index=torch.from_numpy(index.reshape(-1)).to(device),
+        kept=None if len(kept) == index.size else torch.from_numpy(kept).to(device),
+        count=len(which),
+        rows=torch.from_numpy(of.reshape(-1)).to(device),
+        mask=mask.to(device),
     )
 
 
 def _padded(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, width) indices of rows at `starts`, padding repeating their last, and which are no padding."""
+    """(rows, width) indices of rows at `starts`, padding repeating their last; and, counted through all rows, which of
+    them are no padding."""
     offset = np.arange(lengths.max())
-    kept = offset < lengths[:, None]
-    return starts[:, None] + np.minimum(offset, lengths[:, None] - 1), kept
+    index = starts[:, None] + np.minimum(offset, lengths[:, None] - 1)
+    return index, np.flatnonzero(offset < lengths[:, None])
 
 
 def _mask(before: np.ndarray, width: int, dtype: torch.dtype) -> Tensor:
-    """-inf where a row must not look: behind the end of its prompt of `before` ids, and ahead of itself."""
-    prompt, longest = torch.from_numpy(np.unique(before) if len(set(before)) == 1 else before), int(before.max())
-    past_prompt = (torch.arange(longest) >= prompt[:, None])[:, None].expand(-1, width, -1)
+    """-inf where a row must not look: behind the end of its prompt of `before` ids, and ahead of itself. One for all
+    rows where their prompts are of one length."""
+    prompt = torch.from_numpy(before if len(set(before)) > 1 else before[:1])
+    past_prompt = (torch.arange(int(before.max())) >= prompt[:, None])[:, None].expand(-1, width, -1)
     ahead = torch.ones(width, width, dtype=torch.bool).triu(1).expand(len(prompt), -1, -1)
     blocked = torch.cat([past_prompt, ahead], -1)
     return torch.zeros(blocked.shape, dtype=dtype).masked_fill_(blocked, -torch.inf)[:, None]

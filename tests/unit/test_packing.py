@@ -1,0 +1,97 @@
+"""Buckets and packings: everything once, little padding, and the same for the same samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retcon.core.types import Sample
+from retcon.train.batch import micro_batches
+from retcon.train.buckets import PADDING, Size, buckets
+from retcon.train.packing import pack, packed_batches
+
+pytestmark = pytest.mark.torch
+
+sizes = st.lists(st.builds(Size, st.integers(1, 3000), st.one_of(st.just(0), st.integers(1, 3000))), max_size=60)
+
+
+@given(sizes, st.one_of(st.none(), st.integers(1, 5000)))
+def test_buckets_hold_everything_and_little_padding(sizes, max_ids):
+    found = buckets(sizes, max_ids=max_ids)
+    assert sorted(i for bucket in found for i in bucket) == list(range(len(sizes)))
+    assert buckets(sizes, max_ids=max_ids) == found
+    for bucket in found:
+        rows = [sizes[i] for i in bucket]
+        width, prefix = max(r.own for r in rows), max(r.prefix for r in rows)
+        assert len({bool(r.prefix) for r in rows}) == 1
+        if len(rows) > 1:
+            assert sum(r.own for r in rows) >= (1 - PADDING) * len(rows) * width
+            assert sum(r.own + r.prefix for r in rows) >= (1 - PADDING) * len(rows) * (width + prefix)
+            assert max_ids is None or len(rows) * width <= max_ids
+
+
+@given(sizes)
+def test_masks_stay_small(sizes):
+    for bucket in buckets(sizes, max_mask=10**6):
+        rows = [sizes[i] for i in bucket]
+        width, prefix = max(r.own for r in rows), max(r.prefix for r in rows)
+        assert len(rows) == 1 or not prefix or len(rows) * width * (width + prefix) <= 10**6
+
+
+@st.composite
+def sampled(draw):
+    """Samples of a few prompts, learnt here and there after it; some nowhere."""
+    prompts = draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=1, max_size=4))
+    samples = []
+    for _ in range(draw(st.integers(1, 12))):
+        prompt = draw(st.sampled_from(prompts))
+        mask = draw(st.lists(st.integers(0, 1), min_size=1, max_size=40))
+        own = draw(st.lists(st.integers(0, 9), min_size=len(mask), max_size=len(mask)))
+        mask = (0,) * len(prompt) + tuple(mask)
+        samples.append(Sample((*prompt, *own), mask, (None,) * len(mask), (0,) * len(mask)))
+    return samples
+
+
+def seen(packing):
+    """What each packed id is, by what it attends to: the ids at its own and earlier positions, from the layout."""
+    ids, found = packing.ids[0].tolist(), [None] * packing.ids.numel()
+    for bucket in packing.buckets:
+        place = torch.arange(bucket.stop - bucket.start) if bucket.index is None else bucket.index
+        place = place.view(bucket.rows, bucket.width) + bucket.start
+        kept = torch.arange(bucket.rows * bucket.width) if bucket.kept is None else bucket.kept
+        for at in kept.tolist():
+            row, column = divmod(at, bucket.width)
+            before = []
+            if bucket.prefix is not None:
+                prompt = bucket.prefix.index.view(bucket.prefix.count, -1)[bucket.prefix.rows[row]]
+                mask = bucket.prefix.mask
+                open_to = torch.isfinite(mask[row if len(mask) > 1 else 0, 0, column])
+                before = prompt[open_to[: len(prompt)]].tolist()
+                assert open_to[len(prompt) :].tolist() == [c <= column for c in range(bucket.width)]
+            found[place[row, column]] = tuple(ids[i] for i in [*before, *place[row, : column + 1].tolist()])
+    return found
+
+
+@given(sampled(), st.booleans())
+def test_every_id_sees_what_it_sees_in_its_sample_and_no_more(samples, share):
+    packing = pack(samples, share=share, dtype=torch.float32, device=torch.device("cpu"))
+    contexts = seen(packing)
+    assert [len(c) - 1 for c in contexts] == packing.positions[0].tolist()
+    wanted = [s.ids[:t] for s in samples for t in range(len(s.ids)) if s.mask[t]]
+    assert [contexts[i] for i in packing.source.tolist()] == wanted
+    assert packing.padded >= packing.ids.numel()
+    if not share:
+        assert sorted(contexts) == sorted(s.ids[: t + 1] for s in samples for t in range(len(s.ids)))
+
+
+@given(sampled(), st.integers(1, 200), st.booleans())
+def test_micro_batches_keep_to_the_budget(samples, max_ids, share):
+    found = packed_batches(samples, max_ids, share=share)
+    assert sorted(id(s) for batch in found for s in batch) == sorted(map(id, samples))
+    for batch in found:
+        packing = pack(batch, share=share, dtype=torch.float32, device=torch.device("cpu"))
+        assert packing.ids.numel() <= max_ids or len(batch) == 1
+    padded = micro_batches(samples, max_ids)
+    assert sorted(id(s) for batch in padded for s in batch) == sorted(map(id, samples))
