@@ -1,15 +1,15 @@
 """Record a workload: of a run's rollouts, or of transcripts, the lengths and seconds alone.
 
     python benchmarks/record.py runs/quickstart/saar/seed-1 --out benchmarks/workloads/quickstart.jsonl
-    python benchmarks/record.py transcripts/*.jsonl.gz --characters 8 --out benchmarks/workloads/agents.jsonl
+    python benchmarks/record.py TRANSCRIPTS.jsonl… --characters 12 --window 640 --out benchmarks/workloads/agents.jsonl
 
 A run's folder: whole groups of the rollouts that it kept, drawn at random; lengths in its model's ids, seconds of its
 tools. Attempts that a repair took out are not in it.
 
 Transcripts, in any format that `retcon purify` reads: as many with 2 calls as with 3, 4, 5 and 6, drawn at random;
 `--characters` of text count as one id; what is longer than `--window` ids in all is left out. Transcripts tell no
-seconds: each one's programs run in a session of the sandbox here, 3 s at most. Those whose prompts are of about the same length form
-a group, and get the prompt of the group's first.
+seconds: each one's programs run in a session of the sandbox here, 3 s at most. Those whose prompts are of about the
+same length form a group, and get the prompt of the group's first.
 """
 
 from __future__ import annotations

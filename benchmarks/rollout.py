@@ -1,6 +1,6 @@
 """Rollouts of agents on one small model: this engine, `generate` per turn, bare decoding, and a vLLM server.
 
-    python benchmarks/rollout.py [--rounds 3] [--workload agents] [--vllm URL --vllm-model NAME]
+    python benchmarks/rollout.py [--rounds 3] [--rollouts 48] [--workload agents] [--vllm URL]
 
 The model is Qwen3 with 4 layers of width 256 and random weights, one torch thread; lengths are forced. All ways take
 turns in one run; medians (least…most) of ids per second of this process's CPU time, and seconds on the wall.
@@ -12,7 +12,8 @@ Workload: rollouts with the recorded lengths and waits of `benchmarks/workloads`
   and the batch waits for its longest row and its slowest tool; fp32 and bf16.
 - vllm: a server that serves a model of the same shape; `/v1/completions` with ids for ids. There is none where this was
   written: this way follows the server's documentation and was never run. Its CPU time is not this process's: read the
-  wall. For the model, `--save FOLDER` writes it (`vllm serve FOLDER --skip-tokenizer-init`).
+  wall. `--save FOLDER` writes the model for it, with the base model's tokenizer, whose ids are as many
+  (`vllm serve FOLDER --served-model-name small`).
 
 Decoding: prompts of 48 ids, all different, 64 ids each, all at once.
 
@@ -27,6 +28,7 @@ import argparse
 import asyncio
 import copy
 import itertools
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +45,7 @@ from workload import FOLDER, Plan, describe, read
 from retcon.engine.local import LocalEngine
 from retcon.engine.stats import EngineStats
 from retcon.engine.types import SamplingParams
+from retcon.train.model import BASE
 
 PROMPT, COUNT = 48, 64
 Ways = dict[str, Callable[[], object]]
@@ -193,7 +196,7 @@ def ratio(name: str, ours: list[Took], theirs: list[Took]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rollouts", type=int, help="the first so many of a workload; all by default")
+    parser.add_argument("--rollouts", type=int, default=48, help="the first so many of a workload, 64 at most")
     names = sorted(file.stem for file in FOLDER.glob("*.jsonl"))
     parser.add_argument("--workload", choices=names, action="append", help="this one alone; may be repeated")
     parser.add_argument("--batch", type=int, nargs="*", default=[64, 256], help="of decoding; none: leave it out")
@@ -205,6 +208,8 @@ def main() -> None:
     model = small_model()
     if options.save:
         model.save_pretrained(options.save)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(BASE / name, options.save)
         return
     models: dict[str, PreTrainedModel] = {"fp32": model, "bf16": copy.deepcopy(model).bfloat16()}
     print(machine())
