@@ -12,8 +12,9 @@ class EngineStats:
 
     steps: forwards that decoded. rows: ids that they decoded, so rows / steps is the mean batch. preempted: decoding
     requests that gave their room to others. evicted: requests at rest that lost their keys and values. seconds: wall
-    time in the model, the sampler and their bookkeeping. starved: wall time in which requests were open and none of
-    them had a call, as all waited for their tools. kv_used, kv_peak, kv_budget: bytes of keys and values, allocated.
+    time in the model, the sampler and their bookkeeping. gathered: wall time in which a thin batch waited for company.
+    starved: wall time in which requests were open and none of them had a call, as all waited for their tools. kv_used,
+    kv_peak, kv_budget: bytes of keys and values, allocated.
     """
 
     generated: int = 0
@@ -26,6 +27,7 @@ class EngineStats:
     preempted: int = 0
     evicted: int = 0
     seconds: float = 0.0
+    gathered: float = 0.0
     starved: float = 0.0
     kv_used: int = 0
     kv_peak: int = 0
@@ -57,4 +59,5 @@ class EngineStats:
     @property
     def utilisation(self) -> float:
         """Share of the time in which requests were open that the engine computed."""
-        return self.seconds / (self.seconds + self.starved) if self.seconds else 0.0
+        total = self.seconds + self.gathered + self.starved
+        return self.seconds / total if total else 0.0
