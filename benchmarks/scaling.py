@@ -67,11 +67,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """fitted: which of its lines the exponent is of, as a slice."""
+
     name: str
     of: str
     expected: str
     jobs: Sequence[Job]
-    fitted: slice = slice(3, None)
+    fitted: tuple[int, int | None] = (3, None)
 
 
 def tables() -> Iterator[Table]:
@@ -80,7 +82,7 @@ def tables() -> Iterator[Table]:
         "rollouts at once; prompt 48, 64 ids each",
         "below 1 while a forward's fixed cost is shared, then 1",
         [Job(b, b * 64, b, 48, 64) for b in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
-        slice(6, None),
+        (6, None),
     )
     yield Table(
         "turns",
@@ -105,7 +107,7 @@ def tables() -> Iterator[Table]:
         "rollouts that share a prompt of 384 ids, of 64 rollouts; 16 ids each",
         "-1 for the prompts, 0 for what is sampled",
         [Job(g, 64 * 16, 64, 384, 16, group=g) for g in (1, 2, 4, 8, 16, 32, 64)],
-        slice(0, 4),
+        (0, 4),
     )
     yield Table(
         "budget",
@@ -184,7 +186,7 @@ def show(table: Table, each: Callable[[Job], list[Line]]) -> None:
         )
         if stats.kv_peak > stats.kv_budget:
             print("        BEYOND THE BUDGET")
-    fitted = points[table.fitted]
+    fitted = points[slice(*table.fitted)]
     print(f"exponent {exponent(fitted):.2f} from {fitted[0][0]:.0f} to {fitted[-1][0]:.0f}; expected {table.expected}")
 
 
