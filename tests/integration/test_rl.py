@@ -9,11 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.cli.arguments import checkpoint_folder
+from retcon.config.schema import LoraSection
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
+from retcon.train.lora import Adapter
 from retcon.train.rl import run_rl
 from training import Ones, make_base, small_recipe
 
@@ -131,6 +137,69 @@ def test_old_logprobs_are_the_engines_and_agree_with_the_trainers(base, tmp_path
     assert line["clip_fraction"] == 0.0
     assert line["kl"] < 1e-8
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text()) == line
+
+
+@pytest.mark.parametrize(
+    ("sections", "most"),
+    [
+        ({}, 1e-5),
+        ({"compute": {"rollout_dtype": "float16"}}, 1e-2),
+        ({"compute": {"rollout_dtype": "bfloat16"}}, 1e-1),
+        ({"lora": {"rank": 4}}, 1e-5),
+        ({"lora": {"rank": 4}, "compute": {"rollout_dtype": "float16"}}, 1e-2),
+    ],
+    ids=["shared", "float16", "bfloat16", "lora", "lora float16"],
+)
+def test_rollouts_follow_the_trained_weights(base, tmp_path, sections, most):
+    """In every step, after large updates too: an engine left behind would have log-probs that are far off."""
+    rl = {**SMALL, "steps": 4, "lr": 5e-2}
+    lines = run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl=rl, **sections)
+    assert max(line["kl"] for line in lines) > 1e-2, "the updates were large"
+    for line in lines:
+        assert 0 < line["mismatch_mean"] <= line["mismatch_max"] < most
+        assert line["mismatch_kl"] < most**2
+    if most > 1e-5:
+        assert max(line["mismatch_max"] for line in lines) > 1e-5, "other weights, other rounding"
+
+
+def test_adapters_end_up_in_a_plain_model(base, tmp_path):
+    run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "lr": 5e-2}, lora={"rank": 4})
+    final, checkpoint = tmp_path / "run/final", tmp_path / "run/checkpoints/step-000001"
+    before, after = (load_file(f / "model.safetensors") for f in (base, final))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if name.endswith("_proj.weight")}
+    assert (final / "config.json").read_bytes() == (base / "config.json").read_bytes()
+    adapters = [f / "adapter_model.safetensors" for f in (final / "adapter", checkpoint)]
+    assert adapters[0].read_bytes() == adapters[1].read_bytes()
+    assert not (checkpoint / "model.safetensors").exists()
+    with pytest.raises(CheckpointError, match=r"step-000001 holds adapters without their model: give the final/"):
+        checkpoint_folder(checkpoint)
+    ids = torch.arange(9)[None]
+    with torch.inference_mode():
+        merged = AutoModelForCausalLM.from_pretrained(final)(ids).logits
+        adapted = AutoModelForCausalLM.from_pretrained(base)
+        Adapter(adapted, LoraSection(rank=4), seed=9).load(final / "adapter")
+        torch.testing.assert_close(adapted(ids).logits, merged)
+
+
+def test_a_run_says_where_it_computes_and_keeps_it(base, tmp_path):
+    recipe = small_recipe(base, rl=SMALL, rollout={"max_ids": 16}, compute={"attention": "eager"})
+    told = []
+    run_rl(recipe, base, tmp_path / "run", tasks=Ones(), on_place=lambda place: told.append(place.line))
+    assert len(told) == 1
+    assert told[0].endswith("float32, rollouts float32, eager attention")
+    assert json.loads((tmp_path / "run/run.json").read_text())["places"] == told
+
+
+@pytest.mark.parametrize(
+    ("sections", "part"),
+    [({"compute": {"device": "cuda:9"}}, "compute.device"), ({"lora": {"rank": 2, "targets": "w"}}, "lora.targets")],
+)
+def test_what_cannot_be_computed_here_is_refused_before_there_is_a_run(base, tmp_path, sections, part):
+    with pytest.raises(RecipeError, match=part):
+        run_rl(small_recipe(base, **sections), base, tmp_path / "run", tasks=Ones())
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_interrupt_loses_no_step(zygote, base, tmp_path):

@@ -35,7 +35,7 @@ IMPORT_ALL = """
 import importlib, pkgutil, retcon
 
 RIGHT = ("retcon.train", "retcon.__main__", "retcon.cli.demonstrations", "retcon.sandbox.service")  # [train], [serve]
-LOCAL = {"cache", "decode", "forward", "loading", "local", "phases", "requests", "sampling", "support"}
+LOCAL = {"cache", "decode", "devices", "forward", "loading", "local", "phases", "requests", "sampling", "support"}
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     name = module.name
     if name.startswith(RIGHT) or (name.startswith("retcon.engine.") and name.rpartition(".")[2] in LOCAL):

@@ -13,7 +13,7 @@ import pytest
 from training import Zygote, make_base, make_demonstrations, small_recipe
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-TIMES = {"cpu_s", "wall_s", "seconds", "rollout_seconds", "train_seconds"}
+TIMES = {"cpu_s", "wall_s", "seconds", "rollout_seconds", "train_seconds", "sync_seconds"}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def killed_three_times(zygote, kind, recipe, start, out, *, steps, seed):
 
 def metrics(run):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+    return [{k: v for k, v in line.items() if k not in TIMES and not k.startswith("engine_")} for line in lines]
 
 
 def assert_same_run(one, other):
@@ -110,6 +110,39 @@ def test_reinforced_with_prompts_drawn_in_place_of_others(zygote, world, cold):
     assert len(last[0]) > 0
     tasks = [[json.loads(line)["task"] for line in one.splitlines()] for one in last]
     assert tasks[0] == tasks[1], "the same prompts"
+
+
+def assert_same_adapters(one, other):
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (one / "final/adapter" / name).read_bytes() == (other / "final/adapter" / name).read_bytes(), name
+
+
+def test_supervised_with_adapters_and_dropout(zygote, world):
+    """Dropout is drawn anew in each step, whatever was drawn before."""
+    lora = {"rank": 4, "dropout": 0.2}
+    recipe = small_recipe(world / "base", lora=lora, sft={"steps": 20, "checkpoint_every": 3})
+    start = world / "demonstrations.jsonl"
+    assert list(zygote.run("sft", recipe, start, world / "lora-sft"))[-1] == ("exit", "0")
+    begun = killed_three_times(zygote, "sft", recipe, start, world / "lora-sft-killed", steps=8, seed=4)
+    assert begun[-1] > 1, "went on from a checkpoint"
+    assert_same_run(world / "lora-sft", world / "lora-sft-killed")
+    assert_same_adapters(world / "lora-sft", world / "lora-sft-killed")
+
+
+def test_reinforced_with_adapters_in_bfloat16(zygote, world, cold):
+    lora, compute = {"rank": 4, "targets": ("q_proj", "down_proj")}, {"dtype": "bfloat16", "rollout_dtype": "bfloat16"}
+    recipe = small_recipe(world / "base", lora=lora, compute=compute, rl={"lr": 5e-3, "steps": 6})
+    assert list(zygote.run("rl", recipe, cold / "final", world / "lora"))[-1] == ("exit", "0")
+    lines = metrics(world / "lora")
+    assert any(line["grad_norm"] > 0 for line in lines), "there was something to learn"
+    assert any((line["mismatch_mean"] or 0) > 1e-4 for line in lines), "bfloat16 rounds"
+    assert (world / "lora/final/model.safetensors").read_bytes() != (cold / "final/model.safetensors").read_bytes()
+    assert not list((world / "lora/checkpoints").rglob("model.safetensors")), "weights that do not change are not kept"
+
+    begun = killed_three_times(zygote, "rl", recipe, cold / "final", world / "lora-killed", steps=2, seed=5)
+    assert begun[-1] > 1, "went on from a checkpoint"
+    assert_same_run(world / "lora", world / "lora-killed")
+    assert_same_adapters(world / "lora", world / "lora-killed")
 
 
 def test_a_finished_run_returns_at_once_and_touches_nothing(zygote, world, cold):

@@ -136,7 +136,7 @@ def test_overrides_take_toml_values_and_bare_strings() -> None:
     [
         ("rl.steps", "section.key=value"),
         ("rl.step=3", "did you mean 'steps'?"),
-        ("lr.steps=3", "did you mean 'rl'?"),
+        ("rel.steps=3", "did you mean 'rl'?"),
         ("gamma=1", "did you mean 'repair.gamma'?"),
         ("repair.gamma=2", "less than or equal to 1"),
         ("repair.gamma.x=2", "unknown key 'gamma.x'"),

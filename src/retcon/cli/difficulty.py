@@ -11,7 +11,7 @@ import typer
 
 from retcon.cli.arguments import checkpoint_folder, command_line, need_training, split_overrides
 from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import telling
+from retcon.cli.progress import tell_place, telling
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +48,9 @@ def difficulty(
 
     kept = f"what was measured is kept in {out}; the same command again measures the rest"
     with interruptible(kept), telling(f"measuring with {checkpoint}") as tell:
-        measured = run_difficulty(recipe, folder, out, tasks=tasks, rollouts=rollouts, on_progress=tell)
+        measured = run_difficulty(
+            recipe, folder, out, tasks=tasks, rollouts=rollouts, on_progress=tell, on_place=tell_place
+        )
     from rich.console import Console
 
     section = recipe.select

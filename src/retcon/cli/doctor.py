@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from retcon.sandbox.probe import Probe
 
 EXTRAS = {
-    "train": ("torch", "transformers", "tokenizers", "safetensors"),
+    "train": ("torch", "transformers", "tokenizers", "safetensors", "peft"),
     "report": ("matplotlib",),
     "serve": ("starlette", "uvicorn"),
     "sandbox": ("sympy", "scipy"),

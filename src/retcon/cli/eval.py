@@ -9,7 +9,7 @@ import typer
 
 from retcon.cli.arguments import Out, checkpoint_folder, need_training, split_overrides
 from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import telling
+from retcon.cli.progress import tell_place, telling
 
 
 def evaluate(
@@ -37,7 +37,7 @@ def evaluate(
 
     kept = f"a finished setting is kept in {out}; the same command again continues"
     with interruptible(kept), telling(f"evaluating {checkpoint}") as tell:
-        path = run_evaluation(recipe, folder, out, on_progress=tell)
+        path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=tell_place)
     from rich.console import Console
 
     from retcon.report.tables import result_table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,8 @@ def finish(plan: Plan, seconds: float, command: str, console: Console) -> None:
         console.print()
     of_arms = {arm: figures(runs) for arm, runs in arms.items()}
     console.print(comparison_table(figures([cold]), of_arms, seeds=len(comparison.seeds)))
-    console.print(f"\n{seconds / 60:.1f} minutes in all. Where everything is:", highlight=False)
+    console.print(f"\n{_places_of(plan)}", highlight=False, soft_wrap=True)
+    console.print(f"{seconds / 60:.1f} minutes in all. Where everything is:", highlight=False)
     console.print(_places(plan))
     console.print("\nWhat to try next:", highlight=False)
     for line in _next(plan, found):
@@ -58,6 +60,13 @@ def _showcase(plan: Plan) -> tuple[Trajectory, Path] | None:
         if training.recipe.repair.kind != "none" and (found := showcase_in(plan.run_folder(arm, seed))):
             return found
     return None
+
+
+def _places_of(plan: Plan) -> str:
+    """What the trainings computed on, one line for each place."""
+    folders = [plan.out / "cold_start", *(plan.run_folder(*key) for key in plan.arms)]
+    lines = [line for folder in folders for line in json.loads((folder / "run.json").read_text()).get("places", [])]
+    return "\n".join(dict.fromkeys(lines))
 
 
 def _repeat(command: str) -> list[str]:

@@ -46,6 +46,12 @@ class Ledger:
         self._since = time.monotonic()
         self.save()
 
+    def end(self) -> float:
+        """Work is over: the clock stands still. Returns the seconds as they are kept."""
+        self._book.seconds, self._since = round(self.seconds, 2), None
+        self.save()
+        return self._book.seconds
+
     def save(self) -> None:
         """Raises CheckpointError where the book cannot be written."""
         book = msgspec.structs.replace(self._book, seconds=round(self.seconds, 2))

@@ -14,8 +14,8 @@ from retcon.core.errors import RecipeError, nearest
 
 COLD_START = "quickstart/cold_start"
 PREFIX = "quickstart/"
-COLD_SECTIONS = ("run", "model", "task", "rollout", "sandbox", "sft")
-ARM_SECTIONS = ("task", "rollout", "repair", "select", "sandbox", "rl", "evaluate")
+COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "sft")
+ARM_SECTIONS = ("compute", "lora", "task", "rollout", "repair", "select", "sandbox", "rl", "evaluate")
 REFUSED = ("repair.kind", "select.kind")
 FROM_SCRATCH = ("model.path=scratch", "sft.demonstrations=10000", "sft.steps=800", "sft.lr=4e-3")
 """A new model must learn words, numbers and copying besides the tool habit: 4 to 6 minutes instead of one."""
@@ -64,7 +64,9 @@ def make_plan(
             raise RecipeError(f"override '{override}': {key} is what tells the arms apart; choose them with --arms")
     scratch = FROM_SCRATCH if from_scratch else ()
     cold = _cold_start(
-        out, [*scratch, *_of(overrides, COLD_SECTIONS)], _of(overrides, ("task", "rollout", "sandbox", "evaluate"))
+        out,
+        [*scratch, *_of(overrides, COLD_SECTIONS)],
+        _of(overrides, ("compute", "task", "rollout", "sandbox", "evaluate")),
     )
     first = cold[0].recipe.run.seed
     plan = Plan(out, cold, (*overrides, *(["--from-scratch"] if from_scratch else ())))

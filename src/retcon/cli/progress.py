@@ -7,6 +7,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from retcon.engine.devices import Placement
 
 FILE = "RETCON_PROGRESS"
 """Environment variable: a file that a parent process reads `{"label", "done", "total"}` from."""
@@ -46,6 +52,13 @@ def telling(label: str) -> Iterator[Tell]:
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+def tell_place(where: Placement) -> None:
+    """Say where a command computes, and what its recipe could gain there."""
+    # Through sys.stderr, which a bar on the terminal redirects to above itself.
+    for line in (where.line, *where.hints):
+        typer.echo(line, err=True)
 
 
 class Lines:

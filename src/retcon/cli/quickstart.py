@@ -77,5 +77,5 @@ def _work(plan: Plan, at_once: int, console: Console) -> float:
             for chains in ([cold], others):
                 run_chains(chains, at_once=at_once, board=board, on_end=lambda _: ledger.save())
     finally:
-        ledger.save()
-    return ledger.seconds
+        seconds = ledger.end()
+    return seconds

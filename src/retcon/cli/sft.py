@@ -9,7 +9,7 @@ import typer
 
 from retcon.cli.arguments import Out, Overrides, RecipeName, command_line, need_training
 from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import telling
+from retcon.cli.progress import tell_place, telling
 
 
 def sft(
@@ -41,7 +41,13 @@ def sft(
         with telling("writing demonstrations") as tell:
             ensure_demonstrations(settings, file, tell)
         with telling("supervised training") as tell:
-            final = run_sft(settings, file, out, on_step=lambda m: tell(int(m["step"]), settings.sft.steps))
+            final = run_sft(
+                settings,
+                file,
+                out,
+                on_step=lambda m: tell(int(m["step"] or 0), settings.sft.steps),
+                on_place=tell_place,
+            )
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ import typer
 
 from retcon.cli.arguments import Out, Overrides, RecipeName, checkpoint_folder, command_line, need_training
 from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import telling
+from retcon.cli.progress import tell_place, telling
 
 
 def train(
@@ -38,7 +38,13 @@ def train(
 
     kept = f"what {out} holds is kept; the same command again goes on from its newest checkpoint"
     with interruptible(kept), telling(f"training {recipe}") as tell:
-        final = run_rl(settings, folder, out, on_step=lambda m: tell(int(m["step"]), settings.rl.steps))
+        final = run_rl(
+            settings,
+            folder,
+            out,
+            on_step=lambda m: tell(int(m["step"] or 0), settings.rl.steps),
+            on_place=tell_place,
+        )
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)

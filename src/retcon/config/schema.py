@@ -6,15 +6,25 @@ descriptions.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from retcon.core.errors import nearest
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
 FailureStatus = Literal["error", "timeout", "limit", "malformed"]
+DEVICES = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")
+ALL_LINEAR = "all-linear"
+
+
+def one_or_several(value: object) -> object:
+    """A string where a list of them belongs is a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 class Section(BaseModel):
@@ -81,6 +91,57 @@ class SelectSection(Section):
     max_pass_rate: Probability = Field(0.99, description="1 keeps what every rollout solved")
 
 
+class ComputeSection(Section):
+    device: str = Field("auto", description="auto: cuda where there is one, else cpu; or cpu, cuda, cuda:1")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of a training step's matrix products "
+        "(autocast; weights and optimiser stay float32): auto | float32 | bfloat16; auto: float32 on a CPU, bfloat16 "
+        "on CUDA")  # fmt: skip
+    rollout_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of the weights that "
+        "rollouts decode with: auto | float32 | bfloat16 | float16; auto as in dtype; float32 shares the trained "
+        "weights")  # fmt: skip
+    attention: Literal["auto", "sdpa", "eager"] = Field("auto", description="auto | sdpa | eager; auto: sdpa where the "
+        "model has it")  # fmt: skip
+    micro_batch_ids: Positive = Field(2048, description="padded ids of one forward and backward: bounds memory")
+    checkpointing: bool = Field(False, description="keep no activations inside a layer, compute them again in the "
+                                "backward: less memory, more time")  # fmt: skip
+    logits_chunk: Positive = Field(1 << 24, description="logits (ids × vocabulary) of a training step that exist at "
+                                   "once")  # fmt: skip
+    share_prompts: bool = Field(
+        True, description="ids that samples of a micro-batch begin with alike are computed once"
+    )
+    kv_memory_mb: NonNegative = Field(0, description="for the keys and values of rollouts, MiB; 0: chosen by what is "
+                                      "free")  # fmt: skip
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            close = nearest("cuda" if "gpu" in value.lower() else value, DEVICES)
+            raise ValueError(f"no such device{close}; there are: {', '.join(DEVICES)}")
+        return value
+
+
+class LoraSection(Section):
+    rank: NonNegative = Field(0, description="r of the adapters that are trained in place of the weights; 0: off, all "
+                              "weights are trained")  # fmt: skip
+    alpha: Rate = Field(32.0, description="α: what an adapter adds is scaled by α / r")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of an adapter's input, in supervised training alone")
+    targets: tuple[str, ...] = Field(("all-linear",), description="all-linear (but for the output layer), or names of "
+                                     "linear layers such as q_proj")  # fmt: skip
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return one_or_several(value)
+
+    @field_validator("targets")
+    @classmethod
+    def _some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or (ALL_LINEAR in value and len(value) > 1):
+            raise ValueError(f"name {ALL_LINEAR} alone, or one linear layer or more")
+        return value
+
+
 class SandboxSection(Section):
     url: tuple[str, ...] = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                                  "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
@@ -95,7 +156,7 @@ class SandboxSection(Section):
     @field_validator("url", mode="before")
     @classmethod
     def _one_or_several(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+        return one_or_several(value)
 
     @field_validator("url")
     @classmethod
@@ -134,6 +195,8 @@ class RLSection(Section):
     splice_weight: Literal["none", "truncated"] = Field("none", description="of spliced ids in the loss; truncated: "
                            "π(c′|purified) / π(c′|lookahead), splice_weight_cap at most")  # fmt: skip
     splice_weight_cap: Rate = 2.0
+    old_logprobs: Literal["engine", "recompute"] = Field("engine", description="π_old of the ratio: engine, the "
+        "log-probs that rollouts came with; recompute, the trainer's own, for one more forward a step")  # fmt: skip
     checkpoint_every: Positive = 20
 
     @model_validator(mode="after")
@@ -155,6 +218,8 @@ class Recipe(Section):
 
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
+    compute: ComputeSection = ComputeSection()
+    lora: LoraSection = LoraSection()
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
     repair: RepairSection = RepairSection()

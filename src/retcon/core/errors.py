@@ -42,6 +42,10 @@ class SandboxWarning(UserWarning):
     """The sandbox that was asked for does not contain what runs in it: says what is open to it."""
 
 
+class ComputeWarning(UserWarning):
+    """A recipe computes in a way that will be slow or inexact here: names the keys and what to set."""
+
+
 class CheckpointRefused(SandboxUnavailable):
     """A session's state cannot be kept: too many checkpoints, or what its own code left there. The session goes on."""
 

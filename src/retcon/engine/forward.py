@@ -1,97 +1,164 @@
-"""Forwards of a causal LM over a slotted cache: prefill of ragged stretches, and one decode step of a batch."""
+"""From what requests want computed to one packed forward: see `attention.Plan`.
+
+How a stretch of ids is padded, and where a long one is cut, depends on that stretch alone. With matrix products that
+give a row the same bits in every batch (see `invariance`), so does what a request gets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from retcon.engine.cache import Chunk, FreshChunk, SlotCache, Step
+from retcon.engine.attention import DecodeJob, FreshJob, PastJob, Plan, Store
+from retcon.engine.invariance import Invariance
+from retcon.engine.slabs import LINE, Place, padded
 
-CHUNK_IDS = 4096
-"""Padded ids of one prefill forward at most (a longer row goes alone): bounds memory and how long the loop waits."""
-CHUNK_SPREAD = 0.6
-"""A row joins a chunk if it is at least this long relative to the longest: bounds padding to 40 %."""
+FORWARD_IDS = 2048
+"""Ids of one forward about at most: how long those that decode wait for those that are fed."""
+STRETCH_IDS = 2048
+STRETCH_SCORES = 2**23
+"""Ids, and attention scores of a head, of one stretch at most: a longer one is fed in several forwards."""
+STRETCH_LOGITS = 2**26
+"""Logits of one stretch at most, where those of all of its ids are wanted."""
+FOLDED_IDS = 64
+"""Stretches that are longer repeat keys for the query heads that share them, shorter ones the mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next id of a request, to be stored at position `length`."""
+
+    place: Place
+    id: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Ids to feed into a slot at positions start…; logits are wanted of the last `keep` of them."""
+    """Ids to feed at positions start…; logits are wanted of the last `keep` of them."""
 
-    slot: int
+    place: Place
     start: int
     ids: Sequence[int]
-    keep: int = 1
+    keep: int
 
 
-def chunks(stretches: Sequence[Stretch]) -> Iterator[list[int]]:
-    """Indices of `stretches`, grouped by similar length into forwards of at most CHUNK_IDS padded ids."""
-    order = sorted(range(len(stretches)), key=lambda i: (stretches[i].start > 0, -len(stretches[i].ids)))
-    chunk: list[int] = []
-    for index in order:
-        if chunk:
-            first, this = stretches[chunk[0]], stretches[index]
-            full = (len(chunk) + 1) * len(first.ids) > CHUNK_IDS
-            if full or len(this.ids) < CHUNK_SPREAD * len(first.ids) or (this.start > 0) != (first.start > 0):
-                yield chunk
-                chunk = []
-        chunk.append(index)
-    if chunk:
-        yield chunk
+def stretch_end(start: int, end: int, wanted: int, vocabulary: int) -> int:
+    """Where a stretch from `start` that should reach `end` is cut; logits are wanted from position `wanted` on."""
+    count = min(end - start, STRETCH_IDS)
+    count = min(count, max(128, STRETCH_SCORES // (start + count) // 64 * 64))
+    if start + count > wanted:  # the first stretch with logits may be cut before them
+        most = max(16, STRETCH_LOGITS // vocabulary)
+        count = min(count, most) if start >= wanted else min(count, max(wanted - start, most))
+    return start + count
 
 
-def prefill(model: PreTrainedModel, cache: SlotCache, rows: Sequence[Stretch], pad_id: int) -> Tensor:
-    """Feed one chunk. Returns the wanted logits, (sum of keep, V), row after row."""
-    device = model.device
-    counts = torch.tensor([len(r.ids) for r in rows])
-    starts = torch.tensor([r.start for r in rows])
-    slots = torch.tensor([r.slot for r in rows])
-    width = int(counts.max())
-    offset = torch.arange(width)
-    valid = offset < counts[:, None]
-    flat = torch.tensor([i for r in rows for i in r.ids])
-    ids = torch.full((len(rows), width), pad_id).masked_scatter_(valid, flat)
-    keep = valid & (offset >= counts[:, None] - torch.tensor([r.keep for r in rows])[:, None])
-    # Padding repeats its row's last position, so that models with learnt positions are not asked for one too many.
-    positions = starts[:, None] + torch.minimum(offset, counts[:, None] - 1)
-    length = int((starts + counts).max())
-    kind = Chunk if int(starts.max()) else FreshChunk
-    cache.access = kind(
-        slots=slots.to(device),
-        valid=valid.to(device),
-        token_slots=slots[:, None].expand_as(valid)[valid].to(device),
-        positions=positions[valid].to(device),
-        length=length,
+def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invariance, device: torch.device) -> Plan:
+    """The forward that feeds all of them. Its kept logits come in order: one of each step, then those of stretches.
+
+    More may follow, of ids that only pad the batch. Steps must be ordered by slab, and by slot within a slab.
+    """
+    ids = [s.id for s in steps]
+    positions = [s.length for s in steps]
+    keep = list(range(len(steps)))
+    stores: list[Store] = []
+    jobs: list[DecodeJob | FreshJob | PastJob] = []
+    for first, last in _runs(steps):
+        run = steps[first:last]
+        stores.append(_store(run, first, device))
+        jobs.append(_decode_job(run, first, device))
+    starts: list[int] = []
+    for stretch in stretches:
+        start = len(ids)
+        starts.append(start)
+        ids.extend(stretch.ids)
+        positions.extend(range(stretch.start, stretch.start + len(stretch.ids)))
+        keep.extend(range(len(ids) - stretch.keep, len(ids)))
+        stores.append(
+            Store(
+                stretch.place.slab,
+                start,
+                len(ids),
+                torch.full((len(stretch.ids),), stretch.place.slot, device=device),
+                torch.arange(stretch.start, stretch.start + len(stretch.ids), device=device),
+            )
+        )
+    jobs.extend(_stretch_jobs(stretches, starts, device))
+    missing = [0] * (invariance.rows - len(ids))
+    ids.extend(missing)
+    positions.extend(missing)
+    keep.extend([0] * (invariance.rows - len(keep)))  # the output layer is a matrix product too
+    return Plan(
+        torch.tensor(ids, device=device),
+        torch.tensor(positions, device=device),
+        torch.tensor(keep, dtype=torch.long, device=device),
+        stores,
+        jobs,
+        whole=len(jobs) == 1 and not stretches and not missing,
     )
-    blocked = torch.arange(length) > positions[:, :, None]
-    logits: Tensor = model(
-        input_ids=ids.to(device),
-        position_ids=positions.to(device),
-        attention_mask=additive(blocked, model.dtype)[:, None].to(device),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=keep.to(device),
-    ).logits
-    return logits
 
 
-def decode(model: PreTrainedModel, cache: SlotCache, ids: Tensor, access: Step, mask: Tensor) -> Tensor:
-    """Feed one id to each of the first slots: ids (B,), mask (B, 1, 1, length) additive → logits (B, V)."""
-    cache.access = access
-    logits: Tensor = model(
-        input_ids=ids[:, None],
-        position_ids=access.positions[:, None],
-        attention_mask=mask,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits
-    return logits[:, -1]
+def _runs(steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
+    """Stretches of `steps` in one slab."""
+    first = 0
+    for index in range(1, len(steps) + 1):
+        if index == len(steps) or steps[index].place.slab is not steps[first].place.slab:
+            yield first, index
+            first = index
 
 
-def additive(blocked: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask to add to attention scores, which eager attention needs and which spares sdpa a conversion per layer."""
-    return torch.zeros(blocked.shape, dtype=dtype).masked_fill_(blocked, torch.finfo(dtype).min)
+def _store(run: Sequence[Step], first: int, device: torch.device) -> Store:
+    slots = torch.tensor([s.place.slot for s in run], device=device)
+    positions = torch.tensor([s.length for s in run], device=device)
+    slab = run[0].place.slab
+    slab.mask[slots, 0, positions] = 0
+    return Store(slab, first, first + len(run), slots, positions)
+
+
+def _decode_job(run: Sequence[Step], first: int, device: torch.device) -> DecodeJob:
+    slab = run[0].place.slab
+    count = run[-1].place.slot + 1
+    slots = None if count == len(run) else torch.tensor([s.place.slot for s in run], device=device)
+    return DecodeJob(slab, first, first + len(run), count, slots)
+
+
+def _stretch_jobs(
+    stretches: Sequence[Stretch], starts: Sequence[int], device: torch.device
+) -> Iterable[FreshJob | PastJob]:
+    fresh: dict[int, list[int]] = defaultdict(list)
+    past: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for number, stretch in enumerate(stretches):
+        width = padded(len(stretch.ids), LINE if len(stretch.ids) <= 128 else 64)
+        if stretch.start == 0:
+            fresh[width].append(number)
+        else:
+            length = padded(stretch.start + len(stretch.ids), 64 if stretch.start < 1024 else 256)
+            past[id(stretch.place.slab), width, min(length, stretch.place.capacity)].append(number)
+    for width, numbers in fresh.items():
+        yield FreshJob(*_packed(stretches, starts, numbers, width, device))
+    for (_, width, length), numbers in past.items():
+        slots = torch.tensor([stretches[n].place.slot for n in numbers], device=device)
+        reach = torch.tensor([stretches[n].start for n in numbers], device=device)[:, None] + torch.arange(
+            width, device=device
+        )
+        slab = stretches[numbers[0]].place.slab
+        hidden = torch.arange(length, device=device) > reach[..., None]
+        mask = torch.zeros(hidden.shape, dtype=slab.mask.dtype, device=device).masked_fill_(hidden, slab.blocked)
+        index, ids, where = _packed(stretches, starts, numbers, width, device)
+        yield PastJob(slab, slots, mask[:, None], index, ids, where, folded=width <= FOLDED_IDS)
+
+
+def _packed(
+    stretches: Sequence[Stretch], starts: Sequence[int], numbers: Sequence[int], width: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """index (R, width), and ids and where (M,), as of `FreshJob`."""
+    first = torch.tensor([starts[n] for n in numbers], device=device)
+    counts = torch.tensor([len(stretches[n].ids) for n in numbers], device=device)
+    offset = torch.arange(width, device=device)
+    index = first[:, None] + torch.minimum(offset, counts[:, None] - 1)
+    where = (offset < counts[:, None]).flatten().nonzero().squeeze(1)
+    return index, index.flatten()[where], where

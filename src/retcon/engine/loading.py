@@ -6,32 +6,50 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from retcon.core.errors import CheckpointError, nearest
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
-def load_model(path: str | Path, dtype: str = "float32") -> PreTrainedModel:
-    """The causal LM in the folder `path`, in evaluation mode. dtype: a torch dtype's name.
+def load_config(path: str | Path) -> PretrainedConfig:
+    """What the model in the folder `path` is. Raises CheckpointError where that cannot be read."""
+    folder = _model_folder(path)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    return config
+
+
+def load_model(path: str | Path, dtype: str = "float32", *, attention: str | None = None) -> PreTrainedModel:
+    """The causal LM in the folder `path`, in evaluation mode, on the CPU. dtype: a torch dtype's name. attention: an
+    implementation's name, None for transformers' own choice.
 
     Raises CheckpointError where the folder or a file in it is missing or broken.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        siblings = (p.name for p in folder.parent.iterdir() if p.is_dir()) if folder.parent.is_dir() else ()
-        raise CheckpointError(f"no model folder {folder}{nearest(folder.name, siblings)}")
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json: it is not a Hugging Face model folder")
+    folder = _model_folder(path)
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise CheckpointError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}")
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise CheckpointError(f"unknown dtype {dtype!r}{nearest(dtype, ('float32', 'bfloat16', 'float16'))}")
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=kind, local_files_only=True)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=kind, attn_implementation=attention, local_files_only=True
+        )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
     model.train(False)
     return model
+
+
+def _model_folder(path: str | Path) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        siblings = (p.name for p in folder.parent.iterdir() if p.is_dir()) if folder.parent.is_dir() else ()
+        raise CheckpointError(f"no model folder {folder}{nearest(folder.name, siblings)}")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json: it is not a Hugging Face model folder")
+    return folder

@@ -1,65 +1,104 @@
 """Any Hugging Face causal LM, in this process, over token ids.
 
-**Lockstep.** Requests are served in phases. A phase starts when every open request (one that was admitted and not
-released) waits in the engine; a row that ends is answered at once, so that its tool runs while the others decode, and
-comes back with the next phase. The composition of every batch therefore depends on ids alone and never on how long a
-tool took, which is what lets a resumed run repeat bit for bit. The price: a request that neither calls nor is released
-holds up all others. Callers release what is over, and give their tools wall limits.
+**Continuous batching.** A call joins the batch with the next forward and leaves it with its last id, so that nothing
+waits for a tool: those that decode go on while the code of others runs (see `scheduler`).
+
+**The same result in every company.** What a request gets does not depend on what else is in the batch: its random
+stream is its own, and on CPUs its log-probs are the same bits (`LocalEngine.invariance` says whether that was found to
+hold on this machine). That is what lets a resumed run repeat bit for bit although tools are never equally quick. The
+one exception: keys and values that had to give way to a short budget are computed again in other pieces, which may
+change last bits (`stats.evicted` and `stats.preempted` count them).
 
 **Keys and values** stay in a request's slot from turn to turn. A call feeds only what differs from what is cached: a
-rollback is a crop to the longest common prefix. Equal prompts of one phase are computed once and copied.
+rollback is a crop to the longest common prefix. Equal prompts are computed once and copied.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
+import torch
 from transformers import PreTrainedModel
 
+from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
-from retcon.engine.phases import EngineStats, Phases
+from retcon.engine.attention import shapes
+from retcon.engine.decoder import decoder_for
+from retcon.engine.machine import free_memory
 from retcon.engine.requests import GenerateCall, Request, ScoreCall
+from retcon.engine.scheduler import Scheduler
+from retcon.engine.slabs import Memory, capacity_for
+from retcon.engine.stats import EngineStats
+from retcon.engine.stops import StopStrings
 from retcon.engine.support import check_model
-from retcon.engine.types import Generation, SamplingParams
+from retcon.engine.types import Generation, SamplingParams, check_params
 
 T = TypeVar("T")
 
 QUIET_PASSES = 3
-"""Passes of the event loop without a new call before a phase may start, so that tasks made together start together."""
+"""Passes of the event loop without a new call before an engine at rest starts, so that tasks made together start
+together."""
 
 
 class LocalEngine:
     """A `Generator` over `model`, whose weights it shares with whoever else holds it.
 
-    max_len: ids of a request, generated ones included. max_requests: requests that are open at once; further ones wait
-    until some are released. They are admitted in the order of their request ids (as text), not of their arrival, which
-    may depend on tools. pad_id: fills up ragged prefills, and is masked.
+    max_len: ids of a request, generated ones included. max_requests: requests that are computed side by side; further
+    ones wait. kv_memory_mb: MiB for keys and values, in which those of more requests are kept than are computed; 0 for
+    what twice max_requests of max_len need, a quarter of the free memory at most. tokenizer: needed for stop strings
+    alone.
 
-    Raises EngineError for a model whose state the cache cannot hold. After a change of the weights call `invalidate`.
-    One event loop at a time: a call from a new loop forgets the requests of the old one, whose callers are gone.
+    Raises EngineError for a model whose state the cache cannot hold, or a budget that does not hold one request. After
+    a change of the weights call `invalidate`. One event loop at a time: a call from a new loop forgets the requests of
+    the old one, whose callers are gone.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_len: int, max_requests: int = 128, pad_id: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_len: int,
+        max_requests: int = 128,
+        kv_memory_mb: int = 0,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         check_model(model, max_len)
         if max_requests < 1:
             raise EngineError(f"max_requests is {max_requests}; at least 1 is needed")
-        self.model, self.max_len, self.max_requests = model, max_len, max_requests
-        self._phases = Phases(model, max_requests, max_len, pad_id)
+        self.model, self.max_len, self.max_requests, self.tokenizer = model, max_len, max_requests, tokenizer
+        self.stats = EngineStats()
+        with _evaluating(model):
+            shape = shapes(model)
+            decoder = decoder_for(model, max_len)
+        self.invariance = decoder.invariance
+        memory = Memory(
+            shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0
+        )
+        least = capacity_for(max_len, max_len) * memory.id_bytes
+        memory.budget = kv_memory_mb * 2**20 or max(
+            least, min(2 * max_requests * least, free_memory(model.device) // 4)
+        )
+        if memory.budget < least:
+            raise EngineError(
+                f"kv_memory_mb is {kv_memory_mb}, but one request of max_len {max_len} needs {-(-least // 2**20)} MiB; "
+                "raise it or lower max_len"
+            )
+        self.stats.kv_budget = memory.budget
         self._vocab: int = model.config.get_text_config().vocab_size
-        self._open: dict[str, Request] = {}
-        self._queue: dict[str, Request] = {}
+        self._scheduler = Scheduler(
+            decoder, memory, rows=max_requests, vocabulary=self._vocab, device=model.device, stats=self.stats
+        )
+        self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Task[None] | None = None
-
-    @property
-    def stats(self) -> EngineStats:
-        """Counters since the engine was made."""
-        return self._phases.stats
+        self._starving: float | None = None  # since when no request has had a call
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue `ids`, (T,), T < max_len. Generation also ends, with stop `length`, at max_len ids in all.
@@ -73,14 +112,18 @@ class LocalEngine:
                 f"request {request_id}: {len(ids)} ids leave no room to generate within max_len {self.max_len}; "
                 "shorten the history or raise max_len"
             )
-        if params.temperature < 0 or not 0 < params.top_p <= 1 or params.max_tokens < 1:
-            raise EngineError(
-                f"request {request_id}: needs temperature ≥ 0, 0 < top_p ≤ 1 and max_tokens ≥ 1; "
-                f"got {params.temperature}, {params.top_p} and {params.max_tokens}"
-            )
+        check_params(request_id, params)
+        strings = None
+        if params.stop:
+            if self.tokenizer is None:
+                raise EngineError(
+                    f"request {request_id}: stop {params.stop!r} are strings, and the engine was made without a "
+                    "tokenizer; give LocalEngine one, or use stop_ids"
+                )
+            strings = StopStrings(self.tokenizer, params.stop)
         limit = min(params.max_tokens, self.max_len - len(ids))
         done: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        return await self._answer(request_id, GenerateCall(ids, params, limit, done), done)
+        return await self._answer(request_id, GenerateCall(ids, params, limit, done, strings), done)
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
         """Log-probs of ids[start:], (T - start,) nats under the untempered model; 1 ≤ start ≤ T ≤ max_len.
@@ -100,19 +143,19 @@ class LocalEngine:
         return await self._answer(request_id, ScoreCall(ids, start, done), done)
 
     async def release(self, request_id: str) -> None:
-        """The request is over: its slot is free, and the others need not wait for it. Unknown ids are ignored."""
-        request = self._open.pop(request_id, None) or self._queue.pop(request_id, None)
+        """The request is over: its slot is free. Unknown ids are ignored."""
+        request = self._requests.pop(request_id, None)
         if request is not None:
+            self._scheduler.remove(request)
             request.fail(EngineError(f"request {request_id} was released while it waited"))
-            self._wake()
+        if not self._requests:
+            self._starving = None
 
     def invalidate(self) -> None:
         """Forget all keys and values, as after a change of the weights, and free them; open requests stay open."""
-        if self._phases.running:
+        if self._scheduler.computing:
             raise EngineError("the weights must not change while requests are being computed; await them first")
-        for request in self._open.values():
-            request.cached = ()
-        self._phases.drop()
+        self._scheduler.forget()
 
     def close(self) -> None:
         """End all: waiting calls raise EngineError, later ones too; the keys' and values' memory is given back."""
@@ -120,7 +163,6 @@ class LocalEngine:
         if self._server is not None:
             self._server.cancel()
         self._fail(EngineError("the engine was closed"))
-        self._phases.drop()
 
     async def __aenter__(self) -> LocalEngine:
         return self
@@ -141,29 +183,33 @@ class LocalEngine:
             )
 
     async def _answer(self, request_id: str, call: GenerateCall | ScoreCall, done: asyncio.Future[T]) -> T:
-        """Let the call wait for its phase. A caller that is cancelled meanwhile gives its request up."""
+        """Let the call be served. A caller that is cancelled meanwhile gives its request up."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._open, self._queue, self._server, self._loop = {}, {}, None, loop
-        request = self._open.get(request_id) or self._queue.get(request_id)
+            self._drop_all()
+            self._server, self._loop = None, loop
+        self._arrivals += 1
+        request = self._requests.get(request_id)
         if request is None:
-            request = self._queue[request_id] = Request(request_id)
+            request = self._requests[request_id] = Request(request_id, self._arrivals)
         elif request.waiting:
             raise EngineError(f"request {request_id} already waits for an answer; one call at a time")
+        if self._starving is not None:
+            self.stats.starved += time.perf_counter() - self._starving
+            self._starving = None
         request.call = call
-        self._arrivals += 1
+        self._scheduler.add(request)
         self._wake()
         try:
             return await done
         except asyncio.CancelledError:
-            for requests in (self._open, self._queue):
-                if requests.get(request_id) is request:
-                    del requests[request_id]
-            self._wake()
+            if self._requests.get(request_id) is request:
+                del self._requests[request_id]
+                self._scheduler.remove(request)
             raise
 
     def _wake(self) -> None:
-        """See whether a phase can start, unless that is being seen to already."""
+        """See that the scheduler runs."""
         if self._loop is None or self._closed or (self._server is not None and not self._server.done()):
             return
         self._server = self._loop.create_task(self._serve())
@@ -177,40 +223,45 @@ class LocalEngine:
             failure = EngineError(f"the model failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._fail(failure)
+        elif self._scheduler.busy:
+            self._wake()
 
     def _fail(self, error: EngineError) -> None:
-        for request in (*self._open.values(), *self._queue.values()):
+        for request in list(self._requests.values()):
             request.fail(error)
-        self._open, self._queue = {}, {}
+        self._drop_all()
+
+    def _drop_all(self) -> None:
+        for request in self._requests.values():
+            self._scheduler.remove(request)
+        self._requests.clear()
+        self._scheduler.forget()
+        self._starving = None
 
     async def _serve(self) -> None:
-        """Phases, as long as everyone waits. Scores go first: who scored usually generates right afterwards."""
-        while await self._everyone_waits():
-            self._admit()
-            requests = sorted(self._open.values(), key=lambda r: r.slot)
-            scoring = [r for r in requests if isinstance(r.call, ScoreCall)]
-            if scoring:
-                await self._phases.score(scoring)
-            else:
-                await self._phases.generate(requests)
+        """Forward after forward while there is something to compute; the event loop gets its turn in between."""
+        await self._quiet()
+        with _evaluating(self.model):
+            while self._scheduler.busy:
+                with torch.inference_mode():
+                    self._scheduler.step()
+                await asyncio.sleep(0)
+        self._starving = time.perf_counter() if self._requests else None
 
-    async def _everyone_waits(self) -> bool:
+    async def _quiet(self) -> None:
         quiet, seen = 0, self._arrivals
         while quiet < QUIET_PASSES:
             await asyncio.sleep(0)
             quiet, seen = (quiet + 1 if seen == self._arrivals else 0), self._arrivals
-        return bool(self._open or self._queue) and all(r.waiting for r in self._open.values())
 
-    def _admit(self) -> None:
-        """Bring the open requests into slots 0…n-1, and as many queued ones as fit into the slots after them.
 
-        Where a request lies follows from which requests were open at each phase, and from their ids, alone: a row's
-        place in the batch may change the last bits of its result.
-        """
-        count = len(self._open)
-        taken = {r.slot for r in self._open.values()}
-        movers = sorted((r for r in self._open.values() if r.slot >= count), key=lambda r: r.slot)
-        self._phases.move(movers, [slot for slot in range(count) if slot not in taken])
-        for slot, request_id in enumerate(sorted(self._queue)[: self.max_requests - count], start=count):
-            request = self._open[request_id] = self._queue.pop(request_id)
-            request.slot = slot
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """The model without dropout; every module's mode is restored afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.train(False)
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

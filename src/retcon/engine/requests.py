@@ -1,41 +1,124 @@
-"""What the local engine knows of a request: its slot, what is cached there, and the call that waits."""
+"""What the local engine knows of a request: where its keys and values lie, and the call that it is asked to answer."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from retcon.core.errors import EngineError
+from retcon.engine.sampling import RandomStream
+from retcon.engine.slabs import Place
+from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams
+
+AHEAD = 16
+"""Positions that a slot should have beyond what is known to be needed: attention goes over all of them."""
 
 
 @dataclass(slots=True, eq=False)
 class GenerateCall:
-    """A `generate` that waits for its phase, or is in it. limit: ids that may be generated."""
+    """A `generate` that waits or is under way. limit: ids that may be generated. made: what was generated so far."""
 
     ids: tuple[int, ...]
     params: SamplingParams
     limit: int
     done: asyncio.Future[Generation]
+    strings: StopStrings | None = None
+    made: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    sampling_logprobs: list[float] = field(default_factory=list)
+    draws: RandomStream = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self.draws = RandomStream(self.params.seed)
+        self.stop_ids = frozenset(self.params.stop_ids)
+
+    @property
+    def to_feed(self) -> tuple[int, ...]:
+        """What must lie in the cache before the next id is sampled or fed; more than `ids` after a preemption."""
+        return (*self.ids, *self.made[:-1]) if self.made else self.ids
+
+    @property
+    def wanted(self) -> int:
+        """The first position of `to_feed` whose logits are wanted."""
+        return len(self.ids) - 1 if not self.made else len(self.ids) + len(self.made) - 1
+
+    @property
+    def room(self) -> int:
+        """Positions that are likely to be needed soon: the ids to feed, and some of those to generate."""
+        ids = len(self.ids) + len(self.made)
+        return ids + min(self.limit - len(self.made), AHEAD)
+
+    def take(self, token: int, logprob: float, sampling_logprob: float) -> bool:
+        """Add an id; whether it is the last one."""
+        self.made.append(token)
+        self.logprobs.append(logprob)
+        self.sampling_logprobs.append(sampling_logprob)
+        self.stopped = token in self.stop_ids or (self.strings is not None and self.strings.completed_by(token))
+        return self.stopped or len(self.made) >= self.limit or self.done.done()
+
+    def answer(self, request_id: str) -> bool:
+        """Hand the result to the caller, unless it is gone. Returns whether the log-probs are numbers."""
+        sound = not any(map(math.isnan, self.logprobs))
+        if self.done.done():
+            return sound
+        if not sound:
+            self.done.set_exception(
+                EngineError(f"request {request_id}: the model's log-probs are nan; its weights are broken")
+            )
+            return False
+        self.done.set_result(
+            Generation(
+                tuple(self.made),
+                tuple(self.logprobs),
+                "stop" if self.stopped else "length",
+                tuple(self.sampling_logprobs),
+            )
+        )
+        return True
 
 
 @dataclass(slots=True, eq=False)
 class ScoreCall:
-    """A `score` of ids[start:] that waits."""
+    """A `score` of ids[start:] that waits or is under way. values: those of the first ids, as they come."""
 
     ids: tuple[int, ...]
     start: int
     done: asyncio.Future[list[float]]
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def to_feed(self) -> tuple[int, ...]:
+        """All of it: the last id for its keys and values, as a generation usually follows."""
+        return self.ids
+
+    @property
+    def wanted(self) -> int:
+        """The id before `start` predicts ids[start]."""
+        return self.start - 1
+
+    @property
+    def room(self) -> int:
+        return len(self.ids)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One trajectory. cached: ids whose keys and values lie in `slot`, from position 0. slot: -1 until admitted."""
+    """One trajectory. cached: the ids whose keys and values lie in `place`, from position 0. arrived: its number among
+    all. admitted: whether it was given a slot before. rested: at which forward its last call was answered."""
 
     id: str
-    slot: int = -1
-    cached: tuple[int, ...] = field(default=())
+    arrived: int
+    admitted: bool = False
+    rested: int = 0
+    place: Place | None = None
+    cached: list[int] = field(default_factory=list)
     call: GenerateCall | ScoreCall | None = None
 
     @property
@@ -51,6 +134,5 @@ class Request:
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     length = min(len(first), len(second))
-    if first[:length] == second[:length]:
-        return length
-    return next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    unequal = np.fromiter(first, np.int64, length) != np.fromiter(second, np.int64, length)
+    return int(unequal.argmax()) if unequal.any() else length

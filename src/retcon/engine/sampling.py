@@ -1,101 +1,299 @@
-"""Sampling of a batch: one uniform per generated id, turned into an id by inverting the cumulative distribution."""
+"""Sampling of a batch: one uniform per generated id, turned into an id by inverting the cumulative distribution.
+
+What a row gets is a function of its own logits, parameters and uniform. On a CPU that holds bit for bit, whatever the
+other rows are: every step over the vocabulary is one of torch's row-wise kernels (softmax, sums and cumulative sums
+along the last dimension), or rounds each element on its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from retcon.engine.types import SamplingParams
 
-NUCLEUS_GROWTH = 32
-"""Top-p ranks 1, 32, 1024 … ids of a row until they reach p. Most rows of a trained model need one; ranking a whole
-vocabulary for all of them would cost more than the model."""
+STREAM_BLOCK = 64
+"""Uniforms drawn ahead: a request may be allowed 20,000 ids and generate 50."""
+CELL = 128
+"""Ids whose weights are summed before the cumulative sum, which is sequential and costs more than a softmax."""
+CHUNK = 2**20
+"""Logits a thread that are sampled together on a CPU. More leaves its cache, and every temporary its heap."""
+RANKED_GROWTH = 32
+"""Truncation ranks 1, 32, 1024 … ids of a row until it knows which are kept. Most rows of a trained model need one;
+ranking a whole vocabulary for all of them would cost more than the model."""
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy, as in vLLM: dividing by it overflows."""
+FAINT = 1e-30
+"""Below this a float32 probability is about to lose its precision, and its log is taken from the logits."""
 
 
-def uniforms(seed: int, count: int) -> np.ndarray:
-    """The random stream of one request: (count,) float32 in [0, 1), a prefix of the same stream for every count.
+class RandomStream:
+    """The uniforms of one request: float32 in [0, 1], drawn from its seed as they are needed.
 
     Philox is counter-based: the stream depends on the seed alone, never on what else is in the batch.
     """
-    draws = np.random.Generator(np.random.Philox(key=seed % 2**128)).random(count)
-    return draws.astype(np.float32)
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.Generator(np.random.Philox(key=seed % 2**128))
+        self._ahead: list[float] = []
+
+    def draw(self) -> float:
+        """The next uniform."""
+        if not self._ahead:
+            self._ahead = self._generator.random(STREAM_BLOCK).astype(np.float32)[::-1].tolist()
+        return self._ahead.pop()
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     """Index at which the cumulative weight passes uniform · total: weights (B, V) ≥ 0, uniform (B,) in [0, 1] → (B,).
 
-    A weight of zero is never chosen, also not at uniform 0 or at a uniform that rounds to 1.
+    A weight of zero is never chosen, also not at uniform 0 or 1. Of nan weights some index: no fault.
     """
-    cumulative = weights.cumsum(-1)
-    total = cumulative[:, -1]
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    # right=True: the first index whose cumulative weight is above the target, which only a positive weight can lift it.
+    vocab = weights.shape[-1]
+    cumulative = _cells(weights, "sum").cumsum(-1)
+    cell, target = _passes(cumulative, cumulative[:, -1], uniform * cumulative[:, -1])
+    target = target - pad(cumulative, (1, 0)).gather(1, cell[:, None]).squeeze(1)
+    within = _cell_ids(cell, vocab)
+    inner = weights.gather(1, within.clamp(max=vocab - 1))
+    if vocab % CELL:
+        inner = inner.masked_fill(within >= vocab, 0.0)
+    cumulative = inner.cumsum(-1)
+    place, _ = _passes(cumulative, cumulative[:, -1], target)
+    return (cell * CELL + place).clamp_(max=vocab - 1)
+
+
+def argmax(values: Tensor) -> Tensor:
+    """The lowest index of each row's maximum: (B, V) → (B,). Faster on a CPU than torch's, which is not vectorised."""
+    vocab = values.shape[-1]
+    cell = _cells(values, "amax").argmax(-1)
+    within = _cell_ids(cell, vocab)  # beyond the end the last id is repeated, and the lowest index wins
+    return cell * CELL + values.gather(1, within.clamp(max=vocab - 1)).argmax(-1)
+
+
+def _cells(values: Tensor, reduction: str) -> Tensor:
+    """values (B, V) reduced over stretches of CELL ids: (B, ⌈V / CELL⌉)."""
+    whole = values.shape[-1] // CELL
+    reduce = torch.sum if reduction == "sum" else torch.amax
+    parts = []
+    if whole:
+        parts.append(reduce(values[:, : whole * CELL].unflatten(1, (whole, CELL)), dim=-1))
+    if values.shape[-1] % CELL:
+        parts.append(reduce(values[:, whole * CELL :], dim=-1, keepdim=True))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _cell_ids(cell: Tensor, vocab: int) -> Tensor:
+    """The ids of each row's cell: (B,) → (B, CELL), or (B, V) where the vocabulary is smaller."""
+    return cell[:, None] * CELL + torch.arange(min(CELL, vocab), device=cell.device)
+
+
+def _passes(cumulative: Tensor, total: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index whose cumulative weight is above the target, which is brought below total: (B,), (B,).
+
+    Only a positive weight lifts the cumulative weight above a target, so no other is chosen.
+    """
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
-    return index.clamp_(max=weights.shape[-1] - 1)  # of nan weights: the caller sees nan log-probs and no index fault
+    return index.clamp_(max=cumulative.shape[-1] - 1), target
 
 
-def invert_nucleus(probs: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
-    """`invert` over the smallest set of ids whose probability reaches top_p: probs (B, V), top_p (B,) → (B,)."""
-    vocab, width = probs.shape[-1], 1
-    chosen = torch.empty(len(probs), dtype=torch.long, device=probs.device)
-    rows = torch.arange(len(probs), device=probs.device)
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Which rows of a batch keep some ids only, and which ids.
+
+    rows: (R,) of the batch; None is all of them. top_k: (R,) int64, the vocabulary or more where off. min_p, top_p:
+    (R,). limited: (R,) bool, where top_k or min_p is on: top_p is then a share of what these leave.
+    """
+
+    rows: Tensor | None
+    top_k: Tensor
+    min_p: Tensor
+    top_p: Tensor
+    limited: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Truncation:
+        return Truncation(rows, self.top_k[rows], self.min_p[rows], self.top_p[rows], self.limited[rows])
+
+
+def invert_truncated(probs: Tensor, keep: Truncation, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """`invert` over the ids that are kept, most probable first: probs (R, V), uniform (R,) → ids (R,), kept mass (R,).
+
+    `keep.rows` is not looked at. Of equal probabilities the lower id ranks first.
+    """
+    count, vocab = probs.shape
+    ids = torch.empty(count, dtype=torch.long, device=probs.device)
+    mass = torch.empty(count, dtype=probs.dtype, device=probs.device)
+    rows, width = torch.arange(count, device=probs.device), 1
     while len(rows):
-        ranked, ids = probs[rows].topk(min(width, vocab), dim=-1)
-        reached = ranked.cumsum(-1)
-        before = torch.nn.functional.pad(reached[:, :-1], (1, 0))
-        kept = ranked.masked_fill(before >= top_p[rows, None], 0.0)
-        chosen[rows] = ids.gather(1, invert(kept, uniform[rows])[:, None]).squeeze(1)
-        if width >= vocab:
-            break
-        rows, width = rows[reached[:, -1] < top_p[rows]], width * NUCLEUS_GROWTH  # the others are done
-    return chosen
+        some, of = (probs, keep) if len(rows) == count else (probs[rows], keep[rows])
+        chosen, total, done = _look(some, of, uniform[rows], min(width, vocab))
+        ids[rows], mass[rows] = chosen, total
+        rows = rows[~done]
+        if len(rows):
+            width = min(width * RANKED_GROWTH, int(keep.top_k[rows].max()))
+    return ids, mass
+
+
+def _look(probs: Tensor, keep: Truncation, uniform: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`invert_truncated` as far as the `width` most probable ids show it: ids, kept mass, and whether they do."""
+    if width == 1:
+        order = argmax(probs)[:, None]
+        ranked = probs.gather(1, order)
+    else:
+        ranked, order = probs.topk(width, dim=-1)
+    reached = ranked.cumsum(-1)
+    place = torch.arange(width, device=probs.device)
+    fits = (place < keep.top_k[:, None]) & (ranked >= keep.min_p[:, None] * ranked[:, :1])
+    fitting = fits.sum(-1).clamp_(min=1)  # 0 only where probs are nan
+    share = keep.top_p * torch.where(keep.limited, reached.gather(1, fitting[:, None] - 1).squeeze(1), 1.0)
+    before = pad(reached[:, :-1], (1, 0))
+    kept = (fits & (before < share[:, None])).sum(-1).clamp_(min=1)
+    mass = reached.gather(1, kept[:, None] - 1).squeeze(1)
+    rank = torch.minimum(_passes(reached, mass, uniform * mass)[0], kept - 1)[:, None]
+    ids = order.gather(1, rank).squeeze(1)
+    if width == probs.shape[-1]:
+        done = torch.ones_like(keep.limited)
+    else:
+        done = torch.where(keep.limited, (fitting < width) | (keep.top_k <= width), ~(mass < share))
+    if width > 1:
+        # topk ranks equal values in any order, and keeps any of those at its end.
+        value = ranked.gather(1, rank)
+        above = (ranked > value).sum(-1)
+        tied = (done & (((ranked == value).sum(-1) > 1) | (above == width - 1))).nonzero().squeeze(1)
+        if len(tied):
+            ids[tied] = _nth_equal(probs[tied], value[tied], (rank.squeeze(1) - above)[tied])
+    return ids, mass, done
+
+
+def _nth_equal(values: Tensor, value: Tensor, n: Tensor) -> Tensor:
+    """The n-th index, from 0, at which a row has its value: values (R, V), value (R, 1), n (R,) → (R,)."""
+    equal = values == value
+    first = pad(equal.sum(-1).cumsum(0)[:-1], (1, 0))
+    return equal.nonzero()[first + n, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is computed for the rows `rows` of a batch: what none of them needs is None, known before the first step.
+
+    greedy: (B,) bool. divisor: (B, 1). plain: (B,) bool, rows that sample from the model's own distribution.
+    """
+
+    rows: slice
+    all_greedy: bool
+    greedy: Tensor | None
+    divisor: Tensor | None
+    truncation: Truncation | None
+    plain: Tensor | None
 
 
 class Sampler:
-    """The sampling parameters of a batch of B rows, as tensors."""
+    """The sampling parameters of a batch of B rows."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
-        self._set(
-            torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-            torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
-        )
+        self._device = device
+        self._table = _table(params)
+        self._plans: list[_Plan] = []
+        self._planned = 0
 
-    def _set(self, temperature: Tensor, top_p: Tensor) -> None:
-        self.temperature, self.top_p = temperature, top_p
-        greedy = temperature == 0
-        # What the batch does not need is not computed: these are known before the first step.
-        self._greedy = greedy if bool(greedy.any()) else None
-        self._all_greedy = bool(greedy.all())
-        divisor = temperature.masked_fill(greedy, 1.0)
-        self._divisor = divisor[:, None] if bool((divisor != 1).any()) else None
-        truncated = ((top_p < 1) & ~greedy).nonzero().squeeze(1)
-        self._truncated = truncated if len(truncated) else None
+    def __call__(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """logits (B, V) of any dtype, uniform (B,) float32 → ids (B,) int64, logprobs and sampling_logprobs (B,).
 
-    def select(self, rows: Tensor) -> None:
-        """Keep `rows`, (B',) indices, in this order."""
-        self._set(self.temperature[rows], self.top_p[rows])
-
-    def __call__(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """logits (B, V) of any dtype, uniform (B,) → ids (B,) int64 and their log-probs (B,) float32, nats.
-
-        The log-probs are those of the untempered, untruncated model.
+        Log-probs are float32, in nats; what each is of, `Generation` says. Rows of nan logits have nan log-probs.
         """
-        logits = logits.float()
-        logprobs = logits.log_softmax(-1)
-        if self._all_greedy:
-            ids = logits.argmax(-1)
-        else:
-            probs = (logits if self._divisor is None else logits / self._divisor).softmax(-1)
-            if self._truncated is None:
-                ids = invert(probs, uniform)
-            elif len(self._truncated) == len(probs):
-                ids = invert_nucleus(probs, self.top_p, uniform)
-            else:
-                ids, some = invert(probs, uniform), self._truncated
-                ids[some] = invert_nucleus(probs[some], self.top_p[some], uniform[some])
-            if self._greedy is not None:
-                ids = torch.where(self._greedy, logits.argmax(-1), ids)
-        return ids, logprobs.gather(1, ids[:, None]).squeeze(1)
+        chunk = len(self._table)
+        if self._device.type == "cpu":
+            chunk = max(1, CHUNK * torch.get_num_threads() // logits.shape[-1])
+        if self._planned != chunk:
+            starts = range(0, len(self._table), chunk)
+            self._plans = [_plan(self._table, slice(s, s + chunk), self._device) for s in starts]
+            self._planned = chunk
+        parts = [_sample(plan, logits[plan.rows], uniform[plan.rows]) for plan in self._plans]
+        if len(parts) == 1:
+            return parts[0]
+        ids, logprobs, sampling = (torch.cat(part) for part in zip(*parts, strict=True))
+        return ids, logprobs, sampling
+
+
+def _table(params: Sequence[SamplingParams]) -> np.ndarray:
+    """(B, 4) float64: temperature (0 where greedy), top_p, top_k and min_p, all off where greedy."""
+    rows = [
+        (p.temperature, p.top_p, p.top_k, p.min_p) if p.temperature >= GREEDY_BELOW else (0.0, 1.0, 0, 0.0)
+        for p in params
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, 4)
+
+
+def _plan(table: np.ndarray, rows: slice, device: torch.device) -> _Plan:
+    temperature, top_p, top_k, min_p = table[rows].T
+
+    def tensor(values: np.ndarray, dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(values, dtype=dtype, device=device)
+
+    greedy = temperature == 0
+    tempered = (temperature != 1) & ~greedy
+    limited = (top_k > 0) | (min_p > 0)
+    truncated = limited | (top_p < 1)
+    truncation = None
+    if truncated.any():
+        some = truncated.nonzero()[0]
+        truncation = Truncation(
+            rows=None if truncated.all() else tensor(some, torch.long),
+            top_k=tensor(np.where(top_k > 0, top_k, 2**53)[some], torch.long),
+            min_p=tensor(min_p[some], torch.float32),
+            top_p=tensor(top_p[some], torch.float32),
+            limited=tensor(limited[some], torch.bool),
+        )
+    plain = ~(greedy | tempered | truncated)
+    return _Plan(
+        rows=rows,
+        all_greedy=bool(greedy.all()),
+        greedy=tensor(greedy, torch.bool) if greedy.any() else None,
+        divisor=tensor(np.where(tempered, temperature, 1.0), torch.float32)[:, None] if tempered.any() else None,
+        truncation=truncation,
+        plain=None if plain.all() else tensor(plain, torch.bool),
+    )
+
+
+def _sample(plan: _Plan, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`Sampler.__call__` for the rows of one plan."""
+    logits = logits.float()
+    probs = logits.softmax(-1)
+    if plan.all_greedy:
+        ids = argmax(logits)
+        logprobs = _log_of(probs, logits, ids)
+        return ids, logprobs, torch.where(logprobs.isnan(), logprobs, 0.0)
+    weights = probs if plan.divisor is None else (logits / plan.divisor).softmax(-1)
+    truncation, mass = plan.truncation, None
+    if truncation is None:
+        ids = invert(weights, uniform)
+    elif truncation.rows is None:
+        ids, mass = invert_truncated(weights, truncation, uniform)
+    else:
+        ids, mass, some = invert(weights, uniform), torch.ones_like(uniform), truncation.rows
+        ids[some], mass[some] = invert_truncated(weights[some], truncation, uniform[some])
+    if plan.greedy is not None:
+        ids = torch.where(plan.greedy, argmax(logits), ids)
+    logprobs = _log_of(probs, logits, ids)
+    if plan.plain is None:
+        return ids, logprobs, logprobs
+    chosen = weights.gather(1, ids[:, None]).squeeze(1)
+    sampling = torch.where(plan.plain, logprobs, (chosen if mass is None else chosen / mass).log())
+    if plan.greedy is not None:
+        sampling = torch.where(plan.greedy & ~logprobs.isnan(), 0.0, sampling)
+    return ids, logprobs, sampling
+
+
+def _log_of(probs: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
+    """Log-probs of `ids` (B,) from the probabilities, which spares a pass over (B, V) for all but the faintest."""
+    chosen = probs.gather(1, ids[:, None]).squeeze(1)
+    logprobs = chosen.log()
+    faint = (chosen < FAINT).nonzero().squeeze(1)
+    if len(faint):
+        logprobs[faint] = logits[faint].log_softmax(-1).gather(1, ids[faint, None]).squeeze(1)
+    return logprobs

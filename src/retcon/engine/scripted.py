@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
-from retcon.engine.types import Generation, SamplingParams
+from retcon.engine.stops import StopStrings
+from retcon.engine.types import Generation, SamplingParams, check_params
 
 Reply = str | Exception
 
@@ -19,9 +20,11 @@ class ScriptedEngine:
 
     replies: texts that every request id is given in order, or a function (request_id, text so far, n) of the n-th
     generation of a request, counted from 0. An exception among them is raised in its place. Control tokens in a
-    reply are what they say; it ends after its first stop id, and is given the request's first one where it has none.
+    reply are what they say; it ends after its first stop id or stop string, and is given the request's first stop id
+    where it has neither.
 
     Log-probs are made up, but a pure function of prefix and id: `score` gives what generation under that prefix gave.
+    Those of the distribution that was sampled from are None: nothing was sampled.
     seen: (request id, ids) of every generation asked for, in order, and params: how. scored: (request id, ids, start).
     released: request ids.
     """
@@ -36,7 +39,11 @@ class ScriptedEngine:
         self._generations: defaultdict[str, int] = defaultdict(int)
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-        """The next reply, cut after params.max_tokens ids. Raises EngineError where the script has no more."""
+        """The next reply, cut after params.max_tokens ids.
+
+        Raises EngineError where the script has no more, and for parameters that no engine serves.
+        """
+        check_params(request_id, params)
         self.seen.append((request_id, tuple(ids)))
         self.params.append(params)
         n = self._generations[request_id]
@@ -44,9 +51,11 @@ class ScriptedEngine:
         reply = self._reply(request_id, ids, n)
         await asyncio.sleep(0)  # other rollouts get their turn, as with a real engine
         written = self.tokenizer.encode(reply, special=True)
-        ends = [i for i, token in enumerate(written) if token in params.stop_ids]
-        if ends:
-            written = written[: ends[0] + 1]
+        strings = StopStrings(self.tokenizer, params.stop)
+        for end, token in enumerate(written, start=1):
+            if token in params.stop_ids or strings.completed_by(token):
+                written = written[:end]
+                break
         else:
             written.extend(params.stop_ids[:1])
         stop = len(written) <= params.max_tokens

@@ -2,39 +2,70 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from retcon.core.errors import EngineError
 
 GenerationStop = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one generation.
+    """How to sample one generation, in vLLM's terms and order: temperature, then min_p, then top_k, then top_p.
 
-    temperature 0 is greedy. top_p in (0, 1] keeps the smallest set of ids whose probability reaches it. max_tokens:
-    ids at most. stop_ids: generation ends after one of them, which is part of what was generated. seed: of this
-    request's own random stream; the same seed and the same ids give the same generation.
+    Each truncation sees what the ones before it left, renormalised; of ids of equal probability the lower one ranks
+    first. (transformers applies min_p last, which keeps more where min_p and top_p are both set.)
+
+    temperature: the logits are divided by it; 0 is greedy (as vLLM, below 1e-5 is too), and truncates nothing.
+    min_p: keeps the ids whose probability is at least min_p times that of the most probable one; 0 is off.
+    top_k: keeps the k most probable ids; 0 is off. top_p: keeps the smallest set of ids whose probability reaches
+    it; 1 is off.
+    max_tokens: ids at most. stop_ids: generation ends after one of them. stop: generation ends after the id that
+    completes one of these strings in the text that was generated. What ended it is part of what was generated.
+    seed: of this request's own random stream; the same seed and the same ids give the same generation.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int = 512
     stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
     seed: int = 0
+
+
+def check_params(request_id: str, params: SamplingParams) -> None:
+    """Raises EngineError that names the parameter that cannot be served, and its range."""
+    checks = (
+        ("temperature", "a finite number ≥ 0", math.isfinite(params.temperature) and params.temperature >= 0),
+        ("top_p", "in (0, 1]", 0 < params.top_p <= 1),
+        ("top_k", "≥ 0 (0 is off)", params.top_k >= 0),
+        ("min_p", "in [0, 1]", 0 <= params.min_p <= 1),
+        ("max_tokens", "≥ 1", params.max_tokens >= 1),
+        ("stop", "a tuple of strings that are not empty", not isinstance(params.stop, str) and all(params.stop)),
+    )
+    for name, allowed, holds in checks:
+        if not holds:
+            raise EngineError(f"request {request_id}: {name} is {getattr(params, name)!r}; it must be {allowed}")
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """ids: (T,), a stop id among them if one ended it.
+    """ids: (T,), the stop id or the ids of the stop string that ended it among them.
 
     logprobs: (T,) nats under the untempered, untruncated model; None where the engine knows none.
+    sampling_logprobs: (T,) nats under the distribution that was sampled from: tempered, truncated, renormalised, so 0
+    where it was greedy; None where the engine knows none.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     stop: GenerationStop
+    sampling_logprobs: tuple[float, ...] | None = None
 
 
 class Generator(Protocol):

@@ -15,7 +15,7 @@ from retcon.core.fingerprint import fingerprint
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
-from retcon.evaluate.runner import MOST_LOST, load_policy
+from retcon.evaluate.runner import MOST_LOST, OnPlace, load_policy
 from retcon.rollout.world import open_world
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
 from retcon.tasks.registry import task_set, training_prompts
@@ -33,12 +33,13 @@ def run_difficulty(
     tasks: int,
     rollouts: int,
     on_progress: Callable[[int, int], None] | None = None,
+    on_place: OnPlace | None = None,
 ) -> list[PassRate]:
     """The pass rates of the first `tasks` that a run of this recipe draws, in that order; those lost are left out.
 
     Purification is off, the sampling that of the recipe's rollouts. Every task's line is added to `out` once its last
     rollout is graded; a task that has one of this model, of as many rollouts, is not measured again. One that lost
-    rollouts to faults gets no line. on_progress gets (done, total) in tasks.
+    rollouts to faults gets no line. on_progress gets (done, total) in tasks, on_place where the model computes.
 
     Raises CheckpointError for a missing or broken checkpoint, RecordError for an `out` that is broken or cannot be
     written, SandboxUnavailable where more than one rollout in twenty was lost; what was measured is kept. MissingExtra
@@ -64,7 +65,7 @@ def run_difficulty(
                 on_progress(done, len(wanted))
 
         if todo:
-            engine, chat = load_policy(recipe, checkpoint)
+            engine, chat = load_policy(recipe, checkpoint, on_place)
             asyncio.run(measure(recipe, todo, rollouts=rollouts, engine=engine, chat=chat, on_task=add))
     return [known[id] for id in wanted if id in known]
 

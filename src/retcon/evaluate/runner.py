@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
@@ -21,10 +22,16 @@ from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
 
+if TYPE_CHECKING:  # it brings torch
+    from retcon.engine.devices import Placement
+
 Progress = Callable[[int, int], None]
 """Rollouts done, of how many, over all settings."""
 
-RELEVANT = ("run", "model", "task", "rollout", "sandbox", "evaluate")
+OnPlace = Callable[["Placement"], None]
+"""Told where the model computes, before it does."""
+
+RELEVANT = ("run", "model", "compute", "task", "rollout", "sandbox", "evaluate")
 """Sections of a recipe that an evaluation depends on."""
 
 MAX_REQUESTS = 256  # rollouts that are decoded side by side at most
@@ -40,7 +47,14 @@ def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
     }
 
 
-def run_evaluation(recipe: Recipe, checkpoint: Path, out: Path, *, on_progress: Progress | None = None) -> Path:
+def run_evaluation(
+    recipe: Recipe,
+    checkpoint: Path,
+    out: Path,
+    *,
+    on_progress: Progress | None = None,
+    on_place: OnPlace | None = None,
+) -> Path:
     """Rolls out `recipe.evaluate` and writes, in `out`, `trajectories-<setting>.jsonl` and `result.json`; its path.
 
     A setting that `out` already holds is kept. Raises CheckpointError for a missing or broken checkpoint and for an
@@ -51,7 +65,7 @@ def run_evaluation(recipe: Recipe, checkpoint: Path, out: Path, *, on_progress: 
     missing = {name: params for name, params in settings_of(recipe).items() if not _has(out, result, name)}
     if not missing:
         return out / "result.json"
-    engine, chat = load_policy(recipe, checkpoint)
+    engine, chat = load_policy(recipe, checkpoint, on_place)
     tasks = task_set(recipe.task.name).evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
     count = len(tasks) * recipe.evaluate.samples
     for name, params in missing.items():
@@ -118,20 +132,27 @@ async def evaluate(
     return groups, setting
 
 
-def load_policy(recipe: Recipe, checkpoint: Path) -> tuple[Generator, Chat]:
-    """The model of a checkpoint as an engine, and its chat. Raises CheckpointError, MissingExtra without torch."""
+def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = None) -> tuple[Generator, Chat]:
+    """The model of a checkpoint as an engine, and its chat. Raises CheckpointError, MissingExtra without torch,
+    RecipeError for what cannot be computed here."""
     try:
         import torch
 
-        from retcon.engine.loading import load_model
+        from retcon.engine.devices import place, set_threads
+        from retcon.engine.loading import load_config, load_model
         from retcon.engine.local import LocalEngine
     except ImportError as error:
         raise MissingExtra(f"evaluating needs torch ({error.name}): pip install 'retcon-rl[train]'") from error
-    model = load_model(checkpoint)
-    torch.set_num_threads(recipe.run.threads)
+    where = place(recipe, load_config(checkpoint))
+    if on_place is not None:
+        on_place(where)
+    model = load_model(checkpoint, where.rollout_dtype, attention=where.attention)
+    model.to(torch.device(where.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+    set_threads(where.threads)
     chat = Chat(load_tokenizer(checkpoint), style=recipe.model.style, system=task_set(recipe.task.name).system)
     room = recipe.rollout.max_ids + recipe.rollout.lookahead_ids
-    return LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS), chat
+    engine = LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS, kv_memory_mb=recipe.compute.kv_memory_mb)
+    return engine, chat
 
 
 def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:

@@ -21,12 +21,13 @@ from retcon.rollout.world import open_world
 from retcon.store import jsonl
 from retcon.tasks.numbers import problems
 from retcon.tasks.registry import task_set
+from retcon.tasks.teacher import WEAK, Rates
 
 CHUNK = 64
 
 
 async def demonstrations(
-    recipe: Recipe, chat: Chat, *, on_progress: Callable[[int, int], None] | None = None
+    recipe: Recipe, chat: Chat, *, rates: Rates = WEAK, on_progress: Callable[[int, int], None] | None = None
 ) -> list[Trajectory]:
     """`recipe.sft.demonstrations` graded teacher trajectories, on training problems alone.
 
@@ -37,7 +38,7 @@ async def demonstrations(
     tasks = task_set(recipe.task.name)
     rollout = recipe.rollout.model_copy(update={"max_turns": recipe.sft.max_turns})
     recipe = recipe.model_copy(update={"rollout": rollout})
-    teacher = Teacher({f"{p.task().id}/0/0": p for p in drawn}, chat)
+    teacher = Teacher({f"{p.task().id}/0/0": p for p in drawn}, chat, rates)
     made: list[Trajectory] = []
     async with open_world(recipe, teacher, chat) as world:
         for start in range(0, total, CHUNK):

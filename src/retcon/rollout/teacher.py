@@ -13,7 +13,7 @@ from retcon.core.errors import EngineError
 from retcon.core.seeds import derive
 from retcon.engine.types import Generation, SamplingParams
 from retcon.tasks.numbers import NumberProblem
-from retcon.tasks.teacher import Seen, reply
+from retcon.tasks.teacher import WEAK, Rates, Seen, reply
 
 _OBSERVED = {
     "markdown": re.compile(r"<\|im_start\|>tool\n(.*?)<\|im_end\|>", re.DOTALL),
@@ -28,14 +28,17 @@ class Teacher:
     score.
     """
 
-    def __init__(self, problems: Mapping[str, NumberProblem], chat: Chat) -> None:
+    def __init__(self, problems: Mapping[str, NumberProblem], chat: Chat, rates: Rates = WEAK) -> None:
         self._problems = problems
         self._chat = chat
+        self._rates = rates
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
         tokenizer = self._chat.tokenizer
         seen = [Seen(_is_number(o), o) for o in _OBSERVED[self._chat.style].findall(tokenizer.decode(ids))]
-        words, code = reply(self._problems[request_id], seen, random.Random(derive(params.seed, "teacher")))
+        words, code = reply(
+            self._problems[request_id], seen, random.Random(derive(params.seed, "teacher")), self._rates
+        )
         text = words if code is None else f"{words}\n{self._call(code)}"
         written = (*tokenizer.encode(text), tokenizer.special_id(TURN_END))
         if len(written) > params.max_tokens:

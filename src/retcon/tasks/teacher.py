@@ -15,9 +15,19 @@ from dataclasses import dataclass
 from retcon.tasks.numbers import NumberProblem, Step
 from retcon.tasks.teacher_code import PROGRAMS
 
-FIRST_FAILURE_RATE = 0.995
-RETRY_FAILURE_RATE = 0.6
-WRONG_METHOD_RATE = 0.05
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How weak the teacher is: the share of first tries at a step that fail, of tries right after an error that do,
+    and of programs that run that are of a wrong method. Another teacher is for measuring, not for better agents.
+    """
+
+    first_failure: float = 0.995
+    retry_failure: float = 0.6
+    wrong_method: float = 0.05
+
+
+WEAK = Rates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +38,21 @@ class Seen:
     output: str
 
 
-def write_code(step: Step, rng: random.Random, *, after_error: bool) -> str:
+def write_code(step: Step, rng: random.Random, *, after_error: bool, rates: Rates = WEAK) -> str:
     """One try at a step: right, failing or of a wrong method."""
     programs = PROGRAMS[step.operation.name]
-    if rng.random() < (RETRY_FAILURE_RATE if after_error else FIRST_FAILURE_RATE):
+    if rng.random() < (rates.retry_failure if after_error else rates.first_failure):
         source = rng.choice(programs.failing)
-    elif rng.random() < WRONG_METHOD_RATE:
+    elif rng.random() < rates.wrong_method:
         source = rng.choice(programs.wrong)
     else:
         source = rng.choice(programs.right)
     return source.format(*step.args)
 
 
-def reply(problem: NumberProblem, seen: Sequence[Seen], rng: random.Random) -> tuple[str, str | None]:
+def reply(
+    problem: NumberProblem, seen: Sequence[Seen], rng: random.Random, rates: Rates = WEAK
+) -> tuple[str, str | None]:
     """The teacher's next turn after what it has seen: its words, and its code unless this is the answer."""
     values = [s.output for s in seen if s.worked]
     after_error = bool(seen) and not seen[-1].worked
@@ -53,4 +65,4 @@ def reply(problem: NumberProblem, seen: Sequence[Seen], rng: random.Random) -> t
         args[problem.second.x_at or 0] = int(values[0])
         step, lead = Step(problem.second.operation, tuple(args), None), f"now x is {values[0]}."
     lead = f"again: {lead}" if after_error else lead
-    return lead, write_code(step, rng, after_error=after_error)
+    return lead, write_code(step, rng, after_error=after_error, rates=rates)

@@ -1,4 +1,7 @@
-"""Checkpoints: a Hugging Face folder that anything loads, with the state that training needs to go on exactly."""
+"""Checkpoints: a Hugging Face folder that anything loads, with the state that training needs to go on exactly.
+
+Where adapters are trained, a checkpoint holds these in peft's format, in place of the weights, which do not change.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from retcon.core.errors import CheckpointError
 from retcon.engine.loading import load_model
 from retcon.train.files import whole_folder, write_json
 from retcon.train.folder import RunFolder
+from retcon.train.lora import CONFIG, WEIGHTS, Adapter
 
 KEPT = 2
 TOKENIZER_FILES = (
@@ -25,7 +29,7 @@ TOKENIZER_FILES = (
     "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 STATE, ABOUT = "trainer.safetensors", "trainer.json"
-NEEDED = ("config.json", "tokenizer.json", STATE, ABOUT)
+NEEDED = ("tokenizer.json", STATE, ABOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,17 @@ class Progress:
     spent: Cost = field(default_factory=Cost)
 
 
-def save_model(model: PreTrainedModel, tokenizer: Path, out: Path) -> None:
+def save_model(model: PreTrainedModel, tokenizer: Path, out: Path, adapter: Adapter | None = None) -> None:
     """`model` and the tokenizer files of the folder `tokenizer` as a Hugging Face folder `out`, whole or not at all.
 
-    Raises CheckpointError where it cannot be written.
+    adapter: which were merged into `model`, for `out/adapter`. Raises CheckpointError where it cannot be written.
     """
     with whole_folder(out) as partial:
-        _write_model(model, tokenizer, partial)
+        model.save_pretrained(partial)
+        _copy_tokenizer(tokenizer, partial)
+        if adapter is not None:
+            (partial / "adapter").mkdir()
+            adapter.save(partial / "adapter")
 
 
 def save_checkpoint(
@@ -54,14 +62,20 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     *,
     tokenizer: Path,
+    adapter: Adapter | None = None,
 ) -> Path:
-    """The state after `progress.step` steps; of older checkpoints the newest is kept beside it.
+    """The state after `progress.step` steps; of older checkpoints the newest is kept beside it. adapter: what is
+    trained, where that is not `model`.
 
     Raises CheckpointError where it cannot be written; every older checkpoint is then still there.
     """
     target = run.checkpoint(progress.step)
     with whole_folder(target) as partial:
-        _write_model(model, tokenizer, partial)
+        if adapter is None:
+            model.save_pretrained(partial)
+        else:
+            adapter.save(partial)
+        _copy_tokenizer(tokenizer, partial)
         save_file(_optimizer_tensors(model, optimizer), partial / STATE)
         write_json(partial / ABOUT, {"step": progress.step, "drawn": progress.drawn, **asdict(progress.spent)})
     for _, old in run.checkpoints()[KEPT:]:
@@ -72,9 +86,14 @@ def save_checkpoint(
 def newest_checkpoint(run: RunFolder) -> Path | None:
     """The newest checkpoint that has all of its files; None where there is none."""
     for _, folder in run.checkpoints():
-        if all((folder / name).is_file() for name in NEEDED) and any(folder.glob("model*.safetensors")):
+        if all((folder / name).is_file() for name in NEEDED) and _has_weights(folder):
             return folder
     return None
+
+
+def _has_weights(folder: Path) -> bool:
+    whole = (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
+    return whole or all((folder / name).is_file() for name in (CONFIG, WEIGHTS))
 
 
 def read_progress(folder: Path) -> Progress:
@@ -87,10 +106,18 @@ def read_progress(folder: Path) -> Progress:
         raise _broken(folder, error) from error
 
 
-def load_weights(folder: Path) -> PreTrainedModel:
+def load_weights(folder: Path, attention: str) -> PreTrainedModel:
     """The model of a checkpoint. Raises CheckpointError where it cannot be read."""
     try:
-        return load_model(folder)
+        return load_model(folder, attention=attention)
+    except CheckpointError as error:
+        raise _broken(folder, error) from error
+
+
+def load_adapter(folder: Path, adapter: Adapter) -> None:
+    """Put a checkpoint's adapters into `adapter`. Raises CheckpointError where they cannot be read or do not fit."""
+    try:
+        adapter.load(folder)
     except CheckpointError as error:
         raise _broken(folder, error) from error
 
@@ -106,11 +133,10 @@ def load_optimizer(folder: Path, model: PreTrainedModel, optimizer: torch.optim.
         key, _, parameter = name.partition("/")
         if parameter not in parameters:
             raise _broken(folder, KeyError(parameter))
-        optimizer.state[parameters[parameter]][key] = tensor
+        optimizer.state[parameters[parameter]][key] = tensor.to(parameters[parameter].device)
 
 
-def _write_model(model: PreTrainedModel, tokenizer: Path, folder: Path) -> None:
-    model.save_pretrained(folder)
+def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Dtype = Literal["float32", "bfloat16"]
+from retcon.config.schema import ComputeSection
+from retcon.engine.devices import Placement, TrainDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +16,25 @@ class Computing:
     more is also slower, as it leaves the cache. dtype: of the matrix products and attention (autocast); weights,
     gradients, optimiser and log-probs stay float32. checkpointing: keep no activations inside a layer and compute them
     again in the backward. logits_chunk: logits (ids × vocabulary) that exist at once; 2²⁴ are 64 MiB in float32.
-    share_prompts: the ids that the samples of a micro-batch begin with alike are computed once. device: where the model
-    is, as torch names it.
+    share_prompts: the ids that the samples of a micro-batch begin with alike are computed once.
     """
 
     micro_batch_ids: int = 2048
-    dtype: Dtype = "float32"
+    dtype: TrainDtype = "float32"
     checkpointing: bool = False
     logits_chunk: int = 1 << 24
     share_prompts: bool = True
-    device: str = "cpu"
 
 
 DEFAULT = Computing()
+
+
+def computing_of(section: ComputeSection, place: Placement) -> Computing:
+    """What a recipe's section comes to where the training is placed."""
+    return Computing(
+        micro_batch_ids=section.micro_batch_ids,
+        dtype=place.dtype,
+        checkpointing=section.checkpointing,
+        logits_chunk=section.logits_chunk,
+        share_prompts=section.share_prompts,
+    )

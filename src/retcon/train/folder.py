@@ -1,6 +1,6 @@
 """The folder of a training run: what it is, its metrics, its trajectories, its checkpoints.
 
-run.json                     format, version, kind, recipe, fingerprints of what it started from
+run.json                     format, version, kind, recipe, fingerprints of what it started from, what it computed on
 metrics.jsonl                a line per step
 trajectories/step-000010.jsonl
 checkpoints/step-000020/     a Hugging Face folder, with the optimiser's state beside the weights
@@ -25,8 +25,8 @@ from retcon.train.files import explained, remove_partial, write_json, write_whol
 FORMAT = 1
 RunKind = Literal["sft", "rl"]
 SECTIONS: dict[RunKind, tuple[str, ...]] = {
-    "sft": ("run", "model", "sft"),
-    "rl": ("run", "model", "task", "rollout", "repair", "select", "sandbox", "rl"),
+    "sft": ("run", "model", "compute", "lora", "sft"),
+    "rl": ("run", "model", "compute", "lora", "task", "rollout", "repair", "select", "sandbox", "rl"),
 }
 """The sections of a recipe on which a run of each kind depends: the others may change before it is resumed."""
 STEP = re.compile(r"step-(\d+)(\.jsonl)?")
@@ -52,7 +52,14 @@ class RunFolder:
         """(step, folder) of every checkpoint, newest first."""
         return _steps(self.root / "checkpoints")
 
-    def log(self, line: Mapping[str, float]) -> None:
+    def note_place(self, line: str) -> None:
+        """Keep in run.json what the run computes on from here, where that is not what it computed on before."""
+        file = self.root / "run.json"
+        about = json.loads(file.read_text(encoding="utf-8"))
+        if about.get("places", [])[-1:] != [line]:
+            write_json(file, {**about, "places": [*about.get("places", []), line]})
+
+    def log(self, line: Mapping[str, float | None]) -> None:
         """Append a step's metrics, handed to the system at once. Raises CheckpointError where the disk says no."""
         with explained(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

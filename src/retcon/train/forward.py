@@ -25,9 +25,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A micro-batch: its padded tensors, its log-probs (B, T), 0 where not learnt, and what was computed for it:
-    ids that are no padding, and those that attention computed, padding among them."""
+    """A micro-batch: its samples and their padded tensors, its log-probs (B, T), 0 where not learnt, and what was
+    computed for it: ids that are no padding, and those that attention computed, padding among them."""
 
+    samples: Sequence[Sample]
     batch: Batch
     logprobs: Tensor
     ids: int
@@ -88,7 +89,7 @@ def _parts(model: PreTrainedModel, samples: Sequence[Sample], computing: Computi
 
 def _padded(model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, computing: Computing) -> Part:
     logprobs = token_logprobs(model, batch.ids, batch.mask, computing.logits_chunk)
-    return Part(batch, logprobs, sum(len(s.ids) for s in samples), batch.ids.numel())
+    return Part(samples, batch, logprobs, sum(len(s.ids) for s in samples), batch.ids.numel())
 
 
 def _packed(model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, computing: Computing) -> Part:
@@ -98,7 +99,7 @@ def _packed(model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, com
         input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
     found = gather_logprobs(model, hidden, packing.source, ids=batch.ids, mask=batch.mask, chunk=computing.logits_chunk)
-    return Part(batch, found, packing.ids.numel(), packing.padded)
+    return Part(samples, batch, found, packing.ids.numel(), packing.padded)
 
 
 @contextmanager

@@ -7,8 +7,11 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, nearest
-from retcon.engine.loading import load_model
+from retcon.engine.devices import Placement, place
+from retcon.engine.loading import load_config, load_model
+from retcon.train.lora import check_lora
 
 BASE = Path(__file__).parent.parent / "assets" / "base"
 NAMED = ("base", "scratch")
@@ -31,8 +34,20 @@ def model_folder(path: str | Path) -> Path:
     raise CheckpointError(f"there is no checkpoint {folder}{where}")
 
 
-def start_model(path: str | Path, seed: int) -> PreTrainedModel:
+def place_training(recipe: Recipe, folder: Path) -> Placement:
+    """Where a training of the model in `folder` computes; all that can be refused before work starts, is.
+
+    Raises RecipeError for a device, dtype, attention or adapters that are not to be had, MissingExtra for adapters
+    without peft, CheckpointError for a broken configuration.
+    """
+    config = load_config(folder)
+    check_lora(recipe.lora, config)
+    return place(recipe, config)
+
+
+def start_model(path: str | Path, seed: int, attention: str | None = None) -> PreTrainedModel:
     """The model to start from, fp32, in evaluation mode. `scratch`: the base model's configuration, fresh weights.
+    attention: as in `load_model`.
 
     Raises CheckpointError for a model whose logits are not plainly those of its output layer.
     """
@@ -41,9 +56,9 @@ def start_model(path: str | Path, seed: int) -> PreTrainedModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             config = AutoConfig.from_pretrained(folder)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     else:
-        model = load_model(folder)
+        model = load_model(folder, attention=attention)
     if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logit_scale", None):
         raise CheckpointError(f"{folder}: models that cap or scale their logits cannot be trained yet")
     model.float().eval()

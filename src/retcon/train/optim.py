@@ -12,26 +12,27 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from retcon.core.errors import TrainingDiverged
+from retcon.engine.devices import Placement, torch_threads
 
 
 @contextmanager
-def torch_settings(threads: int) -> Iterator[None]:
-    """`threads` torch threads, deterministic kernels and no progress bars of transformers' own in between ours.
+def torch_settings(place: Placement) -> Iterator[None]:
+    """The placement's threads, no progress bars of transformers' own in between ours, and, on a CPU, kernels that
+    repeat bit for bit (on CUDA several have no such variant, and a run need not repeat).
 
     What was set before comes back afterwards.
     """
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled()
     bars = logging.is_progress_bar_enabled()
     filling = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     logging.disable_progress_bar()
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(place.device == "cpu")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
-        yield
+        with torch_threads(place.threads), torch.random.fork_rng(devices=[]):
+            yield
     finally:
-        torch.set_num_threads(before[0])
-        torch.use_deterministic_algorithms(before[1])
+        torch.use_deterministic_algorithms(before)
         deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
         if bars:
             logging.enable_progress_bar()
@@ -40,9 +41,11 @@ def torch_settings(threads: int) -> Iterator[None]:
 def adamw(
     model: PreTrainedModel, lr: float, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
 ) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101); only matrices decay, as norms and biases have nothing to be kept small."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
+    """AdamW (arXiv 1711.05101) on what has a gradient; only matrices decay, as norms and biases have nothing to be kept
+    small."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim >= 2]
+    others = [p for p in trained if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 

@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
@@ -21,6 +19,7 @@ from retcon.purify.saar import Saar
 from retcon.rollout.world import World, open_world
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
+from retcon.train.sync import EngineWeights
 
 MAX_REQUESTS = 256
 """Rollouts that are decoded side by side at most."""
@@ -28,11 +27,12 @@ MAX_REQUESTS = 256
 
 @dataclass(frozen=True, slots=True)
 class TrainingRollouts:
-    """Groups for training, from the engine that shares the trained model's weights."""
+    """Groups for training, from an engine whose weights `sync` keeps equal to the trained ones."""
 
     world: World
     tasks: TaskSet
     engine: LocalEngine
+    weights: EngineWeights
     repair: Saar | None
 
     async def of(self, tasks: Sequence[Task], *, step: int) -> list[list[Trajectory]]:
@@ -50,20 +50,26 @@ class TrainingRollouts:
             probability=_mixing(recipe).at(step),
         )
 
+    def sync(self) -> None:
+        """After an update: the engine gets the new weights, and forgets the keys and values of the old."""
+        self.weights.sync()
+        self.engine.invalidate()
+
 
 @asynccontextmanager
 async def open_rollouts(
-    recipe: Recipe, model: PreTrainedModel, tokenizer: Path, tasks: TaskSet
+    recipe: Recipe, weights: EngineWeights, tokenizer: Path, tasks: TaskSet
 ) -> AsyncIterator[TrainingRollouts]:
-    """The rollouts around `model`, their sandbox started. Raises SandboxUnavailable, CheckpointError, EngineError."""
+    """The rollouts of `weights`, their sandbox started. Raises SandboxUnavailable, CheckpointError, EngineError."""
     chat = Chat(load_tokenizer(tokenizer), style=recipe.model.style, system=tasks.system)
     engine = LocalEngine(
-        model,
+        weights.model,
         max_len=recipe.rollout.max_ids + recipe.rollout.lookahead_ids,
         max_requests=min(recipe.rl.prompts * rollouts_per_prompt(recipe), MAX_REQUESTS),
+        kv_memory_mb=recipe.compute.kv_memory_mb,
     )
     async with engine, open_world(recipe, engine, chat) as world:
-        yield TrainingRollouts(world, tasks, engine, _repair(recipe))
+        yield TrainingRollouts(world, tasks, engine, weights, _repair(recipe))
 
 
 def rollouts_per_prompt(recipe: Recipe) -> int:

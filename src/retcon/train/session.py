@@ -11,9 +11,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from retcon.config.schema import Recipe
 from retcon.core.cost import Cost, Meter
+from retcon.engine.devices import Placement
 from retcon.train.checkpoint import (
     Progress,
+    load_adapter,
     load_optimizer,
     load_weights,
     newest_checkpoint,
@@ -21,30 +24,39 @@ from retcon.train.checkpoint import (
     save_checkpoint,
     save_model,
 )
+from retcon.train.computing import computing_of
 from retcon.train.folder import RunFolder
+from retcon.train.lora import Adapter
+from retcon.train.model import model_folder, start_model
+from retcon.train.sync import EngineWeights
 
-Metrics = Mapping[str, float]
+Metrics = Mapping[str, float | None]
 OnStep = Callable[[Metrics], None]
 
 
 class Session:
     """Model, optimiser and step of a run that begins or goes on; `step` steps are done, `drawn` prompts were drawn.
+    `computing`: how its steps are to be computed.
 
-    The model is that of the newest checkpoint, or what `start` makes; `optimize` makes its optimiser. tokenizer: the
-    folder whose tokenizer files go into every checkpoint. Raises CheckpointError for a checkpoint that is broken.
+    The model is that of the newest checkpoint, or the one that `start` names, on the device of `place`; with the
+    recipe's adapters in it, which then alone come from the checkpoint. `optimize` makes its optimiser. Raises
+    CheckpointError for a checkpoint that is broken.
     """
 
     def __init__(
         self,
         run: RunFolder,
         *,
-        start: Callable[[], PreTrainedModel],
+        recipe: Recipe,
+        place: Placement,
+        start: str | Path,
         optimize: Callable[[PreTrainedModel], torch.optim.Optimizer],
-        tokenizer: Path,
         every: int,
         on_step: OnStep | None,
     ) -> None:
-        self._run, self._tokenizer, self._every, self._on_step = run, tokenizer, every, on_step
+        self._run, self._recipe, self._place, self._start = run, recipe, place, start
+        self._every, self._on_step = every, on_step
+        self.computing = computing_of(recipe.compute, place)
         checkpoint = newest_checkpoint(run)
         progress = Progress() if checkpoint is None else read_progress(checkpoint)
         self.step, self.drawn, spent = progress.step, progress.drawn, progress.spent
@@ -55,13 +67,30 @@ class Session:
             max(spent.wall_s, *(line["wall_s"] for line in lines), 0.0),
         )
         self._meter = Meter(spent)
-        self.model = start() if checkpoint is None else load_weights(checkpoint)
+        self.model, self._adapter = self._load(checkpoint)
         self.optimizer = optimize(self.model)
         if checkpoint is not None:
             load_optimizer(checkpoint, self.model, self.optimizer)
         self._saved = self.step
         self._interrupted = False
         run.cut(self.step)
+
+    def _load(self, checkpoint: Path | None) -> tuple[PreTrainedModel, Adapter | None]:
+        lora, seed, attention = self._recipe.lora, self._recipe.run.seed, self._place.attention
+        if checkpoint is None or lora.rank:
+            model = start_model(self._start, seed, attention)
+        else:
+            model = load_weights(checkpoint, attention)
+        # Before the model moves, so that the adapters' first weights are the same on every device.
+        adapter = Adapter(model, lora, seed=seed) if lora.rank else None
+        model.to(torch.device(self._place.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+        if adapter is not None and checkpoint is not None:
+            load_adapter(checkpoint, adapter)
+        return model, adapter
+
+    def engine_weights(self) -> EngineWeights:
+        """What an engine decodes with."""
+        return EngineWeights(self.model, getattr(torch, self._place.rollout_dtype), self._adapter)
 
     def done(self, metrics: Metrics, *, drawn: int = 0) -> None:
         """A step is over, which drew `drawn` prompts: log it, checkpoint if it is time, tell `on_step`."""
@@ -102,11 +131,24 @@ class Session:
         """A checkpoint of the steps done, unless there is one. Only between steps."""
         if self._saved != self.step:
             progress = Progress(self.step, self.drawn, self._meter.read())
-            save_checkpoint(self._run, progress, self.model, self.optimizer, tokenizer=self._tokenizer)
+            save_checkpoint(
+                self._run,
+                progress,
+                self.model,
+                self.optimizer,
+                tokenizer=model_folder(self._start),
+                adapter=self._adapter,
+            )
             self._saved = self.step
 
     def finish(self) -> Path:
-        """The run is over: its last checkpoint, and the model in the run's `final` folder, which is returned."""
+        """The run is over: its last checkpoint, and the model in the run's `final` folder, which is returned. Adapters
+        are merged into it, and lie in `final/adapter` besides."""
         self.save()
-        save_model(self.model, self._tokenizer, self._run.final)
+        save_model(
+            EngineWeights(self.model, torch.float32, self._adapter).model,
+            model_folder(self._start),
+            self._run.final,
+            self._adapter,
+        )
         return self._run.final

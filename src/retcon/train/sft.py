@@ -14,52 +14,69 @@ from retcon.config.schema import Recipe, SFTSection
 from retcon.core.errors import RecordError
 from retcon.core.fingerprint import fingerprint
 from retcon.core.sample import to_sample
+from retcon.core.seeds import derive
 from retcon.core.types import Sample
+from retcon.engine.devices import OnPlace
 from retcon.store import jsonl
 from retcon.train.batch import epoch_batch
 from retcon.train.computing import DEFAULT, Computing
 from retcon.train.folder import open_run
 from retcon.train.forward import forwards
-from retcon.train.model import model_folder, start_model
+from retcon.train.model import model_folder, place_training
 from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
 from retcon.train.session import OnStep, Session
 
 BETAS = (0.9, 0.95)
 
 
-def run_sft(recipe: Recipe, demonstrations: Path, out: Path, *, on_step: OnStep | None = None) -> Path:
+def run_sft(
+    recipe: Recipe,
+    demonstrations: Path,
+    out: Path,
+    *,
+    on_step: OnStep | None = None,
+    on_place: OnPlace | None = None,
+) -> Path:
     """Train `recipe.model.path` on the trajectories in `demonstrations`; returns the folder of the final model.
 
     What is learnt is every id that the demonstrator wrote, failures and their repairs among them: nothing is filtered.
     A run that was interrupted goes on from its newest checkpoint in `out`, and Ctrl-C makes one first; one that is
     finished returns at once. on_step gets each step's metrics: step, loss (nats an id), lr, grad_norm, ids, seconds,
-    cpu_s, wall_s.
+    cpu_s, wall_s; on_place where it computes, before it does.
 
-    Raises CheckpointError (see `open_run`), RecordError for demonstrations that cannot be read or are none,
-    TrainingDiverged.
+    Raises CheckpointError (see `open_run`), RecordError for demonstrations that cannot be read or are none, RecipeError
+    for what cannot be computed here (see `place_training`), MissingExtra, TrainingDiverged.
     """
     start = model_folder(recipe.model.path)
+    where = place_training(recipe, start)
     samples = read_samples(demonstrations)
     inputs = {"model": fingerprint(start), "demonstrations": fingerprint(demonstrations)}
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
     if run.finished:
         return run.final
+    run.note_place(where.line)
+    if on_place is not None:
+        on_place(where)
     config = recipe.sft
-    with torch_settings(recipe.run.threads):
+    with torch_settings(where):
         session = Session(
             run,
-            start=partial(start_model, recipe.model.path, recipe.run.seed),
+            recipe=recipe,
+            place=where,
+            start=recipe.model.path,
             optimize=partial(adamw, lr=config.lr, weight_decay=config.weight_decay, betas=BETAS),
-            tokenizer=start,
             every=config.checkpoint_every,
             on_step=on_step,
         )
         with session.interruptible():
             while session.step < config.steps:
                 began = time.perf_counter()
+                torch.manual_seed(derive("dropout", recipe.run.seed, session.step))  # a resumed run must not differ
                 chosen = epoch_batch(len(samples), config.batch, seed=recipe.run.seed, step=session.step)
                 batch = [samples[i] for i in chosen]
-                metrics = sft_step(session.model, session.optimizer, batch, config, session.step)
+                metrics = sft_step(
+                    session.model, session.optimizer, batch, config, session.step, computing=session.computing
+                )
                 session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
         return session.finish()
 

@@ -18,6 +18,7 @@ from retcon.train.batch import check_scored, minibatches
 from retcon.train.computing import DEFAULT, Computing
 from retcon.train.forward import Part, forwards
 from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss
+from retcon.train.old_logprobs import Mismatch, recompute
 from retcon.train.optim import apply
 
 
@@ -67,19 +68,27 @@ def update(
     seed: int,
     step: int,
     computing: Computing = DEFAULT,
-) -> dict[str, float]:
-    """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them.
+) -> dict[str, float | None]:
+    """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them, and the mismatch
+    of log-probs (see `Mismatch`) before the first of them.
 
     The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredIds,
     TrainingDiverged.
     """
     for sample in samples:
         check_scored(sample)
+    mismatch = Mismatch()
+    if config.old_logprobs == "recompute":
+        samples = recompute(model, samples, mismatch, computing)
+    # Until there is something to learn from, the weights are still those that the rollouts were sampled from.
     parts = [
-        minibatch_update(model, optimizer, part, config, computing=computing)
+        minibatch_update(
+            model, optimizer, part, config, computing=computing, mismatch=mismatch if mismatch.empty else None
+        )
         for part in minibatches(samples, config.minibatches, seed=seed, step=step)
     ]
-    return {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in METRICS}
+    means = {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in METRICS}
+    return {**means, **mismatch.metrics()}
 
 
 def minibatch_update(
@@ -89,9 +98,11 @@ def minibatch_update(
     config: RLSection,
     *,
     computing: Computing = DEFAULT,
+    mismatch: Mismatch | None = None,
 ) -> dict[str, float]:
     """One optimiser step. Returns loss, clip_fraction, kl (old to new), surprise, grad_norm, and padding: the share of
-    padding in what attention computed, of which the linear layers see as much, or none (see `packing`).
+    padding in what attention computed, of which the linear layers see as much, or none (see `packing`). mismatch:
+    gets the log-probs.
 
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and surprise
     are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would move on momentum.
@@ -106,6 +117,8 @@ def minibatch_update(
     ids = padded = 0
     with forwards(model, learnt, computing) as parts:
         for part in parts:
+            if mismatch is not None:
+                mismatch.add(part.logprobs, part.batch.old_logprobs, part.batch.mask)
             loss = _loss(part, config, totals)
             loss.value.backward()
             sums["loss"] += loss.value.item()

@@ -1,0 +1,218 @@
+"""Rollouts of agents on one small model: this engine, `generate` per turn, bare decoding, and a vLLM server.
+
+    python benchmarks/rollout.py [--rounds 3] [--workload agents] [--vllm URL --vllm-model NAME]
+
+The model is Qwen3 with 4 layers of width 256 and random weights, one torch thread; lengths are forced. All ways take
+turns in one run; medians (least…most) of ids per second of this process's CPU time, and seconds on the wall.
+
+Workload: rollouts with the recorded lengths and waits of `benchmarks/workloads` (see `record.py`).
+
+- engine: `LocalEngine`, all rollouts at once, each waits for its own tools; fp32 and bf16.
+- generate: as loops around `generate` do it: every turn is one left-padded batch, the whole history is prefilled again,
+  and the batch waits for its longest row and its slowest tool; fp32 and bf16.
+- vllm: a server that serves a model of the same shape; `/v1/completions` with ids for ids. There is none where this was
+  written: this way follows the server's documentation and was never run. Its CPU time is not this process's: read the
+  wall. For the model, `--save FOLDER` writes it (`vllm serve FOLDER --skip-tokenizer-init`).
+
+Decoding: prompts of 48 ids, all different, 64 ids each, all at once.
+
+- engine, sampled, with log-probs;
+- bare: the leanest loop in plain torch (`bare.py`), sampled and greedy, without log-probs: the ceiling;
+- naive: transformers' forward over its dynamic cache, greedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import torch
+from bare import Bare, naive
+from measure import VOCAB, Took, machine, rates, small_model, take_turns
+from transformers import PreTrainedModel
+from workload import FOLDER, Plan, describe, read
+
+from retcon.engine.local import LocalEngine
+from retcon.engine.stats import EngineStats
+from retcon.engine.types import SamplingParams
+
+PROMPT, COUNT = 48, 64
+Ways = dict[str, Callable[[], object]]
+
+
+def with_engine(model: PreTrainedModel, plans: Sequence[Plan]) -> EngineStats:
+    async def rollout(engine: LocalEngine, plan: Plan) -> None:
+        ids = list(plan.prompt)
+        for number, (turn, shown) in enumerate(zip(plan.turns, plan.shown, strict=True)):
+            params = SamplingParams(max_tokens=turn.sampled, seed=int(plan.name) * 100 + number)
+            ids.extend((await engine.generate(plan.name, ids, params)).ids)
+            ids.extend(shown)
+            await asyncio.sleep(turn.seconds)
+        await engine.release(plan.name)
+
+    async def main() -> EngineStats:
+        longest = max(plan.length for plan in plans) + 1
+        async with LocalEngine(model, max_len=longest, max_requests=len(plans)) as engine:
+            await asyncio.gather(*(rollout(engine, plan) for plan in plans))
+            return replace(engine.stats)
+
+    return asyncio.run(main())
+
+
+def with_generate(model: PreTrainedModel, plans: Sequence[Plan]) -> None:
+    histories = {plan.name: list(plan.prompt) for plan in plans}
+    for number in itertools.count():
+        live = [plan for plan in plans if number < len(plan.turns)]
+        if not live:
+            return
+        width = max(len(histories[plan.name]) for plan in live)
+        pads = [width - len(histories[plan.name]) for plan in live]
+        ids = torch.tensor([[0] * pad + histories[plan.name] for pad, plan in zip(pads, live, strict=True)])
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
+        longest = max(plan.turns[number].sampled for plan in live)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=longest, do_sample=True, top_k=0,
+                             eos_token_id=None, pad_token_id=0)  # fmt: skip
+        for row, plan in zip(out[:, width:].tolist(), live, strict=True):
+            histories[plan.name] += [*row[: plan.turns[number].sampled], *plan.shown[number]]
+        time.sleep(max(plan.turns[number].seconds for plan in live))
+
+
+def with_vllm(url: str, model: str, plans: Sequence[Plan]) -> None:
+    async def rollout(client: httpx.AsyncClient, plan: Plan) -> None:
+        ids = list(plan.prompt)
+        for number, (turn, shown) in enumerate(zip(plan.turns, plan.shown, strict=True)):
+            body = {
+                "model": model,
+                "prompt": ids,
+                "max_tokens": turn.sampled,
+                "min_tokens": turn.sampled,
+                "ignore_eos": True,
+                "temperature": 1.0,
+                "seed": int(plan.name) * 100 + number,
+                "logprobs": 0,
+                "return_token_ids": True,
+                "add_special_tokens": False,
+            }
+            answer = await client.post("/v1/completions", json=body)
+            answer.raise_for_status()
+            ids.extend(answer.json()["choices"][0]["token_ids"])
+            ids.extend(shown)
+            await asyncio.sleep(turn.seconds)
+
+    async def main() -> None:
+        limits = httpx.Limits(max_connections=len(plans))
+        async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+            await asyncio.gather(*(rollout(client, plan) for plan in plans))
+
+    asyncio.run(main())
+
+
+def decode_with_engine(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
+    async def main() -> None:
+        async with LocalEngine(model, max_len=PROMPT + COUNT, max_requests=len(prompts)) as engine:
+            await asyncio.gather(
+                *(
+                    engine.generate(str(number), prompt, SamplingParams(max_tokens=COUNT, seed=number))
+                    for number, prompt in enumerate(prompts)
+                )
+            )
+
+    asyncio.run(main())
+
+
+def workload(models: dict[str, PreTrainedModel], file: Path, options: argparse.Namespace) -> None:
+    plans = read(file, vocabulary=VOCAB, limit=options.rollouts)
+    sampled = sum(turn.sampled for plan in plans for turn in plan.turns)
+    print(f"\n{file.stem}: {describe(plans)}", flush=True)
+    stats: dict[str, EngineStats] = {}
+
+    def engine(name: str) -> None:
+        stats[name] = with_engine(models[name], plans)
+
+    for model in models.values():  # what happens once is over
+        with_engine(model, plans[:2])
+        with_generate(model, plans[:2])
+    ways: Ways = {f"engine {name}": lambda name=name: engine(name) for name in models}
+    ways |= {f"generate {name}": lambda model=model: with_generate(model, plans) for name, model in models.items()}
+    if options.vllm:
+        ways["vllm"] = lambda: with_vllm(options.vllm, options.vllm_model, plans)
+    took = take_turns(ways, options.rounds)
+    table(took, sampled)
+    for name, one in stats.items():
+        print(f"engine {name}: {one}")
+        print(f"  mean batch {one.batch:.1f}, utilisation {one.utilisation:.0%}")
+    ratio("engine bf16 to generate bf16", took["engine bf16"], took["generate bf16"])
+    ratio("engine fp32 to generate fp32", took["engine fp32"], took["generate fp32"])
+
+
+def decoding(models: dict[str, PreTrainedModel], batch: int, rounds: int) -> None:
+    prompts = torch.randint(0, VOCAB, (batch, PROMPT), generator=torch.Generator().manual_seed(batch))
+    lists = prompts.tolist()
+    ways: Ways = {}
+    print(f"\ndecoding, batch {batch}: prompts of {PROMPT} ids, {COUNT} ids each")
+    for name, model in models.items():
+        bare = Bare(models["fp32"], model.dtype, PROMPT + COUNT)  # type: ignore[arg-type]
+        ways[f"engine {name}"] = lambda model=model: decode_with_engine(model, lists)
+        ways[f"bare {name}"] = lambda bare=bare: bare.run(prompts, COUNT, "sampled")
+        ways[f"bare {name}, greedy"] = lambda bare=bare: bare.run(prompts, COUNT, "greedy")
+        ways[f"naive {name}, greedy"] = lambda model=model: naive(model, prompts, COUNT)
+        same = (bare.run(prompts, COUNT, "greedy") == naive(model, prompts, COUNT)).float().mean()
+        print(f"{name}: {same:.2%} of the bare loop's greedy ids are those of the naive one")
+    took = take_turns(ways, rounds)
+    table(took, batch * COUNT)
+    for name in models:
+        ratio(f"engine {name} to bare {name}", took[f"engine {name}"], took[f"bare {name}"])
+
+
+def table(took: dict[str, list[Took]], sampled: int) -> None:
+    print(f"{'':22} {'ids per CPU-second':>30} {'CPU-s':>8} {'wall s':>8}")
+    for name, values in took.items():
+        cpu = [value.cpu for value in values]
+        wall = statistics.median(value.wall for value in values)
+        print(f"{name:22} {rates(sampled, cpu):>30} {statistics.median(cpu):8.2f} {wall:8.2f}")
+
+
+def ratio(name: str, ours: list[Took], theirs: list[Took]) -> None:
+    """Of ids per CPU-second, and of the wall's seconds, round by round."""
+    by_cpu = [b.cpu / a.cpu for a, b in zip(ours, theirs, strict=True)]
+    by_wall = [b.wall / a.wall for a, b in zip(ours, theirs, strict=True)]
+    print(
+        f"{name}: {statistics.median(by_cpu):.2f} ({min(by_cpu):.2f}…{max(by_cpu):.2f}) by CPU time, "
+        f"{statistics.median(by_wall):.2f} ({min(by_wall):.2f}…{max(by_wall):.2f}) by the wall"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rollouts", type=int, help="the first so many of a workload; all by default")
+    names = sorted(file.stem for file in FOLDER.glob("*.jsonl"))
+    parser.add_argument("--workload", choices=names, action="append", help="this one alone; may be repeated")
+    parser.add_argument("--batch", type=int, nargs="*", default=[64, 256], help="of decoding; none: leave it out")
+    parser.add_argument("--vllm", metavar="URL", help="of a vLLM server, such as http://127.0.0.1:8000")
+    parser.add_argument("--vllm-model", metavar="NAME", default="small", help="as the server names it")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the model and do nothing else")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = small_model()
+    if options.save:
+        model.save_pretrained(options.save)
+        return
+    models: dict[str, PreTrainedModel] = {"fp32": model, "bf16": copy.deepcopy(model).bfloat16()}
+    print(machine())
+    for name in options.workload or names:
+        workload(models, FOLDER / f"{name}.jsonl", options)
+    for batch in options.batch:
+        decoding(models, batch, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

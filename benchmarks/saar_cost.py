@@ -1,0 +1,191 @@
+"""What SAAR and RoC cost: a training step with each of them against the same step without.
+
+    python benchmarks/saar_cost.py [--rounds 8] [--policy runs/saar_cost] [--first 0.25] [--retry 0.2]
+
+The quickstart's world and recipes: 12 prompts × 8 rollouts, the model of 0.68 M parameters, calls in the sandbox, one
+torch thread. Nothing is replayed or forced: the local engine samples every id, every call runs, every splice is scored,
+the update is a training step's. What is made for the purpose is the policy: it learnt (as the quickstart's cold start
+does) from demonstrations of a teacher that fails less often, --first of its first tries and --retry of the tries after
+an error, so that about .6 calls of a rollout fail. It is made once, in --policy, which takes two minutes.
+
+Every arm starts every step from that policy's weights, with the same prompts and the same random streams; the arms take
+turns. The first step of each is not counted. Per step: wall and CPU seconds (those of the sandbox's processes among
+them), and what was done for them. `saar` purifies every rollout (the quickstart's own recipe half of them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import datetime
+import os
+import platform
+import statistics
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.config.shipped import find_recipe
+from retcon.core.cost import Meter
+from retcon.core.types import Trajectory
+from retcon.rollout.demonstrate import demonstrations
+from retcon.store import jsonl
+from retcon.tasks.registry import task_set, training_prompts
+from retcon.tasks.teacher import Rates
+from retcon.train.model import model_folder, start_model
+from retcon.train.optim import adamw, torch_settings
+from retcon.train.rollouts import TrainingRollouts, open_rollouts
+from retcon.train.selection import draw_groups, to_train
+from retcon.train.sft import run_sft
+from retcon.train.update import group_samples, update
+
+ARMS = {
+    "baseline": ("quickstart/baseline", ()),
+    "saar": ("quickstart/saar", ("repair.probability=1.0",)),
+    "roc": ("quickstart/roc", ()),
+}
+DEMONSTRATIONS, SFT_STEPS = 2000, 200
+
+
+@dataclass
+class Arm:
+    """One way to train. figures: name to a value for every step."""
+
+    name: str
+    recipe: Recipe
+    model: PreTrainedModel
+    rollouts: TrainingRollouts
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    async def step(self, number: int, weights: PreTrainedModel) -> dict[str, float]:
+        """A whole step from `weights`, as `retcon.train.rl` takes it; what it cost and did."""
+        self.model.load_state_dict(weights.state_dict())
+        self.rollouts.engine.invalidate()
+        config = self.recipe.rl
+        optimizer = adamw(self.model, config.lr, weight_decay=config.weight_decay)
+        prompts = islice(training_prompts(self.rollouts.tasks, self.recipe.run.seed), number * config.prompts, None)
+        head = list(islice(prompts, config.prompts))
+
+        meter, began = Meter(), time.process_time()
+        drawn = await draw_groups(self.recipe, self.rollouts, iter(head), step=number)
+        rolled, here = meter.read(), time.process_time() - began
+        samples = [sample for group in to_train(self.recipe, drawn) for sample in group_samples(group, config)]
+        update(self.model, optimizer, samples, config, seed=self.recipe.run.seed, step=number)
+        self.rollouts.engine.invalidate()
+        whole = meter.read()
+
+        made = [t for group in drawn.made for t in group]
+        return {
+            "wall": whole.wall_s,
+            "CPU": whole.cpu_s,
+            "CPU, rollouts": here,
+            "CPU, sandbox": rolled.cpu_s - here,
+            "CPU, training": whole.cpu_s - rolled.cpu_s,
+            "rollouts": len(made),
+            "failed calls": per(made, sum(t.raw_failures for t in made)),
+            "repaired": per(
+                made,
+                sum(
+                    turn.repair is not None and turn.repair.decision in ("shallow", "deep")
+                    for t in made
+                    for turn in t.turns
+                ),
+            ),
+            "calls": per(made, sum(t.raw_calls for t in made)),
+            "ids sampled": per(made, sum(t.sampled_ids for t in made)),
+            "… in lookaheads": per(made, sum(lookahead_ids(t) for t in made)),
+            "… scored": per(made, sum(len(s.ids or ()) for t in made for s in t.segments if s.kind == "spliced")),
+            "ids trained on": per(samples, sum(len(s.ids) for s in samples)),
+        }
+
+
+def per(things: list, total: float) -> float:
+    return total / max(1, len(things))
+
+
+def lookahead_ids(trajectory: Trajectory) -> int:
+    """Ids sampled in attempts that followed a failure with its history frozen."""
+    count = 0
+    for turn in trajectory.turns:
+        if turn.repair is not None and turn.repair.decision in ("shallow", "deep", "unrepaired"):
+            attempts = turn.abandoned if turn.repair.decision == "unrepaired" else turn.abandoned[1:]
+            count += sum(len(s.ids or ()) for attempt in attempts for s in attempt.generated)
+    return count
+
+
+def policy(folder: Path, rates: Rates) -> Path:
+    """The policy's folder, trained unless it is there."""
+    recipe = load_recipe(
+        None, [f"sft.demonstrations={DEMONSTRATIONS}", f"sft.steps={SFT_STEPS}", f"sft.checkpoint_every={SFT_STEPS}"]
+    )
+    out = folder / f"first-{rates.first_failure}-retry-{rates.retry_failure}"
+    file = out / "demonstrations.jsonl"
+    if not file.exists():
+        print(f"making the policy in {out} …", flush=True)
+        out.mkdir(parents=True, exist_ok=True)
+        chat = Chat(load_tokenizer(model_folder(recipe.model.path)), style=recipe.model.style)
+        jsonl.write(file, asyncio.run(demonstrations(recipe, chat, rates=rates)))
+    return run_sft(recipe, file, out / "sft")
+
+
+async def measure(start: Path, rounds: int) -> list[Arm]:
+    async with AsyncExitStack() as stack:
+        arms = []
+        for name, (recipe_name, changes) in ARMS.items():
+            recipe = load_recipe(find_recipe(recipe_name), changes)
+            model = start_model(start, recipe.run.seed)
+            rollouts = open_rollouts(recipe, model, start, task_set(recipe.task.name))
+            arms.append(Arm(name, recipe, model, await stack.enter_async_context(rollouts)))
+        weights = copy.deepcopy(arms[0].model)
+        for number in range(rounds + 1):
+            for arm in arms:
+                for name, value in (await arm.step(number, weights)).items():
+                    if number:
+                        arm.figures.setdefault(name, []).append(value)
+        return arms
+
+
+def table(arms: list[Arm]) -> str:
+    first = arms[0]
+    lines = [f"{'a step, median':22}" + "".join(f"{arm.name:>12}" for arm in arms)
+             + "".join(f"{arm.name + ' / ' + first.name:>30}" for arm in arms[1:])]  # fmt: skip
+    for name, values in first.figures.items():
+        row = f"{name:22}" + "".join(f"{statistics.median(arm.figures[name]):12.3f}" for arm in arms)
+        for arm in arms[1:] if name.startswith(("wall", "CPU")) else ():
+            ratios = [mine / other for mine, other in zip(arm.figures[name], values, strict=True)]
+            pooled = sum(arm.figures[name]) / sum(values)
+            row += f"{statistics.median(ratios):14.2f} ({min(ratios):.2f}…{max(ratios):.2f}) {pooled:.2f}"
+        lines.append(row)
+    return "\n".join(lines)
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in info if line.startswith("model name")), platform.processor())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--policy", type=Path, default=Path("runs/saar_cost"), help="folder of the policy")
+    parser.add_argument("--first", type=float, default=0.25, help="share of the teacher's first tries that fail")
+    parser.add_argument("--retry", type=float, default=0.2, help="share of its tries after an error that fail")
+    options = parser.parse_args()
+    with torch_settings(1):
+        start = policy(options.policy, Rates(options.first, options.retry))
+        arms = asyncio.run(measure(start, options.rounds))
+    print(f"{datetime.date.today()} · {os.cpu_count()} cores of {cpu_name()}, 1 torch thread · {options.rounds} rounds")
+    print(table(arms))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Attention over slabs of keys and values, as one of transformers' attention functions.
+
+A forward of the engine is packed: all ids of all requests in one row, (1, N), so that linear layers see one batch
+whatever each request does. What belongs together is known to the `Plan` alone, which travels with the forward as the
+keyword `retcon_plan`: it stores the new keys and values and attends job by job.
+
+The G query heads that share a head of keys are folded into the query length: (B, KV, G, D) against (B, KV, L, D) needs
+no copy of the keys for every query head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+from transformers import AttentionInterface, PreTrainedModel
+
+from retcon.core.errors import EngineError
+from retcon.engine.slabs import Slab
+
+NAME = "retcon"
+UNKNOWN = ("softcap", "s_aux", "position_bias")
+"""What some models hand to their attention and ours does not do."""
+
+
+class Attend(Protocol):
+    """Part of a packed attention: queries (N, H, D), new keys (N, KV, D), new values (N, KV, E), which are stored."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """(M, H, E) for M of the ids."""
+        ...
+
+    @property
+    def target(self) -> slice | Tensor:
+        """Which ids these are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Where the new keys and values of ids start…end go: slots and positions, (end - start,) each.
+
+    index: by number of heads, the rows of a slab's (slots · KV · capacity, size) that these are, once they are known.
+    """
+
+    slab: Slab
+    start: int
+    end: int
+    slots: Tensor
+    positions: Tensor
+    index: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, layer: int, k: Tensor, v: Tensor) -> None:
+        heads = k.shape[1]
+        if heads not in self.index:
+            head = torch.arange(heads, device=k.device)
+            row = (self.slots[:, None] * heads + head) * self.slab.capacity + self.positions[:, None]
+            self.index[heads] = row.flatten()
+        for new, slab in ((k, self.slab.keys[layer]), (v, self.slab.values[layer])):
+            slab.view(-1, slab.shape[-1]).index_copy_(0, self.index[heads], new[self.start : self.end].flatten(0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """Ids start…end, one of each of some of the first `count` slots of a slab, which makes reading a view and no copy.
+
+    slots: of each id; None where they are 0…count-1.
+    """
+
+    slab: Slab
+    start: int
+    end: int
+    count: int
+    slots: Tensor | None
+
+    @property
+    def target(self) -> slice:
+        return slice(self.start, self.end)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        heads, size = k.shape[1:]
+        queries = q[self.start : self.end] * scale
+        if self.slots is not None:
+            queries = queries.new_zeros(self.count, *queries.shape[1:]).index_copy_(0, self.slots, queries)
+        keys, values = self.slab.keys[layer][: self.count], self.slab.values[layer][: self.count]
+        queries = queries.reshape(self.count * heads, -1, size)
+        # Two batched products over whole slots, which are contiguous: several times quicker on CPUs than attention
+        # kernels, which are made for many queries.
+        scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
+        scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count])
+        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1)).reshape(self.count, q.shape[1], -1)
+        return attended if self.slots is None else attended.index_select(0, self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class FreshJob:
+    """Stretches that start at position 0, which need nothing that is stored.
+
+    index: (R, T) of ids in the packed row, padded on the right with any. target: (M,) those that are not padding, and
+    where: (M,) where they lie in R · T.
+    """
+
+    index: Tensor
+    target: Tensor
+    where: Tensor
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        queries, keys, values = (x[self.index].transpose(1, 2) for x in (q, k, v))
+        shared = q.shape[1] != k.shape[1]
+        attended = sdpa(queries, keys, values, is_causal=True, scale=scale, enable_gqa=shared)
+        return attended.transpose(1, 2).flatten(0, 1)[self.where]
+
+
+@dataclass(frozen=True, slots=True)
+class PastJob:
+    """Stretches that follow what is stored, in slots (R,) of a slab; else as `FreshJob`.
+
+    mask: (R, 1, T, L) additive. folded: whether to fold heads, which spares the copies of keys but repeats the mask.
+    """
+
+    slab: Slab
+    slots: Tensor
+    mask: Tensor
+    index: Tensor
+    target: Tensor
+    where: Tensor
+    folded: bool
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        length = self.mask.shape[-1]
+        keys = self.slab.keys[layer][:, :, :length].index_select(0, self.slots)
+        values = self.slab.values[layer][:, :, :length].index_select(0, self.slots)
+        queries = q[self.index].transpose(1, 2)
+        rows, heads, width, size = queries.shape
+        groups = heads // keys.shape[1]
+        if self.folded and groups > 1:
+            queries = queries.reshape(rows, keys.shape[1], groups * width, size)
+            mask = self.mask.repeat(1, 1, groups, 1)
+            attended = sdpa(queries, keys, values, attn_mask=mask, scale=scale).reshape(rows, heads, width, -1)
+        else:
+            attended = sdpa(queries, keys, values, attn_mask=self.mask, scale=scale, enable_gqa=groups > 1)
+        return attended.transpose(1, 2).flatten(0, 1)[self.where]
+
+
+@dataclass(slots=True)
+class Plan:
+    """One packed forward of N ids. ids, positions: (N,). keep: (K,) ids whose logits are wanted.
+
+    whole: whether there is one job, of all ids in order.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    keep: Tensor
+    stores: Sequence[Store] = ()
+    jobs: Sequence[Attend] = ()
+    whole: bool = False
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        for store in self.stores:
+            store(layer, k, v)
+        if self.whole:
+            return self.jobs[0](layer, q, k, v, scale)
+        out = q.new_zeros(*q.shape[:2], v.shape[-1])  # zeros, as ids that only pad the batch belong to no job
+        for job in self.jobs:
+            out[job.target] = job(layer, q, k, v, scale)
+        return out
+
+
+@dataclass(slots=True)
+class Shapes(Plan):
+    """A plan that only notes what each layer keeps of an id: (heads of keys, size of a key, size of a value)."""
+
+    layers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        self.layers[layer] = (k.shape[1], k.shape[2], v.shape[2])
+        return q.new_zeros(*q.shape[:2], v.shape[-1])
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    *,
+    retcon_plan: Plan,
+    scaling: float | None = None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query (1, H, N, D), key (1, KV, N, D), value (1, KV, N, E) → (1, N, H, E)."""
+    asked = [name for name in UNKNOWN if options.get(name) is not None]
+    if asked:
+        raise EngineError(f"{type(module).__name__} asks for {', '.join(asked)}, which the local engine cannot do")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (x.transpose(1, 2)[0] for x in (query, key, value))
+    return retcon_plan.attend(module.layer_idx, q, k, v, scale)[None], None  # type: ignore[arg-type]
+
+
+AttentionInterface.register(NAME, attention)
+
+
+def forward(model: PreTrainedModel, plan: Plan) -> Tensor:
+    """Logits (K, V) of the plan's ids, their keys and values stored. Leaves the model as it was."""
+    with _attending(model):
+        logits: Tensor = model(
+            input_ids=plan.ids[None],
+            position_ids=plan.positions[None],
+            use_cache=False,
+            logits_to_keep=plan.keep,
+            retcon_plan=plan,
+        ).logits
+    return logits[0]
+
+
+@contextmanager
+def _attending(model: PreTrainedModel) -> Iterator[None]:
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def shapes(model: PreTrainedModel) -> Shapes:
+    """What the model keeps of an id, found by a forward of one. Raises EngineError where it cannot be known."""
+    nothing = torch.zeros(1, dtype=torch.long, device=model.device)
+    plan = Shapes(nothing, nothing, nothing)
+    name = type(model).__name__
+    try:
+        with torch.inference_mode():
+            forward(model, plan)
+    except TypeError as error:
+        raise EngineError(f"{name} does not hand options on to its attention: {error}") from error
+    if not plan.layers:
+        raise EngineError(f"{name} does not run its attention through transformers' attention interface")
+    return plan

@@ -1,0 +1,80 @@
+"""What computes a packed forward: the model as transformers has it, or the lean one where that is known to agree."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from retcon.engine.attention import FreshJob, Plan, forward
+from retcon.engine.invariance import Invariance, linear_layers, probe
+from retcon.engine.lean import Lean, supports
+
+AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""How far the lean forward's logits may be off, relative to the largest: rounding, and no more."""
+
+
+class Decoder(Protocol):
+    """invariance: what holds for its matrix products."""
+
+    invariance: Invariance
+
+    def __call__(self, plan: Plan) -> Tensor:
+        """Logits (K, V) of the plan's ids, their keys and values stored."""
+        ...
+
+    def refresh(self) -> None:
+        """The weights have changed."""
+        ...
+
+
+class Transformers:
+    """The model's own modules, around attention over slabs."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.invariance = probe(linear_layers(model), model.dtype, model.device)
+
+    def __call__(self, plan: Plan) -> Tensor:
+        return forward(self._model, plan)
+
+    def refresh(self) -> None:
+        """They hold the weights themselves."""
+
+
+class LeanDecoder:
+    """The lean forward."""
+
+    def __init__(self, model: PreTrainedModel, max_len: int) -> None:
+        self._lean = Lean(model, max_len)
+        products = ((p.width, p) for p in self._lean.products)
+        self.invariance = probe(products, model.dtype, model.device)
+
+    def __call__(self, plan: Plan) -> Tensor:
+        return self._lean(plan)
+
+    def refresh(self) -> None:
+        self._lean.refresh()
+
+
+def decoder_for(model: PreTrainedModel, max_len: int) -> Decoder:
+    """The lean decoder where the model is of a kind that it knows, and gives what transformers gives."""
+    if supports(model):
+        with torch.inference_mode():
+            lean = LeanDecoder(model, max_len)
+            if agrees(lean, model, max_len):
+                return lean
+    return Transformers(model)
+
+
+def agrees(decoder: Decoder, model: PreTrainedModel, max_len: int) -> bool:
+    """Whether both give the same logits for a few ids."""
+    count = min(8, max_len)
+    ids = torch.arange(count) * 7919 % model.config.get_text_config().vocab_size
+    rows = torch.arange(count)
+    plan = Plan(ids, rows, rows, jobs=[FreshJob(rows[None], rows, rows)])
+    expected, got = forward(model, plan).float(), decoder(plan).float()
+    worst = (expected - got).abs().max() / expected.abs().max()
+    return bool(worst <= AGREE.get(model.dtype, 0.1))

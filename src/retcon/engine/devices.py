@@ -1,0 +1,194 @@
+"""Where, and in which precision, a run computes: chosen once, before work starts, and told in one line."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch.nn import functional
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
+
+from retcon.config.schema import ComputeSection, Recipe
+from retcon.core.errors import ComputeWarning, RecipeError
+
+TrainDtype = Literal["float32", "bfloat16"]
+RolloutDtype = Literal["float32", "bfloat16", "float16"]
+Attention = Literal["sdpa", "eager"]
+BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 twice, and Arm's
+BF16_TRAINS, BF16_DECODES = 64, 256
+"""Widths from which bfloat16 is quicker on a CPU with instructions for it (benchmarks/dtypes.py, docs/compute.md)."""
+CROWDED = 3
+"""Threads and sandbox workers for each core beyond which they are in each other's way. Workers mostly wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A CUDA device. bf16: whether it has bfloat16 units."""
+
+    name: str
+    bf16: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """cpu: its name. instructions: as the kernel names them. cores: that this process may use. gpus: by index."""
+
+    cpu: str
+    instructions: frozenset[str]
+    cores: int
+    gpus: tuple[Gpu, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """dtype: of a training step's products. rollout_dtype: of the weights that rollouts decode with. name: of what
+    computes. hints: what the recipe could gain here."""
+
+    device: str
+    dtype: TrainDtype
+    rollout_dtype: RolloutDtype
+    attention: Attention
+    threads: int
+    name: str
+    hints: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}" if self.device == "cpu" else ""
+        return (
+            f"computing on {self.device} ({self.name}{threads}), {self.dtype}, rollouts {self.rollout_dtype}, "
+            f"{self.attention} attention"
+        )
+
+
+OnPlace = Callable[[Placement], None]
+
+
+def place(recipe: Recipe, config: PretrainedConfig) -> Placement:
+    """The placement of a recipe's work on this machine, for the model that `config` describes.
+
+    Raises RecipeError as `choose` does. Warns (ComputeWarning) where threads and sandbox workers crowd the cores.
+    """
+    machine = look_at_machine()
+    workers = 0 if recipe.sandbox.url else recipe.sandbox.workers
+    if crowd := crowding(recipe.run.threads, workers, machine.cores):
+        warnings.warn(crowd, ComputeWarning, stacklevel=2)
+    return choose(recipe.compute, config, machine, threads=recipe.run.threads)
+
+
+def choose(section: ComputeSection, config: PretrainedConfig, machine: Machine, *, threads: int) -> Placement:
+    """What `section` means on `machine`. Raises RecipeError for a device, dtype or attention that is not to be had."""
+    device, gpu = _device(section.device, machine)
+    auto: TrainDtype = "bfloat16" if gpu is not None and gpu.bf16 else "float32"
+    dtype = auto if section.dtype == "auto" else section.dtype
+    rollouts: RolloutDtype = auto if section.rollout_dtype == "auto" else section.rollout_dtype
+    for key, name in {"dtype": dtype, "rollout_dtype": rollouts}.items():
+        if not supports(device, getattr(torch, name)):
+            raise RecipeError(f"compute.{key} = {name!r}: torch cannot compute in {name} on {device}; use 'float32'")
+    return Placement(
+        device,
+        dtype,
+        rollouts,
+        _attention(section.attention, config),
+        threads,
+        machine.cpu if gpu is None else gpu.name,
+        _hints(section, config, machine) if gpu is None else (),
+    )
+
+
+def supports(device: str, dtype: torch.dtype) -> bool:
+    """Whether the operations of a transformer's layer exist there; runs them once."""
+    try:
+        x = torch.ones(2, 4, 8, device=device).to(dtype)
+        x = functional.layer_norm(functional.silu(functional.linear(x, x[0, :, :].T @ x[0])), (8,))
+        functional.scaled_dot_product_attention(x, x, x).softmax(-1).float().sum().item()
+    except RuntimeError:  # "not implemented for", by torch's kernels
+        return False
+    return True
+
+
+def crowding(threads: int, workers: int, cores: int) -> str | None:
+    """What is wrong with so many torch threads and sandbox workers on so many cores; None where nothing is."""
+    if threads <= cores and threads + workers <= CROWDED * cores:
+        return None
+    return (
+        f"run.threads = {threads} and sandbox.workers = {workers} share {cores} core{'s' if cores > 1 else ''}: they "
+        f"will wait for each other; lower run.threads to {cores} at most, and both together to {CROWDED * cores}"
+    )
+
+
+def set_threads(threads: int) -> None:
+    """`threads` threads within an operation of torch, and one between operations, of which ours have nothing."""
+    torch.set_num_threads(threads)
+    if torch.get_num_interop_threads() != 1:
+        with suppress(RuntimeError):  # can be set only before they have worked
+            torch.set_num_interop_threads(1)
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """`set_threads` for a while; those within an operation then come back to what they were."""
+    before = torch.get_num_threads()
+    set_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def look_at_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
+    """This machine. cpuinfo: where the kernel describes the CPU; without it the name is the architecture's."""
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return Machine(
+        name[1].strip() if name else platform.machine(),
+        frozenset(flags[1].split()) if flags else frozenset(),
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        # From compute capability 8.0 on (Ampere) there are units for bfloat16; before, torch imitates them.
+        tuple(Gpu(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)[0] >= 8) for i in gpus),
+    )
+
+
+def _device(wanted: str, machine: Machine) -> tuple[str, Gpu | None]:
+    if wanted == "cpu" or (wanted == "auto" and not machine.gpus):
+        return "cpu", None
+    if not machine.gpus:
+        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        raise RecipeError(f"compute.device = {wanted!r}: {why}; use 'cpu', or 'auto' for whatever there is")
+    index = int(wanted.partition(":")[2] or 0)
+    if index >= len(machine.gpus):
+        there = ", ".join(f"'cuda:{i}' ({gpu.name})" for i, gpu in enumerate(machine.gpus))
+        raise RecipeError(f"compute.device = {wanted!r}: there is no such device; there are: {there}")
+    return f"cuda:{index}", machine.gpus[index]
+
+
+def _attention(wanted: Literal["auto", "sdpa", "eager"], config: PretrainedConfig) -> Attention:
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    sdpa = getattr(kind, "_supports_sdpa", False)
+    if wanted == "sdpa" and not sdpa:
+        raise RecipeError(f"compute.attention = 'sdpa': {config.model_type} has none; use 'eager', or 'auto'")
+    return wanted if wanted != "auto" else "sdpa" if sdpa else "eager"
+
+
+def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine) -> tuple[str, ...]:
+    """Of what was left to `auto`: what bfloat16 would speed up."""
+    width = getattr(config.get_text_config(), "hidden_size", 0)
+    if not machine.instructions & BF16_INSTRUCTIONS:
+        return ()
+    quicker = {"dtype": ("training", BF16_TRAINS), "rollout_dtype": ("rollouts", BF16_DECODES)}
+    return tuple(
+        f"this CPU computes in bfloat16: compute.{key}=bfloat16 makes {what} of a model of width {width} quicker, and "
+        "less exact (docs/compute.md)"
+        for key, (what, least) in quicker.items()
+        if getattr(section, key) == "auto" and width >= least
+    )

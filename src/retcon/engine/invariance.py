@@ -1,0 +1,64 @@
+"""Does what a row gets depend on the batch it is in? Found out by trying, as it hangs on the machine's kernels.
+
+The kernels of a matrix product may be chosen by the shape, and add up in another order then: a request would get other
+last bits in other company, and now and then another id. On most CPUs that happens only for the smallest batches, which
+can be padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+ROWS = (1, 4, 16, 32)
+"""Least numbers of rows that are tried."""
+TRIED = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 23, 31, 32, 33, 47, 63, 64)
+
+Products = Iterable[tuple[int, Callable[[Tensor], Tensor]]]
+"""Matrix products, (N, in) → (N, out), with the size of their inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invariance:
+    """rows: ids of a forward at least. exact: whether a request's results do not depend on the batch, bit for bit, as
+    far as was tried."""
+
+    rows: int = 1
+    exact: bool = False
+
+
+def probe(products: Products, dtype: torch.dtype, device: torch.device) -> Invariance:
+    """What holds for these products.
+
+    Devices other than CPUs choose kernels in too many ways to be tried out: there nothing is padded, nothing promised.
+    """
+    if device.type != "cpu":
+        return Invariance()
+    least = ROWS[0]
+    with torch.inference_mode():
+        for size, product in products:
+            rows = torch.randn(97, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+            whole = product(rows)
+            wrong = [n for n in TRIED if not torch.equal(product(rows[:n]), whole[:n])]
+            enough = [n for n in ROWS if n > max(wrong, default=0)]
+            if not enough:
+                return Invariance()
+            least = max(least, enough[0])
+    return Invariance(least, exact=True)
+
+
+def linear_layers(model: PreTrainedModel) -> Products:
+    """One linear layer of each shape."""
+    found: dict[tuple[int, ...], Tensor] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding):
+            # GPT-2's Conv1D is a linear layer, transposed
+            found.setdefault(tuple(weight.shape), weight if isinstance(module, nn.Linear) else weight.T)
+    return [(matrix.shape[1], partial(linear, weight=matrix)) for matrix in found.values()]

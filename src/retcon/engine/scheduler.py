@@ -1,0 +1,350 @@
+"""Which requests are computed next, and where their keys and values lie: continuous batching.
+
+Every forward takes one id of each request that decodes and, of those that were admitted since, the next stretch of what
+is not cached. Requests join when there is room and leave with their last id; their keys and values stay until the next
+call, unless others need the room.
+
+Room is found in this order: free slots; slots of requests whose callers are busy with something else, the longest first
+out of use; and, if it is a decoding request that must grow, the slots of those that came last. Whoever loses
+keys and values has them computed again from its ids: nothing that was generated is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from retcon.engine.decoder import Decoder
+from retcon.engine.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
+from retcon.engine.prompts import Prompts
+from retcon.engine.requests import GenerateCall, Request, ScoreCall, common_prefix
+from retcon.engine.sampling import Sampler
+from retcon.engine.slabs import Memory, Place
+from retcon.engine.stats import EngineStats
+
+COMPACT_AT = 0.75
+"""Requests of a slab that decode are moved together when fewer than this share of the slots up to the last of them do:
+less often costs attention over slots at rest, more often costs moving keys and values."""
+REST = 64
+"""Forwards after which a request that nobody has asked for again makes room for a new one: it may never be released."""
+HEADROOM = 0.1
+"""Share of the budget that new requests leave to those that grow."""
+
+
+class Scheduler:
+    """Answers the calls of requests, up to `rows` of them side by side. `step` until `busy` is false."""
+
+    def __init__(
+        self, decoder: Decoder, memory: Memory, *, rows: int, vocabulary: int, device: torch.device, stats: EngineStats
+    ) -> None:
+        self._decoder, self._memory, self._rows, self._stats = decoder, memory, rows, stats
+        self._vocabulary, self._device = vocabulary, device
+        self._stale = False  # whether the weights have changed
+        self._waiting: dict[str, Request] = {}  # those that were admitted before
+        self._new: dict[str, Request] = {}
+        self._feeding: dict[str, Request] = {}
+        self._decoding: dict[str, Request] = {}
+        self._resting: dict[str, Request] = {}  # with keys and values but no call, those longest out of use first
+        self._prompts = Prompts()
+        self._sampler: tuple[list[GenerateCall], Sampler] | None = None
+        self._changed = True
+        self._forwards = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._new or self._feeding or self._decoding)
+
+    @property
+    def computing(self) -> bool:
+        """Whether a request is under way."""
+        return bool(self._feeding or self._decoding)
+
+    def add(self, request: Request) -> None:
+        """The request has a call to be answered."""
+        self._resting.pop(request.id, None)
+        (self._waiting if request.admitted else self._new)[request.id] = request
+
+    def remove(self, request: Request) -> None:
+        """The request is over; its slot is free."""
+        for group in (self._waiting, self._new, self._feeding, self._decoding, self._resting):
+            group.pop(request.id, None)
+        self._evict(request)
+        self._changed = True
+
+    def forget(self) -> None:
+        """No keys and values hold any more."""
+        for group in (self._waiting, self._new, self._resting):
+            for request in group.values():
+                request.place, request.cached = None, []
+        self._resting.clear()
+        self._prompts.clear()
+        self._memory.drop()
+        self._stale = True
+
+    def step(self) -> None:
+        """Admit what fits, run one forward, sample, and answer what is done."""
+        began = time.perf_counter()
+        if self._stale:
+            self._decoder.refresh()
+            self._stale = False
+        known = self._admit()
+        self._make_room()
+        rows = self._ordered()
+        steps = [self._next(r) for r in rows]
+        fed = list(self._stretches(FORWARD_IDS - len(steps)))
+        sampled: list[Request] = list(rows)
+        parts: list[Tensor] = []
+        if steps or fed:
+            logits = self._forward(steps, [stretch for _, stretch in fed])
+            parts.append(logits[: len(rows)])
+            parts.extend(self._fed(fed, logits[len(rows) :], sampled))
+        for request, row in known:
+            sampled.append(request)
+            parts.append(row[None])
+        if sampled:
+            self._sample(sampled, torch.cat(parts) if len(parts) > 1 else parts[0])
+        if known:
+            self._changed = True
+        self._stats.seconds += time.perf_counter() - began
+        self._stats.kv_used, self._stats.kv_peak = self._memory.used, self._memory.peak
+
+    # --- who is computed ---
+
+    def _admit(self) -> list[tuple[Request, Tensor]]:
+        """Give waiting requests a slot; those that go on first. Returns those whose logits are known already."""
+        known: list[tuple[Request, Tensor]] = []
+        for request in (*self._waiting.values(), *self._new.values()):
+            if len(self._feeding) + len(self._decoding) + len(known) >= self._rows:
+                break
+            call = request.call
+            assert call is not None
+            if call.done.done():  # its caller is gone
+                self.remove(request)
+                continue
+            if request.place is not None:
+                self._crop(request, call)
+            shared = None
+            if request.place is None and isinstance(call, GenerateCall) and not call.made:
+                shared = self._prompts.find(call.ids)
+                if shared is not None and shared.logits is None:
+                    continue  # another request computes it just now
+            if not self._place(request, call, new=not request.admitted):
+                break
+            (self._waiting if request.admitted else self._new).pop(request.id)
+            request.admitted = True
+            self._changed = True
+            if shared is not None and shared.logits is not None:
+                self._prompts.copy(shared, request, self._memory)
+                self._stats.copied += len(call.ids)
+                known.append((request, shared.logits))
+                self._decoding[request.id] = request
+                continue
+            if not request.cached and isinstance(call, GenerateCall) and not call.made:
+                self._prompts.lead(request, call.ids)
+            self._stats.reused += len(request.cached)
+            self._feeding[request.id] = request
+        return known
+
+    def _crop(self, request: Request, call: GenerateCall | ScoreCall) -> None:
+        """Keep what the call has in common with what is cached, and leave at least what must be fed for its logits."""
+        kept = min(common_prefix(request.cached, call.to_feed), call.wanted)
+        assert request.place is not None
+        if kept == 0:
+            self._evict(request)
+        elif kept < len(request.cached):
+            request.place.slab.show(request.place.slot, kept)
+            del request.cached[kept:]
+            self._prompts.cropped(request)
+
+    def _place(self, request: Request, call: GenerateCall | ScoreCall, *, new: bool) -> bool:
+        """Find a slot that holds the call. New requests put nobody out, unless nothing else can go on."""
+        if request.place is not None and len(call.to_feed) <= request.place.capacity:
+            return True
+        idle = not self._feeding and not self._decoding
+        victims = self._victims(request) if idle or not new else self._left_alone()
+        while new and not idle and self._memory.scarce(call.room, HEADROOM):
+            victim = next(victims, None)
+            if victim is None:
+                return False
+            self._put_out(victim)
+        if self._grown(request, call.room, victims):
+            return True
+        if request.place is None:
+            return False
+        self._evict(request)  # there is no room for both slots: it is computed anew
+        return self._grown(request, call.room, self._victims(request) if idle else ())
+
+    def _left_alone(self) -> Iterator[Request]:
+        """Requests at rest that nobody has asked for in a long time, such as those that nobody will release."""
+        for request in list(self._resting.values()):
+            if self._forwards - request.rested > REST:
+                yield request
+
+    def _victims(self, request: Request) -> Iterator[Request]:
+        """Whose keys and values may go, first those at rest, then those that wait."""
+        for group in (self._resting, self._waiting):
+            yield from (r for r in list(group.values()) if r.place is not None and r is not request)
+
+    def _grown(self, request: Request, length: int, victims: Iterable[Request]) -> bool:
+        """Give the request a slot of at least `length`, with what it has cached; evict victims as it takes."""
+        place = self._memory.take(min(length, self._memory.max_len))
+        for victim in () if place is not None else victims:
+            self._put_out(victim)
+            place = self._memory.take(min(length, self._memory.max_len))
+            if place is not None:
+                break
+        if place is None:
+            return False
+        if request.place is not None:
+            self._memory.copy([(request.place, place, len(request.cached))])
+            self._memory.give(request.place)
+        request.place = place
+        self._changed = True
+        return True
+
+    def _put_out(self, victim: Request) -> None:
+        """Take its slot from a request that is not computed."""
+        self._evict(victim)
+        self._resting.pop(victim.id, None)
+        self._stats.evicted += 1
+
+    def _make_room(self) -> None:
+        """Let requests that decode grow; where there is no room, those that came last wait until there is."""
+        full = [r for r in self._decoding.values() if r.place is not None and len(r.cached) >= r.place.capacity]
+        moves: list[tuple[Request, Place]] = []
+        for request in full:  # all at once, if there is room for all
+            assert isinstance(request.call, GenerateCall)
+            place = self._memory.take(min(request.call.room, self._memory.max_len))
+            if place is None:
+                break
+            moves.append((request, place))
+        self._memory.copy([(r.place, place, len(r.cached)) for r, place in moves if r.place is not None])
+        for request, place in moves:
+            self._memory.give(request.place)  # type: ignore[arg-type]
+            request.place, self._changed = place, True
+        for request in sorted(full[len(moves) :], key=lambda r: r.arrived):
+            while request.place is not None and len(request.cached) >= request.place.capacity:
+                assert isinstance(request.call, GenerateCall)
+                if not self._grown(request, request.call.room, self._victims(request)):
+                    others = (r for r in (*self._decoding.values(), *self._feeding.values()) if r.place is not None)
+                    last = max(others, key=lambda r: r.arrived)
+                    self._preempt(last if last.arrived > request.arrived else request)
+
+    def _preempt(self, request: Request) -> None:
+        self._stats.preempted += 1
+        self._decoding.pop(request.id, None)
+        self._feeding.pop(request.id, None)
+        self._evict(request)
+        self._waiting[request.id] = request
+        self._changed = True
+
+    def _evict(self, request: Request) -> None:
+        if request.place is not None:
+            self._memory.give(request.place)
+        request.place, request.cached = None, []
+        self._prompts.leave(request)
+
+    def _ordered(self) -> list[Request]:
+        """The requests that decode and have an id to feed, by slab and slot, moved together where that pays."""
+        rows = [r for r in self._decoding.values() if isinstance(r.call, GenerateCall) and r.call.made]
+        if self._changed:
+            self._memory.compact([r.place for r in rows if r.place is not None], COMPACT_AT)
+            self._changed = False
+            rows.sort(key=lambda r: r.place.order if r.place is not None else (0, 0))
+            self._decoding = {r.id: r for r in rows} | self._decoding
+        return rows
+
+    # --- what is computed ---
+
+    def _next(self, request: Request) -> Step:
+        assert isinstance(request.call, GenerateCall)
+        assert request.place is not None
+        return Step(request.place, request.call.made[-1], len(request.cached))
+
+    def _stretches(self, room: int) -> Iterator[tuple[Request, Stretch]]:
+        """The next stretch of each request that is fed, while there is room in the forward, one at least."""
+        for request in self._feeding.values():
+            call, start = request.call, len(request.cached)
+            assert call is not None
+            assert request.place is not None
+            ids = call.to_feed
+            end = stretch_end(start, len(ids), call.wanted, self._vocabulary)
+            yield request, Stretch(request.place, start, ids[start:end], min(max(end - call.wanted, 0), end - start))
+            room -= end - start
+            if room <= 0:
+                return
+
+    def _forward(self, steps: Sequence[Step], stretches: Sequence[Stretch]) -> Tensor:
+        logits = self._decoder(plan(steps, stretches, self._decoder.invariance, self._device))
+        for stretch in stretches:
+            stretch.place.slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
+        self._forwards += 1
+        self._stats.steps += bool(steps)
+        self._stats.rows += len(steps)
+        self._stats.prefilled += sum(len(s.ids) for s in stretches)
+        return logits
+
+    def _fed(self, fed: Sequence[tuple[Request, Stretch]], logits: Tensor, sampled: list[Request]) -> Iterator[Tensor]:
+        """Take in what was fed. Yields the logits of the requests that are to be sampled, which are added."""
+        at = 0
+        for request, stretch in fed:
+            own = logits[at : at + stretch.keep]
+            at += stretch.keep
+            call = request.call
+            assert call is not None
+            request.cached.extend(stretch.ids)
+            if isinstance(call, ScoreCall):
+                self._score(call, stretch, own)
+            if len(request.cached) < len(call.to_feed):
+                continue
+            del self._feeding[request.id]
+            if isinstance(call, ScoreCall):
+                if not call.done.done():
+                    call.done.set_result(call.values)
+                self._rest(request)
+                continue
+            self._decoding[request.id] = request
+            self._changed = True
+            if not call.made:
+                self._prompts.led(request, own[-1])
+                sampled.append(request)
+                yield own[-1:]
+
+    def _score(self, call: ScoreCall, stretch: Stretch, logits: Tensor) -> None:
+        first = stretch.start + len(stretch.ids) - stretch.keep + 1
+        nexts = call.ids[first : first + stretch.keep]
+        if nexts:
+            index = torch.tensor(nexts, device=logits.device)[:, None]
+            call.values += logits[: len(nexts)].float().log_softmax(-1).gather(1, index)[:, 0].tolist()
+            self._stats.scored += len(nexts)
+
+    def _sample(self, requests: list[Request], logits: Tensor) -> None:
+        """Draw the next id of each request; answer those that end."""
+        calls = [r.call for r in requests if isinstance(r.call, GenerateCall)]
+        if self._sampler is None or self._sampler[0] != calls:
+            self._sampler = (calls, Sampler([c.params for c in calls], logits.device))
+        uniform = torch.tensor([c.draws.draw() for c in calls], dtype=torch.float32, device=logits.device)
+        ids, logprobs, sampling = self._sampler[1](logits, uniform)
+        drawn = zip(requests, calls, ids.tolist(), logprobs.tolist(), sampling.tolist(), strict=True)
+        for request, call, token, logprob, sampling_logprob in drawn:
+            if len(call.made):
+                request.cached.append(call.made[-1])
+            if call.take(token, logprob, sampling_logprob):
+                self._end(request, call)
+        self._stats.generated += len(requests)
+
+    def _end(self, request: Request, call: GenerateCall) -> None:
+        del self._decoding[request.id]
+        self._changed = True
+        if not call.answer(request.id) and request.place is not None:
+            request.place.slab.wipe(request.place.slot)
+            self._evict(request)
+        self._rest(request)
+
+    def _rest(self, request: Request) -> None:
+        if request.place is not None:
+            self._resting[request.id] = request
+            request.rested = self._forwards

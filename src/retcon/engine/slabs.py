@@ -1,0 +1,203 @@
+"""The memory of keys and values: slots in slabs, within a budget.
+
+A request has one slot, a contiguous stretch of positions, so that decoding reads it as a view. Slots come in classes of
+capacity; a slab holds slots of one class and can be given up when none is taken, for slabs of another class. A request
+that outgrows its slot moves to a larger one: the copies add up to no more than a few times its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LINE = 16
+"""Positions are padded to a multiple of this: attention then gives a row the same bits whatever it is padded to."""
+SLAB_IDS = 8192
+"""Positions of a slab at most (one slot at least): small enough to be given up, large enough for wide batches."""
+SLAB_SLOTS = 64
+
+
+def padded(length: int, line: int = LINE) -> int:
+    """The least multiple of `line` that holds `length`."""
+    return -(-length // line) * line
+
+
+def capacity_for(length: int, most: int) -> int:
+    """The capacity of the class that holds `length` ids: 32, 64, 96, 128, then four to an octave, up to `most`.
+
+    Attention goes over whole slots. A class is a function of the length alone, so that what is computed of a request
+    does not depend on which slots are free.
+    """
+    line = max(32, 1 << (max(length, 1) - 1).bit_length() >> 3)
+    return min(padded(length, line), padded(most))
+
+
+class Slab:
+    """`slots` stretches of `capacity` positions. keys, values: by layer, (slots, KV, capacity, size).
+
+    mask: (slots, 1, capacity), what to add to the attention scores of a slot's positions: 0 or the least number.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        slots: int,
+        layers: Mapping[int, tuple[int, int, int]],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.capacity, self.slots = capacity, slots
+        self.places: dict[int, Place] = {}
+        self.blocked = torch.finfo(dtype).min
+
+        def filled(heads: int, size: int) -> Tensor:
+            # Zeros, not empty: what is masked out is still multiplied by a weight of zero, and 0 · nan is nan.
+            return torch.zeros(slots, heads, capacity, size, dtype=dtype, device=device)
+
+        self.keys = {layer: filled(heads, key) for layer, (heads, key, _) in layers.items()}
+        self.values = {layer: filled(heads, value) for layer, (heads, _, value) in layers.items()}
+        self.mask = torch.full((slots, 1, capacity), self.blocked, dtype=dtype, device=device)
+
+    @property
+    def full(self) -> bool:
+        return len(self.places) == self.slots
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self.keys.values(), *self.values.values()]
+
+    def show(self, slot: int, length: int) -> None:
+        """Let the slot's first `length` positions be seen, and no others."""
+        self.mask[slot, ..., :length] = 0
+        self.mask[slot, ..., length:] = self.blocked
+
+    def wipe(self, slot: int) -> None:
+        """Remove what is not finite, which no mask hides."""
+        for tensor in self.tensors:
+            tensor[slot] = 0
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A slot that a request holds."""
+
+    slab: Slab
+    slot: int
+
+    @property
+    def capacity(self) -> int:
+        return self.slab.capacity
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By slab, and by slot within a slab."""
+        return id(self.slab), self.slot
+
+
+class Memory:
+    """Slabs within `budget` bytes. used, peak: bytes of the slabs there are, and the most there were."""
+
+    def __init__(
+        self,
+        layers: Mapping[int, tuple[int, int, int]],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_len: int,
+        max_slots: int,
+        budget: int,
+    ) -> None:
+        self._layers, self._dtype, self._device = layers, dtype, device
+        self.max_len, self._max_slots, self.budget = max_len, max_slots, budget
+        # of an id: its keys, its values and its place in the mask
+        self.id_bytes = dtype.itemsize * (1 + sum(h * (k + v) for h, k, v in layers.values()))
+        self.slabs: list[Slab] = []
+        self.used = self.peak = 0
+
+    def take(self, length: int) -> Place | None:
+        """A slot for `length` ids, None where the budget has no room."""
+        capacity = capacity_for(length, self.max_len)
+        slab = self._with_room(capacity) or self._grow(capacity)
+        if slab is None:
+            return None
+        # The lowest is taken first: what decodes should lie together.
+        place = Place(slab, next(slot for slot in range(slab.slots) if slot not in slab.places))
+        slab.places[place.slot] = place
+        return place
+
+    def scarce(self, length: int, headroom: float) -> bool:
+        """Whether a slot for `length` ids would leave less than that share of the budget to those that grow."""
+        capacity = capacity_for(length, self.max_len)
+        taken = sum(len(slab.places) * slab.capacity for slab in self.slabs) * self.id_bytes
+        return taken + capacity * self.id_bytes > (1 - headroom) * self.budget
+
+    def give(self, place: Place) -> None:
+        """The slot is free; its slab stays, until another class needs the room."""
+        del place.slab.places[place.slot]
+
+    def copy(self, moves: Iterable[tuple[Place, Place, int]]) -> None:
+        """Copy the first so many positions from slot to slot, for every (source, target, positions)."""
+        by_slabs: dict[tuple[int, int], list[tuple[Place, Place, int]]] = {}
+        for move in moves:
+            by_slabs.setdefault((id(move[0].slab), id(move[1].slab)), []).append(move)
+        for group in by_slabs.values():
+            length = max(positions for _, _, positions in group)
+            source, target = group[0][0].slab, group[0][1].slab
+            sources = torch.tensor([old.slot for old, _, _ in group], device=self._device)
+            targets = torch.tensor([new.slot for _, new, _ in group], device=self._device)
+            for old, new in zip(source.tensors, target.tensors, strict=True):
+                new[:, :, :length].index_copy_(0, targets, old[:, :, :length].index_select(0, sources))
+            for _, place, positions in group:
+                target.show(place.slot, positions)
+
+    def compact(self, active: Iterable[Place], share: float) -> None:
+        """Exchange slots where those of `active` are less than `share` of the slots up to the last of them."""
+        by_slab: dict[int, list[Place]] = {}
+        for place in active:
+            by_slab.setdefault(id(place.slab), []).append(place)
+        for places in by_slab.values():
+            taken = {place.slot for place in places}
+            if len(taken) < share * (max(taken) + 1):
+                slab = places[0].slab
+                holes = [slot for slot in range(len(taken)) if slot not in taken]
+                self._swap(slab, holes, sorted(slot for slot in taken if slot >= len(taken)))
+
+    def _swap(self, slab: Slab, first: Sequence[int], second: Sequence[int]) -> None:
+        """Exchange slots first[i] and second[i], all distinct, and whoever holds them."""
+        here, there = [*first, *second], [*second, *first]
+        to, source = (torch.tensor(slots, device=self._device) for slots in (here, there))
+        for tensor in (*slab.tensors, slab.mask):
+            tensor[to] = tensor[source]
+        held = {slot: slab.places.pop(slot) for slot in here if slot in slab.places}
+        for old, new in zip(there, here, strict=True):
+            if old in held:
+                held[old].slot = new
+                slab.places[new] = held[old]
+
+    def drop(self) -> None:
+        """Give all of it back; no place may be used any more."""
+        self.slabs, self.used = [], 0
+
+    def _with_room(self, capacity: int) -> Slab | None:
+        return next((slab for slab in self.slabs if slab.capacity == capacity and not slab.full), None)
+
+    def _grow(self, capacity: int) -> Slab | None:
+        one = capacity * self.id_bytes
+        wanted = max(1, min(SLAB_SLOTS, SLAB_IDS // capacity, self.budget // 8 // one, self._max_slots))
+        if self.used + wanted * one > self.budget:
+            self._give_up_empty()
+        slots = min(wanted, (self.budget - self.used) // one)
+        if slots < 1:
+            return None
+        slab = Slab(capacity, slots, self._layers, self._dtype, self._device)
+        self.slabs.append(slab)
+        self.used += slots * one
+        self.peak = max(self.peak, self.used)
+        return slab
+
+    def _give_up_empty(self) -> None:
+        self.slabs = [slab for slab in self.slabs if slab.places]
+        self.used = sum(slab.slots * slab.capacity * self.id_bytes for slab in self.slabs)

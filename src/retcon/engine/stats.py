@@ -1,0 +1,60 @@
+"""What the local engine has done, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the engine was made. Ids: generated; fed in prefills; scored; found cached; copied from an equal
+    prompt.
+
+    steps: forwards that decoded. rows: ids that they decoded, so rows / steps is the mean batch. preempted: decoding
+    requests that gave their room to others. evicted: requests at rest that lost their keys and values. seconds: wall
+    time in the model, the sampler and their bookkeeping. starved: wall time in which requests were open and none of
+    them had a call, as all waited for their tools. kv_used, kv_peak, kv_budget: bytes of keys and values, allocated.
+    """
+
+    generated: int = 0
+    prefilled: int = 0
+    scored: int = 0
+    reused: int = 0
+    copied: int = 0
+    steps: int = 0
+    rows: int = 0
+    preempted: int = 0
+    evicted: int = 0
+    seconds: float = 0.0
+    starved: float = 0.0
+    kv_used: int = 0
+    kv_peak: int = 0
+    kv_budget: int = 0
+
+    def since(self, before: EngineStats) -> EngineStats:
+        """The difference to an earlier copy; of the bytes, what they are now."""
+        earlier = asdict(before)
+        return EngineStats(**{k: v if k.startswith("kv") else v - earlier[k] for k, v in asdict(self).items()})
+
+    def metrics(self) -> dict[str, float]:
+        """What a run logs of a step: engine_utilisation, mean batch, ids fed, found cached and copied, requests that
+        gave way, and MiB of keys and values. They hang on how quick tools were."""
+        return {
+            "engine_utilisation": round(self.utilisation, 4),
+            "engine_batch": round(self.batch, 2),
+            "engine_prefilled": self.prefilled,
+            "engine_reused": self.reused + self.copied,
+            "engine_preempted": self.preempted,
+            "engine_evicted": self.evicted,
+            "engine_kv_mb": round(self.kv_peak / 2**20, 2),
+        }
+
+    @property
+    def batch(self) -> float:
+        """Mean number of requests that a forward decodes."""
+        return self.rows / self.steps if self.steps else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time in which requests were open that the engine computed."""
+        return self.seconds / (self.seconds + self.starved) if self.seconds else 0.0

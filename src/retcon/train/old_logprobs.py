@@ -1,0 +1,80 @@
+"""π_old of the policy loss: the log-probs that the rollouts came with, and how far the trainer's own are from them.
+
+The engine and the trainer run other kernels, perhaps in other dtypes, so that what was sampled from is not quite the
+policy that is updated. Why that matters, and why float16 has less of it than bfloat16: arXiv 2510.26788.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from retcon.core.errors import ComputeWarning
+from retcon.core.types import Sample
+from retcon.train.computing import Computing
+from retcon.train.forward import forwards
+
+LARGE = 0.02
+"""Nats an id, on average, beyond which there is a warning."""
+
+
+class Mismatch:
+    """Between log-probs of the trainer and of the engine, of the same ids under the same weights: pure numerics."""
+
+    def __init__(self) -> None:
+        self._ids, self._sum, self._max, self._kl = 0, 0.0, 0.0, 0.0
+
+    @property
+    def empty(self) -> bool:
+        return self._ids == 0
+
+    def add(self, trainer: Tensor, engine: Tensor, mask: Tensor) -> None:
+        """trainer, engine: (B, T) nats, mask: (B, T) bool, what is learnt from."""
+        difference = (trainer.detach() - engine)[mask].double()
+        if len(difference):
+            self._ids += len(difference)
+            self._sum += difference.abs().sum().item()
+            self._max = max(self._max, difference.abs().max().item())
+            self._kl += (torch.expm1(difference) - difference).sum().item()
+
+    def metrics(self) -> dict[str, float | None]:
+        """mismatch_mean, mismatch_max: |trainer - engine|, nats an id. mismatch_kl: KL(engine ‖ trainer), nats an id
+        (the k3 estimator, see `policy_loss`). None where no id was seen. Warns (ComputeWarning) beyond LARGE."""
+        if not self._ids:
+            return dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
+        mean = self._sum / self._ids
+        if mean > LARGE:
+            # Without this step's figure, so that Python tells it once and not at every step.
+            warnings.warn(
+                f"rollouts came with log-probs that differ from the trainer's by more than {LARGE} nats an id on "
+                "average (mismatch_mean in metrics.jsonl): set rl.old_logprobs=recompute, or a compute.rollout_dtype "
+                "with a longer mantissa (float16, float32)",
+                ComputeWarning,
+                stacklevel=2,
+            )
+        return {"mismatch_mean": mean, "mismatch_max": self._max, "mismatch_kl": self._kl / self._ids}
+
+
+@torch.no_grad()
+def recompute(
+    model: PreTrainedModel, samples: Sequence[Sample], mismatch: Mismatch, computing: Computing
+) -> list[Sample]:
+    """`samples` with the trainer's own log-probs, which are those of the policy before its update; `mismatch` gets how
+    far the engine's were from them. Samples without an advantage, which are not computed, stay as they are."""
+    model.eval()
+    own: dict[int, Sample] = {}
+    learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
+    if not learnt:
+        return list(samples)
+    with forwards(model, learnt, computing) as parts:
+        for part in parts:
+            mismatch.add(part.logprobs, part.batch.old_logprobs, part.batch.mask)
+            for sample, row in zip(part.samples, part.logprobs.tolist(), strict=True):
+                found = tuple(p if m else None for p, m in zip(row, sample.mask, strict=False))
+                own[id(sample)] = replace(sample, logprobs=found)
+    return [own.get(id(sample), sample) for sample in samples]

@@ -1,0 +1,175 @@
+"""What only the local engine has: a model with a window and a mode, weights that change, an event loop, a queue."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig
+
+from engines import GREEDY, MAX_LEN, VOCAB, assert_exact, make_model, model_of, prompts, run
+from retcon.core.errors import EngineError
+from retcon.engine.local import LocalEngine
+from retcon.engine.types import Generation, SamplingParams
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Any:
+    return model_of("qwen3")
+
+
+def test_a_request_that_cannot_be_served_fails_alone(qwen3: Any) -> None:
+    good, long = prompts(8, (10, MAX_LEN))
+
+    async def main() -> list[Any]:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        calls = [
+            engine.generate("good", good, GREEDY),
+            engine.generate("long", long, GREEDY),
+            engine.score("longer", [*long, 1], 3),
+            engine.generate("empty", [], GREEDY),
+            engine.generate("foreign", [1, VOCAB], GREEDY),
+            engine.generate("hot", good, SamplingParams(temperature=-1)),
+            engine.score("start", good, 0),
+            engine.generate("good", good, GREEDY),
+        ]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    generation, *errors = run(main())
+    assert_exact(qwen3, good, generation)
+    assert all(isinstance(e, EngineError) for e in errors)
+    for error, words in zip(
+        errors,
+        (
+            "64 ids leave no room",
+            "65 ids are more than max_len 64",
+            "no ids",
+            f"vocabulary of {VOCAB}",
+            "temperature",
+            "start 0",
+            "already waits",
+        ),
+        strict=True,
+    ):
+        assert words in str(error)
+
+
+def test_a_cancelled_caller_holds_up_nobody(qwen3: Any) -> None:
+    batch = prompts(9, (10, 6, 13))
+
+    async def main() -> None:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        long = SamplingParams(max_tokens=30, seed=1)
+        tasks = [asyncio.create_task(engine.generate(str(i), ids, long)) for i, ids in enumerate(batch)]
+        while engine.stats.steps < 5:
+            await asyncio.sleep(0)
+        tasks[1].cancel()
+        queued = asyncio.create_task(engine.generate("queued", batch[1], long))
+        await asyncio.sleep(0)
+        queued.cancel()
+        one, three = await tasks[0], await tasks[2]
+        assert tasks[1].cancelled()
+        # The next phase needs the two others alone, and the request that was cancelled may come back.
+        again = await asyncio.gather(
+            engine.generate("0", [*batch[0], *one.ids, 5], GREEDY),
+            engine.generate("2", [*batch[2], *three.ids, 5], GREEDY),
+        )
+        assert_exact(qwen3, [*batch[0], *one.ids, 5], again[0])
+        assert_exact(qwen3, [*batch[2], *three.ids, 5], again[1])
+
+    run(main())
+
+
+def test_new_weights_need_an_invalidate() -> None:
+    model = make_model("qwen3")
+    (ids,) = prompts(11, (12,))
+
+    async def main() -> None:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        await engine.generate("a", ids, GREEDY)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        engine.invalidate()
+        assert_exact(model, ids, await engine.generate("a", ids, GREEDY))
+        assert engine.stats.reused == 0
+
+    run(main())
+
+
+def test_the_models_mode_is_restored_and_unused() -> None:
+    model = make_model("gpt2").train()  # with dropout, were it not for the engine
+    model.transformer.h[0].eval()
+    (ids,) = prompts(12, (12,))
+
+    async def main() -> Generation:
+        return await LocalEngine(model, max_len=MAX_LEN).generate("a", ids, GREEDY)
+
+    generation = run(main())
+    assert model.training
+    assert not model.transformer.h[0].training
+    assert_exact(model.eval(), ids, generation)
+
+
+def test_broken_weights_are_an_error_not_a_generation() -> None:
+    model = make_model("qwen3")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] = float("nan")
+
+    async def main() -> None:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        with pytest.raises(EngineError, match="nan"):
+            await engine.generate("a", [1, 2, 3], SamplingParams(max_tokens=1))
+
+    run(main())
+
+
+def test_a_fault_in_the_model_reaches_every_caller() -> None:
+    model = make_model("gpt2")
+
+    async def main() -> list[Any]:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        model.lm_head = torch.nn.Linear(7, VOCAB)  # of the wrong width
+        return await asyncio.gather(*(engine.generate(n, [1, 2], GREEDY) for n in "abc"), return_exceptions=True)
+
+    for error in run(main()):
+        assert isinstance(error, EngineError)
+        assert "RuntimeError" in str(error)
+
+
+def test_closing_ends_what_waits(qwen3: Any) -> None:
+    async def main() -> None:
+        async with LocalEngine(qwen3, max_len=MAX_LEN) as engine:
+            task = asyncio.create_task(engine.generate("a", [1, 2], GREEDY))
+            await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="closed"):
+            await task
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate("a", [1, 2], GREEDY)
+
+    run(main())
+
+
+def test_an_engine_outlives_its_event_loop(qwen3: Any) -> None:
+    engine = LocalEngine(qwen3, max_len=MAX_LEN)
+    for _ in range(2):  # "a" is never released: the first loop's request must not hold up the second loop's
+        for name in "ab":
+            assert_exact(qwen3, [4, 5, 6], run(engine.generate(name, [4, 5, 6], GREEDY)))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1), "recurrent"),
+        (MistralConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+                       intermediate_size=8, sliding_window=16), "sliding window of 16"),
+        (GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1, n_positions=32), "32 positions"),
+    ],
+)  # fmt: skip
+def test_a_model_that_the_cache_cannot_hold_is_refused(config: Any, words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        LocalEngine(AutoModelForCausalLM.from_config(config), max_len=MAX_LEN)
