@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     StableLmConfig,
@@ -156,6 +159,18 @@ def test_the_model_is_left_as_it_was(qwen, samples):
     assert [m.training for m in qwen.modules()] == modes
     assert not any(getattr(m, "gradient_checkpointing", False) for m in qwen.modules())
     assert not any("forward" in vars(m) for m in qwen.modules())
+
+
+@pytest.mark.parametrize(
+    ("rate", "outcome"), [(0.0, nullcontext()), (0.1, pytest.raises(ValueError, match="OPT.*dropout"))]
+)
+def test_checkpointing_turns_no_dropout_on(samples, rate, outcome):
+    config = OPTConfig(
+        vocab_size=31, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2, dropout=rate
+    )
+    model = OPTForCausalLM(config).eval()
+    with outcome, forwards(model, samples, Computing(checkpointing=True)) as parts:
+        assert all(part.logprobs.requires_grad for part in parts)
 
 
 def saved_bytes(model, samples, computing):
