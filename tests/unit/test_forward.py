@@ -162,7 +162,7 @@ def test_the_model_is_left_as_it_was(qwen, samples):
 
 
 @pytest.mark.parametrize(
-    ("rate", "outcome"), [(0.0, nullcontext()), (0.1, pytest.raises(ValueError, match="OPT.*dropout"))]
+    ("rate", "outcome"), [(0.0, nullcontext()), (0.1, pytest.raises(ValueError, match=r"OPT.*dropout"))]
 )
 def test_checkpointing_turns_no_dropout_on(samples, rate, outcome):
     config = OPTConfig(
