@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -17,11 +18,14 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
 
     transformers does so in layers that are in training mode, which an update of reinforcement learning is not, for the
     sake of dropout: the layers are put into that mode, and what is in them is not. Raises ValueError for a model that
-    transformers cannot checkpoint.
+    transformers cannot checkpoint, or whose layers themselves would then drop out.
     """
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no activation checkpointing: turn compute.checkpointing off")
+    if any(not layer.training and _drops_out(layer) for layer in layers):
+        raise ValueError(f"{type(model).__name__} has dropout that checkpointing would turn on: set it to 0 in the "
+                         "model's config.json, or turn compute.checkpointing off")  # fmt: skip
     modes = [layer.training for layer in layers]
     for layer in layers:
         layer.training, layer.gradient_checkpointing = True, True
@@ -31,3 +35,8 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer, mode in zip(layers, modes, strict=True):
             layer.training, layer.gradient_checkpointing = mode, False
+
+
+def _drops_out(layer: nn.Module) -> bool:
+    """Whether the layer has a rate of its own; modules in it keep their mode."""
+    return any("dropout" in name and isinstance(value, float) and value > 0 for name, value in vars(layer).items())

@@ -15,7 +15,7 @@ from retcon.train.attention import NAME
 from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.checkpointing import checkpointed
 from retcon.train.computing import Computing
-from retcon.train.linear import OneDNNLinears
+from retcon.train.linear import quick_linears
 from retcon.train.logprobs import gather_logprobs, token_logprobs
 from retcon.train.norms import quick_norms
 from retcon.train.packing import pack, packed_batches
@@ -50,7 +50,7 @@ def forwards(model: PreTrainedModel, samples: Sequence[Sample], computing: Compu
         if model.device.type == "cpu":
             stack.enter_context(quick_norms(model))
             if computing.dtype == "float32":
-                stack.enter_context(OneDNNLinears())
+                stack.enter_context(quick_linears(model))
         yield _parts(model, samples, computing, packs)
 
 
