@@ -45,8 +45,8 @@ QUIET_PASSES = 3
 """Passes of the event loop without a new call before an engine at rest starts, so that tasks made together start
 together."""
 GATHER_SHARE, GATHER_FORWARDS = 0.75, 4.0
-"""On CPUs, where a thin batch costs nearly as much as a full one: while fewer than this share of the open requests have a
-call, a forward waits for others, no longer than so many forwards take."""
+"""On CPUs, where a thin batch costs nearly as much as a full one: while fewer than this share of the open requests have
+a call, a forward waits for others, no longer than so many forwards take."""
 
 
 class LocalEngine:
