@@ -36,8 +36,8 @@ import importlib, pkgutil, retcon
 
 RIGHT = ("retcon.train", "retcon.__main__", "retcon.cli.demonstrations", "retcon.sandbox.service")  # [train], [serve]
 LOCAL = {
-    "attention", "decoder", "devices", "forward", "invariance", "lean", "loading", "local", "machine", "prompts", "requests",
-    "sampling", "scheduler", "slabs", "support",
+    "attention", "decoder", "devices", "forward", "invariance", "lean", "loading", "local", "machine", "prompts",
+    "requests", "sampling", "scheduler", "slabs", "support",
 }  # fmt: skip
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     name = module.name
