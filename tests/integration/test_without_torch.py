@@ -35,7 +35,10 @@ IMPORT_ALL = """
 import importlib, pkgutil, retcon
 
 RIGHT = ("retcon.train", "retcon.__main__", "retcon.cli.demonstrations", "retcon.sandbox.service")  # [train], [serve]
-LOCAL = {"cache", "decode", "devices", "forward", "loading", "local", "phases", "requests", "sampling", "support"}
+LOCAL = {
+    "attention", "decoder", "devices", "forward", "invariance", "lean", "loading", "local", "machine", "prompts",
+    "requests", "sampling", "scheduler", "slabs", "support",
+}  # fmt: skip
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     name = module.name
     if name.startswith(RIGHT) or (name.startswith("retcon.engine.") and name.rpartition(".")[2] in LOCAL):
