@@ -8,8 +8,8 @@ tools. Attempts that a repair took out are not in it.
 
 Transcripts, in any format that `retcon purify` reads: as many with 2 calls as with 3, 4, 5 and 6, drawn at random;
 `--characters` of text count as one id; what is longer than `--window` ids in all is left out. Transcripts tell no
-seconds: each one's programs run in a session of the sandbox here, 3 s at most. Those whose prompts are of about the same length form
-a group, and get the prompt of the group's first.
+seconds: each one's programs run in a session of the sandbox here, 3 s at most. Those whose prompts are of about the
+same length form a group, and get the prompt of the group's first.
 """
 
 from __future__ import annotations

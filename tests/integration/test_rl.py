@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from retcon.cli.arguments import checkpoint_folder
 from retcon.config.schema import LoraSection
-from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
@@ -172,6 +173,8 @@ def test_adapters_end_up_in_a_plain_model(base, tmp_path):
     adapters = [f / "adapter_model.safetensors" for f in (final / "adapter", checkpoint)]
     assert adapters[0].read_bytes() == adapters[1].read_bytes()
     assert not (checkpoint / "model.safetensors").exists()
+    with pytest.raises(CheckpointError, match=r"step-000001 holds adapters without their model: give the final/"):
+        checkpoint_folder(checkpoint)
     ids = torch.arange(9)[None]
     with torch.inference_mode():
         merged = AutoModelForCausalLM.from_pretrained(final)(ids).logits

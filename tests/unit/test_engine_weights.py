@@ -45,7 +45,6 @@ def places(model: PreTrainedModel) -> dict[str, int]:
 
 def test_equal_weights_are_shared(model: PreTrainedModel) -> None:
     weights = EngineWeights(model, torch.float32)
-    assert weights.shared
     assert weights.model is model
     train(model)
     weights.sync()
@@ -55,7 +54,6 @@ def test_equal_weights_are_shared(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float16, 2e-2), (torch.bfloat16, 2e-1)])
 def test_a_copy_in_another_dtype_follows_in_place(model: PreTrainedModel, dtype: torch.dtype, near: float) -> None:
     weights = EngineWeights(model, dtype)
-    assert not weights.shared
     assert weights.model.dtype == dtype
     before, where = logits(weights.model), places(weights.model)
     assert len(where) == len(list(model.named_parameters())), "a tied weight is there once"

@@ -64,6 +64,8 @@ def checkpoint_folder(path: Path) -> Path:
     for folder in (path, path / "final"):
         if (folder / "config.json").is_file():
             return folder
+    if (path / "adapter_config.json").is_file():
+        raise CheckpointError(f"{path} holds adapters without their model: give the final/ of their run")
     if path.is_dir():
         raise CheckpointError(f"{path} is no checkpoint: no config.json in it or in its final/ (is it finished?)")
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []

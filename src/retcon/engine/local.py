@@ -1,7 +1,8 @@
 """Any Hugging Face causal LM, in this process, over token ids.
 
-**Continuous batching.** A call joins the batch with the next forward and leaves it with its last id, so that nothing
-waits for a tool: those that decode go on while the code of others runs (see `scheduler`).
+**Continuous batching.** A call joins the batch with the next forward and leaves it with its last id: those that decode
+go on while the code of others runs (see `scheduler`). No tool holds the batch up; a few forwards' time is the most that
+a thin one waits for company.
 
 **The same result in every company.** What a request gets does not depend on what else is in the batch: its random
 stream is its own, and on CPUs its log-probs are the same bits (`LocalEngine.invariance` says whether that was found to
@@ -43,6 +44,9 @@ T = TypeVar("T")
 QUIET_PASSES = 3
 """Passes of the event loop without a new call before an engine at rest starts, so that tasks made together start
 together."""
+GATHER_SHARE, GATHER_FORWARDS = 0.75, 4.0
+"""On CPUs, where a thin batch costs nearly as much as a full one: while fewer than this share of the open requests have
+a call, a forward waits for others, no longer than so many forwards take."""
 
 
 class LocalEngine:
@@ -98,6 +102,9 @@ class LocalEngine:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Task[None] | None = None
+        self._starving: float | None = None  # since when no request has had a call
+        self._company: asyncio.Future[None] | None = None  # resolved when a call arrives
+        self._forward_seconds = 0.0  # a running mean
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue `ids`, (T,), T < max_len. Generation also ends, with stop `length`, at max_len ids in all.
@@ -147,6 +154,8 @@ class LocalEngine:
         if request is not None:
             self._scheduler.remove(request)
             request.fail(EngineError(f"request {request_id} was released while it waited"))
+        if not self._requests:
+            self._starving = None
 
     def invalidate(self) -> None:
         """Forget all keys and values, as after a change of the weights, and free them; open requests stay open."""
@@ -191,8 +200,13 @@ class LocalEngine:
             request = self._requests[request_id] = Request(request_id, self._arrivals)
         elif request.waiting:
             raise EngineError(f"request {request_id} already waits for an answer; one call at a time")
+        if self._starving is not None:
+            self.stats.starved += time.perf_counter() - self._starving
+            self._starving = None
         request.call = call
         self._scheduler.add(request)
+        if self._company is not None and not self._company.done():
+            self._company.set_result(None)
         self._wake()
         try:
             return await done
@@ -230,16 +244,30 @@ class LocalEngine:
             self._scheduler.remove(request)
         self._requests.clear()
         self._scheduler.forget()
+        self._starving = None
 
     async def _serve(self) -> None:
         """Forward after forward while there is something to compute; the event loop gets its turn in between."""
         await self._quiet()
         with _evaluating(self.model):
             while self._scheduler.busy:
+                await self._gather()
+                began = time.perf_counter()
                 with torch.inference_mode():
                     self._scheduler.step()
+                self._forward_seconds += 0.2 * (time.perf_counter() - began - self._forward_seconds)
                 await asyncio.sleep(0)
-        self._idle_since = time.perf_counter()
+        self._starving = time.perf_counter() if self._requests else None
+
+    async def _gather(self) -> None:
+        """Wait a little for company where most requests are with their callers."""
+        began = time.perf_counter()
+        left = GATHER_FORWARDS * self._forward_seconds if self.model.device.type == "cpu" else 0.0
+        while left > 0 and self._scheduler.present < GATHER_SHARE * min(len(self._requests), self.max_requests):
+            self._company = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._company], timeout=left)
+            left = began + GATHER_FORWARDS * self._forward_seconds - time.perf_counter()
+        self.stats.gathered += time.perf_counter() - began
 
     async def _quiet(self) -> None:
         quiet, seen = 0, self._arrivals

@@ -55,7 +55,12 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._new or self._feeding or self._decoding)
+        return self.present > 0
+
+    @property
+    def present(self) -> int:
+        """Requests that have a call."""
+        return len(self._waiting) + len(self._new) + len(self._feeding) + len(self._decoding)
 
     @property
     def computing(self) -> bool:

@@ -12,8 +12,9 @@ class EngineStats:
 
     steps: forwards that decoded. rows: ids that they decoded, so rows / steps is the mean batch. preempted: decoding
     requests that gave their room to others. evicted: requests at rest that lost their keys and values. seconds: wall
-    time in the model, the sampler and their bookkeeping. starved: wall time in which requests were open and none of
-    them had a call, as all waited for their tools. kv_used, kv_peak, kv_budget: bytes of keys and values, allocated.
+    time in the model, the sampler and their bookkeeping. gathered: wall time in which a thin batch waited for company.
+    starved: wall time in which requests were open and none of them had a call, as all waited for their tools. kv_used,
+    kv_peak, kv_budget: bytes of keys and values, allocated.
     """
 
     generated: int = 0
@@ -26,6 +27,7 @@ class EngineStats:
     preempted: int = 0
     evicted: int = 0
     seconds: float = 0.0
+    gathered: float = 0.0
     starved: float = 0.0
     kv_used: int = 0
     kv_peak: int = 0
@@ -36,6 +38,19 @@ class EngineStats:
         earlier = asdict(before)
         return EngineStats(**{k: v if k.startswith("kv") else v - earlier[k] for k, v in asdict(self).items()})
 
+    def metrics(self) -> dict[str, float]:
+        """What a run logs of a step: engine_utilisation, mean batch, ids fed, found cached and copied, requests that
+        gave way, and MiB of keys and values. They hang on how quick tools were."""
+        return {
+            "engine_utilisation": round(self.utilisation, 4),
+            "engine_batch": round(self.batch, 2),
+            "engine_prefilled": self.prefilled,
+            "engine_reused": self.reused + self.copied,
+            "engine_preempted": self.preempted,
+            "engine_evicted": self.evicted,
+            "engine_kv_mb": round(self.kv_peak / 2**20, 2),
+        }
+
     @property
     def batch(self) -> float:
         """Mean number of requests that a forward decodes."""
@@ -44,4 +59,5 @@ class EngineStats:
     @property
     def utilisation(self) -> float:
         """Share of the time in which requests were open that the engine computed."""
-        return self.seconds / (self.seconds + self.starved) if self.seconds else 0.0
+        total = self.seconds + self.gathered + self.starved
+        return self.seconds / total if total else 0.0

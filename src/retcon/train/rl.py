@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -84,7 +85,7 @@ async def _step(
     recipe: Recipe, run: RunFolder, session: Session, rollouts: TrainingRollouts, prompts: Iterator[Task]
 ) -> None:
     step = session.step + 1
-    began = time.perf_counter()
+    began, before = time.perf_counter(), replace(rollouts.engine.stats)
     try:
         drawn = await draw_groups(recipe, rollouts, prompts, step=step)
     except asyncio.CancelledError:
@@ -112,6 +113,7 @@ async def _step(
             **rollout_metrics(drawn.made),
             **selection_metrics(recipe, drawn),
             **losses,
+            **rollouts.engine.stats.since(before).metrics(),
             "rollout_seconds": round(rolled_out - began, 4),
             "train_seconds": round(trained - rolled_out, 4),
             "sync_seconds": round(time.perf_counter() - trained, 4),

@@ -44,11 +44,6 @@ class EngineWeights:
                 self._pairs.append((target, parameters[name].detach))
         self.sync()
 
-    @property
-    def shared(self) -> bool:
-        """Whether the engine's model is the trained one."""
-        return not self._pairs
-
     @torch.no_grad()
     def sync(self) -> None:
         """Copy the trained weights over, in place. What the engine has cached under the old ones is then of no use."""
