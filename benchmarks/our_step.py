@@ -2,18 +2,19 @@
 
     python benchmarks/our_step.py --precision bf16
 
---precision: `fp32`; `bf16` (fp32 weights trained under autocast, rollouts by a bf16 copy of them). --calls: two turns
-of half the ids each, with a real call in the sandbox between them; its processes' CPU seconds count as `tool`.
+The prompts and rewards are made up and there is no chat; from the engine to the optimiser it is what `retcon train`
+does, with a recipe's settings. --precision: `fp32`; `bf16` (fp32 weights trained under autocast, rollouts by a bf16
+copy). --calls: two turns of half the ids each, with a real call in the sandbox between them; its processes' CPU seconds
+count as `tool`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import copy
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 
@@ -21,16 +22,19 @@ import step_shape as shape
 import torch
 from transformers import Qwen3ForCausalLM
 
-from retcon.config.schema import RLSection
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
 from retcon.core.cost import cpu_seconds
 from retcon.core.seeds import derive
 from retcon.core.types import Segment, Trajectory, Turn
+from retcon.engine.devices import Placement, place
 from retcon.engine.local import LocalEngine
 from retcon.engine.types import SamplingParams
 from retcon.sandbox.pool import SandboxPool
-from retcon.train.batch import minibatches
-from retcon.train.optim import adamw
-from retcon.train.update import group_samples, minibatch_update
+from retcon.train.computing import computing_of
+from retcon.train.optim import adamw, torch_settings
+from retcon.train.sync import EngineWeights
+from retcon.train.update import group_samples, update
 
 OBSERVED_IDS = 16
 WIDTH = shape.PROMPT_IDS + shape.NEW_IDS
@@ -49,14 +53,14 @@ class Phases(dict[str, float]):
 class Ours:
     """What lasts from step to step: weights, optimiser, engine and, for `calls`, a sandbox."""
 
-    def __init__(self, precision: str, config: RLSection, pool: SandboxPool | None) -> None:
+    def __init__(self, recipe: Recipe, where: Placement, pool: SandboxPool | None) -> None:
         torch.manual_seed(0)
+        self.config, self.computing, self.pool = recipe.rl, computing_of(recipe.compute, where), pool
         self.model = Qwen3ForCausalLM(shape.model_config()).eval()
-        self.optimizer = adamw(self.model, config.lr, weight_decay=config.weight_decay)
-        self.rolling = copy.deepcopy(self.model).to(torch.bfloat16) if precision == "bf16" else self.model
+        self.optimizer = adamw(self.model, self.config.lr, weight_decay=self.config.weight_decay)
+        self.weights = EngineWeights(self.model, getattr(torch, where.rollout_dtype))
         max_len = WIDTH if pool is None else WIDTH + OBSERVED_IDS
-        self.engine = LocalEngine(self.rolling, max_len=max_len, max_requests=shape.PROMPTS * shape.GROUP)
-        self.config, self.pool, self.precision = config, pool, precision
+        self.engine = LocalEngine(self.weights.model, max_len=max_len, max_requests=shape.PROMPTS * shape.GROUP)
         self.prompts, self.rewards = shape.prompts(), shape.rewards()
         self.steps = 0
 
@@ -74,8 +78,7 @@ class Ours:
         with phases.phase("train"):
             self._train([replace(t, reward=r) for t, r in zip(made, self.rewards, strict=False)])
         with phases.phase("sync"):
-            if self.rolling is not self.model:
-                self.rolling.load_state_dict(self.model.state_dict())
+            self.weights.sync()
             self.engine.invalidate()
         return phases
 
@@ -98,13 +101,7 @@ class Ours:
     def _train(self, made: Sequence[Trajectory]) -> None:
         groups = [made[start : start + shape.GROUP] for start in range(0, len(made), shape.GROUP)]
         samples = [sample for group in groups for sample in group_samples(group, self.config)]
-        autocast = torch.autocast("cpu", torch.bfloat16) if self.precision == "bf16" else nullcontext()
-        with autocast:
-            for part in minibatches(samples, self.config.minibatches, seed=0, step=self.steps):
-                width = max(len(s.ids) for s in part)
-                minibatch_update(
-                    self.model, self.optimizer, part, self.config, micro_batch_ids=shape.MICRO_BATCH * width
-                )
+        update(self.model, self.optimizer, samples, self.config, seed=0, step=self.steps, computing=self.computing)
 
 
 async def main() -> None:
@@ -114,10 +111,25 @@ async def main() -> None:
     parser.add_argument("--calls", action="store_true")
     options = parser.parse_args()
     orders = shape.Orders("retcon-rl", "torch", "transformers")
-    torch.set_num_threads(1)
+    dtype = "bfloat16" if options.precision == "bf16" else "float32"
+    micro_batch = shape.MICRO_BATCH * (WIDTH + OBSERVED_IDS * options.calls)
+    recipe = load_recipe(
+        None,
+        [
+            *("run.threads=1", f"rl.lr={shape.LR}", f"rl.minibatches={options.minibatches}"),
+            *("compute.device=cpu", f"compute.dtype={dtype}", f"compute.rollout_dtype={dtype}"),
+            f"compute.micro_batch_ids={micro_batch}",
+        ],
+    )
+    where = place(recipe, shape.model_config())
+    with torch_settings(where):
+        await serve(orders, recipe, where, calls=options.calls)
+
+
+async def serve(orders: shape.Orders, recipe: Recipe, where: Placement, *, calls: bool) -> None:
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(SandboxPool()) if options.calls else None
-        ours = Ours(options.precision, RLSection(lr=shape.LR, minibatches=options.minibatches), pool)
+        pool = await stack.enter_async_context(SandboxPool()) if calls else None
+        ours = Ours(recipe, where, pool)
         while orders.wait():
             began = time.perf_counter()
             phases = await ours.step()

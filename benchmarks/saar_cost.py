@@ -6,7 +6,7 @@ The quickstart's world and recipes: 12 prompts × 8 rollouts, the model of 0.68 
 torch thread. Nothing is replayed or forced: the local engine samples every id, every call runs, every splice is scored,
 the update is a training step's. What is made for the purpose is the policy: it learnt (as the quickstart's cold start
 does) from demonstrations of a teacher that fails less often, --first of its first tries and --retry of the tries after
-an error, so that about .6 calls of a rollout fail. It is made once, in --policy, which takes two minutes.
+an error, so that about .6 calls of a rollout fail. It is made once, in --policy, which takes about two minutes.
 
 Every arm starts every step from that policy's weights, with the same prompts and the same random streams; the arms take
 turns. The first step of each is not counted. Per step: wall and CPU seconds (those of the sandbox's processes among
@@ -20,7 +20,6 @@ import asyncio
 import copy
 import datetime
 import os
-import platform
 import statistics
 import time
 from contextlib import AsyncExitStack
@@ -28,6 +27,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from retcon.chat.chat import Chat
@@ -37,15 +37,18 @@ from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.cost import Meter
 from retcon.core.types import Trajectory
+from retcon.engine.devices import Placement
 from retcon.rollout.demonstrate import demonstrations
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set, training_prompts
 from retcon.tasks.teacher import Rates
-from retcon.train.model import model_folder, start_model
+from retcon.train.computing import computing_of
+from retcon.train.model import model_folder, place_training, start_model
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.selection import draw_groups, to_train
 from retcon.train.sft import run_sft
+from retcon.train.sync import EngineWeights
 from retcon.train.update import group_samples, update
 
 ARMS = {
@@ -53,7 +56,8 @@ ARMS = {
     "saar": ("quickstart/saar", ("repair.probability=1.0",)),
     "roc": ("quickstart/roc", ()),
 }
-DEMONSTRATIONS, SFT_STEPS = 2000, 200
+ONE_THREAD = ("run.threads=1", "compute.device=cpu")
+COLD_START = ("sft.demonstrations=2000", "sft.steps=200", "sft.checkpoint_every=200")
 
 
 @dataclass
@@ -62,6 +66,7 @@ class Arm:
 
     name: str
     recipe: Recipe
+    where: Placement
     model: PreTrainedModel
     rollouts: TrainingRollouts
     figures: dict[str, list[float]] = field(default_factory=dict)
@@ -69,7 +74,7 @@ class Arm:
     async def step(self, number: int, weights: PreTrainedModel) -> dict[str, float]:
         """A whole step from `weights`, as `retcon.train.rl` takes it; what it cost and did."""
         self.model.load_state_dict(weights.state_dict())
-        self.rollouts.engine.invalidate()
+        self.rollouts.sync()
         config = self.recipe.rl
         optimizer = adamw(self.model, config.lr, weight_decay=config.weight_decay)
         prompts = islice(training_prompts(self.rollouts.tasks, self.recipe.run.seed), number * config.prompts, None)
@@ -79,8 +84,9 @@ class Arm:
         drawn = await draw_groups(self.recipe, self.rollouts, iter(head), step=number)
         rolled, here = meter.read(), time.process_time() - began
         samples = [sample for group in to_train(self.recipe, drawn) for sample in group_samples(group, config)]
-        update(self.model, optimizer, samples, config, seed=self.recipe.run.seed, step=number)
-        self.rollouts.engine.invalidate()
+        computing = computing_of(self.recipe.compute, self.where)
+        update(self.model, optimizer, samples, config, seed=self.recipe.run.seed, step=number, computing=computing)
+        self.rollouts.sync()
         whole = meter.read()
 
         made = [t for group in drawn.made for t in group]
@@ -122,11 +128,8 @@ def lookahead_ids(trajectory: Trajectory) -> int:
     return count
 
 
-def policy(folder: Path, rates: Rates) -> Path:
-    """The policy's folder, trained unless it is there."""
-    recipe = load_recipe(
-        None, [f"sft.demonstrations={DEMONSTRATIONS}", f"sft.steps={SFT_STEPS}", f"sft.checkpoint_every={SFT_STEPS}"]
-    )
+def policy(recipe: Recipe, folder: Path, rates: Rates) -> Path:
+    """The policy's folder, trained as the recipe says unless it is there."""
     out = folder / f"first-{rates.first_failure}-retry-{rates.retry_failure}"
     file = out / "demonstrations.jsonl"
     if not file.exists():
@@ -137,18 +140,18 @@ def policy(folder: Path, rates: Rates) -> Path:
     return run_sft(recipe, file, out / "sft")
 
 
-async def measure(start: Path, rounds: int) -> list[Arm]:
+async def measure(start: Path, recipes: dict[str, Recipe], where: Placement, rounds: int) -> list[Arm]:
     async with AsyncExitStack() as stack:
         arms = []
-        for name, (recipe_name, changes) in ARMS.items():
-            recipe = load_recipe(find_recipe(recipe_name), changes)
+        for name, recipe in recipes.items():
             model = start_model(start, recipe.run.seed)
-            rollouts = open_rollouts(recipe, model, start, task_set(recipe.task.name))
-            arms.append(Arm(name, recipe, model, await stack.enter_async_context(rollouts)))
-        weights = copy.deepcopy(arms[0].model)
+            weights = EngineWeights(model, getattr(torch, where.rollout_dtype))
+            rollouts = open_rollouts(recipe, weights, start, task_set(recipe.task.name))
+            arms.append(Arm(name, recipe, where, model, await stack.enter_async_context(rollouts)))
+        before = copy.deepcopy(arms[0].model)
         for number in range(rounds + 1):
             for arm in arms:
-                for name, value in (await arm.step(number, weights)).items():
+                for name, value in (await arm.step(number, before)).items():
                     if number:
                         arm.figures.setdefault(name, []).append(value)
         return arms
@@ -168,11 +171,6 @@ def table(arms: list[Arm]) -> str:
     return "\n".join(lines)
 
 
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in info if line.startswith("model name")), platform.processor())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
@@ -180,10 +178,14 @@ def main() -> None:
     parser.add_argument("--first", type=float, default=0.25, help="share of the teacher's first tries that fail")
     parser.add_argument("--retry", type=float, default=0.2, help="share of its tries after an error that fail")
     options = parser.parse_args()
-    with torch_settings(1):
-        start = policy(options.policy, Rates(options.first, options.retry))
-        arms = asyncio.run(measure(start, options.rounds))
-    print(f"{datetime.date.today()} · {os.cpu_count()} cores of {cpu_name()}, 1 torch thread · {options.rounds} rounds")
+    recipes = {name: load_recipe(find_recipe(recipe), [*ONE_THREAD, *more]) for name, (recipe, more) in ARMS.items()}
+    cold = load_recipe(None, [*ONE_THREAD, *COLD_START])
+    with torch_settings(place_training(cold, model_folder(cold.model.path))):
+        start = policy(cold, options.policy, Rates(options.first, options.retry))
+    where = place_training(recipes["baseline"], start)
+    with torch_settings(where):
+        arms = asyncio.run(measure(start, recipes, where, options.rounds))
+    print(f"{datetime.date.today()} · {os.cpu_count()} cores · {where.line} · {options.rounds} rounds")
     print(table(arms))
 
 

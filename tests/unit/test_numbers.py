@@ -16,7 +16,7 @@ from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.grade import boxed
 from retcon.tasks.numbers import OPERATIONS, X_MAX, X_MIN, Operation, problems
 from retcon.tasks.registry import task_set
-from retcon.tasks.teacher import Seen, reply, write_code
+from retcon.tasks.teacher import Rates, Seen, reply, write_code
 from retcon.tasks.teacher_code import PROGRAMS
 
 
@@ -101,6 +101,22 @@ def test_the_teacher_fails_often_at_first_and_seldom_after_an_error() -> None:
     later = sum(write_code(step, rng, after_error=True) in right for _ in range(500)) / 500
     assert first < 0.05
     assert 0.3 < later < 0.45
+
+
+def test_a_teacher_fails_as_often_as_its_rates_say() -> None:
+    step = next(problems(0, "train")).first
+    programs = PROGRAMS[step.operation.name]
+
+    def tries(rates: Rates, *, after_error: bool) -> set[str]:
+        rng = random.Random(0)
+        return {write_code(step, rng, after_error=after_error, rates=rates) for _ in range(100)}
+
+    right, failing, wrong = (
+        {source.format(*step.args) for source in kind} for kind in (programs.right, programs.failing, programs.wrong)
+    )
+    assert tries(Rates(0.0, 1.0, 0.0), after_error=False) == right
+    assert tries(Rates(0.0, 1.0, 0.0), after_error=True) == failing
+    assert tries(Rates(1.0, 0.0, 1.0), after_error=True) == wrong
 
 
 def test_the_teacher_goes_from_step_to_step_to_the_answer() -> None:
