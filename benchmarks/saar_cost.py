@@ -9,8 +9,9 @@ does) from demonstrations of a teacher that fails less often, --first of its fir
 an error, so that about .6 calls of a rollout fail. It is made once, in --policy, which takes about two minutes.
 
 Every arm starts every step from that policy's weights, with the same prompts and the same random streams; the arms take
-turns. The first step of each is not counted. Per step: wall and CPU seconds (those of the sandbox's processes among
-them), and what was done for them. `saar` purifies every rollout (the quickstart's own recipe half of them).
+turns, another one first in every round. The first step of each is not counted. Per step: wall and CPU seconds (those of
+the sandbox's processes among them), and what was done for them, per rollout. Ratios: the median over the rounds, least
+and greatest, and that of the sums. `saar` purifies every rollout (the quickstart's own recipe half of them).
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ async def measure(start: Path, recipes: dict[str, Recipe], where: Placement, rou
             arms.append(Arm(name, recipe, where, model, await stack.enter_async_context(rollouts)))
         before = copy.deepcopy(arms[0].model)
         for number in range(rounds + 1):
-            for arm in arms:
+            first = number % len(arms)
+            for arm in (*arms[first:], *arms[:first]):
                 for name, value in (await arm.step(number, before)).items():
                     if number:
                         arm.figures.setdefault(name, []).append(value)
