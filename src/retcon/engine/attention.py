@@ -99,28 +99,32 @@ class DecodeJob:
 
 @dataclass(frozen=True, slots=True)
 class FreshJob:
-    """Stretches that start at position 0, which need nothing that is stored.
+    """`rows` stretches of `width` ids each that start at position 0, one after the other from id `start` on. They need
+    nothing that is stored."""
 
-    index: (R, T) of ids in the packed row, padded on the right with any. target: (M,) those that are not padding, and
-    where: (M,) where they lie in R · T.
-    """
+    start: int
+    rows: int
+    width: int
 
-    index: Tensor
-    target: Tensor
-    where: Tensor
+    @property
+    def target(self) -> slice:
+        return slice(self.start, self.start + self.rows * self.width)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        queries, keys, values = (x[self.index].transpose(1, 2) for x in (q, k, v))
+        queries, keys, values = (
+            x[self.target].view(self.rows, self.width, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)
+        )
         shared = q.shape[1] != k.shape[1]
         attended = sdpa(queries, keys, values, is_causal=True, scale=scale, enable_gqa=shared)
-        return attended.transpose(1, 2).flatten(0, 1)[self.where]
+        return attended.transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class PastJob:
-    """Stretches that follow what is stored, in slots (R,) of a slab; else as `FreshJob`.
+    """Stretches that follow what is stored, in slots (R,) of a slab.
 
-    mask: (R, 1, T, L) additive. folded: whether to fold heads, which spares the copies of keys but repeats the mask.
+    index: (R, T) of ids in the packed row, padded on the right with any. target: (M,) those that are not padding, and
+    where: (M,) where they lie in R · T. mask: (R, 1, T, L) additive. folded: whether to fold heads, which spares the copies of keys but repeats the mask.
     """
 
     slab: Slab

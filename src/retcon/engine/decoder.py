@@ -74,7 +74,7 @@ def agrees(decoder: Decoder, model: PreTrainedModel, max_len: int) -> bool:
     count = min(8, max_len)
     ids = torch.arange(count) * 7919 % model.config.get_text_config().vocab_size
     rows = torch.arange(count)
-    plan = Plan(ids, rows, rows, jobs=[FreshJob(rows[None], rows, rows)])
+    plan = Plan(ids, rows, rows, jobs=[FreshJob(0, 1, count)])
     expected, got = forward(model, plan).float(), decoder(plan).float()
     worst = (expected - got).abs().max() / expected.abs().max()
     return bool(worst <= AGREE.get(model.dtype, 0.1))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -60,7 +62,8 @@ def stretch_end(start: int, end: int, wanted: int, vocabulary: int) -> int:
 def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invariance, device: torch.device) -> Plan:
     """The forward that feeds all of them. Its kept logits come in order: one of each step, then those of stretches.
 
-    More may follow, of ids that only pad the batch. Steps must be ordered by slab, and by slot within a slab.
+    More may follow, of ids that only pad the batch. Steps must be ordered by slab, and by slot within a slab; stretches
+    that start at 0 must come first, and best by length.
     """
     ids = [s.id for s in steps]
     positions = [s.length for s in steps]
@@ -88,7 +91,9 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
             )
         )
     jobs.extend(_stretch_jobs(stretches, starts, device))
-    missing = [0] * (invariance.rows - len(ids))
+    missing = [0] * (
+        padded(max(len(ids), invariance.rows), 16 if len(ids) <= 128 else 32 if len(ids) <= 256 else 128) - len(ids)
+    )
     ids.extend(missing)
     positions.extend(missing)
     keep.extend([0] * (invariance.rows - len(keep)))  # the output layer is a matrix product too
@@ -129,17 +134,16 @@ def _decode_job(run: Sequence[Step], first: int, device: torch.device) -> Decode
 def _stretch_jobs(
     stretches: Sequence[Stretch], starts: Sequence[int], device: torch.device
 ) -> Iterable[FreshJob | PastJob]:
-    fresh: dict[int, list[int]] = defaultdict(list)
     past: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for number, stretch in enumerate(stretches):
-        width = padded(len(stretch.ids), LINE if len(stretch.ids) <= 128 else 64)
-        if stretch.start == 0:
-            fresh[width].append(number)
-        else:
+        if stretch.start:
+            width = padded(len(stretch.ids), LINE if len(stretch.ids) <= 128 else 64)
             length = padded(stretch.start + len(stretch.ids), 64 if stretch.start < 1024 else 256)
             past[id(stretch.place.slab), width, min(length, stretch.place.capacity)].append(number)
-    for width, numbers in fresh.items():
-        yield FreshJob(*_packed(stretches, starts, numbers, width, device))
+    fresh = ((len(s.ids), start) for s, start in zip(stretches, starts, strict=True) if s.start == 0)
+    for width, run in groupby(fresh, key=itemgetter(0)):
+        first, *others = run
+        yield FreshJob(first[1], 1 + len(others), width)
     for (_, width, length), numbers in past.items():
         slots = torch.tensor([stretches[n].place.slot for n in numbers], device=device)
         reach = torch.tensor([stretches[n].start for n in numbers], device=device)[:, None] + torch.arange(

@@ -6,6 +6,12 @@ import os
 
 import torch
 
+KERNELS = "256"
+"""Kernels that oneDNN keeps, of 1,024 by default: one for each shape, and batches have many. All of them together take
+hundreds of MiB; making one anew takes less than running it. What the environment says goes first."""
+for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_name, KERNELS)
+
 
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on the device."""

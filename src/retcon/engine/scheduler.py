@@ -99,7 +99,7 @@ class Scheduler:
         self._make_room()
         rows = self._ordered()
         steps = [self._next(r) for r in rows]
-        fed = list(self._stretches(FORWARD_IDS - len(steps)))
+        fed = sorted(self._stretches(FORWARD_IDS - len(steps)), key=lambda f: (f[1].start > 0, len(f[1].ids)))
         sampled: list[Request] = list(rows)
         parts: list[Tensor] = []
         if steps or fed:
