@@ -236,3 +236,57 @@ def test_equal_prompts_that_come_at_different_steps(qwen3: Any) -> None:
 
     for index, generation in enumerate(run(main())):
         assert generation == alone(qwen3, ids, mixed(index, 30))
+
+
+async def live(engine: LocalEngine, index: int, pause: Callable[[], Any]) -> list[Any]:
+    """A random life of one request: turns, observations, scores and rollbacks; all that it is answered."""
+    draw = random.Random(index)
+    ids = prompts(index // 4, (draw.randint(1, 40),))[0] if index % 4 else prompts(index, (30,))[0]
+    answers: list[Any] = []
+    for turn in range(draw.randint(1, 4)):
+        if draw.random() < 0.25 and len(ids) > 2:
+            answers.append(await engine.score(str(index), ids, draw.randint(1, len(ids) - 1)))
+        params = mixed(index + turn, draw.randint(1, 40))
+        generation = await engine.generate(str(index), ids, params)
+        answers.append(generation)
+        ids = [*ids, *generation.ids]
+        if draw.random() < 0.3:
+            ids = ids[: max(1, len(ids) - draw.randint(0, 30))]
+        ids += [draw.randrange(VOCAB) for _ in range(draw.randint(0, 12))]
+        if len(ids) > WINDOW - 60:
+            break
+        await pause()
+    if draw.random() < 0.7:
+        await engine.release(str(index))  # the others are never released, as some callers forget to
+    return answers
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_many_lives_at_once_are_each_the_life_that_it_is_alone(qwen3: Any, seed: int) -> None:
+    lives = range(100 * seed, 100 * seed + 40)
+
+    async def together(kv_memory_mb: int) -> tuple[LocalEngine, list[list[Any]]]:
+        engine = LocalEngine(qwen3, max_len=WINDOW, max_requests=24, kv_memory_mb=kv_memory_mb)
+        draw = random.Random(seed)
+
+        async def pause() -> None:
+            for _ in range(draw.choice((0, 1, 5, 40))):
+                await asyncio.sleep(0)
+
+        return engine, await asyncio.gather(*(live(engine, i, pause) for i in lives))
+
+    async def one(index: int) -> list[Any]:
+        return await live(LocalEngine(qwen3, max_len=WINDOW), index, lambda: asyncio.sleep(0))
+
+    expected = [run(one(index)) for index in lives]
+    assert run(together(0))[1] == expected
+    engine, short = run(together(1))
+    assert engine.stats.preempted + engine.stats.evicted > 0
+    assert engine.stats.kv_peak <= 2**20
+    for answers, exact in zip(short, expected, strict=True):
+        for answer, right in zip(answers, exact, strict=True):
+            if isinstance(right, Generation):
+                assert answer.ids == right.ids
+                assert answer.logprobs == pytest.approx(right.logprobs, abs=1e-4)
+            else:
+                assert answer == pytest.approx(right, abs=1e-4)

@@ -234,15 +234,20 @@ class Scheduler:
             while request.place is not None and len(request.cached) >= request.place.capacity:
                 assert isinstance(request.call, GenerateCall)
                 if not self._grown(request, request.call.room, self._victims(request)):
-                    others = (r for r in (*self._decoding.values(), *self._feeding.values()) if r.place is not None)
-                    last = max(others, key=lambda r: r.arrived)
-                    self._preempt(last if last.arrived > request.arrived else request)
+                    self._preempt(self._last(request))
+
+    def _last(self, request: Request) -> Request:
+        """Of the requests that are computed, the one that came last, if it came after this one."""
+        decoding = (r for r in self._decoding.values() if isinstance(r.call, GenerateCall) and r.call.made)
+        return max((*decoding, *self._feeding.values(), request), key=lambda r: r.arrived)
 
     def _preempt(self, request: Request) -> None:
         self._stats.preempted += 1
         self._decoding.pop(request.id, None)
         self._feeding.pop(request.id, None)
         self._evict(request)
+        if isinstance(request.call, ScoreCall):
+            request.call.values.clear()  # it begins anew
         self._waiting[request.id] = request
         self._changed = True
 

@@ -26,8 +26,8 @@ from retcon.tools.types import StatefulTool, Tool
 
 SESSIONS = 512
 """At a time at most: two for each of the 256 rollouts that engines decode side by side, as one whose interpreter ended
-in a turn that may be rolled back has another besides. A rollout that waited for a place would hold up those that have
-one, since an engine may wait for all of them."""
+in a turn that may be rolled back has another besides. A rollout that waited for a place would leave its row of the
+batch empty."""
 
 
 @dataclass(frozen=True, slots=True)
