@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from retcon.engine.attention import Plan
 from retcon.engine.machine import free_memory
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+"""Whether this torch has oneDNN's linear layer over packed weights."""
 ROPES = ("default", "linear", "llama3", "yarn")
 """Rotations that are a function of the position alone."""
 
@@ -35,7 +37,7 @@ class Product:
         biases = [layer.bias for layer in self._layers if layer.bias is not None]
         weight = torch.cat([layer.weight.detach() for layer in self._layers])
         self._bias = torch.cat([bias.detach() for bias in biases]) if biases else None
-        self._packed = weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+        self._packed = weight.dtype == torch.float32 and ONEDNN
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
 
     @property
