@@ -26,13 +26,14 @@ def padded(length: int, line: int = LINE) -> int:
 
 
 def capacity_for(length: int, most: int) -> int:
-    """The capacity of the class that holds `length` ids: 32, 64, 96, 128, then four to an octave, up to `most`.
+    """The capacity of the class that holds `length` ids: 64, 128, 256, 512, then four to an octave, up to `most`.
 
-    Attention goes over whole slots. A class is a function of the length alone, so that what is computed of a request
-    does not depend on which slots are free.
+    Few classes make few operations, many make little to attend to in vain: the operations count where requests are
+    short. A class is a function of the length alone, so that what is computed of a request does not depend on which
+    slots are free.
     """
-    line = max(32, 1 << (max(length, 1) - 1).bit_length() >> 3)
-    return min(padded(length, line), padded(most))
+    octave = max(64, 1 << (max(length, 1) - 1).bit_length())
+    return min(octave if octave <= 512 else padded(length, octave >> 3), padded(most))
 
 
 class Slab:
