@@ -7,7 +7,8 @@ turns in one run; medians (least…most) of ids per second of this process's CPU
 
 Workload: rollouts with the recorded lengths and waits of `benchmarks/workloads` (see `record.py`).
 
-- engine: `LocalEngine`, all rollouts at once, each waits for its own tools; fp32 and bf16.
+- engine: `LocalEngine`, all rollouts at once, each waits for its own tools; fp32 and bf16. As in training, it is made
+  once, and every run begins with the weights laid out anew and no memory taken (`invalidate`).
 - generate: as loops around `generate` do it: every turn is one left-padded batch, the whole history is prefilled again,
   and the batch waits for its longest row and its slowest tool; fp32 and bf16.
 - vllm: a server that serves a model of the same shape; `/v1/completions` with ids for ids. There is none where this was
@@ -51,8 +52,8 @@ PROMPT, COUNT = 48, 64
 Ways = dict[str, Callable[[], object]]
 
 
-def with_engine(model: PreTrainedModel, plans: Sequence[Plan]) -> EngineStats:
-    async def rollout(engine: LocalEngine, plan: Plan) -> None:
+def with_engine(engine: LocalEngine, plans: Sequence[Plan]) -> EngineStats:
+    async def rollout(plan: Plan) -> None:
         ids = list(plan.prompt)
         for number, (turn, shown) in enumerate(zip(plan.turns, plan.shown, strict=True)):
             params = SamplingParams(max_tokens=turn.sampled, seed=int(plan.name) * 100 + number)
@@ -62,10 +63,10 @@ def with_engine(model: PreTrainedModel, plans: Sequence[Plan]) -> EngineStats:
         await engine.release(plan.name)
 
     async def main() -> EngineStats:
-        longest = max(plan.length for plan in plans) + 1
-        async with LocalEngine(model, max_len=longest, max_requests=len(plans)) as engine:
-            await asyncio.gather(*(rollout(engine, plan) for plan in plans))
-            return replace(engine.stats)
+        before = replace(engine.stats)
+        engine.invalidate()
+        await asyncio.gather(*(rollout(plan) for plan in plans))
+        return engine.stats.since(before)
 
     return asyncio.run(main())
 
@@ -118,15 +119,14 @@ def with_vllm(url: str, model: str, plans: Sequence[Plan]) -> None:
     asyncio.run(main())
 
 
-def decode_with_engine(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
+def decode_with_engine(engine: LocalEngine, prompts: Sequence[Sequence[int]]) -> None:
+    async def one(number: int, prompt: Sequence[int]) -> None:
+        await engine.generate(str(number), prompt, SamplingParams(max_tokens=COUNT, seed=number))
+        await engine.release(str(number))
+
     async def main() -> None:
-        async with LocalEngine(model, max_len=PROMPT + COUNT, max_requests=len(prompts)) as engine:
-            await asyncio.gather(
-                *(
-                    engine.generate(str(number), prompt, SamplingParams(max_tokens=COUNT, seed=number))
-                    for number, prompt in enumerate(prompts)
-                )
-            )
+        engine.invalidate()
+        await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(prompts)))
 
     asyncio.run(main())
 
@@ -136,12 +136,14 @@ def workload(models: dict[str, PreTrainedModel], file: Path, options: argparse.N
     sampled = sum(turn.sampled for plan in plans for turn in plan.turns)
     print(f"\n{file.stem}: {describe(plans)}", flush=True)
     stats: dict[str, EngineStats] = {}
+    longest = max(plan.length for plan in plans) + 1
+    engines = {name: LocalEngine(model, max_len=longest, max_requests=len(plans)) for name, model in models.items()}
 
     def engine(name: str) -> None:
-        stats[name] = with_engine(models[name], plans)
+        stats[name] = with_engine(engines[name], plans)
 
-    for model in models.values():  # what happens once is over
-        with_engine(model, plans[:2])
+    for name, model in models.items():  # what happens once is over
+        with_engine(engines[name], plans[:2])
         with_generate(model, plans[:2])
     ways: Ways = {f"engine {name}": lambda name=name: engine(name) for name in models}
     ways |= {f"generate {name}": lambda model=model: with_generate(model, plans) for name, model in models.items()}
@@ -163,7 +165,8 @@ def decoding(models: dict[str, PreTrainedModel], batch: int, rounds: int) -> Non
     print(f"\ndecoding, batch {batch}: prompts of {PROMPT} ids, {COUNT} ids each")
     for name, model in models.items():
         bare = Bare(models["fp32"], model.dtype, PROMPT + COUNT)  # type: ignore[arg-type]
-        ways[f"engine {name}"] = lambda model=model: decode_with_engine(model, lists)
+        engine = LocalEngine(model, max_len=PROMPT + COUNT, max_requests=batch)
+        ways[f"engine {name}"] = lambda engine=engine: decode_with_engine(engine, lists)
         ways[f"bare {name}"] = lambda bare=bare: bare.run(prompts, COUNT, "sampled")
         ways[f"bare {name}, greedy"] = lambda bare=bare: bare.run(prompts, COUNT, "greedy")
         ways[f"naive {name}, greedy"] = lambda model=model: naive(model, prompts, COUNT)

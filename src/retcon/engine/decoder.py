@@ -49,8 +49,8 @@ class LeanDecoder:
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
         self._lean = Lean(model, max_len)
-        products = ((p.width, p) for p in self._lean.products)
-        self.invariance = probe(products, model.dtype, model.device)
+        of_each_shape = {p.shape: p for p in self._lean.products}
+        self.invariance = probe(((shape[1], p) for shape, p in of_each_shape.items()), model.dtype, model.device)
 
     def __call__(self, plan: Plan) -> Tensor:
         return self._lean(plan)

@@ -41,9 +41,9 @@ class Product:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
 
     @property
-    def width(self) -> int:
-        """Size of the input."""
-        return self._layers[0].in_features
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        return sum(layer.out_features for layer in self._layers), self._layers[0].in_features
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed:
