@@ -54,6 +54,9 @@ class RolloutSection(Section):
     lookahead_ids: NonNegative = Field(160, description="room beyond max_ids for a repair's lookahead")
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
+    top_k: NonNegative = Field(0, description="keeps the k most probable ids; 0 is off")
+    min_p: Probability = Field(0.0, description="keeps ids of at least this share of the most probable one's "
+                               "probability; 0 is off")  # fmt: skip
 
 
 class RepairSection(Section):

@@ -101,7 +101,9 @@ async def measure(
             groups = await world.roll_out(
                 tasks[start : start + CHUNK],
                 count=rollouts,
-                sampling=SamplingParams(section.temperature, section.top_p, max_tokens=section.max_ids),
+                sampling=SamplingParams(
+                    section.temperature, section.top_p, section.top_k, section.min_p, max_tokens=section.max_ids
+                ),
                 seed=derive("difficulty", recipe.run.seed),
                 step=0,
                 grade=graded,

@@ -42,7 +42,9 @@ class TrainingRollouts:
         return await self.world.roll_out(
             tasks,
             count=rollouts_per_prompt(recipe),
-            sampling=SamplingParams(section.temperature, section.top_p, max_tokens=section.max_ids),
+            sampling=SamplingParams(
+                section.temperature, section.top_p, section.top_k, section.min_p, max_tokens=section.max_ids
+            ),
             seed=recipe.run.seed,
             step=step,
             grade=self.tasks.grade,
