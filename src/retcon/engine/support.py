@@ -25,7 +25,10 @@ def check_model(model: PreTrainedModel, max_len: int) -> None:
         raise EngineError(f"{name} is an encoder-decoder; the local engine serves decoder-only models")
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and max_len > positions:
-        raise EngineError(f"max_len {max_len} is more than the {positions} positions of {name}; lower max_len")
+        raise EngineError(
+            f"max_len {max_len} is more than the {positions} positions of {name}; lower "
+            "max_len (in a recipe: rollout.max_ids + rollout.lookahead_ids)"
+        )
     _check_layers(name, config, max_len)
     if getattr(config, "num_kv_shared_layers", 0):
         raise EngineError(f"{name} shares keys and values between layers, which the slotted cache does not")
