@@ -53,9 +53,7 @@ def stretch_end(start: int, end: int, wanted: int, vocabulary: int) -> int:
     """Where a stretch from `start` that should reach `end` is cut; logits are wanted from position `wanted` on."""
     count = min(end - start, STRETCH_IDS)
     count = min(count, max(128, STRETCH_SCORES // (start + count) // 64 * 64))
-    if start + count > wanted:  # the first stretch with logits may be cut before them
-        most = max(16, STRETCH_LOGITS // vocabulary)
-        count = min(count, most) if start >= wanted else min(count, max(wanted - start, most))
+    count = min(count, max(wanted - start, 0) + max(16, STRETCH_LOGITS // vocabulary))
     return start + count
 
 
@@ -91,9 +89,7 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
             )
         )
     jobs.extend(_stretch_jobs(stretches, starts, device))
-    missing = [0] * (
-        padded(max(len(ids), invariance.rows), 16 if len(ids) <= 128 else 32 if len(ids) <= 256 else 128) - len(ids)
-    )
+    missing = [0] * (_forward_ids(max(len(ids), invariance.rows)) - len(ids))
     ids.extend(missing)
     positions.extend(missing)
     keep.extend([0] * (invariance.rows - len(keep)))  # the output layer is a matrix product too
@@ -105,6 +101,11 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
         jobs,
         whole=len(jobs) == 1 and not stretches and not missing,
     )
+
+
+def _forward_ids(count: int) -> int:
+    """Ids of a forward, with those that only pad it: few different numbers, as oneDNN makes a kernel for each."""
+    return padded(count, 16 if count <= 128 else 32 if count <= 256 else 128)
 
 
 def _runs(steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
@@ -152,14 +153,14 @@ def _stretch_jobs(
         slab = stretches[numbers[0]].place.slab
         hidden = torch.arange(length, device=device) > reach[..., None]
         mask = torch.zeros(hidden.shape, dtype=slab.mask.dtype, device=device).masked_fill_(hidden, slab.blocked)
-        index, ids, where = _packed(stretches, starts, numbers, width, device)
-        yield PastJob(slab, slots, mask[:, None], index, ids, where, folded=width <= FOLDED_IDS)
+        packed = _packed(stretches, starts, numbers, width, device)
+        yield PastJob(slab, slots, mask[:, None], *packed, folded=width <= FOLDED_IDS)
 
 
 def _packed(
     stretches: Sequence[Stretch], starts: Sequence[int], numbers: Sequence[int], width: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """index (R, width), and ids and where (M,), as of `FreshJob`."""
+    """index (R, width), target (M,) and where (M,) of a `PastJob`."""
     first = torch.tensor([starts[n] for n in numbers], device=device)
     counts = torch.tensor([len(stretches[n].ids) for n in numbers], device=device)
     offset = torch.arange(width, device=device)
