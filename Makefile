@@ -1,6 +1,7 @@
 # make setup       the environment (.venv), versions from constraints.txt
 # make quickstart  trains and compares two agents, in runs/quickstart; continues where it was
 # make test        lint, types, import rules, all tests
+# make unit        the unit tests alone
 # make base        makes the base model inside the package anew (under an hour)
 PYTHON ?= python3.11
 VENV := .venv
@@ -8,7 +9,7 @@ CORE := .venv-core
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: setup quickstart test lint types imports tests base clean
+.PHONY: setup quickstart test lint types imports tests unit base clean
 
 setup: $(VENV)/.ready
 
@@ -41,6 +42,9 @@ imports: setup
 
 tests: setup $(CORE)/.ready
 	RETCON_CORE_PYTHON=$(CORE)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations=10 $(ARGS)
+
+unit: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
 
 base: setup
 	$(BIN)/python -m retcon.train.base $(ARGS)

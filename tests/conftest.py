@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 # A busy machine is slow, not wrong: no deadline. Few examples, since the whole suite must stay quick.
 settings.register_profile("retcon", deadline=None, max_examples=40)
 settings.load_profile("retcon")
+
+# Under nohup, and in the background of a script, SIGINT is ignored, here and in all that is started from here: tests
+# that press Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -76,15 +76,37 @@ def test_ctrl_c_ends_all_that_runs(tmp_path: Path, blocked: Job) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_chains([[blocked]], at_once=1, board=Record(blocked=running), on_end=lambda _: None)
     pressing.join()
-    assert not _runs(str(tmp_path / "pipe"))
+    assert not _that_run(str(tmp_path / "pipe"))
 
 
-def _runs(word: str) -> bool:
-    """Whether some process has `word` in its command line."""
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
+def test_jobs_obey_ctrl_c_also_where_it_is_ignored_around_them(tmp_path: Path, blocked: Job) -> None:
+    """As under nohup: a job that ends by itself has written its checkpoint, one that must be killed has not."""
+    ignored: list[int] = []
+
+    class Look(Record):
+        def started(self, job: Job) -> None:
+            if job is blocked:
+                (process,) = _that_run(str(tmp_path / "pipe"))
+                line = next(line for line in (process / "status").read_text().splitlines() if line.startswith("SigIgn"))
+                ignored.append(int(line.split()[1], 16))
+
+    failing = Job("failing", ("show", str(tmp_path / "absent.jsonl")), tmp_path / "logs" / "failing.log")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(JobFailed):
+            run_chains([[blocked], [failing]], at_once=2, board=Look(), on_end=lambda _: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not ignored[0] & 1 << signal.SIGINT - 1
+
+
+def _that_run(word: str) -> list[Path]:
+    """The processes, as folders of /proc, that have `word` in their command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if word in line.read_bytes().decode(errors="replace").split("\0"):
-                return True
+            if word in (folder / "cmdline").read_bytes().decode(errors="replace").split("\0"):
+                found.append(folder)
         except OSError:  # it ended while we looked
             continue
-    return False
+    return found

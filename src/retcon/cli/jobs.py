@@ -97,7 +97,7 @@ async def _run(job: Job, board: Board) -> None:
             stderr=log,
             env=_environment(os.environ, job),
             start_new_session=True,  # the terminal's Ctrl-C is for us; we pass it on
-            preexec_fn=_die_with_parent,
+            preexec_fn=_prepare,
         )
         board.started(job)
         try:
@@ -125,8 +125,10 @@ def _environment(outer: Mapping[str, str], job: Job) -> dict[str, str]:
     }
 
 
-def _die_with_parent() -> None:
-    """In the child: end when the parent ends, however it does (Linux), lest a second trainer comes to its folder."""
+def _prepare() -> None:
+    """In the child: obey our SIGINT, also where it is ignored around us (nohup); end when the parent ends, however it
+    does (Linux), lest a second trainer comes to its folder."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
