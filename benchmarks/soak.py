@@ -1,28 +1,51 @@
-"""One step's worth of calls at once, with faults in the middle: is every one answered, and is anything left?
+"""One step's worth of calls and of session cells at once, with faults all the while: is every one answered right?
 
-python benchmarks/soak.py [--calls 45000] [--workers N] [--tier namespaces|landlock|rlimits]
+python benchmarks/soak.py [--calls 45000] [--cells 10000] [--workers N] [--tier namespaces|landlock|rlimits] [--http]
+                          [--kill-seconds 1]
 
 Of the calls 2 % loop for ever (until --timeout seconds), 10 % raise, 2 % import numpy, the rest print a number of
-their own. A third on, a zygote is killed by SIGKILL; two thirds on, a worker that is running a call. Ends with exit
-code 1 where a call was lost, got another's answer, or where a process, descriptor or file is left.
+their own. The cells come in sessions of ten: each sets variables and a file to numbers of its own, takes a checkpoint,
+spoils all of it, goes back and asks what is there; every fourth spoils by ending its interpreter. Every --kill-seconds
+SIGKILL takes a worker that is running something, every tenth time a zygote. A call is run again by the sandbox itself;
+what still comes back as `infrastructure`, and a session that was lost to a kill, is begun again here, three times at
+most, as a rollout's client would. --http: the same against `retcon sandbox serve` in a process of its own.
+
+Ends with exit code 1 where something was lost or got another's answer, or where something is left: a process, a
+descriptor, a folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import fcntl
+import itertools
 import os
 import platform
+import random
+import re
 import signal
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
+from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.types import Result, Tier
+from retcon.sandbox.types import Result, Sandbox, Session, Tier
+
+TRIES = 4
+CELLS = 10  # of a session
+SESSIONS = 32  # at a time
 
 
 def program(number: int) -> tuple[str, str]:
@@ -47,15 +70,15 @@ def right(number: int, result: Result) -> bool:
     return result.status == "ok" and result.stdout == f"{number}\n"
 
 
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return []
+
+
 def descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    except OSError:  # it ended meanwhile
-        pass
-    return found
+    return [found for child in children(pid) for found in (child, *descendants(child))]
 
 
 def memory_mib(pid: int, kind: str) -> float:
@@ -69,84 +92,199 @@ def memory_mib(pid: int, kind: str) -> float:
 
 @dataclass
 class Watch:
-    """Peaks, sampled while the calls run. MiB."""
+    """What happens meanwhile. host: the process that keeps the pool. MiB."""
 
-    own: float = 0.0
-    theirs: float = 0.0
+    host: int
+    own: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
     processes: int = 0
-    killed: list[str] = field(default_factory=list)
+    killed: Counter[str] = field(default_factory=Counter)
 
-    async def run(self, pool: SandboxPool, done: Counter[str], calls: int) -> None:
+    async def look(self) -> None:
         while True:
-            pids = descendants(os.getpid())
+            pids = descendants(self.host)
             self.processes = max(self.processes, len(pids))
-            self.own = max(self.own, memory_mib(os.getpid(), "Rss"))
-            self.theirs = max(self.theirs, sum(memory_mib(pid, "Pss") for pid in pids))
-            answered = done.total()
-            if answered > calls / 3 and not self.killed:
-                self._kill("zygote", pool.fleet.zygotes["bare"])
-            elif answered > 2 * calls / 3 and len(self.killed) == 1 and pool.fleet.running:
-                self._kill("worker", pool.worker.pid)
+            self.own.append(memory_mib(self.host, "Rss"))
+            self.theirs.append(sum(memory_mib(pid, "Pss") for pid in pids))
             await asyncio.sleep(0.5)
 
-    def _kill(self, what: str, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        self.killed.append(what)
+    async def kill(self, every: float) -> None:
+        """A worker or, each tenth time, a zygote: workers are the zygotes' children, zygotes the host's."""
+        draw = random.Random(0)
+        for count in itertools.count(1):
+            await asyncio.sleep(every)
+            zygotes = children(self.host)
+            pids = zygotes if count % 10 == 0 else [pid for zygote in zygotes for pid in children(zygote)]
+            if pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(draw.choice(pids), signal.SIGKILL)
+                    self.killed["zygotes" if count % 10 == 0 else "workers"] += 1
 
 
-async def soak(calls: int, workers: int | None, timeout: float, tier: Tier | None) -> bool:
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    done: Counter[str] = Counter()
-    watch = Watch()
+@dataclass
+class Load:
+    """What is asked of a sandbox. done: by status. again: times that a fault made the client begin anew."""
+
+    sandbox: Sandbox
+    timeout: float
+    done: Counter[str] = field(default_factory=Counter)
+    again: int = 0
+
+    async def call(self, number: int) -> bool:
+        kind, code = program(number)
+        for _ in range(TRIES):
+            result = await self.sandbox.run(code, timeout=self.timeout if kind == "endless" else None)
+            if result.status != "infrastructure":
+                break
+            self.again += 1
+        self.done[result.status] += 1
+        fine = right(number, result)
+        if not fine:
+            print(f"call {number} ({kind}): {result}", file=sys.stderr)
+        return fine
+
+    async def session(self, number: int) -> bool:
+        for _ in range(TRIES):
+            try:
+                session = await self.sandbox.session()
+                try:
+                    return await self._cells(session, number)
+                finally:
+                    await session.close()
+            except (SessionLost, SandboxUnavailable, Killed):
+                self.again += 1
+        print(f"session {number}: lost {TRIES} times", file=sys.stderr)
+        return False
+
+    async def _cells(self, session: Session, number: int) -> bool:
+        """Two cells for each of five rounds, with a checkpoint and a rollback between. Raises Killed, SessionLost."""
+        for turn in range(CELLS // 2):
+            mine = f"{number}.{turn}"
+            await self._cell(session, f"import random\nx = {mine!r}\nopen('f', 'w').write(x)\nrandom.seed(x)")
+            state = await session.checkpoint()
+            spoil = "import os\nos._exit(3)" if turn == 3 else "x = 0\nopen('f', 'w').close()\nopen('g', 'w').close()"
+            await session.run(spoil)
+            await session.rollback(state)
+            seen = await self._cell(session, "import os\nprint(x, open('f').read(), sorted(os.listdir()))")
+            await session.discard(state)
+            if seen.stdout != f"{mine} {mine} ['f']\n":
+                print(f"session {number}, round {turn}: {seen}", file=sys.stderr)
+                return False
+        return True
+
+    async def _cell(self, session: Session, code: str) -> Result:
+        result = await session.run(code)
+        if result.status == "infrastructure":
+            raise Killed
+        self.done[f"cell {result.status}"] += 1
+        return result
+
+
+class Killed(Exception):
+    """A session's worker was killed under a cell."""
+
+
+@asynccontextmanager
+async def in_process(workers: int | None, tier: Tier | None) -> AsyncIterator[tuple[Sandbox, int]]:
     async with SandboxPool(workers, tier=tier) as pool:
-        folder = pool.fleet.folder
+        yield pool, os.getpid()
 
-        async def call(number: int) -> bool:
-            kind, code = program(number)
-            result = await pool.run(code, timeout=timeout if kind == "endless" else None)
-            done[result.status] += 1
-            fine = right(number, result)
-            if not fine:
-                print(f"call {number} ({program(number)[0]}): {result}", file=sys.stderr)
-            return fine
 
-        watching = asyncio.create_task(watch.run(pool, done, calls))
-        started = time.perf_counter()
-        cpu = time.process_time()
-        answers = await asyncio.gather(*(call(number) for number in range(calls)))
-        seconds = time.perf_counter() - started
-        cpu = time.process_time() - cpu
-        watching.cancel()
-        held, size = pool.tier, pool.fleet.size
-        pids = descendants(os.getpid())
+@asynccontextmanager
+async def over_http(workers: int | None, tier: Tier | None) -> AsyncIterator[tuple[Sandbox, int]]:
+    command = [sys.executable, "-m", "retcon", "sandbox", "serve", "--port", "0"]
+    command += ["--workers", str(workers)] * (workers is not None) + ["--tier", tier or ""] * (tier is not None)
+    server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert server.stdout is not None
+    said = ""
+    while (found := re.search(r"http://[\w.:\[\]]+:\d+", said)) is None:
+        line = await server.stdout.readline()
+        if not line:
+            raise SystemExit(f"the server did not start: {said}")
+        said += line.decode()
+    drain = asyncio.create_task(server.stdout.read())
+    try:
+        async with SandboxClient(found.group()) as client:
+            yield client, server.pid
+    finally:
+        server.terminate()
+        await server.wait()
+        await drain
+
+
+async def soak(arguments: argparse.Namespace) -> bool:
+    calls, sessions = arguments.calls, arguments.cells // CELLS
+    before = descriptors()
+    served = over_http if arguments.http else in_process
+    async with served(arguments.workers, arguments.tier) as (sandbox, host):
+        load, watch = Load(sandbox, arguments.timeout), Watch(host)
+        places = asyncio.Semaphore(SESSIONS)
+
+        async def session(number: int) -> bool:
+            async with places:
+                return await load.session(number)
+
+        beside = [asyncio.create_task(watch.look())]
+        if arguments.kill_seconds:
+            beside.append(asyncio.create_task(watch.kill(arguments.kill_seconds)))
+        started, cpu = time.perf_counter(), time.process_time()
+        answers = await asyncio.gather(*map(load.call, range(calls)), *map(session, range(sessions)))
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        for task in beside:
+            task.cancel()
+        held = sandbox.tier  # type: ignore[attr-defined]
+        pids = descendants(host)
     left = {
         "processes": sum(Path(f"/proc/{pid}").exists() for pid in pids) + len(descendants(os.getpid())),
-        "descriptors": len(list(Path("/proc/self/fd").iterdir())) - descriptors,
-        "scratch folders": int(folder.exists()),
+        "descriptors": descriptors() - before,
+        "scratch folders": abandoned_folders(),
     }
-    endless = sum(program(number)[0] == "endless" for number in range(calls))
+    killed = ", ".join(f"{number} {what}" for what, number in watch.killed.items())
+    early, late = (
+        statistics.median(part) for part in (watch.own[: len(watch.own) // 4 + 1], watch.own[-len(watch.own) // 4 :])
+    )
     print(
-        f"tier {held}, {size} workers, limit {timeout:g} s: {calls} calls at once in {seconds:.1f} s "
-        f"({calls / seconds:.0f}/s; {endless} endless ones alone take {endless * timeout / size:.1f} s of that)\n"
-        f"answers: {dict(done)}; right: {sum(answers)} of {calls}; killed: {', '.join(watch.killed) or 'nobody'}\n"
-        f"caller: {1000 * cpu / calls:.2f} ms of CPU a call, {watch.own:.0f} MiB at most; "
-        f"sandbox: {watch.theirs:.0f} MiB (shared pages counted once), {watch.processes} processes\nleft: {left}"
+        f"tier {held}{', over HTTP' * arguments.http}: {calls} calls and {sessions} sessions of {CELLS} cells and "
+        f"{CELLS // 2} rollbacks, all at once, in {seconds:.1f} s\n"
+        f"answers: {dict(load.done)}; right: {sum(answers[:calls])} of {calls} calls, {sum(answers[calls:])} of "
+        f"{sessions} sessions; killed: {killed or 'nobody'}; begun again by the client: {load.again}\n"
+        f"client: {1000 * cpu / (calls + sessions * CELLS):.2f} ms of CPU each; process that keeps the pool, MiB: "
+        f"{early:.0f} in the first quarter, {late:.0f} in the last (medians), {max(watch.own):.0f} at most; sandbox: "
+        f"{max(watch.theirs):.0f} MiB (shared pages counted once), {watch.processes} processes\nleft: {left}"
     )
     return all(answers) and not any(left.values())
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def abandoned_folders() -> int:
+    """Scratch folders that no pool holds, ours or another's."""
+    found = 0
+    for lock in (
+        lock for home in ("/dev/shm", tempfile.gettempdir()) for lock in Path(home).glob("retcon-sandbox-*/lock")
+    ):
+        with contextlib.suppress(OSError), lock.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found += 1
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=45_000)
+    parser.add_argument("--cells", type=int, default=10_000)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--timeout", type=float, default=1.0)
     parser.add_argument("--tier", choices=("namespaces", "landlock", "rlimits"))
+    parser.add_argument("--http", action="store_true")
+    parser.add_argument("--kill-seconds", type=float, default=1.0, help="0: nobody is killed")
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Linux {platform.release()}")
-    fine = asyncio.run(soak(arguments.calls, arguments.workers, arguments.timeout, arguments.tier))
-    sys.exit(0 if fine else 1)
+    sys.exit(0 if asyncio.run(soak(arguments)) else 1)
 
 
 if __name__ == "__main__":
