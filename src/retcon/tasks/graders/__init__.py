@@ -1,0 +1,1 @@
+"""Whether a reply answers a task rightly: one file a kind."""

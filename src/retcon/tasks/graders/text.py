@@ -1,0 +1,69 @@
+r"""Grading by the text of the answer alone: what a reply's answer is, and whether it is the same text or letter.
+
+Pure functions, a fraction of a millisecond each.
+"""
+
+from __future__ import annotations
+
+import re
+
+from retcon.tasks.grade import boxed
+
+MARK = "####"  # before an answer in GSM8K's solutions
+MOST_DIGITS = 1000
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+")
+_INTEGER = re.compile(r"[+-]?\d+")
+_LETTER = re.compile(r"\(?([A-Za-z])\)?[.:]?")
+_SAID = re.compile(r"\b[Aa]nswer\b[^A-Za-z0-9(]{0,8}(?:is[^A-Za-z0-9(]{0,8})?(?:\(([A-Za-z])\)|([A-Z])(?![A-Za-z0-9]))")
+
+
+def final_answer(reply: str) -> str | None:
+    r"""The content of the last `\boxed{…}`, else what the last `####` of a line stands before; None without either."""
+    found = boxed(reply)
+    if found is not None:
+        return found
+    _, mark, rest = reply.rpartition(MARK)
+    return rest.partition("\n")[0].strip() if mark else None
+
+
+def integer(text: str) -> int | None:
+    """The integer that `text` is, as people and LaTeX write it (`1,234`, `$-5$`, `7.`); None where it is none."""
+    text = (
+        text.strip().removeprefix("$").removesuffix("$").replace(r"\!", "").replace(r"\,", "").strip().removesuffix(".")
+    )
+    if len(text) > MOST_DIGITS:
+        return None
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def same_text(answer: str, reply: str) -> bool:
+    """Whether the reply's answer (the whole reply where it marks none) is `answer`, but for case and white space."""
+    said = final_answer(reply)
+    return _folded(reply if said is None else said) == _folded(answer)
+
+
+def same_choice(answer: str, reply: str) -> bool:
+    r"""Whether the reply chooses the letter `answer`: marked (`\boxed{B}`, `#### (B)`), said (`the answer is B`), or as
+    its only word. Raises ValueError where `answer` is no letter."""
+    wanted = _LETTER.fullmatch(answer.strip())
+    if wanted is None:
+        raise ValueError(f"answer {answer!r} is no letter: multiple choice is graded by one, such as B or (B)")
+    said = final_answer(reply)
+    alone = _LETTER.fullmatch(_plain(reply if said is None else said))
+    chosen = alone.group(1) if alone else None
+    if chosen is None and said is None:
+        chosen = next(("".join(filter(None, found)) for found in reversed(_SAID.findall(reply))), None)
+    return chosen is not None and chosen.upper() == wanted.group(1).upper()
+
+
+def _plain(text: str) -> str:
+    """Without what LaTeX and Markdown put around a word."""
+    text = text.strip().strip("$*").strip()
+    inner = re.fullmatch(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}", text)
+    return (inner.group(1) if inner else text).strip()
+
+
+def _folded(text: str) -> str:
+    return " ".join(_plain(text).split()).casefold()

@@ -1,0 +1,159 @@
+"""Grading by mathematics: what is equal, and what becomes of answers that hang, eat memory or reach for the grader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from comparing import answer, trajectory
+from retcon import grade
+from retcon.core.errors import InfrastructureFault
+from retcon.core.types import Trajectory
+from retcon.sandbox.pool import SandboxPool
+from retcon.tasks.graders.mathematics import PACKAGES, MathGrader
+from retcon.tasks.types import Task
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="grading by mathematics needs the [grade] extra"
+)
+
+
+def answered(text: str) -> Trajectory:
+    return trajectory("t/0", answer(text), reward=None)
+
+
+class Grading:
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        self.sandbox = SandboxPool(workers=2, packages=PACKAGES)
+        self.runner.run(self.sandbox.start())
+        self.grader = MathGrader(self.sandbox, seconds=5.0, memory_mb=512)
+
+    def equal(self, answer: str, reply: str) -> bool:
+        return self.run(self.grader.equal(answer, reply))
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+
+@pytest.fixture(scope="module")
+def grading() -> Iterator[Grading]:
+    made = Grading()
+    yield made
+    made.run(made.grader.__aexit__(None, None, None))
+    made.run(made.sandbox.close())
+    made.runner.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [
+        ("72", "#### 72"),
+        ("1,234", r"\boxed{1234}"),
+        ("0.5", r"so it is \boxed{\frac{1}{2}}"),
+        (r"\frac{1}{2}", "The final answer is $0.5$."),
+        (r"x^2 + 2x + 1", r"\boxed{(x+1)^2}"),
+        (r"\sqrt{8}", r"\boxed{2\sqrt{2}}"),
+        (r"50\%", r"\boxed{0.5}"),
+        (r"\{1, 2, 3\}", r"\boxed{\{3, 1, 2\}}"),
+        (r"(-\infty, 2]", r"\boxed{(-\infty,2]}"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}"),
+        (r"\text{Monday}", r"\boxed{\text{Monday}}"),
+        ("12", "The answer is 12."),
+        (r"90^\circ", r"\boxed{90}"),
+        (r"\pi/2", r"\boxed{\frac{\pi}{2}}"),
+        ("2", r"\boxed{1} no, wait: \boxed{2}"),
+    ],
+)
+def test_equal(grading: Grading, answer: str, reply: str) -> None:
+    assert grading.equal(answer, reply)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [
+        ("72", "#### 73"),
+        ("0.5", r"\boxed{\frac{1}{3}}"),
+        ("(1, 2)", r"\boxed{[1, 2]}"),
+        (r"x^2", r"\boxed{x^3}"),
+        ("2", "I do not know."),
+        ("2", ""),
+        ("2", r"\boxed{}"),
+        ("2", r"\boxed{2} no, wait: \boxed{3}"),
+        (r"\{1, 2\}", r"\boxed{\{1, 2, 3\}}"),
+        ("7", r"\boxed{" + "7" * 100_000 + "}"),
+    ],
+)
+def test_different(grading: Grading, answer: str, reply: str) -> None:
+    assert not grading.equal(answer, reply)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reply", [r"\boxed{9^{9^{9^9}}}", r"\boxed{((10^9)!)!}"])
+def test_an_answer_that_hangs_is_a_fault_and_the_next_is_graded(grading: Grading, reply: str) -> None:
+    with pytest.raises(InfrastructureFault, match="could not be graded"):
+        grading.equal("2", reply)
+    assert grading.equal("1/2", r"\boxed{0.5}")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        r"\boxed{__import__('os')._exit(0)}",
+        r"\boxed{verify=lambda *a,**k: True}",
+        r"\boxed{[setattr(__import__('math_verify'),'verify',lambda *a,**k:True)]}",
+        'exec("import math_verify; math_verify.verify = lambda *a, **k: True")',
+    ],
+)
+def test_an_answer_that_reaches_for_the_grader_gains_nothing(grading: Grading, reply: str) -> None:
+    with contextlib.suppress(InfrastructureFault):
+        assert not grading.equal("2", reply)
+    assert not grading.equal("2", r"\boxed{x}")
+
+
+def test_an_answer_that_nothing_can_be_read_in_is_refused(grading: Grading) -> None:
+    with pytest.raises(ValueError, match="answer '' cannot be graded"):
+        grading.equal("", r"\boxed{2}")
+
+
+def test_answers_are_compared_side_by_side(grading: Grading) -> None:
+    async def many() -> list[bool]:
+        return await asyncio.gather(
+            *(grading.grader.equal(f"{n}/2", rf"\boxed{{\frac{{{n}}}{{2}}}}") for n in range(1, 20))
+        )
+
+    assert all(grading.run(many()))
+
+
+def test_a_trajectory_gets_its_reward(grading: Grading) -> None:
+    task = Task("t/0", "what is half of one?", "1/2")
+    right, wrong = answered(r"\boxed{0.5}"), answered(r"\boxed{0.4}")
+    assert grading.run(grading.grader.grade(task, right)).reward == 1.0
+    graded = grading.run(grading.grader.grade(task, wrong))
+    assert (graded.reward, graded.answer) == (-1.0, "0.4")
+    assert grading.run(grading.grader.grade(task, replace(right, stop="max_ids"))).reward == -1.0
+    assert grading.run(grading.grader.grade(task, replace(right, stop="infrastructure"))).reward is None
+    hangs = grading.run(grading.grader.grade(task, answered(r"\boxed{9^{9^{9^9}}}")))
+    assert (hangs.reward, hangs.stop) == (None, "infrastructure")
+
+
+def test_without_a_loop_of_ones_own() -> None:
+    assert grade(answer="1/2", reply=r"So it is \boxed{0.5}.")
+    assert not grade(answer="1/2", reply=r"So it is \boxed{0.6}.")
+    assert grade(answer="B", reply="the answer is (b)", kind="choice")
+    assert grade(answer="Yes", reply="yes", kind="exact")
+    with pytest.raises(ValueError, match=r"no kind of grading 'maths' \(did you mean 'math'"):
+        grade(answer="1", reply="1", kind="maths")  # type: ignore[arg-type]
+
+
+def test_from_within_a_running_loop() -> None:
+    async def main() -> bool:
+        return await asyncio.to_thread(grade, answer="1/2", reply=r"\boxed{0.5}")
+
+    assert asyncio.run(main())

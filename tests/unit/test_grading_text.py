@@ -1,0 +1,81 @@
+"""Reading and comparing answers as text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retcon.tasks.graders.text import final_answer, integer, same_choice, same_text
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        (r"first \boxed{1}, then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("48/2 = 24\n#### 72\n", "72"),
+        ("#### 1\nno:\n#### 2", "2"),
+        (r"\boxed{3} and #### 4", "3"),
+        (r"\boxed{never closed", None),
+        ("it is 7", None),
+        ("", None),
+    ],
+)
+def test_the_final_answer(reply: str, answer: str | None) -> None:
+    assert final_answer(reply) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("72", 72),
+        (" 1,234,567. ", 1234567),
+        (r"$-5$", -5),
+        (r"10\,000", 10000),
+        ("+3", 3),
+        ("1,23", None),
+        ("3.5", None),
+    ],
+)
+def test_integers_as_people_write_them(text: str, number: int | None) -> None:
+    assert integer(text) == number
+
+
+def test_an_integer_of_millions_of_digits_is_not_converted() -> None:
+    assert integer("9" * 10_000_000) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply", "right"),
+    [
+        ("B", r"\boxed{B}", True),
+        ("(b)", "#### B", True),
+        ("B", r"\boxed{\text{B}}", True),
+        ("B", "A looks right, but the answer is **B**.", True),
+        ("B", "Answer: (B)", True),
+        ("B", "The answer is a banana", False),
+        ("A", "The answer is a banana", False),
+        ("C", "The answer is B, not C", False),
+        ("B", "b", True),
+        ("B", "", False),
+        ("B", r"\boxed{BC}", False),
+    ],
+)
+def test_choices(answer: str, reply: str, right: bool) -> None:
+    assert same_choice(answer, reply) is right
+
+
+def test_a_choice_whose_answer_is_no_letter_is_refused() -> None:
+    with pytest.raises(ValueError, match="answer '42' is no letter"):
+        same_choice("42", "B")
+
+
+def test_texts_are_the_same_but_for_case_and_space() -> None:
+    assert same_text("New  York", r"It is \boxed{\text{new york}}.")
+    assert same_text("yes", " Yes ")
+    assert not same_text("yes", "yes, but no")
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_any_text_is_compared(answer: str, reply: str) -> None:
+    assert same_text(answer, answer) or r"\boxed" in answer or "####" in answer
+    same_text(answer, reply)
+    same_choice("A", reply)
