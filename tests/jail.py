@@ -6,6 +6,7 @@ Each attack names the tiers that contain it; docs/sandbox.md lists what the othe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from textwrap import dedent
 
 import pytest
@@ -51,9 +52,17 @@ class Jail:
         """Of the worker."""
         return self._pool.worker.pid
 
-    def run(self, code: str, *, files: dict[str, bytes] | None = None, stdin: str = "", **limits: float) -> Result:
+    def run(
+        self,
+        code: str,
+        *,
+        files: dict[str, bytes] | None = None,
+        stdin: str = "",
+        fetch: Sequence[str] = (),
+        **limits: float,
+    ) -> Result:
         given = Limits(**limits) if limits else None  # type: ignore[arg-type]
-        return self._runner.run(self._pool.run(dedent(code), limits=given, files=files, stdin=stdin))
+        return self._runner.run(self._pool.run(dedent(code), limits=given, files=files, stdin=stdin, fetch=fetch))
 
     def attack(self, code: str, **options: object) -> Result:
         """Run it, then see that the same worker still serves, from a clean folder."""

@@ -47,3 +47,17 @@ def test_a_folder_without_a_lock_is_left_alone(tmp_path: Path) -> None:
     foreign.mkdir()
     PoolFolder(tmp_path).remove()
     assert foreign.is_dir()
+
+
+def test_a_folder_goes_however_deep_and_closed_what_a_call_left_in_it(tmp_path: Path) -> None:
+    made = PoolFolder(tmp_path)
+    here = os.open(made.path, os.O_RDONLY)
+    for _ in range(1500):  # deeper than Python recurses
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    (made.path / "d/d").chmod(0)
+    made.remove()
+    assert not list(tmp_path.iterdir())

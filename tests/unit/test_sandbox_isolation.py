@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from retcon.sandbox import cgroup, landlock, root, scratch, seccomp, syscalls
+from retcon.sandbox import cgroup, commands, landlock, root, scratch, seccomp, syscalls
+from retcon.sandbox.instructions import ALLOW, ERRNO, KILL, Instruction
 from retcon.sandbox.isolate import attempt
 from retcon.sandbox.syscalls import NUMBERS
 from retcon.sandbox.users import FIRST_UID, NOBODY, UIDS, closed_to_others, pick_uid
 
-ALLOW, ENOSYS, EPERM = seccomp.ALLOW, seccomp.ERRNO | 38, seccomp.ERRNO | 1
+ENOSYS, EPERM = ERRNO | 38, ERRNO | 1
 HEADERS = {
     "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
     "aarch64": Path("/usr/include/asm-generic/unistd.h"),
 }
 
 
-def verdict(program: list[seccomp.Instruction], arch: int, number: int, *arguments: int) -> int:
+def verdict(program: list[Instruction], arch: int, number: int, *arguments: int) -> int:
     """What the kernel's interpreter makes of a filter program."""
     given = [*arguments, *[0] * (6 - len(arguments))]
     data = {0: number, 4: arch}
@@ -56,7 +57,7 @@ def test_the_base_filter_decides_as_it_says(machine: tuple[str, int]) -> None:
         assert number is not None
         return verdict(program, arch, number, *arguments)
 
-    assert verdict(program, arch ^ 1, 0) == seccomp.KILL
+    assert verdict(program, arch ^ 1, 0) == KILL
     assert verdict(program, arch, syscalls.HIGHEST + 1) == verdict(program, arch, 0x40000000) == ENOSYS
     assert all(asked(call) == EPERM for call in seccomp.DENIED if syscalls.number(call, name) is not None)
     assert asked("clone3") == ENOSYS
@@ -64,7 +65,7 @@ def test_the_base_filter_decides_as_it_says(machine: tuple[str, int]) -> None:
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
         assert asked("clone", 17 | flag) == EPERM
     assert [asked("socket", family) for family in (1, 2, 10)] == [ALLOW] * 3
-    assert [asked("socket", family) for family in (0, 16, 17, 40)] == [seccomp.ERRNO | 97] * 4
+    assert [asked("socket", family) for family in (0, 16, 17, 40)] == [ERRNO | 97] * 4
     assert asked("prlimit64", 0) == ALLOW
     assert asked("prlimit64", 1) == EPERM
     assert asked("setpriority", 0, 0) == ALLOW
@@ -73,10 +74,48 @@ def test_the_base_filter_decides_as_it_says(machine: tuple[str, int]) -> None:
     assert asked("ioprio_set", 1, 5) == asked("ioprio_set", 2, 0) == EPERM
     assert asked("personality", 0xFFFFFFFF) == asked("personality", 0) == ALLOW
     assert asked("personality", 0x0040000) == EPERM
+    assert asked("setrlimit", 3) == asked("prlimit64", 0, 3, 1) == asked("prlimit64", 0, 4, 0) == ALLOW
+    assert asked("setrlimit", 4) == asked("prlimit64", 0, 4, 1) == asked("prlimit64", 0, 4, 1 << 32) == ERRNO
     assert asked("ioctl", 0, 0x5412) == asked("ioctl", 0, 0x541C) == EPERM
     assert asked("ioctl", 0, 0x5401) == ALLOW
-    assert asked("prctl", 1, 9) == asked("prctl", 38, 1) == ALLOW
-    assert asked("prctl", 1, 0) == EPERM
+    assert asked("prctl", 1, 9) == asked("prctl", 38, 1) == asked("prctl", 4, 0) == asked("prctl", 15, 1) == ALLOW
+    assert asked("prctl", 1, 0) == asked("prctl", 4, 1) == EPERM
+    assert {asked("prctl", option) for option in commands.PRCTL_REFUSED} == {EPERM}
+
+
+def test_commands_are_told_apart_by_what_the_kernel_reads_of_them(machine: tuple[str, int]) -> None:
+    name, arch = machine
+    program = seccomp.assemble([*seccomp.base_rules(), *commands.no_allocation()], name)
+
+    def asked(call: str, place: int, value: int) -> int:
+        """The answer to a value in that place, whatever its upper half, which the kernel does not read."""
+        number = syscalls.number(call, name)
+        assert number is not None
+        answers = {verdict(program, arch, number, *[0] * place, value | high << 32) for high in (0, 1, 0xFFFFFFFF)}
+        assert len(answers) == 1
+        return answers.pop()
+
+    for command in (8, 10, 15, 1024, 1026, 1031, 1036, 1038):
+        assert asked("fcntl", 1, command) == EPERM
+    for command in (36, 37, 38):
+        assert asked("fcntl", 1, command) == ERRNO | 22
+    for command in (0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 16, 1025, 1030, 1032, 1033, 1034):
+        assert asked("fcntl", 1, command) == ALLOW
+    for command in (0x5401, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x8903, 0x8910, 0x8933, 0x80045430):
+        assert asked("ioctl", 1, command) == ALLOW
+    for command in (0x5412, 0x541C, 0x5452):
+        assert asked("ioctl", 1, command) == EPERM
+    attributes, verity, clone = 0x40086602, 0x40806685, 0x40049409
+    for command in (0x8901, 0x8902, attributes, verity, clone, 0, 0x5400, 0x5460, 0x8941, 0xFFFFFFFF):
+        assert asked("ioctl", 1, command) == ERRNO | 25
+    private, shared, validated, fixed = 0x22, 0x21, 0x23, 0x10
+    assert asked("mmap", 3, private) == asked("mmap", 3, private | fixed) == ALLOW
+    assert asked("mmap", 3, 0x01) == asked("mmap", 3, 0x02) == ALLOW  # of a file
+    assert asked("mmap", 3, shared) == asked("mmap", 3, validated) == asked("mmap", 3, shared | fixed) == EPERM
+    assert asked("mmap", 3, private | 0x40000) == ERRNO | 12
+    assert asked("madvise", 2, 21) == ERRNO | 22
+    assert asked("madvise", 2, 4) == ALLOW
+    assert asked("flock", 1, 2) == asked("fallocate", 1, 0) == ERRNO | 95
 
 
 def test_the_filters_of_a_call_decide_as_they_say(machine: tuple[str, int]) -> None:
@@ -84,17 +123,17 @@ def test_the_filters_of_a_call_decide_as_they_say(machine: tuple[str, int]) -> N
     rules = [*seccomp.no_sockets(), *seccomp.no_processes(), *seccomp.no_metadata(), *seccomp.own_signals(77)]
     program = seccomp.assemble(rules, name)
     numbers = {call: number for call in NUMBERS if (number := syscalls.number(call, name)) is not None}
-    assert verdict(program, arch, numbers["socket"], 1) == seccomp.ERRNO | 13
+    assert verdict(program, arch, numbers["socket"], 1) == ERRNO | 13
     assert verdict(program, arch, numbers["socketpair"], 1, 1 | 0o2000000) == ALLOW
-    assert verdict(program, arch, numbers["socketpair"], 1, 2) == seccomp.ERRNO | 13
+    assert verdict(program, arch, numbers["socketpair"], 1, 2) == ERRNO | 13
     assert verdict(program, arch, numbers["clone"], 17) == EPERM
     assert verdict(program, arch, numbers["clone"], seccomp.CLONE_THREAD | 0x100) == ALLOW
     assert verdict(program, arch, numbers["kill"], 77, 9) == ALLOW
     assert verdict(program, arch, numbers["kill"], -1 & 0xFFFFFFFF, 9) == EPERM
-    assert verdict(program, arch, numbers["fchmodat"], 0) == seccomp.ERRNO
+    assert verdict(program, arch, numbers["fchmodat"], 0) == ERRNO
     assert verdict(program, arch, numbers["utimensat"], 5, 0) == ALLOW
-    assert verdict(program, arch, numbers["utimensat"], 5, 1 << 32) == seccomp.ERRNO
-    assert verdict(program, arch, numbers["utimensat"], 5, 0x7F00) == seccomp.ERRNO
+    assert verdict(program, arch, numbers["utimensat"], 5, 1 << 32) == ERRNO
+    assert verdict(program, arch, numbers["utimensat"], 5, 0x7F00) == ERRNO
 
 
 def test_another_machine_is_refused_by_name() -> None:
@@ -174,7 +213,11 @@ def test_emptying_leaves_nothing_whatever_is_there(tmp_path: Path) -> None:
     os.mkfifo(folder / "a/fifo")
     (folder / "a/b").chmod(0)
     (folder / "a").chmod(0)
-    scratch.empty(str(folder))
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        scratch.empty_open(fd)
+    finally:
+        os.close(fd)
     assert not list(folder.iterdir())
     assert outside.read_text() == "kept"
 
@@ -183,8 +226,35 @@ def test_the_size_is_of_what_is_there_and_no_link_is_followed(tmp_path: Path) ->
     (tmp_path / "d").mkdir()
     (tmp_path / "d/x").write_bytes(b"1" * 100_000)
     (tmp_path / "all").symlink_to("/")
-    assert 100_000 <= scratch.size(str(tmp_path), 10) < 200_000
-    assert scratch.size(str(tmp_path), 2) == scratch.UNBOUNDED
+    (tmp_path / "y").hardlink_to(tmp_path / "d/x")
+    held = scratch.measure(str(tmp_path), 10)
+    assert 100_000 <= held.size < 200_000
+    assert held.entries == 4
+    assert scratch.measure(str(tmp_path), 2).entries == 3
+
+
+def test_the_size_is_measured_however_deep_and_whatever_the_modes(tmp_path: Path) -> None:
+    descriptors = list(Path("/proc/self/fd").iterdir())
+    depth, deeper = 100, "d" * 200  # in all longer than a path can be
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(depth):
+        for name in ("left", "right", deeper):
+            os.mkdir(name, dir_fd=here)
+        below = os.open(deeper, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("x", os.O_WRONLY | os.O_CREAT, dir_fd=here))
+    os.close(here)
+    closed = tmp_path / deeper
+    closed.chmod(0)
+    try:
+        assert scratch.measure(str(tmp_path), 10_000).entries == 3 * depth + 1
+        assert stat.S_IMODE(closed.stat().st_mode) == 0
+    finally:
+        top = os.open(tmp_path, os.O_RDONLY)
+        scratch.empty_open(top)
+        os.close(top)
+    assert list(Path("/proc/self/fd").iterdir()) == descriptors
 
 
 @pytest.fixture

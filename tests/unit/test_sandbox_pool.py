@@ -4,12 +4,13 @@ import asyncio
 import os
 import signal
 import sys
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.sandbox.capture import Capture, cut_middle
+from retcon.sandbox.capture import Capture, Record, cut_middle
 from retcon.sandbox.pool import SandboxPool, default_workers
 from retcon.sandbox.types import Limits
 from retcon.sandbox.verdict import verdict
@@ -100,6 +101,16 @@ def test_the_kernels_word_decides(
     assert bool(line) == (name not in ("ok", "limit") and raised is None)
 
 
+def test_a_kill_is_the_machines_only_where_the_machine_has_killed() -> None:
+    killed = signal.SIGKILL
+    assert verdict(killed, 0.0, 2.0, None, None)[:2] == ("error", "SIGKILL")
+    assert verdict(killed, 0.0, 2.0, None, None, machine=True)[0] == "infrastructure"
+    assert verdict(killed, 2.5, 2.0, None, None, machine=True)[0] == "timeout"  # its own limits come first
+    assert verdict(killed, 0.0, 2.0, 3.0, None, machine=True)[0] == "timeout"
+    assert verdict(killed, 0.0, 2.0, None, None, over="MemoryError: x", machine=True)[0] == "limit"
+    assert verdict(signal.SIGSEGV, 0.0, 2.0, None, None, machine=True)[:2] == ("error", "SIGSEGV")
+
+
 def test_a_capture_keeps_both_ends_whatever_the_chunks() -> None:
     whole = bytes(range(97, 123)) * 20000
     for size in (1 << 16, 7777, len(whole)):
@@ -107,6 +118,40 @@ def test_a_capture_keeps_both_ends_whatever_the_chunks() -> None:
         for start in range(0, len(whole), size):
             capture.add(whole[start : start + size])
         assert capture.text() == f"abcde\n[{len(whole) - 10} bytes cut]\nvwxyz"
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 100])
+def test_a_record_is_what_stands_between_two_tokens_whatever_the_chunks(size: int) -> None:
+    token, noise = b"0123456789abcdef", b"0123456789abcde" * 50
+    for stream, wanted in {
+        noise + token + b"name\0=1" + token + noise: "name\0=1",
+        token + token + token + b"x" + token: "",
+        token + b"x" * 40 + token: "x" * 40,
+        token + b"\xff" + token: "\ufffd",
+        token + b"x" * 41 + token: None,
+        token + b"x" * 400 + token + b"y" + token: None,
+        token + b"cut": None,
+        noise: None,
+        b"": None,
+    }.items():
+        record = Record(token, 40)
+        for start in range(0, len(stream), size):
+            record.add(stream[start : start + size])
+        assert record.text() == wanted
+
+
+def test_of_what_is_no_record_nothing_is_kept() -> None:
+    """In memory that does not grow with it, nor with the limit."""
+    flood = bytes(1 << 16)
+    for start in (b"", b"token"):
+        record = Record(b"token", 100_000)
+        record.add(start)
+        tracemalloc.start()
+        for _ in range(200):
+            record.add(flood)
+        assert tracemalloc.get_traced_memory()[1] < 500_000
+        tracemalloc.stop()
+        assert record.text() is None
 
 
 @pytest.mark.parametrize("limit", [1, 10, 30, 99, 100])

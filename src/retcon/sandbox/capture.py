@@ -62,3 +62,47 @@ class Capture:
         cut = self.total - len(self._head) - len(self._tail)
         mark = f"\n[{cut} bytes cut]\n".encode() if cut else b""
         return (self._head + mark + self._tail).decode("utf-8", "replace")
+
+
+class Record:
+    """What stands between the first two tokens of a stream that anyone may write to. Of the rest nothing is kept.
+
+    A record that is longer than `limit` bytes is none.
+    """
+
+    __slots__ = ("_ended", "_heard", "_limit", "_searched", "_started", "_text", "_token")
+
+    def __init__(self, token: bytes, limit: int) -> None:
+        self._token, self._limit = token, limit
+        self._heard = bytearray()
+        self._searched = 0  # of what was heard: no token begins there
+        self._started = self._ended = False
+        self._text: str | None = None
+
+    def add(self, chunk: bytes) -> None:
+        if self._ended:
+            return
+        self._heard += chunk
+        while (at := self._heard.find(self._token, self._searched)) >= 0:
+            if self._started:
+                self._end(at if at <= self._limit else None)
+                return
+            del self._heard[: at + len(self._token)]
+            self._started, self._searched = True, 0
+        self._searched = max(len(self._heard) - len(self._token) + 1, 0)
+        if not self._started:
+            del self._heard[: self._searched]
+            self._searched = 0
+        elif self._searched > self._limit:
+            self._end(None)
+
+    def _end(self, length: int | None) -> None:
+        """Nothing more is looked at: it is what was heard up to `length`, or there is none."""
+        self._ended = True
+        if length is not None:
+            self._text = self._heard[:length].decode("utf-8", "replace")
+        self._heard = bytearray()
+
+    def text(self) -> str | None:
+        """The record, as UTF-8 with U+FFFD for what is none. None where there is none."""
+        return self._text

@@ -66,8 +66,7 @@ def prepare() -> None:
     rehearse()
     os.dup2(0, 0, inheritable=True)  # the first use of a function makes the table of its arguments
     math.ceil(1.0)
-    for which in (resource.RLIMIT_AS, resource.RLIMIT_CORE):
-        resource.setrlimit(which, resource.getrlimit(which))
+    resource.setrlimit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS))
     reseed()
 
 
@@ -136,7 +135,6 @@ def _enter(
     _bound(resource.RLIMIT_CPU, cpu, cpu + 1)
     _bound(resource.RLIMIT_FSIZE, limits["file_mb"] << 20)
     _bound(resource.RLIMIT_NPROC, world.tasks + limits["processes"])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     confine(world)
     _bound(resource.RLIMIT_NOFILE, limits["open_files"])
     gc.enable()
@@ -173,6 +171,11 @@ def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> i
     if not raised and process() == own:  # not a fork of the program's that came to its end too
         put(RECORD_FD, token + f"\0{cut_middle(value, keep)}".encode("utf-8", "replace") + token)
     return code
+
+
+def record_bytes(output_bytes: int) -> int:
+    """The most that a record takes: a name, or as many characters of a value, of up to 4 bytes each."""
+    return 4 * max(output_bytes, NAME_CHARS) + len("\0=")
 
 
 def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import tempfile
 from pathlib import Path
+
+from retcon.sandbox import scratch
 
 MEMORY = Path("/dev/shm")  # on a disk, making and removing a folder takes longer than the rest of a call
 PREFIX = "retcon-sandbox-"
@@ -28,7 +29,7 @@ class PoolFolder:
         unlocked.rename(self.path / LOCK)  # from here on others see it, and see it locked
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         os.close(self._lock)
 
 
@@ -41,7 +42,7 @@ def remove_abandoned(folder: str | Path) -> None:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
         finally:
             os.close(lock)
 
@@ -50,3 +51,14 @@ def _sweep(home: Path) -> None:
     """Remove this user's folders whose pool is gone."""
     for folder in home.glob(f"{PREFIX}*"):
         remove_abandoned(folder)
+
+
+def _remove(folder: Path) -> None:
+    """What a call has left may be deeper than Python recurses, and closed to its owner."""
+    with contextlib.suppress(OSError):  # it is gone, or what is still ending writes to it: a later pool removes it
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            scratch.empty_open(top)
+        finally:
+            os.close(top)
+        folder.rmdir()

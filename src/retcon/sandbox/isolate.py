@@ -10,12 +10,14 @@ A system call filter is on the worker in all of them, so that its calls inherit 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
 
-from retcon.sandbox import cgroup, kernel, landlock, root, seccomp
+from retcon.sandbox import cgroup, commands, kernel, landlock, root, seccomp
 from retcon.sandbox.users import NOBODY, become, closed_to_others, count_tasks, pick_uid
 from retcon.sandbox.world import World
 
@@ -26,6 +28,8 @@ SPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 SAME_USER_ABI = 3  # before it, Landlock lets a file be emptied that may only be read
 SLACK = 64  # tasks of a user who does other things too, started after they were counted
 TASKS = 1024  # of a worker's cgroup: each call has its own, lower limit
+OPEN_FILES = 16384  # of the worker itself, which walks folders as deep as calls make them
+QUEUED_SIGNALS = 512  # and timers, in the kernel's memory, of a user who may have other processes
 
 HELP = {
     "namespaces": "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
@@ -50,6 +54,9 @@ def isolate(folder: str, tier: str, uid: int | None = None) -> World:
     if not tier:
         tier = _best(folder, uid)
     world = World(tier, folder)
+    set_limits()
+    with contextlib.suppress(OSError):  # hidden in some containers
+        world.vmstat = os.open("/proc/vmstat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         world.group = cgroup.join(str(os.getpid()), TASKS)
     except OSError as error:
@@ -88,6 +95,20 @@ def attempt(folder: str, tier: str, uid: int | None) -> str:
     if os.path.isdir(f"{folder}/try"):
         os.rmdir(f"{folder}/try")
     return "" if answer == "+" else answer or "the process that tried it died"
+
+
+def set_limits() -> None:
+    """Of the worker, and of its calls where they get none of their own.
+
+    The limit on core dumps is 1 byte, and the filter keeps it there: a handler behind a pipe in the machine's
+    core_pattern is started under any other, 0 included (core(5); `coredump_pipe` in the kernel's fs/coredump.c).
+    """
+    with contextlib.suppress(ValueError):  # the machine's own is 0, and this user may not raise it
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (QUEUED_SIGNALS if hard < 0 else min(hard, QUEUED_SIGNALS),) * 2)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES if hard < 0 else min(hard, OPEN_FILES), hard))
 
 
 def die_with_parent() -> None:
@@ -203,7 +224,7 @@ def _finish(world: World) -> None:
     try:
         seccomp.Filter(seccomp.base_rules()).apply()
         if world.tier != "namespaces":
-            rules = seccomp.no_sockets()
+            rules = seccomp.no_sockets() + commands.no_allocation()
             if world.tier == "landlock" and not world.own_user:
                 rules += seccomp.no_metadata()
             world.only_own_signals |= world.tier == "rlimits" and not world.own_user

@@ -184,13 +184,19 @@ class SandboxPool:
                     raise
                 return Result("infrastructure", stderr=fault or str(error), tier=self.tier)
             try:
-                return await self._run_in(worker, message, wall_seconds)
+                result = await self._run_in(worker, message, wall_seconds)
+            except TimeoutError:  # what did not answer in a call's whole time is not waited for once more
+                return Result("infrastructure", stderr=f"sandbox worker {worker.pid}: no answer", tier=self.tier)
             except (EOFError, OSError):
                 fault = f"sandbox worker {worker.pid}: it died"
-        return Result("infrastructure", stderr=f"{fault}, as the one before it did", tier=self.tier)
+                continue
+            if result.status != "infrastructure":
+                return result
+            fault = result.stderr.rstrip()
+        return Result("infrastructure", stderr=f"{fault}; so it was the time before", tier=self.tier)
 
     async def _run_in(self, worker: WorkerHandle, message: dict[str, Any], wall_seconds: float) -> Result:
-        """Raises EOFError or OSError where the worker died."""
+        """Raises EOFError or OSError where the worker died, TimeoutError where it did not answer."""
         keep = False
         try:
             async with asyncio.timeout(wall_seconds + BACKSTOP_SECONDS):
@@ -198,8 +204,6 @@ class SandboxPool:
             keep = not answer.pop("retire")
             fetched = {name: base64.b64decode(content) for name, content in answer.pop("files", {}).items()}
             return Result(tier=self.tier, files=fetched, **answer)
-        except TimeoutError:
-            return Result("infrastructure", stderr=f"sandbox worker {worker.pid}: it did not answer", tier=self.tier)
         finally:
             self._fleet.give(worker, keep=keep)
 

@@ -21,7 +21,8 @@ SHARED = "/dev/shm"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 ETC = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 OF_A_PREFIX = ("bin", "lib", "lib64", "share", "pyvenv.cfg")  # not all of it: a project may be its own environment
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+"""Not /dev/zero: what is mapped of it is memory that counts for no process (`commands`). /dev/full reads the same."""
 USER = "sandbox"
 READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
 
@@ -52,7 +53,8 @@ def enter(point: str, uid: int, owner: int | None) -> Entered:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     shown, links = _plan(readable())
     home = _free_home([*shown, *links])
-    devices = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in DEVICES}
+    shown_as = {path: path for path in DEVICES} | {"/dev/zero": "/dev/full"}
+    devices = {path: os.open(of_host, os.O_PATH | os.O_CLOEXEC) for path, of_host in shown_as.items()}
     kernel.mount("tmpfs", point, "tmpfs", kernel.MS_NOSUID, "mode=0755,size=1m,nr_inodes=2048")
     for path in sorted(shown):
         _bind(shown[path], point + path)

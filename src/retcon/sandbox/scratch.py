@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from typing import NamedTuple
 
-UNBOUNDED = 1 << 62
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def empty(folder: str) -> None:
-    """Remove all that is in `folder`, whatever the modes in it and however deep. Raises OSError where something stays.
+class Held(NamedTuple):
+    """What a folder holds. size: bytes on disk."""
 
-    Nothing may run that could write there.
-    """
-    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        empty_open(top)
-    finally:
-        os.close(top)
+    size: int
+    entries: int
 
 
 def empty_open(top: int) -> None:
-    """As `empty`, for the descriptor of a folder."""
+    """Remove all that is in a folder, given by its descriptor, whatever the modes in it and however deep.
+
+    Nothing may run that could write there. Raises OSError where something stays.
+    """
     found = os.listdir(top)
     prefix = os.urandom(8).hex()
     moved = 0
@@ -30,8 +30,8 @@ def empty_open(top: int) -> None:
         if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=top)
             continue
-        os.chmod(name, 0o700, dir_fd=top)
-        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+        _open_up(name, top)
+        inner = os.open(name, _FOLDER, dir_fd=top)
         try:
             for entry in os.listdir(inner):  # up to the top, so that no path grows long
                 moved += 1
@@ -42,31 +42,121 @@ def empty_open(top: int) -> None:
         os.rmdir(name, dir_fd=top)
 
 
+def _open_up(name: str, parent: int) -> None:
+    """Give the owner of a file all rights to it; of a link itself, and not of what it points to.
+
+    Nothing should run that could put a link there. But should a process of a call outlive all attempts to end it, this
+    one may have more rights.
+    """
+    place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", 0o700)
+    except FileNotFoundError:  # a container without a /proc, in which the kernel has ended all processes of the call
+        os.chmod(name, 0o700, dir_fd=parent)
+    finally:
+        os.close(place)
+
+
 def _move(name: str, source: int, to: str, target: int) -> None:
     try:
         os.rename(name, to, src_dir_fd=source, dst_dir_fd=target)
     except PermissionError:  # a folder that its owner may not write
-        os.chmod(name, 0o700, dir_fd=source)
+        _open_up(name, source)
         os.rename(name, to, src_dir_fd=source, dst_dir_fd=target)
 
 
-def size(folder: str, most_files: int) -> int:
-    """Bytes on disk of the files beneath; `UNBOUNDED` where there are more than `most_files`, or it cannot be seen."""
-    total = count = 0
-    left = [folder]
-    while left:
-        try:
-            with os.scandir(left.pop()) as entries:
-                for entry in entries:
-                    count += 1
-                    if count > most_files:
-                        return UNBOUNDED
+def measure(folder: str, most: int) -> Held:
+    """What is beneath, counted until there are more than `most` entries, while others may write to it.
+
+    Folders are walked by their descriptors: however deep they lie, and wherever they are moved meanwhile. One that is
+    closed to its owner is open while it is walked. Raises OSError, with the name of a folder that stays closed.
+    """
+    size = entries = 0
+    linked: set[int] = set()  # files that have several names, by inode
+    here: _Folder | None = _Folder(os.open(folder, _FOLDER), None, [])
+    left: list[_Folder] = []
+    try:
+        while here is not None:
+            left.append(here)
+            with os.scandir(here.fd) as found:
+                for entry in found:
+                    entries += 1
+                    if entries > most:
+                        return Held(size, entries)
                     if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
+                        here.names.append(entry.name)
                     else:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-        except FileNotFoundError:  # the call removed it meanwhile
-            continue
-        except OSError:  # closed to us, or deeper than a path can be long
-            return UNBOUNDED
-    return total
+                        size += _blocks(entry, linked)
+            here = _next_folder(left)
+    finally:
+        for one in left:
+            one.leave()
+    return Held(size, entries)
+
+
+class _Folder(NamedTuple):
+    """An open folder. mode: what it had before it was opened up, None where it was not.
+
+    names: of the folders in it that are still to be entered.
+    """
+
+    fd: int
+    mode: int | None
+    names: list[str]
+
+    def leave(self) -> None:
+        if self.mode is not None and stat.S_IMODE(os.fstat(self.fd).st_mode) == self.mode | 0o500:
+            os.chmod(self.fd, self.mode)
+        os.close(self.fd)
+
+
+def _next_folder(left: list[_Folder]) -> _Folder | None:
+    """The next to be entered, None where none is left.
+
+    A folder is closed when its last one is entered: a deep tree takes few descriptors.
+    """
+    while left:
+        above = left[-1]
+        found = _open_folder(above.names.pop(), above.fd) if above.names else None
+        if not above.names:
+            left.pop().leave()
+        if found is not None:
+            return found
+    return None
+
+
+def _blocks(entry: os.DirEntry[str], linked: set[int]) -> int:
+    """Bytes that a file takes on disk; 0 for another name of one in `linked`, and for one that is gone meanwhile."""
+    try:
+        facts = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return 0
+    if facts.st_nlink > 1:
+        if facts.st_ino in linked:
+            return 0
+        linked.add(facts.st_ino)
+    return facts.st_blocks * 512
+
+
+def _open_folder(name: str, parent: int) -> _Folder | None:
+    """A folder, whatever its mode; None where there is no such folder any more.
+
+    Its owner may give it another mode. That is done by a descriptor: through no link, and to no other file.
+    """
+    try:
+        place = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+    try:
+        way = f"/proc/self/fd/{place}"
+        mode = stat.S_IMODE(os.fstat(place).st_mode)
+        closed = os.geteuid() != 0 and mode & 0o500 != 0o500
+        if closed:
+            os.chmod(way, mode | 0o500)
+        return _Folder(os.open(way, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), mode if closed else None, [])
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from error
+    finally:
+        os.close(place)

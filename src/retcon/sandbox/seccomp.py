@@ -12,26 +12,37 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from retcon.sandbox import kernel
+from retcon.sandbox.commands import command_rules
+from retcon.sandbox.instructions import (
+    ALLOW,
+    AND,
+    ARCH,
+    EQUAL,
+    GREATER,
+    KILL,
+    LOAD,
+    NR,
+    SET,
+    Instruction,
+    Rule,
+    argument,
+    give,
+    only_zero,
+    refuse,
+    upper,
+)
 from retcon.sandbox.syscalls import ARCHITECTURES, HIGHEST, number
 
-KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_NR, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; both architectures are little-endian
-_LOAD, _EQUAL, _GREATER, _SET, _AND, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
 
 CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020000  # NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET, NEWNS
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SOCK_TYPE, _SOCK_STREAM = 0xF, 1
 _SOL_SOCKET, _SO_SNDBUF, _SO_RCVBUF, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 1, 7, 8, 32, 33
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-
-Instruction = tuple[int, int, int, int]
-Rule = tuple[str, Sequence[Instruction]]
-"""A system call's name, and what is done at it; where the instructions run through, it is allowed."""
 
 DENIED = [
     "ptrace",
@@ -135,72 +146,44 @@ UNSUPPORTED = [
     "removexattrat",
 ]
 """As if the file system had no attributes: a default ACL on a shared folder would reach the next call."""
-OWN_ONLY = ["prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
+OWN_ONLY = ["sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
 """Allowed on the caller, whose id is 0 here; the worker has the same user in some tiers."""
-
-
-def _give(action: int) -> Instruction:
-    return (_RETURN, 0, 0, action)
-
-
-def _errno(code: int) -> Instruction:
-    return _give(ERRNO | code)
-
-
-def _argument(index: int) -> Instruction:
-    """Load the lower half of an argument: those that are looked at here are ints to the kernel."""
-    return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
-
-
-def only_zero(index: int) -> list[Instruction]:
-    return [_argument(index), (_EQUAL, 1, 0, 0), _errno(errno.EPERM)]
 
 
 def base_rules() -> list[Rule]:
     """What no call needs, in any tier."""
-    rules: list[Rule] = [(name, [_errno(errno.EPERM)]) for name in DENIED]
-    rules += [(name, [_errno(errno.ENOSYS)]) for name in ABSENT]
-    rules += [(name, [_errno(errno.EOPNOTSUPP)]) for name in UNSUPPORTED]
-    rules += [(name, only_zero(0)) for name in OWN_ONLY]
+    rules = command_rules()
+    rules += [(name, [refuse(errno.EPERM)]) for name in DENIED]
+    rules += [(name, [refuse(errno.ENOSYS)]) for name in ABSENT]
+    rules += [(name, [refuse(errno.EOPNOTSUPP)]) for name in UNSUPPORTED]
+    rules += [(name, only_zero(0, errno.EPERM)) for name in OWN_ONLY]
     rules += [
-        ("setpriority", [*only_zero(0), *only_zero(1)]),  # PRIO_PROCESS is 0
-        ("ioprio_set", [_argument(0), (_EQUAL, 1, 0, 1), _errno(errno.EPERM), *only_zero(1)]),
-        ("clone", [_argument(0), (_SET, 0, 1, _CLONE_NEW), _errno(errno.EPERM)]),
-        ("personality", [_argument(0), (_EQUAL, 2, 0, 0xFFFFFFFF), (_EQUAL, 1, 0, 0), _errno(errno.EPERM)]),
-        ("ioctl", [_argument(1), (_EQUAL, 1, 0, _TIOCSTI), (_EQUAL, 0, 1, _TIOCLINUX), _errno(errno.EPERM)]),
+        ("setpriority", [*only_zero(0, errno.EPERM), *only_zero(1, errno.EPERM)]),  # PRIO_PROCESS is 0
+        ("ioprio_set", [argument(0), (EQUAL, 1, 0, 1), refuse(errno.EPERM), *only_zero(1, errno.EPERM)]),
+        ("clone", [argument(0), (SET, 0, 1, _CLONE_NEW), refuse(errno.EPERM)]),
+        ("personality", [argument(0), (EQUAL, 2, 0, 0xFFFFFFFF), (EQUAL, 1, 0, 0), refuse(errno.EPERM)]),
         (
             "socket",
             [
-                _argument(0),
-                (_EQUAL, 3, 0, _AF_UNIX),
-                (_EQUAL, 2, 0, _AF_INET),
-                (_EQUAL, 1, 0, _AF_INET6),
-                _errno(errno.EAFNOSUPPORT),
+                argument(0),
+                (EQUAL, 3, 0, _AF_UNIX),
+                (EQUAL, 2, 0, _AF_INET),
+                (EQUAL, 1, 0, _AF_INET6),
+                refuse(errno.EAFNOSUPPORT),
             ],
         ),
         # the kernel's memory for what waits in sockets counts nowhere: they keep the size that they are made with
         (
             "setsockopt",
             [
-                _argument(1),
-                (_EQUAL, 0, 6, _SOL_SOCKET),
-                _argument(2),
-                (_EQUAL, 3, 0, _SO_SNDBUF),
-                (_EQUAL, 2, 0, _SO_RCVBUF),
-                (_EQUAL, 1, 0, _SO_SNDBUFFORCE),
-                (_EQUAL, 0, 1, _SO_RCVBUFFORCE),
-                _errno(0),
-            ],
-        ),
-        # the worker's end ends its calls (PR_SET_PDEATHSIG): one may ask for SIGKILL again, and not out of it
-        (
-            "prctl",
-            [
-                _argument(0),
-                (_EQUAL, 0, 3, kernel.PR_SET_PDEATHSIG),
-                _argument(1),
-                (_EQUAL, 1, 0, 9),
-                _errno(errno.EPERM),
+                argument(1),
+                (EQUAL, 0, 6, _SOL_SOCKET),
+                argument(2),
+                (EQUAL, 3, 0, _SO_SNDBUF),
+                (EQUAL, 2, 0, _SO_RCVBUF),
+                (EQUAL, 1, 0, _SO_SNDBUFFORCE),
+                (EQUAL, 0, 1, _SO_RCVBUFFORCE),
+                refuse(0),
             ],
         ),
     ]
@@ -209,24 +192,24 @@ def base_rules() -> list[Rule]:
 
 def no_sockets() -> list[Rule]:
     """No socket but a connected pair: UDP, netlink and paths of the host's sockets are out of Landlock's reach."""
-    pair = [_argument(1), (_AND, 0, 0, _SOCK_TYPE), (_EQUAL, 1, 0, _SOCK_STREAM), _errno(errno.EACCES)]
-    return [("socket", [_errno(errno.EACCES)]), ("socketpair", pair)]
+    pair = [argument(1), (AND, 0, 0, _SOCK_TYPE), (EQUAL, 1, 0, _SOCK_STREAM), refuse(errno.EACCES)]
+    return [("socket", [refuse(errno.EACCES)]), ("socketpair", pair)]
 
 
 def no_processes() -> list[Rule]:
     """Threads alone: what was never started cannot be left behind."""
     return [
-        ("fork", [_errno(errno.EPERM)]),
-        ("vfork", [_errno(errno.EPERM)]),
-        ("clone", [_argument(0), (_SET, 1, 0, CLONE_THREAD), _errno(errno.EPERM)]),
+        ("fork", [refuse(errno.EPERM)]),
+        ("vfork", [refuse(errno.EPERM)]),
+        ("clone", [argument(0), (SET, 1, 0, CLONE_THREAD), refuse(errno.EPERM)]),
     ]
 
 
 def own_signals(pid: int) -> list[Rule]:
     """Signals to process `pid` alone."""
-    own = [_argument(0), (_EQUAL, 1, 0, pid), _errno(errno.EPERM)]
+    own = [argument(0), (EQUAL, 1, 0, pid), refuse(errno.EPERM)]
     rules: list[Rule] = [(name, own) for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")]
-    return rules + [(name, [_errno(errno.EPERM)]) for name in ("tkill", "pidfd_send_signal")]
+    return rules + [(name, [refuse(errno.EPERM)]) for name in ("tkill", "pidfd_send_signal")]
 
 
 def no_metadata() -> list[Rule]:
@@ -236,9 +219,8 @@ def no_metadata() -> list[Rule]:
     work, and only files that may be opened have one.
     """
     names = ["chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat", "utime", "utimes", "futimesat"]
-    rules: list[Rule] = [(name, [_errno(0)]) for name in names]
-    upper = (_LOAD, 0, 0, _ARGUMENTS + 8 + 4)  # of a pointer: both halves are 0 where no path is given
-    no_path = [_argument(1), (_EQUAL, 1, 0, 0), _errno(0), upper, (_EQUAL, 1, 0, 0), _errno(0)]
+    rules: list[Rule] = [(name, [refuse(0)]) for name in names]
+    no_path = [*only_zero(1, 0), upper(1), (EQUAL, 1, 0, 0), refuse(0)]  # both halves of the pointer are 0
     return [*rules, ("utimensat", no_path)]
 
 
@@ -250,19 +232,19 @@ def assemble(rules: Iterable[Rule], machine: str) -> list[Instruction]:
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"seccomp: no system call numbers for {machine}, only {', '.join(ARCHITECTURES)}")
     program: list[Instruction] = [
-        (_LOAD, 0, 0, _ARCH),
-        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
-        _give(KILL),
-        (_LOAD, 0, 0, _NR),
-        (_GREATER, 0, 1, HIGHEST),  # those of the x32 ABI too, which begin at 0x40000000
-        _errno(errno.ENOSYS),
+        (LOAD, 0, 0, ARCH),
+        (EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        give(KILL),
+        (LOAD, 0, 0, NR),
+        (GREATER, 0, 1, HIGHEST),  # those of the x32 ABI too, which begin at 0x40000000
+        refuse(errno.ENOSYS),
     ]
     for name, body in rules:
         wanted = number(name, machine)
         if wanted is not None:
-            whole = [*body, _give(ALLOW)] if len(body) > 1 else body
-            program += [(_EQUAL, 0, len(whole), wanted), *whole]
-    program.append(_give(ALLOW))
+            whole = [*body, give(ALLOW)] if len(body) > 1 else body
+            program += [(EQUAL, 0, len(whole), wanted), *whole]
+    program.append(give(ALLOW))
     return program
 
 

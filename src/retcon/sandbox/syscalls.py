@@ -125,6 +125,9 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "futimesat": (261, None),
     "utimensat": (280, 88),
     "truncate": (76, 45),
+    "fallocate": (285, 47),
+    "fcntl": (72, 25),
+    "flock": (73, 32),
     # objects that outlive their makers
     "shmget": (29, 194),
     "shmat": (30, 196),
@@ -146,6 +149,9 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "setsockopt": (54, 208),
     "prctl": (157, 167),
     "ioctl": (16, 29),
+    "mmap": (9, 222),
+    "madvise": (28, 233),
+    "setrlimit": (160, 164),
     # what the sandbox itself calls
     "landlock_create_ruleset": (444, 444),
     "landlock_add_rule": (445, 445),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Container
 
 _PAGE = resource.getpagesize()
+_KILLS_AGE = 1.0  # seconds after which the machine's count is read again before a call
 
 
 def read(proc: int, path: str) -> bytes:
@@ -24,11 +26,27 @@ def address_space(proc: int) -> int:
 
 
 def resident(proc: int, pid: int | str) -> int:
-    """Bytes of a process that are in memory, 0 where it is gone."""
+    """Bytes of a process that are in memory, 0 where it is gone.
+
+    A process whose first thread has ended reads as empty although the others go on with its memory: they are asked.
+    """
+    size, held = _sizes(proc, f"{pid}/statm")
+    if size:
+        return held
     try:
-        return int(read(proc, f"{pid}/statm").split()[1]) * _PAGE
-    except (OSError, IndexError):
+        threads = _listing(proc, f"{pid}/task")
+    except OSError:
         return 0
+    return max((_sizes(proc, f"{pid}/task/{thread}/statm")[1] for thread in threads), default=0)
+
+
+def _sizes(proc: int, path: str) -> tuple[int, int]:
+    """(address space, resident) in bytes, as a file `statm` has them."""
+    try:
+        size, held = read(proc, path).split(None, 2)[:2]
+    except (OSError, ValueError):
+        return 0, 0
+    return int(size) * _PAGE, int(held) * _PAGE
 
 
 def children(proc: int, pid: int | None = None) -> list[int]:
@@ -48,18 +66,18 @@ def children(proc: int, pid: int | None = None) -> list[int]:
         return []
 
 
-def used(proc: int, baseline: int, apart: Container[int] = ()) -> int:
-    """Bytes in memory that the descendants of this process hold together, beyond `baseline` for each of them.
+def held(proc: int, baseline: int, apart: Container[int] = ()) -> list[int]:
+    """Bytes in memory that each descendant of this process holds beyond `baseline`.
 
     apart: children, as numbered in `proc`, that do not count. Memory that a fork shares counts for each process that
     has it: what they could make of it is counted.
     """
-    total, rest = 0, [pid for pid in children(proc) if pid not in apart]
+    found, rest = [], [pid for pid in children(proc) if pid not in apart]
     while rest:
         pid = rest.pop()
-        total += max(resident(proc, pid) - baseline, 0)
+        found.append(max(resident(proc, pid) - baseline, 0))
         rest += children(proc, pid)
-    return total
+    return found
 
 
 def _listing(proc: int, path: str) -> list[str]:
@@ -68,3 +86,33 @@ def _listing(proc: int, path: str) -> list[str]:
         return os.listdir(fd)
     finally:
         os.close(fd)
+
+
+class MachineKills:
+    """How many processes the kernel has ended on this machine because it, or a container's cgroup, was out of memory.
+
+    A process is not told who sent it SIGKILL. This count is the only sign that it was not itself, and it cannot raise
+    it while it keeps to its own limits.
+    """
+
+    def __init__(self, vmstat: int) -> None:
+        """vmstat: a descriptor of the machine's /proc/vmstat, -1 where it cannot be read."""
+        self._vmstat = vmstat
+        self._count = self._read()
+        self._when = time.monotonic()
+
+    def note(self) -> None:
+        """Before a call: what was counted until now is not its."""
+        if time.monotonic() - self._when > _KILLS_AGE:
+            self.rose()
+
+    def rose(self) -> bool:
+        """Whether it is more than when it was last looked at."""
+        before, self._count, self._when = self._count, self._read(), time.monotonic()
+        return self._count > before
+
+    def _read(self) -> int:
+        if self._vmstat < 0:
+            return 0
+        _, found, rest = os.pread(self._vmstat, 1 << 16, 0).partition(b"\noom_kill ")
+        return int(rest.split(None, 1)[0]) if found else 0

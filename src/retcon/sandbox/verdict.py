@@ -14,13 +14,15 @@ def verdict(
     raised: str | None,
     *,
     over: str = "",
+    machine: bool = False,
 ) -> tuple[str, str | None, int, str]:
     """(status, error type, exit code, closing line for stderr) of a call.
 
     wait_status: from wait4. cpu_used: seconds of the process and the children it waited for. wall_limit: seconds, None
     unless the wall clock ran out. raised: name of the uncaught exception as the child reported it; it can name a
     failure or make one (the program ended itself with code 0 after it), never unmake one. over: the line that tells
-    which limit of the whole call ended it, empty where none did.
+    which limit of the whole call ended it, empty where none did. machine: whether the kernel has ended processes
+    meanwhile because the machine was out of memory.
     """
     code = os.waitstatus_to_exitcode(wait_status)
     if over:
@@ -31,6 +33,8 @@ def verdict(
         return "ok", None, 0, ""
     if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_used >= cpu_limit):
         return "timeout", "TimeoutError", code, no_end(cpu_limit, " of CPU time")
+    if code == -signal.SIGKILL and machine:
+        return "infrastructure", None, code, "the kernel ended the program: the machine was out of memory"
     if code < 0:
         name = (
             signal.Signals(-code).name if -code in signal.valid_signals() and -code < signal.SIGRTMIN else f"SIG{-code}"

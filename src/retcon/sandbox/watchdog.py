@@ -1,4 +1,8 @@
-"""Limits of a call as a whole, which the kernel sets only where it grants a cgroup: looked at while the call runs."""
+"""Limits of a call as a whole, which the kernel sets only where it grants a cgroup: looked at while the call runs.
+
+The next look comes before what is left of a limit could have been filled, and after 50 ms at the latest: so a limit is
+outrun by what the machine's cores fill in 5 ms and the look itself.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ from retcon.sandbox import root, scratch, usage
 from retcon.sandbox.world import World
 
 PERIOD = 0.05  # seconds; a call that ends before costs nothing
+SHORTEST = 0.005
+FILLED = 8 << 30  # bytes a second that are taken to be filled at most
+SHARE = 0.1  # of the time, at most, that looking takes
 HEADROOM_MB = 64  # in a cgroup: what the kernel counts and the watchdog does not, page tables and pipes
-SHARE = 0.02  # of the time, at most, that looking takes
 
 
 class Watchdog:
@@ -22,15 +28,19 @@ class Watchdog:
     Those of the whole folder of the worker: where both are of one user, a call may leave the scratch folder for it.
     """
 
-    def __init__(self, world: World, limits: dict[str, Any], baseline: int, apart: Collection[int] = ()) -> None:
+    def __init__(
+        self, world: World, limits: dict[str, Any], baseline: int, apart: Collection[int] = (), pid: int = 0
+    ) -> None:
         """baseline: resident bytes of the warm interpreter, which no process of the call answers for.
 
-        apart: children of this process, as numbered in the world's /proc, that are not the call's.
+        apart: children of this process, as numbered in the world's /proc, that are not the call's. pid: of the child
+        that is stopped while many files are counted, 0 for none.
         """
         self._world, self._baseline = world, baseline
         self._apart = apart
         self._memory_mb = limits["memory_mb"]
-        self.due = time.monotonic() + PERIOD
+        self._files = None if world.bounded else Files(world.root, pid)
+        self._memory_due = self.due = time.monotonic() + PERIOD
         self.said = ""
         self._kills = 0
         if world.group is not None:
@@ -40,14 +50,23 @@ class Watchdog:
 
     def look(self) -> bool:
         """Whether the call is over a limit; `said` is then the line that tells which."""
-        started = time.monotonic()
-        if usage.used(self._world.proc, self._baseline, self._apart) > self._memory_mb << 20:
-            self.said = self._too_much()
-        elif not self._world.bounded and scratch.size(self._world.root, root.FILES) > root.SIZE_MB << 20:
-            self.said = f"OSError: its files were more than {root.SIZE_MB} MiB, or than {root.FILES}, together"
-        ended = time.monotonic()
-        self.due = ended + max(PERIOD, (ended - started) / SHARE)
+        now = time.monotonic()
+        if now >= self._memory_due:
+            self._look_at_memory()
+        if self._files is not None and not self.said and now >= self._files.due:
+            self.said = self._files.look()
+        self.due = self._memory_due if self._files is None else min(self._memory_due, self._files.due)
         return bool(self.said)
+
+    def _look_at_memory(self) -> None:
+        started = time.monotonic()
+        held = usage.held(self._world.proc, self._baseline, self._apart)
+        left = (self._memory_mb << 20) - sum(held)
+        if left < 0:
+            self.said = self._too_much()
+        alone = len(held) < 2  # then the kernel bounds it, by its address space
+        now = time.monotonic()
+        self._memory_due = now + max(_within(PERIOD if alone else left / FILLED), (now - started) / SHARE)
 
     def judge(self, status: int) -> None:
         """After the call's process ended with `status`, as from wait4: was it the cgroup's limit that did it?"""
@@ -58,3 +77,57 @@ class Watchdog:
 
     def _too_much(self) -> str:
         return f"MemoryError: its processes held more than {self._memory_mb} MiB together"
+
+
+class Files:
+    """The files of a call, where they lie in a file system of the machine.
+
+    They are counted seldom where there are many, and then with the call stopped. The file system itself
+    says at once how much was written to it, by whomever: when that is as much as the call may still write, its files
+    are counted. What others free meanwhile can hide no more than they had, which is bounded likewise.
+    """
+
+    def __init__(self, folder: str, pid: int) -> None:
+        self._folder, self._pid = folder, pid
+        self._left = root.SIZE_MB << 20
+        self._free = self._free_bytes()
+        self._took = 0.0  # seconds of the last count
+        self._count_due = self.due = time.monotonic() + PERIOD
+
+    def look(self) -> str:
+        """Why the call is to end, empty where it is within its bounds."""
+        written = self._free - self._free_bytes()
+        said = ""
+        if written >= self._left or time.monotonic() >= self._count_due:
+            said = self._count()
+            written = 0
+        self.due = time.monotonic() + max(_within((self._left - written) / FILLED), self._took)
+        return said
+
+    def _count(self) -> str:
+        started = time.monotonic()
+        stopped = self._pid and self._took > SHORTEST
+        if stopped:
+            os.kill(self._pid, signal.SIGSTOP)
+        self._free = self._free_bytes()
+        try:
+            held = scratch.measure(self._folder, root.FILES)
+        except OSError as error:
+            return f"OSError: its files could not be counted: {error.strerror}: {error.filename!r}"
+        finally:
+            if stopped:
+                os.kill(self._pid, signal.SIGCONT)
+        self._took = time.monotonic() - started
+        self._count_due = time.monotonic() + max(PERIOD, self._took / SHARE)
+        self._left = (root.SIZE_MB << 20) - held.size
+        if held.entries > root.FILES:
+            return f"OSError: its files were more than {root.FILES} together"
+        return f"OSError: its files were more than {root.SIZE_MB} MiB together" if self._left < 0 else ""
+
+    def _free_bytes(self) -> int:
+        facts = os.statvfs(self._folder)
+        return facts.f_bfree * facts.f_frsize
+
+
+def _within(seconds: float) -> float:
+    return max(min(seconds, PERIOD), SHORTEST)

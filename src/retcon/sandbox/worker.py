@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from retcon.sandbox import child, fetch, scratch, usage, wire
-from retcon.sandbox.capture import Capture
+from retcon.sandbox.capture import Capture, Record
 from retcon.sandbox.isolate import die_with_parent, isolate
 from retcon.sandbox.keeper import Keeper
 from retcon.sandbox.users import pick_uid
@@ -64,6 +64,8 @@ class Worker:
         gc.disable()
         self.setting = child.Setting(world, folder, usage.address_space(world.proc))
         self.resident = usage.resident(world.proc, "self")
+        self.machine_kills = usage.MachineKills(world.vmstat)
+        self.folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for folder in world.writable]
 
     def serve(self) -> None:
         while (call := wire.receive(self.channel)) is not None:
@@ -82,6 +84,7 @@ class Worker:
 
     def call(self, call: dict[str, Any]) -> dict[str, Any]:
         os.mkdir(self.setting.scratch, 0o700)
+        self.machine_kills.note()
         started = time.monotonic()
         running = Running(call, self)
         running.watch()
@@ -98,6 +101,9 @@ class Worker:
             limits["wall_seconds"] if running.late else None,
             raised,
             over=running.watchdog.said,
+            machine=not running.late
+            and os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+            and self.machine_kills.rose(),
         )
         stderr = running.stderr.text()
         if line:
@@ -128,11 +134,11 @@ class Worker:
         """Remove what the call wrote. A worker that cannot is replaced, and its tmpfs goes with it."""
         with contextlib.suppress(OSError):
             os.rmdir(self.setting.scratch)
-        for folder in self.setting.world.writable:
+        for folder in self.folders:  # by descriptor: a call's own user may have put a link in its place
             try:
                 os.chmod(folder, self.setting.world.mode)
                 if os.listdir(folder):
-                    scratch.empty(folder)
+                    scratch.empty_open(folder)
             except OSError:
                 self.dirty = True
 
@@ -146,8 +152,8 @@ class Running:
         self.late = False
         self.wall_seconds = limits["wall_seconds"]
         self.stdout, self.stderr = Capture(limits["output_bytes"]), Capture(limits["output_bytes"])
-        self.said = Capture(16 * limits["output_bytes"] + 4096)
         self.token = os.urandom(16)
+        self.said = Record(self.token, child.record_bytes(limits["output_bytes"]))
         stdin = self._readable(call["stdin"]) if call["stdin"] else worker.nothing
         pipes = [os.pipe(), os.pipe(), os.pipe()]
         self.setup, setup = os.pipe()
@@ -156,10 +162,11 @@ class Running:
             streams = (stdin, pipes[0][1], pipes[1][1], pipes[2][1])
             child.run(call, self.token, streams, setup, worker.setting)
         os.close(setup)
-        self.watchdog = Watchdog(worker.setting.world, limits, worker.resident)
+        self.watchdog = Watchdog(worker.setting.world, limits, worker.resident, pid=self.pid)
         self.ended = os.pidfd_open(self.pid)
-        self.open: dict[int, Capture] = {}
-        for (reads, writes), sink in zip(pipes, (self.stdout, self.stderr, self.said), strict=True):
+        self.open: dict[int, Capture | Record] = {}
+        sinks: tuple[Capture | Record, ...] = (self.stdout, self.stderr, self.said)
+        for (reads, writes), sink in zip(pipes, sinks, strict=True):
             os.close(writes)
             self.open[reads] = sink
         if stdin != worker.nothing:
@@ -232,11 +239,10 @@ class Running:
 
     def record(self) -> tuple[str | None, str | None]:
         """(name of the uncaught exception, the value) as the child reported them, None where it did not."""
-        _, found, rest = self.said.data().partition(self.token)
-        body, complete, _ = rest.partition(self.token)
-        if not (found and complete):
+        body = self.said.text()
+        if body is None:
             return None, None
-        raised, _, value = body.decode("utf-8", "replace").partition("\0")
+        raised, _, value = body.partition("\0")
         return raised[: child.NAME_CHARS] or None, value[1:] if value else None
 
 

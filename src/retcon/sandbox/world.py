@@ -19,7 +19,8 @@ class World:
 
     tier: `namespaces`, `landlock` or `rlimits`. root: the folder in which scratch folders are made. writable: what a
     call may have written to, to be emptied after it; `mode` is theirs, and their size has a bound where `bounded`.
-    proc: descriptor of a /proc, for the worker alone. tasks: how many processes of its uid a call may find running.
+    proc: descriptor of a /proc, for the worker alone; vmstat: of the machine's /proc/vmstat, -1 where it is hidden.
+    tasks: how many processes of its uid a call may find running.
 
     network, files, processes, own_user, system_calls: whether calls are kept from the network, from files that are not
     theirs, from processes that are not theirs, from the rights of the user who started the worker, and from the parts
@@ -32,7 +33,7 @@ class World:
         self.writable: tuple[str, ...] = (root,)
         self.mode = 0o700
         self.bounded = False
-        self.proc = -1
+        self.proc = self.vmstat = -1
         self.tasks = 0
         self.network = self.files = self.processes = self.own_user = self.system_calls = False
         self.become: int | None = None

@@ -185,7 +185,7 @@ def test_no_device_is_made_and_none_but_harmless_ones_are_opened(jail: Jail) -> 
                 print(path)
             except OSError:
                 pass
-        print(len(open('/dev/urandom', 'rb').read(8)), open('/dev/zero', 'rb').read(1), open('/dev/null', 'w').write('x'))
+        print(len(open('/dev/urandom', 'rb').read(8)), open('/dev/full', 'rb').read(1), open('/dev/null', 'w').write('x'))
     """)
     if jail.tier == "rlimits":
         assert "made" not in result.stdout

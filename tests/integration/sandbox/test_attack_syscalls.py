@@ -45,7 +45,7 @@ def test_no_namespace_is_made(jail: Jail, flag: int) -> None:
 def test_calls_by_the_gate_of_32_bits_end_the_process(jail: Jail) -> None:
     result = jail.attack("""
         import ctypes, mmap
-        page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        page = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
         page.write(bytes.fromhex('b814000000 cd80 c3'))  # mov eax, 20 (getpid); int 0x80; ret
         print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))())
     """)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason=
 ASK = """
 import asyncio, sys, warnings
 from retcon.core.errors import SandboxUnavailable
-from retcon.sandbox import kernel, seccomp
+from retcon.sandbox import instructions, kernel, seccomp
 from retcon.sandbox.pool import SandboxPool
 
 async def ask(tier):
@@ -30,7 +30,7 @@ kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 if "CAP_SYS_ADMIN" in sys.argv:
     sys.argv.remove("CAP_SYS_ADMIN")
     kernel.prctl(24, 21)  # PR_CAPBSET_DROP: gone for what is started from here
-rules = [(name, [(6, 0, 0, seccomp.ERRNO | refused[name])]) for name in sys.argv[2:]]
+rules = [(name, [(6, 0, 0, instructions.ERRNO | refused[name])]) for name in sys.argv[2:]]
 seccomp.Filter(rules).apply()
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
