@@ -6,15 +6,20 @@ Each attack names the tiers that contain it; docs/sandbox.md lists what the othe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from textwrap import dedent
+from typing import Any, TypeVar
 
 import pytest
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
+from retcon.sandbox import landlock
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Result
 
+T = TypeVar("T")
 NAMESPACES, LANDLOCK, RLIMITS = "namespaces", "landlock", "rlimits"
 CONTAINED = (NAMESPACES, LANDLOCK)
 ALL = (NAMESPACES, LANDLOCK, RLIMITS)
@@ -52,6 +57,12 @@ class Jail:
         """Of the worker."""
         return self._pool.worker.pid
 
+    @property
+    def can_signal_others(self) -> bool:
+        """Whether its processes may signal each other: not where a filter alone keeps them from the user's others."""
+        scoped = self.tier == LANDLOCK and landlock.abi() >= landlock.SCOPE_ABI
+        return self.tier == NAMESPACES or os.getuid() == 0 or scoped
+
     def run(
         self,
         code: str,
@@ -63,6 +74,14 @@ class Jail:
     ) -> Result:
         given = Limits(**limits) if limits else None  # type: ignore[arg-type]
         return self._runner.run(self._pool.run(dedent(code), limits=given, files=files, stdin=stdin, fetch=fetch))
+
+    def session(self, **limits: float) -> Attacked:
+        """limits: over a memory of 128 MiB and 5 s of either clock."""
+        given = Limits(**({"memory_mb": 128, "cpu_seconds": 5, "wall_seconds": 5} | limits))  # type: ignore[arg-type]
+        return Attacked(self, given)
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
 
     def attack(self, code: str, **options: object) -> Result:
         """Run it, then see that the same worker still serves, from a clean folder."""
@@ -76,3 +95,123 @@ class Jail:
     def close(self) -> None:
         self._runner.run(self._pool.close())
         self._runner.close()
+
+
+class Attacked:
+    """A session, and the machine's view of its processes."""
+
+    def __init__(self, jail: Jail, limits: Limits) -> None:
+        self.jail = self._jail = jail
+        self.limits = limits
+        self._session = jail.do(jail._pool.session(limits=limits))
+        self.run("")  # which gives it its worker
+
+    @property
+    def worker(self) -> int:
+        """Pid of its worker's first process."""
+        return int(self._session.worker.pid)
+
+    def run(self, code: str, **options: Any) -> Result:
+        return self._jail.do(self._session.run(dedent(code), **options))
+
+    def tries(self, *, rollback: str = "") -> str:
+        """A checkpoint, or a rollback to one, that its own code may prevent; why it did, "" where it did not."""
+        try:
+            self.rollback(rollback) if rollback else self.checkpoint()
+        except (SessionLost, CheckpointRefused) as error:
+            return str(error) if getattr(error, "by_own_code", True) else f"a fault of the sandbox: {error}"
+        return ""
+
+    def checkpoint(self) -> str:
+        return self._jail.do(self._session.checkpoint())
+
+    def rollback(self, name: str) -> None:
+        self._jail.do(self._session.rollback(name))
+
+    def discard(self, name: str) -> None:
+        self._jail.do(self._session.discard(name))
+
+    def processes(self) -> list[int]:
+        """What the session's code has: everything below its keeper that has not ended."""
+        return [pid for pid in self.all_processes() if not _has_ended(pid)]
+
+    def all_processes(self) -> list[int]:
+        """Those too that have ended, and whose ids are kept."""
+        keepers = _children(self.worker)[:1] if self._jail.tier == NAMESPACES else [self.worker]
+        return [pid for keeper in keepers for pid in _below(keeper)]
+
+    def memory(self) -> int:
+        """Bytes in memory of all of them, what they share once for each."""
+        return sum(_number(pid, "VmRSS:") << 10 for pid in self.processes())
+
+    def rests(self) -> None:
+        """See that it stops, takes no processor time from then on, and no more memory than its limit and its copies'.
+
+        The other worker's sleep is the time that passes.
+        """
+        while (before := self._stopped()) is None:
+            assert self._jail.run("import time\ntime.sleep(.005)").status == "ok"
+        assert self._jail.run("import time\ntime.sleep(.1)").status == "ok"
+        assert self._stopped() == before
+
+    def _stopped(self) -> dict[int, int] | None:
+        """Clock ticks that each has used, None where one runs."""
+        found = {}
+        for pid in self.processes():
+            try:
+                used = 0
+                for thread in _threads(pid):
+                    fields = (thread / "stat").read_text().rpartition(")")[2].split()
+                    if fields[0] not in "TZX":
+                        return None
+                    used += int(fields[11]) + int(fields[12])
+            except OSError:  # it ended meanwhile
+                return None
+            found[pid] = used
+        return found
+
+    def close(self) -> None:
+        """Close it, see that nothing of it is left, and that the next session and the next call are clean."""
+        worker, left = self.worker, self.processes()
+        self._jail.do(self._session.close())
+        while left:
+            left = [pid for pid in left if Path(f"/proc/{pid}").exists() and _number(pid, "PPid:") != 0]
+            assert self._jail.run("import os\nos.listdir()").value == "[]"
+        assert self._jail.pid != worker
+        after = self._jail.do(self._jail._pool.session())
+        assert self._jail.do(after.run("import os\nos.listdir(), 'it' in globals()")).value == "([], False)"
+        self._jail.do(after.close())
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for thread in _threads(pid) for child in (thread / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _below(pid: int) -> list[int]:
+    found = _children(pid)
+    for child in list(found):
+        found += _below(child)
+    return found
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        states = [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in _threads(pid)]
+    except OSError:
+        return True
+    return set(states) <= {"Z", "X"}
+
+
+def _threads(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").iterdir())
+
+
+def _number(pid: int, name: str) -> int:
+    """A line of a process's status, 0 where it is gone."""
+    try:
+        return int((Path(f"/proc/{pid}/status").read_text().partition(name)[2].split() or ["0"])[0])
+    except OSError:
+        return 0

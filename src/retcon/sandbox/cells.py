@@ -4,21 +4,23 @@ Standard library only. It runs in the process of the untrusted code. What it say
 keeper (`keeper`) between two copies of a token that the keeper drew for this cell: whatever a cell writes to whatever
 descriptor is not taken for it. Code that searches this process for the token (frames, `gc`, ctypes) can find it and
 have its failed cell called `ok`, or replace this file's functions. It gains what `try: ... except: pass` gains: the
-status of its own cell. How the process ended, its clocks and its memory are the kernel's word to the keeper, and a
-status of `infrastructure` cannot be said from here.
+status of its own cell, and a state of its own choosing to be gone back to. How the process ended, its clocks, its
+memory, and which process is the copy are the kernel's word to the keeper; `infrastructure` cannot be said from here.
 
 A copy is made by fork: variables, modules, the state of `random` and the ids of objects are as they were, and so are
 the current folder and the place in each open file. Threads other than the main one, child processes and what was
-written to pipes, sockets or unlinked files are not gone back on, and `os.getpid()` is another.
+written to pipes, sockets, shared memory or unlinked files are not gone back on, and `os.getpid()` is another.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import ctypes
 import fcntl
 import os
 import resource
+import select
 import signal
 import socket
 import stat
@@ -27,12 +29,12 @@ import traceback
 from _signal import SIG_IGN, SIGINT, default_int_handler
 from _signal import signal as set_handler
 from marshal import loads
-from os import _exit, fork, getpid, waitpid
+from os import _exit, fork, getpid, getppid, sched_yield, waitpid
 from signal import pthread_sigmask, sigwaitinfo
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from retcon.sandbox import child, wire
+from retcon.sandbox import child, kernel, wire
 from retcon.sandbox.capture import cut_middle
 from retcon.sandbox.isolate import die_with_parent
 from retcon.sandbox.program import (
@@ -49,11 +51,14 @@ from retcon.sandbox.world import World
 
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
+_before_fork = ctypes.pythonapi.PyOS_BeforeFork
+_after_fork_parent, _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
 CONTROL_FD = child.RECORD_FD
 WAKE = signal.SIGRTMAX - 3
 NAME = "<cell {}>"
-EARLY = "!"  # before the name of an exception that is still to be shown
-FAILED = "failed"  # instead of what is said of a copy that was made
+EARLY, DONE, FAILED = "!", "=", "-"
+"""What is said begins with one: the name of an exception that is still to be shown; how a cell ended, or that a copy
+was made; that none could be made."""
 
 
 class OpenFile(NamedTuple):
@@ -107,7 +112,7 @@ class Interpreter:
         try:
             self._control.sendall(token + text.encode("utf-8", "replace") + token)
         except OSError:  # the cell closed the channel: its exit code still says how it ended
-            _exit(1 if text[0] != "\0" else 0)
+            _exit(0 if text.startswith(DONE + "\0") else 1)
 
     def _cell(self, command: dict[str, Any]) -> None:
         self._count += 1
@@ -140,7 +145,7 @@ class Interpreter:
         flush_all(streams)
         if getpid() != self._pid:  # a process that the cell forked ran to the cell's end, as it would to a program's
             _exit(1 if raised else 0)
-        self._say(command["token"], f"{raised}\0{cut_middle(value, command['output'])}")
+        self._say(command["token"], f"{DONE}{raised}\0{cut_middle(value, command['output'])}")
 
     def _prepare(self, command: dict[str, Any]) -> None:
         vars(builtins).update(self._changed)
@@ -196,61 +201,90 @@ class Interpreter:
     def _freeze(self, command: dict[str, Any]) -> None:
         """Make a frozen copy. It returns from here once it is woken; the original returns at once.
 
-        The copy is made by way of a process between, so that it is the keeper's child and no `os.wait()` of a cell
-        meets it. Both tell the keeper: the original that it goes on, the copy its process id.
+        The copy is the keeper's child, so that no `os.wait()` of a cell meets it.
         """
-        token = command["token"]
         random = sys.modules.get("random")
         state = random.getstate() if random is not None else None  # which a fork reseeds
         flush_all(())
-        mask = pthread_sigmask(signal.SIG_BLOCK, {WAKE})
-        try:
-            between = fork()
-            if between == 0:
-                if fork():
-                    _exit(0)
-                self._sleep(token)
-                if random is not None:
-                    random.setstate(state)
-                return
-            failed = waitpid(between, 0)[1]
-        except OSError:
-            if getpid() != self._pid:
-                _exit(1)
-            failed = 1
-        finally:
-            pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._say(token, FAILED if failed else "\0")
-
-    def _sleep(self, token: bytes) -> None:
-        """Be the frozen copy until the keeper sends its second signal: its first says that it is this one's parent.
-
-        The kernel names a signal's sender, so that no cell can wake it.
-        """
-        self._pid = getpid()
         files, folder = _open_files(), self._scratch
         with contextlib.suppress(OSError):  # a cell removed it
             folder = os.getcwd()
-        # Only now: the original goes on once this is said, and moves the places in files, which the two share.
-        self._say(token, f"\0{self._pid}")
-        self._await_keeper()
-        die_with_parent()
-        self._await_keeper()
+        mask = pthread_sigmask(signal.SIG_BLOCK, {WAKE})
+        try:
+            is_copy = _fork_sibling() if command["alone"] else _fork_orphan()
+            if is_copy:
+                self._sleep()
+        except OSError:
+            self._say(command["token"], FAILED)
+            return
+        finally:
+            pthread_sigmask(signal.SIG_SETMASK, mask)
+        if not is_copy:
+            self._say(command["token"], DONE)
+            return
+        if random is not None:
+            random.setstate(state)
         with contextlib.suppress(OSError):
             os.chdir(folder)
         for file in files:
             _open_again(file)
 
-    def _await_keeper(self) -> None:
+    def _sleep(self) -> None:
+        """Be the frozen copy until the keeper's signal: the kernel names its sender, so that no cell can wake it."""
+        self._pid = getpid()
+        while getppid() != self._keeper:  # for as long as the process between is still there
+            sched_yield()
+        die_with_parent()
         while True:
             sent = sigwaitinfo({WAKE})
             if sent.si_pid == self._keeper and sent.si_code == 0:  # SI_USER, which only the kernel can say
                 return
 
 
+def _fork_orphan() -> bool:
+    """A copy by way of a process between, whose end makes it the keeper's. True in the copy. Raises OSError."""
+    own = getpid()
+    between = -1
+    try:
+        between = fork()
+        if between == 0:
+            if fork():
+                _exit(0)
+            return True
+    except OSError:
+        if getpid() != own:
+            _exit(1)
+        raise
+    if waitpid(between, 0)[1]:
+        raise OSError("no copy was made")
+    return False
+
+
+def _fork_sibling() -> bool:
+    """A copy by one fork, of a process with one thread: a child of this one's parent. True in the copy. Raises OSError.
+
+    It is what `os.fork` does, with a flag more: Python's own preparations, and the C library's note of its thread's id,
+    which the kernel writes. That library's locks need none, as no other thread holds one.
+    """
+    note = kernel.thread_id_note()
+    if note is None:
+        return _fork_orphan()
+    _before_fork()
+    try:
+        made = kernel.clone_sibling(note)
+    except OSError:
+        _after_fork_parent()
+        raise
+    if made == 0:
+        _after_fork_child()
+        return True
+    _after_fork_parent()
+    return False
+
+
 def _open_files() -> list[OpenFile]:
     files = []
-    for fd in range(CONTROL_FD + 1, _limit(resource.RLIMIT_NOFILE)[1]):
+    for fd in _open_descriptors():
         with contextlib.suppress(OSError):
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 path = ""
@@ -259,6 +293,18 @@ def _open_files() -> list[OpenFile]:
                 flags, position = fcntl.fcntl(fd, fcntl.F_GETFL), os.lseek(fd, 0, os.SEEK_CUR)
                 files.append(OpenFile(fd, path, flags, position, os.get_inheritable(fd)))
     return files
+
+
+def _open_descriptors() -> list[int]:
+    """Those of files at least: poll tells all that are not open, and that a file is ready."""
+    fds = range(CONTROL_FD + 1, _limit(resource.RLIMIT_NOFILE)[1])
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    try:
+        return [fd for fd, said in poller.poll(0) if not said & select.POLLNVAL]
+    except OSError:  # a cell has lowered its limit below what it has open
+        return list(fds)
 
 
 def _open_again(file: OpenFile) -> None:

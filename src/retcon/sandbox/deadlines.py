@@ -7,7 +7,8 @@ import signal
 import time
 from collections.abc import Collection
 
-from retcon.sandbox.processes import SWEEP_SECONDS, below, cpu_seconds, pid_of, signal_number
+from retcon.sandbox.copies import Copy
+from retcon.sandbox.processes import SWEEP_SECONDS, Tree, cpu_seconds
 from retcon.sandbox.verdict import no_end
 from retcon.sandbox.watchdog import Watchdog
 
@@ -21,7 +22,7 @@ class Deadlines:
 
     Over a clock it gets an interrupt, after which it may live on, then a chance to write out, then the end; over
     `watchdog`'s limits the end at once. The CPU limit of a cell is the interpreter's alone; another process that uses
-    as much in its life is ended.
+    as much in its life is ended, and so is a frozen copy that runs.
     """
 
     def __init__(self, pid: int, cpu_limit: float, wall_limit: float, watchdog: Watchdog) -> None:
@@ -46,14 +47,11 @@ class Deadlines:
             left = min(left, max(self._cpu_left() / self._cores, SHORTEST), self._watchdog.due - now)
         return max(left, 0.0)
 
-    def check(self, proc: int, frozen: Collection[int]) -> None:
-        """Take the next step if it is time. frozen: as numbered in `proc`, not to be looked at.
-
-        Raises OSError where the interpreter cannot even be killed.
-        """
+    def check(self, tree: Tree, copies: Collection[Copy]) -> None:
+        """Take the next step if it is time. Raises OSError where the interpreter cannot even be killed."""
         now = time.monotonic()
         if not self.over:
-            self._end_spinners(proc, frozen)
+            self._end_spinners(tree, copies)
             if now >= self._watchdog.due and self._watchdog.look():
                 self.over = self._watchdog.said
                 del self._steps[:-1]
@@ -74,8 +72,11 @@ class Deadlines:
     def _cpu_left(self) -> float:
         return self._cpu_limit - (cpu_seconds(self._pid) - self._cpu)
 
-    def _end_spinners(self, proc: int, frozen: Collection[int]) -> None:
-        for number in below(proc, frozen):
-            pid = pid_of(proc, number)
+    def _end_spinners(self, tree: Tree, copies: Collection[Copy]) -> None:
+        for copy in copies:
+            if not copy.is_fit(tree):
+                copy.signal(signal.SIGKILL)
+        for number in tree.below([copy.number for copy in copies]):
+            pid = tree.pid(number)
             if pid != self._pid and cpu_seconds(pid) > self._cpu_limit:
-                signal_number(proc, number, signal.SIGKILL)
+                tree.signal(number, signal.SIGKILL)

@@ -1,15 +1,19 @@
 """The worker's side of a session: its interpreter, the frozen copies, the snapshots of the scratch folder.
 
 A worker that was given to a session serves nothing else and ends with it. Between operations every process of the
-session but its frozen copies is stopped: threads and processes that a cell left running go on with the next cell, in
-whose clocks and output they count, and an idle session takes no CPU time. Standard library only.
+session is stopped: threads and processes that a cell left running go on with the next cell, in whose clocks and output
+they count, and an idle session takes no CPU time. Standard library only.
+
+Nothing that comes from inside decides more than the status of the cell that said it. Which processes there are, which
+of them is the interpreter and which a frozen copy, that they are stopped or have ended, and what they hold: that is
+asked of the kernel. Files are put back when every process of the session has ended but the copies, and those are
+stopped; with the rights of the session's user; and through no link (`beneath`).
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import marshal
 import math
 import os
 import resource
@@ -17,23 +21,25 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Collection
 from typing import Any
 
 from retcon.sandbox import cells, child, processes, wire
-from retcon.sandbox.capture import Capture
+from retcon.sandbox.capture import cut_middle
+from retcon.sandbox.control import Control, Output, Said
+from retcon.sandbox.copies import Child, Copy, held, only_new
 from retcon.sandbox.deadlines import Deadlines
-from retcon.sandbox.processes import end_below, number_of, signal_below
+from retcon.sandbox.processes import Tree
 from retcon.sandbox.snapshot import Snapshot
 from retcon.sandbox.usage import resident
 from retcon.sandbox.verdict import cell_verdict, verdict
 from retcon.sandbox.watchdog import Watchdog
+from retcon.sandbox.writable import Spoiled, Writable
 
 CHECKPOINTS = 16
-SCRATCH_BYTES = 64 << 20  # that a checkpoint can keep of the scratch folder
 FREEZE_SECONDS = 10.0  # for a copy to be made, or a cell to be taken
 FOREVER = 10**9  # seconds of CPU: each cell's are watched from here
-PID_DIGITS = 11  # with the mark before it; `int` refuses what is much longer
-CHUNK = 1 << 16
+FREEZE_SHARES = 3  # of a session's memory, while a copy is made: the interpreter's, a process between, the copy's
 READY = select.POLLIN | select.POLLHUP
 ENDED = "The interpreter has ended: its variables are gone."
 
@@ -44,36 +50,6 @@ class Lost(Exception):
 
 class Refused(Exception):
     """A checkpoint cannot be had; the session goes on. Says why."""
-
-
-class Copy:
-    """A frozen copy, and what the writable folders held when it was made.
-
-    number: in the worker's /proc. memory: bytes, most of them shared by fork.
-    """
-
-    def __init__(self, pid: int, number: int, memory: int) -> None:
-        self.pid = pid
-        self.number = number
-        self.ended = os.pidfd_open(pid)
-        self.memory = memory
-        self.folders: dict[str, Snapshot] = {}
-
-    def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.ended, number)
-
-    @property
-    def is_over(self) -> bool:
-        poller = select.poll()
-        poller.register(self.ended, select.POLLIN)
-        return bool(poller.poll(0))
-
-    def end(self) -> None:
-        self.signal(signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # it ended before, and was reaped
-            os.waitid(os.P_PIDFD, self.ended, os.WEXITED)
-        os.close(self.ended)
 
 
 class Keeper:
@@ -90,24 +66,22 @@ class Keeper:
         self._setting = setting
         self._limits = limits
         self._proc = setting.world.proc
+        self._tree = Tree(self._proc, reaches=setting.world.kill_reaches)
         self._copies: dict[str, Copy] = {}
         self._cause = ""
         self._baseline = baseline
-        os.mkdir(setting.scratch, 0o700)
-        self._control, theirs = socket.socketpair()
-        self._control.settimeout(FREEZE_SECONDS)
-        reads, writes = zip(os.pipe(), os.pipe(), strict=True)
-        for fd in reads:
-            os.set_blocking(fd, False)
-        self._pipes = dict.fromkeys(reads, Capture(1))  # this process keeps the writing ends too: they never hang up
+        self._first = 0  # the number of the first interpreter, once it has ended and is not to be reaped
+        self._dying: Child | None = None
+        self._left: list[int] = []  # what is stopped, and no copy
+        self._writable = Writable(setting.world, setting.scratch)
+        self._control = Control()
+        self._output = Output()
         ceiling = limits | {"cpu_seconds": FOREVER, "processes": limits["processes"] + CHECKPOINTS + 2}
         keeper = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            cells.serve((nothing, *writes, theirs.fileno()), setting, ceiling, keeper)
-        theirs.close()
-        self._ended = os.pidfd_open(self._pid)
-        self._number = number_of(self._proc, self._pid)
+        pid = os.fork()
+        if pid == 0:
+            cells.serve((nothing, *self._output.writes, self._control.theirs.fileno()), setting, ceiling, keeper)
+        self._interpreter: Child | None = Child(pid, self._tree.number(pid))
 
     def serve(self) -> None:
         operations = {
@@ -127,11 +101,67 @@ class Keeper:
             except OSError as error:  # no process, no pipe, no folder to be had: the machine's fault
                 answer = {"lost": f"sandbox worker: {error}", "fault": True}
             wire.send(self._channel, answer | {"memory": self._memory()})
-        end_below(self._proc, ())
+            self._rest()
+        self._tree.end(())
+
+    def _rest(self) -> None:
+        """After an operation: nothing runs, and no more is held than may be. Else what the code left is ended."""
+        self._collect_dying()
+        try:
+            left = self._settle()
+            size = sum(max(0, resident(self._proc, number) - self._baseline) for number in left)
+        except OSError:
+            self._end_all("its processes would not stop")
+            return
+        if len(left) > 1 and size > self._limits["memory_mb"] << 20:
+            self._end_all(f"its processes held more than {self._limits['memory_mb']} MiB together")
+
+    def _settle(self) -> list[int]:
+        """Stop all; the processes that are no copies. Copies that are unfit to be one are ended.
+
+        Raises OSError where some would not stop.
+        """
+        deadline = time.monotonic() + processes.SWEEP_SECONDS
+        while True:
+            self._tree.stop()
+            before = self._still()
+            self._left = self._tree.settle(self._frozen())
+            if None not in before.values() and before == self._still():  # they too stood still when all others did
+                unfit = [copy for copy in self._copies.values() if not (copy.is_over or copy.is_fit(self._tree))]
+                if not unfit:
+                    return self._left
+                for copy in unfit:
+                    copy.signal(signal.SIGKILL)
+            elif time.monotonic() > deadline:
+                for copy in self._copies.values():
+                    copy.signal(0 if copy.is_stopped else signal.SIGKILL)
+                raise OSError("processes of a session would not stop")
+            time.sleep(processes.PAUSE)
+
+    def _still(self) -> dict[str, int | None]:
+        """How long each copy has run, None where it runs."""
+        return {name: copy.used if copy.is_stopped else None for name, copy in self._copies.items() if not copy.is_over}
+
+    def _end_all(self, cause: str) -> None:
+        """End the interpreter and what it left; copies stay."""
+        if self._interpreter is not None:
+            self._cause = cause
+            self._interpreter.signal(signal.SIGKILL)
+            self._bury(self._interpreter)
+        else:
+            self._tree.end(self._frozen())
+
+    @property
+    def _alive(self) -> Child:
+        """The interpreter. Raises Lost."""
+        if self._interpreter is None:
+            raise Lost(self._cause)
+        return self._interpreter
 
     def _cell(self, request: dict[str, Any]) -> dict[str, Any]:
         limits, started = request["limits"], time.monotonic()
-        self._pipes = {fd: Capture(limits["output_bytes"]) for fd in self._pipes}
+        interpreter = self._alive
+        self._output.keep(limits["output_bytes"])
         command = {
             "op": "cell",
             "code": request["code"],
@@ -142,26 +172,20 @@ class Keeper:
             "limits": self._soft(limits),
         }
         deadlines = self._deadlines(limits["cpu_seconds"], limits["wall_seconds"], limits)
-        said = self._ask(command, 1, deadlines)
-        early = (
-            said.pop(0).removeprefix(cells.EARLY)[: child.NAME_CHARS]
-            if said and said[0].startswith(cells.EARLY)
-            else None
-        )
-        if said:
-            raised, _, value = said[0].partition("\0")
+        said = self._ask(command, self._left, deadlines)
+        early = None if said.early is None else said.early[: child.NAME_CHARS]
+        if said.done is not None:
+            raised, _, value = said.done[1:].partition("\0")
             status, error_type, line = cell_verdict(early or raised[: child.NAME_CHARS] or None, deadlines.over)
-            peak, code = processes.peak(self._proc, self._number), None
+            peak, code = processes.peak(self._proc, interpreter.number), None
         else:
             value = ""
-            end, usage = self._bury()
-            peak = usage.ru_maxrss << 10
+            end, peak = self._bury(interpreter)
             status, error_type, code, line = verdict(end, 0.0, limits["cpu_seconds"], None, early)
             if deadlines.over:
                 status, error_type, line = cell_verdict(None, deadlines.over)
             self._cause = f"its code ended the interpreter ({line or 'exit code 0'})"
-        self._read_pipes()
-        stdout, stderr = (sink.text() for sink in self._pipes.values())
+        stdout, stderr = self._output.take()
         for text in filter(None, (self._cause and ENDED, line)):
             stderr += ("\n" if stderr and not stderr.endswith("\n") else "") + text + "\n"
         return {
@@ -170,7 +194,7 @@ class Keeper:
             "error_type": error_type,
             "stdout": stdout,
             "stderr": stderr,
-            "value": value[1:] if value else None,
+            "value": cut_middle(value[1:], limits["output_bytes"]) if value else None,
             "exit_code": code,
             "seconds": time.monotonic() - started,
             "peak_memory": peak,
@@ -180,38 +204,69 @@ class Keeper:
         if len(self._copies) >= CHECKPOINTS:
             raise Refused(f"a session keeps {CHECKPOINTS} checkpoints at most: discard some")
         room = 2 * self._limits["memory_mb"]
-        if self._held() > room << 20:
+        if held(self._copies.values()) > room << 20:
             raise Refused(f"the checkpoints of this session hold more than {room} MiB: discard some")
         self._copies[request["checkpoint"]] = self._freeze(None)
         return {}
 
     def _rollback(self, request: dict[str, Any]) -> dict[str, Any]:
         name = request["checkpoint"]
-        copy = self._copies.pop(name)
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            self._bury(copy.number)
-        if not end_below(self._proc, {*self._frozen(), copy.number}):
+        copy = self._copies[name]
+        self._end_interpreter()
+        if not self._tree.end(self._frozen()):
             raise OSError("processes of a session would not end")
+        with contextlib.suppress(
+            OSError
+        ):  # what has just ended may have woken a copy; one that would not stop is ended
+            self._settle()
+        del self._copies[name]
         if copy.is_over:
             copy.end()
             raise Lost(f"the frozen copy of {name} was ended")
         try:
-            for folder, snapshot in copy.folders.items():
-                snapshot.restore(folder)
-        except OSError as error:
+            self._put_back(copy)
+        except Spoiled as spoiled:
             copy.end()
-            if self._setting.world.bounded:  # what takes the room, or bars the way, can only be the session's own
-                raise Lost(f"the files of {name} could not be put back: {error}") from error
-            raise
-        self._forget()
-        self._pid, self._number, self._ended, self._cause = copy.pid, copy.number, copy.ended, ""
+            raise Lost(f"the files of {name} could not be put back: {spoiled}") from spoiled
+        self._output.take()
+        self._control.forget()
+        self._interpreter, self._cause = copy, ""
         copy.signal(cells.WAKE)
+        copy.signal(signal.SIGCONT)
+        self._left = []
         try:
             self._copies[name] = self._freeze(copy.folders)
         except Refused as refused:
             raise Lost(f"{name} could not be kept: {refused}") from refused
         return {}
+
+    def _end_interpreter(self) -> None:
+        """Where it is all that there is, and stopped by a signal, it is on its way to no code of its own any more: its
+        memory is torn down while the rollback goes on."""
+        ending = self._interpreter
+        if ending is None:
+            return
+        alone = self._left == [ending.number] and ending.is_stopped
+        ending.signal(signal.SIGKILL)
+        if alone:
+            self._interpreter, self._dying = None, ending
+        else:
+            self._bury(ending)
+
+    def _collect_dying(self) -> None:
+        if self._dying is not None:
+            self._collect(self._dying)
+            self._dying = None
+
+    def _put_back(self, copy: Copy) -> None:
+        """Raises as `Writable.restore` does."""
+        try:
+            self._writable.restore(copy.folders)
+        except (Spoiled, OSError):  # what ends may still have held the room that was missing
+            if self._dying is None:
+                raise
+            self._collect_dying()
+            self._writable.restore(copy.folders)
 
     def _discard(self, request: dict[str, Any]) -> dict[str, Any]:
         copy = self._copies.pop(request["checkpoint"], None)
@@ -219,141 +274,121 @@ class Keeper:
             copy.end()
         return {}
 
-    def _freeze(self, folders: dict[str, Snapshot] | None) -> Copy:
+    def _freeze(self, folders: list[Snapshot] | None) -> Copy:
         """A new frozen copy. folders: what the writable folders hold, None to have it taken.
 
-        Raises Refused, Lost where the interpreter did not live through it.
+        Only the interpreter runs meanwhile, so that what is new then is of its making. Raises Refused, Lost where the
+        interpreter did not live through it.
         """
-        said = self._ask({"op": "freeze"}, 2, self._deadlines(math.inf, FREEZE_SECONDS, self._limits))
-        if cells.FAILED in said:
+        interpreter = self._alive
+        known = self._tree.children()
+        command = {"op": "freeze", "alone": len(self._tree.threads(interpreter.number)) == 1}
+        limits = self._limits | {"memory_mb": FREEZE_SHARES * self._limits["memory_mb"]}
+        deadlines = self._deadlines(math.inf, FREEZE_SECONDS, limits)
+        said = self._ask(command, {interpreter.number}.intersection(self._left), deadlines)
+        if said.done == cells.FAILED:
             raise Refused("no further process can be made for a checkpoint: its cells left too many running")
-        pid = next((int(text[1:]) for text in said if text[1:].isdecimal() and len(text) <= PID_DIGITS), 0)
-        number = number_of(self._proc, pid) if pid != self._pid else 0
-        if len(said) < 2 or number in (0, *self._frozen()):
-            os.kill(self._pid, signal.SIGKILL)
-            self._bury()
-            self._cause = "its code kept the interpreter from being copied"
-            raise Lost(self._cause)
-        copy = Copy(pid, number, max(0, resident(self._proc, number) - self._baseline))
-        copy.signal(signal.SIGCONT)  # it was stopped with the others
-        copy.signal(cells.WAKE)
         try:
-            copy.folders = self._taken() if folders is None else folders
+            if said.done is None:
+                raise OSError("the interpreter has ended")
+            self._settle()
+            number = only_new(self._tree, known)
+            copy = Copy(self._tree.pid(number), number, max(0, resident(self._proc, number) - self._baseline))
+            if copy.is_over:
+                copy.end()
+                raise OSError("the copy has ended")
+        except OSError as error:
+            self._end_all("its code kept the interpreter from being copied")
+            raise Lost(self._cause) from error
+        try:
+            copy.folders = folders or self._writable.take(
+                next(reversed(self._copies.values())).folders if self._copies else None
+            )
         except OSError as error:
             copy.end()
             raise Refused(f"no checkpoint: {error}") from error
         return copy
 
-    def _taken(self) -> dict[str, Snapshot]:
-        """What the writable folders hold. Raises OSError."""
-        before = next(reversed(self._copies.values())).folders if self._copies else {}
-        return {folder: Snapshot(folder, SCRATCH_BYTES, before.get(folder)) for folder in self._setting.world.writable}
-
     def _deadlines(self, cpu: float, wall: float, limits: dict[str, Any]) -> Deadlines:
         world = self._setting.world
-        watchdog = Watchdog(world, limits, self._baseline, self._frozen())
-        return Deadlines(self._pid, cpu, wall, watchdog)
+        watchdog = Watchdog(world, limits, self._baseline, frozenset(self._frozen()))
+        return Deadlines(self._alive.pid, cpu, wall, watchdog)
 
     # What stands between an operation and the processes.
 
-    def _ask(self, command: dict[str, Any], want: int, deadlines: Deadlines) -> list[str]:
-        """What the session's processes said to a command, at most `want` of it; less where the interpreter ended.
+    def _ask(self, command: dict[str, Any], wake: Collection[int], deadlines: Deadlines) -> Said:
+        """What the interpreter said to a command. wake: the processes that go on meanwhile, of those that are stopped.
 
-        All are stopped again afterwards.
+        All have got the signal to stop when it returns. Raises Lost where there is no interpreter.
         """
-        if not self._pid:
-            raise Lost(self._cause)
-        token = os.urandom(16)
-        heard = bytearray()
-        said: list[str] = []
-        self._signal_all(signal.SIGCONT)
-        try:
-            self._control.sendall(wire.framed(marshal.dumps(command | {"token": token})))
-        except OSError:  # it takes no more: a cell closed the channel, or left something that reads from it
-            os.kill(self._pid, signal.SIGKILL)
+        interpreter = self._alive
+        for number in wake:
+            self._tree.signal(number, signal.SIGCONT)
+        self._control.ask(command)
+        self._send()
         control, channel = self._control.fileno(), self._channel.fileno()
         poller = select.poll()
-        for fd in (self._ended, control, channel, *self._pipes):
+        for fd in (interpreter.ended, channel, *self._output.reads):
             poller.register(fd, READY)
+        poller.register(control, self._control.events)
         while True:
-            ready = {fd for fd, _ in poller.poll(math.ceil(1000 * deadlines.wait()))}
+            ready = dict(poller.poll(math.ceil(1000 * deadlines.wait())))
             if channel in ready:  # nobody waits for the answer any more
-                end_below(self._proc, ())
+                self._tree.end(())
                 os._exit(0)
             if control in ready:
-                chunk = b""
-                with contextlib.suppress(ConnectionResetError):  # it ended with a command unread
-                    chunk = self._control.recv(CHUNK)
-                heard += chunk
-                for text in _said(heard, token, 16 * command.get("output", 0) + 4096):
-                    if not (said and text.startswith(cells.EARLY)):  # it comes first and once
-                        said.append(text)
-                if not chunk:
+                if ready[control] & select.POLLOUT:
+                    self._send()
+                if not ready[control] & READY or self._control.receive():
+                    poller.modify(control, self._control.events)
+                else:
                     poller.unregister(control)
-            if self._ended in ready or cells.FAILED in said:
+            if interpreter.ended in ready or self._control.said.done is not None:
                 break
-            if sum(not text.startswith(cells.EARLY) for text in said) >= want:
-                break
-            self._read_pipes(ready)
-            deadlines.check(self._proc, self._frozen())
-        self._signal_all(signal.SIGSTOP)
-        while (orphan := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and orphan.si_pid != self._pid:
-            os.waitpid(orphan.si_pid, 0)
-        return said
+            self._output.read(ready)
+            deadlines.check(self._tree, self._copies.values())
+        self._tree.stop()
+        self._reap()
+        return self._control.said
 
-    def _read_pipes(self, ready: set[int] | None = None) -> None:
-        """Read what is there; of those in `ready` once, of all until they are empty where it is None."""
-        for fd, sink in self._pipes.items():
-            with contextlib.suppress(BlockingIOError):
-                if ready is not None:
-                    if fd in ready:
-                        sink.add(os.read(fd, CHUNK))
-                    continue
-                while True:
-                    sink.add(os.read(fd, CHUNK))
+    def _send(self) -> None:
+        try:
+            self._control.send()
+        except OSError:  # a cell closed the channel
+            self._alive.signal(signal.SIGKILL)
 
-    def _forget(self) -> None:
-        """Drop what was said and printed before a rollback."""
-        self._read_pipes()
-        self._control.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while self._control.recv(CHUNK):
-                pass
-        self._control.settimeout(FREEZE_SECONDS)
+    def _reap(self) -> None:
+        """What has ended of the children that are neither the interpreter nor copies."""
+        for number in set(self._tree.children()) - self._frozen() - {self._alive.number}:
+            self._tree.reap(number)
 
-    def _signal_all(self, number: int) -> None:
-        if not self._setting.world.kill_reaches:
-            signal_below(self._proc, self._frozen(), number)
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, number)  # frozen copies too: they wait for another signal, stopped or not
+    def _bury(self, interpreter: Child) -> tuple[int, int]:
+        """It has ended or was killed: end what it left; (its wait status, the bytes it had in memory at most)."""
+        self._interpreter = None
+        found = self._collect(interpreter)
+        self._tree.end(self._frozen())
+        return found
 
-    def _bury(self, *keep: int) -> tuple[int, resource.struct_rusage]:
-        """Reap the interpreter, which has ended or was killed, and end what it left; (its wait status, usage)."""
-        _, status, usage = os.wait4(self._pid, 0)
-        os.close(self._ended)
-        self._pid = 0
-        end_below(self._proc, {*self._frozen(), *keep})
-        return status, usage
+    def _collect(self, interpreter: Child) -> tuple[int, int]:
+        """Wait for its end; as `_bury`.
+
+        Where the filter lets a session signal its first process alone, that one's id is kept from all others: it is
+        not reaped while the session lives.
+        """
+        if self._setting.world.only_own_signals and not self._first:
+            self._first = interpreter.number
+            return interpreter.await_end()
+        return interpreter.collect()
 
     def _frozen(self) -> set[int]:
-        return {copy.number for copy in self._copies.values()}
-
-    def _held(self) -> int:
-        """Bytes that the checkpoints take at most: what copies share by fork counts for each of them."""
-        contents = {
-            id(entry.content): len(entry.content)
-            for copy in self._copies.values()
-            for snapshot in copy.folders.values()
-            for entry in snapshot.entries.values()
-            if entry.content is not None
-        }
-        return sum(copy.memory for copy in self._copies.values()) + sum(contents.values())
+        """Children that are not among what a cell runs."""
+        ended = {self._first, self._dying.number if self._dying else 0} - {0}
+        return {copy.number for copy in self._copies.values()} | ended
 
     def _memory(self) -> int:
         """Bytes that this session takes at most, besides what it shares with every other."""
-        own = max(0, resident(self._proc, self._number) - self._baseline) if self._pid else 0
-        return own + (self._held() if self._copies else 0)
+        own = sum(max(0, resident(self._proc, number) - self._baseline) for number in self._tree.below(self._frozen()))
+        return own + (held(self._copies.values()))
 
     def _soft(self, limits: dict[str, Any]) -> list[tuple[int, int]]:
         """The limits that the interpreter sets on itself for a cell."""
@@ -363,17 +398,3 @@ class Keeper:
             (resource.RLIMIT_NOFILE, limits["open_files"]),
             (resource.RLIMIT_NPROC, self._setting.world.tasks + limits["processes"] + CHECKPOINTS + 2),
         ]
-
-
-def _said(heard: bytearray, token: bytes, cap: int) -> list[str]:
-    """Take out of `heard` what stands between two tokens; of the rest keep what may yet become that, up to `cap`."""
-    found: list[str] = []
-    while (start := heard.find(token)) >= 0:
-        end = heard.find(token, start + len(token))
-        if end < 0:
-            del heard[: start if len(heard) - start <= cap else len(heard)]
-            return found
-        found.append(heard[start + len(token) : end].decode("utf-8", "replace"))
-        del heard[: end + len(token)]
-    del heard[: max(0, len(heard) - len(token) + 1)]
-    return found

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
+import signal
+from collections.abc import Iterator
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 1, 4, 8
 PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 22, 36, 38, 47
+PR_GET_TID_ADDRESS = 40
 PR_CAP_AMBIENT_RAISE = 2
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
@@ -16,9 +21,12 @@ _AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_MOUNT_SETATTR = 442  # the same number on every architecture
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_holding = ctypes.PyDLL(None, use_errno=True)  # its functions do not let other Python threads run
+_holding.syscall.restype = ctypes.c_long
 
 
 def checked(result: int, what: str) -> int:
@@ -87,3 +95,48 @@ def has_capability(number: int) -> bool:
     sets = (ctypes.c_uint32 * 6)()
     checked(_libc.capget(header, sets), "capget")
     return bool(sets[0] >> number & 1)
+
+
+@contextlib.contextmanager
+def file_rights(uid: int) -> Iterator[None]:
+    """This thread, root's, reaches files as user and group `uid` alone does: its capabilities on files rest meanwhile.
+
+    See setfsuid(2) and capabilities(7). It leaves the further groups for good, and takes PR_SET_PDEATHSIG away. Raises
+    OSError.
+    """
+    os.setgroups([])
+    own = (os.getegid(), os.geteuid())
+    try:
+        _set_file_rights(uid, uid)
+        yield
+    finally:
+        _set_file_rights(*own)
+
+
+def _set_file_rights(gid: int, uid: int) -> None:
+    for change, wanted in ((_libc.setfsgid, gid), (_libc.setfsuid, uid)):
+        change(ctypes.c_uint(wanted))  # which returns what it was before, and no error
+        if change(ctypes.c_uint(0xFFFFFFFF)) != wanted:
+            raise OSError(errno.EPERM, f"cannot take the rights of user {wanted} on files")
+
+
+def thread_id_note() -> int | None:
+    """Where the C library keeps the id of this thread, None where the kernel was built not to tell."""
+    address = ctypes.c_void_p()
+    try:
+        prctl(PR_GET_TID_ADDRESS, ctypes.cast(ctypes.byref(address), ctypes.c_void_p))
+    except OSError:
+        return None
+    return address.value
+
+
+def clone_sibling(note: int) -> int:
+    """fork(2), but the new process is a child of this one's parent. 0 in it. note: from `thread_id_note`.
+
+    For a process with one thread. Raises OSError.
+    """
+    flags = _CLONE_PARENT | _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID | signal.SIGCHLD
+    number = 56 if os.uname().machine == "x86_64" else 220
+    # the last two are (ctid, tls) or (tls, ctid), by machine, and no flag has tls looked at
+    given = [ctypes.c_long(a) for a in (number, flags, 0, 0, note, note)]
+    return checked(_holding.syscall(*given), "clone")

@@ -186,6 +186,8 @@ def base_rules() -> list[Rule]:
                 refuse(0),
             ],
         ),
+        # a timer can send any signal, SIGCONT too, with which a stopped process would wake itself
+        ("timer_create", [*only_zero(1, errno.EPERM), upper(1), (EQUAL, 1, 0, 0), refuse(errno.EPERM)]),
     ]
     return rules
 

@@ -34,6 +34,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424),
+    "timer_create": (222, 107),
     # new processes and namespaces
     "clone": (56, 220),
     "clone3": (435, 435),

@@ -1,0 +1,165 @@
+"""A session's code against the channel between its interpreter and the keeper, and against the keeper itself."""
+
+from __future__ import annotations
+
+import pytest
+from test_attack_session_copies import EAT, FORGE
+
+from jail import ALL, NAMESPACES, Attacked, Jail, contained_by
+from retcon.core.errors import SessionLost
+from retcon.sandbox.types import Limits
+
+
+@pytest.fixture
+def session(jail: Jail) -> Attacked:
+    return jail.session()
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("mark", ["!", "=", "-"])
+def test_no_name_of_an_exception_is_taken_for_another_word(session: Attacked, mark: str) -> None:
+    raised = session.run(f"raise type({mark + 'x'!r}, (Exception,), {{}})('why')")
+    assert (raised.status, raised.error_type) == ("error", mark + "x")
+    assert raised.stderr.endswith(f"{mark}x: why\n")
+    assert session.run("1").value == "1"
+    session.close()
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("how", ["os.close(3)", "it._control.shutdown(2)", "os.dup2(os.pipe()[0], 3)"])
+def test_a_channel_that_is_closed_ends_the_session_and_says_so(session: Attacked, how: str) -> None:
+    cut = session.run(FORGE + how)
+    assert cut.exit_code is not None
+    with pytest.raises(SessionLost, match="its code ended the interpreter") as lost:
+        session.run("1")
+    assert lost.value.by_own_code
+    session.close()
+
+
+@contained_by(*ALL)
+def test_a_command_that_is_not_read_does_not_stop_the_clocks(session: Attacked) -> None:
+    """The cell says that it has ended, and goes on: the next one is longer than a socket's buffer."""
+    state = session.checkpoint()
+    # its main thread is still in the first cell when the second is sent, and obeys no interrupt
+    session.run(
+        FORGE + "token = sys._getframe()\nwhile 'command' not in token.f_locals: token = token.f_back\n"
+        "token = token.f_locals['command']['token']\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "it._say(token, '=\\0')\nwhile True: pass"
+    )
+    late = session.run("'" + "x" * (3 << 20) + "'", limits=Limits(memory_mb=128, cpu_seconds=1, wall_seconds=1))
+    assert (late.status, late.error_type) == ("timeout", "TimeoutError")
+    session.rests()
+    session.rollback(state)
+    assert session.run("1").value == "1"
+    session.close()
+
+
+@contained_by(*ALL)
+def test_memory_is_watched_while_a_command_is_not_read(session: Attacked) -> None:
+    state = session.checkpoint()
+    session.run(
+        FORGE + EAT + "frame = sys._getframe()\nwhile 'command' not in frame.f_locals: frame = frame.f_back\n"
+        "it._say(frame.f_locals['command']['token'], '=\\0')\n"
+        "for _ in range(6):\n    if os.fork() == 0:\n        x = eat(80)\n        while True: time.sleep(60)\n"
+        "while True: time.sleep(60)"
+    )
+    full = session.run("'" + "x" * (3 << 20) + "'")
+    assert full.status in ("limit", "timeout", "error"), full
+    session.rests()
+    assert session.memory() < (128 + 2 * 40) << 20
+    session.rollback(state)
+    assert session.run("1").value == "1"
+    session.close()
+
+
+@contained_by(*ALL)
+def test_a_value_that_is_forged_is_no_longer_than_one_that_is_not(session: Attacked) -> None:
+    forged = session.run(
+        FORGE + "frame = sys._getframe()\nwhile 'command' not in frame.f_locals: frame = frame.f_back\n"
+        "it._say(frame.f_locals['command']['token'], '=\\0=' + 'x' * 10**6)"
+    )
+    assert len(forged.value or "") <= 65536
+    session.rests()
+    session.close()
+
+
+@contained_by(*ALL)
+def test_a_cell_cannot_say_that_the_sandbox_was_at_fault(session: Attacked) -> None:
+    for word in ("-", "-infrastructure", "=infrastructure\\0", "!infrastructure", "!", "=" + "n" * 5000 + "\\0"):
+        said = session.run(
+            FORGE + "frame = sys._getframe()\nwhile 'command' not in frame.f_locals: frame = frame.f_back\n"
+            f"it._say(frame.f_locals['command']['token'], '{word}')"
+        )
+        assert said.status in ("ok", "error")
+        assert len(said.error_type or "") <= 200
+        session.rests()
+    session.close()
+
+
+@contained_by(*ALL)
+def test_no_signal_stops_or_ends_the_keeper(session: Attacked) -> None:
+    session.run(
+        """
+        import os, signal
+        for pid in (os.getppid(), 1):
+            for sent in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGCHLD, signal.SIGXCPU, signal.SIGCONT):
+                try: os.kill(pid, sent)
+                except OSError: pass
+        """
+    )
+    state = session.checkpoint()
+    session.rollback(state)
+    assert session.run("1").value == "1"
+    session.close()
+
+
+@contained_by(*ALL)
+def test_pipes_that_are_full_or_without_a_reader_hold_nobody_up(session: Attacked) -> None:
+    session.run(
+        FORGE
+        + "def pour(w):\n    os.write(w, b'x')\n    while True: os.write(1, b'x' * 65536)\n"
+        + "for _ in range(4): orphan(pour)"
+    )
+    session.rests()
+    state = session.checkpoint()
+    poured = session.run("time.sleep(.05)")
+    assert poured.status == "ok"
+    assert len(poured.stdout) <= 65536 + 100
+    session.rollback(state)
+    assert session.run("1").stdout == ""
+    session.close()
+
+
+@contained_by(*ALL)
+def test_a_child_that_answers_for_the_interpreter_gains_its_own_cells_status(session: Attacked) -> None:
+    state = session.checkpoint()
+    answered = session.run(
+        FORGE
+        + """
+frame = sys._getframe()
+while 'command' not in frame.f_locals: frame = frame.f_back
+token = frame.f_locals['command']['token']
+if os.fork() == 0:
+    it._pid = os.getpid()
+    it._say(token, '=\\0=forged')
+    while True: pass
+while True: pass
+"""
+    )
+    assert (answered.status, answered.value) == ("ok", "forged")
+    session.rests()
+    session.rollback(state)
+    session.rests()
+    assert session.run("'it' in globals()").value == "False"
+    session.close()
+
+
+@contained_by(NAMESPACES)
+def test_memory_that_processes_share_does_not_outlive_the_session(session: Attacked) -> None:
+    """It is not gone back on (docs): what is promised is that it ends."""
+    session.run("import mmap\ntry: shared = mmap.mmap(-1, 4096)\nexcept OSError: shared = bytearray(9)\nshared[0] = 1")
+    state = session.checkpoint()
+    session.run("shared[0] = 2")
+    session.rollback(state)
+    assert session.run("shared[0]").value in ("1", "2")
+    session.close()
