@@ -64,7 +64,7 @@ def scripts(reply: st.SearchStrategy[str]) -> st.SearchStrategy[Script]:
 
 limits = st.builds(Limits, st.integers(150, 1200), st.sampled_from([5, 3, 1]), st.sampled_from([600, 100, 0]))
 attempts = st.sampled_from([3, 2, 1, 0])
-repairs = st.builds(Saar, attempts, st.sampled_from([0.5, 0.0, 1.0]), st.sampled_from(["all", "latest"]))
+repairs = st.builds(Saar, attempts, st.sampled_from([0.5, 0.0, 1.0]), st.sampled_from(["all", "first", "latest"]))
 
 
 @st.composite

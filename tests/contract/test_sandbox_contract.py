@@ -113,6 +113,45 @@ def test_no_frame_of_the_sandbox_shows(opened: Opener, code: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"stdin": "a\ud800"}, "stdin is not Unicode: surrogates not allowed at character 1"),
+        ({"stdin": 3}, "stdin is a int"),
+        ({"files": {"a": "text"}}, "the content of file 'a' is a str"),
+        ({"files": {"a\ud800": b""}}, "not Unicode"),
+        ({"files": {3: b""}}, "file 3 is named by a int"),
+        ({"files": {"a\0": b""}}, "not a path inside the scratch folder"),
+    ],
+)
+def test_what_cannot_be_given_to_a_program_is_the_callers_mistake_and_named(
+    opened: Opener, wrong: dict[str, object], said: str
+) -> None:
+    async def work(sandbox: Sandbox) -> Result:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            await sandbox.run("print(1)", **wrong)
+        return await sandbox.run("print(1)")
+
+    assert using(opened, work).stdout == "1\n"
+
+
+def test_null_bytes_are_the_programs_own_to_read(opened: Opener) -> None:
+    assert (
+        run(opened, "open('f', 'rb').read(), input()", stdin="a\0b", files={"f": b"\0"}).value == r"(b'\x00', 'a\x00b')"
+    )
+
+
+SOURCE = (
+    "import inspect\ndef f(a):\n    return a\nclass A:\n    x = 1\nprint(inspect.getsource(f), inspect.getsource(A))"
+)
+
+
+def test_a_program_can_read_its_own_source_and_knows_its_file(opened: Opener) -> None:
+    assert run(opened, SOURCE).stdout == "def f(a):\n    return a\n class A:\n    x = 1\n\n"
+    code = "import os\nopen(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'beside.txt')).read()"
+    assert run(opened, code, files={"beside.txt": b"x"}).value == "'x'"
+
+
+@pytest.mark.parametrize(
     ("code", "status", "error_type", "exit_code"),
     [
         ("import sys; sys.exit()", "ok", None, 0),

@@ -58,6 +58,26 @@ def test_variables_imports_functions_and_open_files_stay(opened: Opener) -> None
     assert third.value == "'hi'"
 
 
+def test_the_source_of_what_cells_defined_can_be_read(opened: Opener) -> None:
+    _, second, third = cells(
+        opened,
+        "def f(a):\n    return a",
+        "import inspect\nclass A:\n    x = 1\ninspect.getsource(f), inspect.getsource(A), __file__",
+        "'\ud800'",
+    )
+    assert second.value == repr(("def f(a):\n    return a\n", "class A:\n    x = 1\n", "<cell 2>"))
+    assert (third.status, third.error_type) == ("error", "UnicodeEncodeError")
+
+
+def test_stdin_that_is_no_text_is_the_callers_mistake(opened: Opener) -> None:
+    async def work(_: Sandbox, session: Session) -> None:
+        with pytest.raises(ValueError, match="stdin"):
+            await session.run("input()", stdin="\ud800")
+        assert await value(session, "1") == "1"
+
+    using(opened, work)
+
+
 def test_a_traceback_shows_the_lines_of_the_cells_it_went_through(opened: Opener) -> None:
     _, second = cells(opened, "def f(a):\n    return 1 / a", "print('before')\nf(0)")
     assert (second.status, second.error_type, second.stdout) == ("error", "ZeroDivisionError", "before\n")
@@ -67,7 +87,7 @@ def test_a_traceback_shows_the_lines_of_the_cells_it_went_through(opened: Opener
         "    f(0)\n"
         '  File "<cell 1>", line 2, in f\n'
         "    return 1 / a\n"
-        "            ~~^~~\n"
+        "           ~~^~~\n"
         "ZeroDivisionError: division by zero\n"
     )
 

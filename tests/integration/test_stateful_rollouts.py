@@ -66,6 +66,13 @@ def test_a_cell_that_ran_out_of_time_is_rolled_back_too():
     assert p.turns[1].observations[0].text == "(False, False)"
 
 
+def test_no_history_is_committed_that_the_interpreter_would_not_have_told():
+    p = lived("a = 5; oops", "print(a)", attempts=2)
+    assert decisions(p) == ["unrepaired", None]
+    assert [t.observations[0].error_type for t in p.turns[:1]] == ["NameError"]
+    assert [a.observations[0].error_type for a in p.turns[0].abandoned[:1]] == ["NameError"]
+
+
 def test_the_recipe_says_whether_rollouts_have_sessions():
     def observed(*overrides: str) -> list[str]:
         async def work() -> list[str]:

@@ -83,7 +83,9 @@ def fresh(model: Qwen3ForCausalLM, ids: Sequence[int]) -> list[float]:
 
 
 one_script = st.lists(calls(SETTING), min_size=1, max_size=6)
-repairs = st.builds(Saar, st.sampled_from([3, 1]), st.sampled_from([0.5, 0.0, 1.0]), st.sampled_from(["all", "latest"]))
+repairs = st.builds(
+    Saar, st.sampled_from([3, 1]), st.sampled_from([0.5, 0.0, 1.0]), st.sampled_from(["all", "first", "latest"])
+)
 
 
 @settings(max_examples=15)

@@ -90,6 +90,25 @@ def test_ids_run_out_with_an_observation():
     assert (p.trajectory.stop, p.turns[1].text) == ("length", DONE[0])
 
 
+@pytest.mark.parametrize("repair", [None, Saar(), Saar(lookahead="first")])
+@pytest.mark.parametrize("status", ["ok", "error"])
+def test_no_history_has_more_ids_than_the_limit_whatever_tools_print(repair, status):
+    def reply(_: str, __: str, n: int) -> str:
+        return call("a") if n < 4 else DONE
+
+    answer = ("é" * 100, status, None)
+    whole = play(reply, {"a": answer}, repair=repair)
+    start = len(whole.engine.seen[0][1]) + len(call("a")) + 1
+    for limit in range(start, start + 60):
+        limits = replace(LIMITS, max_ids=limit, lookahead_ids=500)
+        p = play(reply, {"a": answer}, repair=repair, limits=limits)
+        ids = history_ids(p.trajectory)
+        assert (p.trajectory.stop, len(ids)) == ("length", limit)
+        assert ids == history_ids(whole.trajectory)[:limit]
+        assert p.turns[0].observations == whole.turns[0].observations
+        assert to_sample(p.trajectory).mask[-(limit - start) or limit :].count(1) == 0
+
+
 def test_a_prompt_that_leaves_no_room_is_not_asked():
     p = play([DONE], {}, limits=replace(LIMITS, max_ids=10))
     assert (p.trajectory.stop, p.turns, p.engine.seen, p.engine.released) == ("length", (), [], ["t/0/0"])

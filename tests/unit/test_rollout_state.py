@@ -151,3 +151,37 @@ def test_a_rollout_that_fails_or_is_cancelled_closes_its_sessions(end):
     with pytest.raises(type(end)):
         play([call("x = 1")], tool=tool)
     assert tool.opened[0].events == ["run x = 1", "close"]
+
+
+@pytest.mark.parametrize("lookahead", ["all", "first", "latest"])
+def test_an_answer_after_what_a_session_would_not_have_said_is_not_committed(lookahead):
+    """`x` has no value where the attempt runs, and has one in a session in which the failure has run before."""
+    tool = sessions()
+    p = play([call("x = 5; oops"), call("x"), "It is 6.", call("x"), DONE], tool=tool, repair=Saar(lookahead=lookahead))
+    observed = [(o.text, o.status) for t in p.turns for o in t.observations]
+    if lookahead == "first":  # and the answer has not seen the attempt
+        assert p.turns[0].repair.decision == "answered"
+        assert observed == [("name 'oops' is not defined", "error")]
+    else:
+        assert p.turns[0].repair.decision == "unrepaired"
+        assert observed == [("name 'oops' is not defined", "error"), ("5", "ok")]
+        assert tool.opened[0].kept == {}
+
+
+def test_an_answer_after_what_a_session_would_have_said_too_is_committed_and_the_session_stands_there():
+    tool = sessions()
+    p = play([call("x = 5; oops"), call("y"), DONE], tool=tool, repair=Saar())
+    assert [t.repair.decision if t.repair else None for t in p.turns] == ["answered", None, None]
+    assert [e for e in tool.opened[0].events if e.startswith("run")] == ["run x = 5; oops", "run y", "run y"]
+    assert tool.opened[0].state["x"] == 5
+
+
+def test_an_interpreter_that_is_gone_when_it_is_asked_again_ends_the_rollout():
+    asked = []
+
+    def answer(code, state):
+        asked.append(code)
+        return ("", "infrastructure", None) if asked.count("y") == 2 else run_python(code, state)
+
+    p = play([call("x = 5; oops"), call("y"), DONE], tool=ScriptedSessions(answer), repair=Saar())
+    assert (p.trajectory.stop, len(p.turns), p.turns[0].repair.decision) == ("infrastructure", 1, "unrepaired")

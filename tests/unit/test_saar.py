@@ -123,12 +123,11 @@ def test_without_room_for_another_attempt_the_failure_stays():
     assert p.trajectory.stop == "length"
 
 
-@pytest.mark.parametrize(("lookahead", "first_shown"), [("all", True), ("latest", False)])
-def test_the_lookahead_shows_all_attempts_or_the_latest(lookahead, first_shown):
+@pytest.mark.parametrize(("lookahead", "shown"), [("all", [0, 1]), ("first", [0]), ("latest", [1])])
+def test_the_lookahead_shows_all_attempts_the_first_or_the_latest(lookahead, shown):
     replies = [call("fail(0)"), call("fail(1)"), call("fail(2)"), DONE]
     p = play(replies, dict.fromkeys(["fail(0)", "fail(1)"], "error"), repair=Saar(lookahead=lookahead))
-    assert ("fail(0)" in p.prompt(2)) is first_shown
-    assert "fail(1)" in p.prompt(2)
+    assert [n for n in (0, 1) if f"fail({n})" in p.prompt(2)] == shown
     assert p.texts == [call("fail(2)"), DONE]
 
 
@@ -143,6 +142,15 @@ def test_an_answer_after_one_that_was_cut_off_keeps_the_record_of_both():
     assert p.texts == [call(BAD), DONE]
     assert decisions(p) == ["answered", None]
     assert [a.text for a in p.turns[0].raw()] == [p.turns[0].text, "x" * 60]
+
+
+def test_an_answer_that_saw_the_first_failure_alone_is_committed_after_it_alone():
+    replies = [call("fail(0)"), call("fail(1)"), "x" * 100, DONE]
+    p = play(replies, dict.fromkeys(["fail(0)", "fail(1)"], "error"), repair=Saar(lookahead="first"), max_tokens=60)
+    assert p.texts == [call("fail(0)"), DONE]
+    assert p.engine.seen[3][1] == history_ids(p.trajectory)[: len(p.engine.seen[3][1])]
+    assert decisions(p) == ["answered", None]
+    assert [written(a) for a in p.turns[0].raw()] == [call("fail(0)"), call("fail(1)"), "x" * 60]
 
 
 def test_the_record_of_an_answer_is_in_the_order_of_sampling():
@@ -217,7 +225,7 @@ def test_a_turn_that_was_judged_is_not_judged_again():
     [
         ({"attempts": -1}, "attempts must be 0 or more"),
         ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
-        ({"lookahead": "last"}, "'all' or 'latest'"),
+        ({"lookahead": "last"}, "'all', 'first' or 'latest'"),
         ({"failures": frozenset({"eror"})}, "did you mean 'error'"),
         ({"failures": frozenset({"infrastructure"})}, "'infrastructure' never counts"),
     ],

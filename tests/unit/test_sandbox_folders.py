@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from retcon.sandbox import scratch
 from retcon.sandbox.folders import PREFIX, PoolFolder
 
 HOLD = """
@@ -61,3 +62,20 @@ def test_a_folder_goes_however_deep_and_closed_what_a_call_left_in_it(tmp_path: 
     (made.path / "d/d").chmod(0)
     made.remove()
     assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_a_call_nested_deeper_than_recursion_goes_keep_no_later_pool_from_starting(tmp_path: Path) -> None:
+    pool = PoolFolder(tmp_path)
+    here = os.open(pool.path, os.O_RDONLY)
+    for _ in range(sys.getrecursionlimit() + 500):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    os.close(pool._lock)  # its process is gone
+    try:
+        PoolFolder(tmp_path).remove()
+        assert not list(tmp_path.iterdir())
+    finally:
+        scratch.empty(str(tmp_path))  # pytest itself could not

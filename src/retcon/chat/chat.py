@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from retcon.chat import hermes, markdown
+from retcon.chat.beginnings import Beginnings
 from retcon.chat.types import CONTROLS, END_OF_TEXT, TURN_END, TURN_START, FoundCall, Parsed, Tokenizer
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Kind, Observation, Segment, ToolCall
@@ -66,7 +67,7 @@ class Chat:
         ended = bool(ids) and ids[-1] in self.stop_ids
         body = self.tokenizer.decode(ids[:-1]) if ended else text
         found = _FINDERS[self.style](body)
-        return Parsed(text, tuple(_name(found, prefix, lambda char: self._id_index(ids, text, char))))
+        return Parsed(text, tuple(_name(found, prefix, Beginnings(self.tokenizer, ids, text).of)))
 
     def parse_text(self, text: str, *, prefix: str) -> Parsed:
         """As `parse`, for engines that give text only: `start` is None."""
@@ -108,22 +109,6 @@ class Chat:
     def _segment(self, ids: Sequence[int], kind: Kind) -> Segment:
         # The text is what the ids say, which a tokenizer that normalises may have changed.
         return Segment(kind, self.tokenizer.decode(ids), tuple(ids))
-
-    def _id_index(self, ids: Sequence[int], text: str, char: int) -> int | None:
-        """Index of the id that begins at text[char], None where no id does; text is the decoded ids.
-
-        text[char] is ASCII, so that whether a prefix of the ids has it cannot change as ids are added, not even where
-        a character is spread over several of them: the shortest such prefix can be found by bisection.
-        """
-        target = text[: char + 1]
-        low, high = 0, len(ids)  # the prefix of `low` ids lacks the character, the one of `high` has it
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.tokenizer.decode(ids[:middle]).startswith(target):
-                high = middle
-            else:
-                low = middle
-        return low if self.tokenizer.decode(ids[:low]) == text[:char] else None
 
 
 _GLUE: dict[Style, tuple[str, str, str]] = {  # before the first observation, between two, after the last

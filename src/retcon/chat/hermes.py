@@ -23,14 +23,16 @@ def find_calls(text: str) -> Iterator[FoundCall]:
     object. Malformed, with the raw text between the tags: JSON that cannot be read, no name, arguments that are no
     object, no closing tag. An opening tag that is followed by another one before it is closed is prose.
     """
-    at = text.find(OPEN)
+    at, close = text.find(OPEN), 0
     while at >= 0:
         start = at + len(OPEN)
         whole = _read_closed(text, start)
         if whole is not None:
             obj, inner_end, end = whole
         else:
-            inner_end = text.find(CLOSE, start)
+            if 0 <= close < start:  # not looked for anew where it is known: there may be as many openings as fit
+                close = text.find(CLOSE, start)
+            inner_end = close
             reopened = text.find(OPEN, start)
             if reopened >= 0 and (inner_end < 0 or reopened < inner_end):
                 at = reopened
@@ -74,13 +76,31 @@ def _read_closed(text: str, start: int) -> tuple[object, int, int] | None:
     """The JSON value at `start` that is followed by the closing tag, where it ends, and where the tag ends."""
     begin = _space_end(text, start)
     try:
-        obj, end = _DECODER.raw_decode(text, begin)
+        obj, length = _decode_at(text, begin)
+        end = begin + length
         text[begin:end].encode("utf-8")
         json.dumps(obj, ensure_ascii=False).encode("utf-8")  # a lone surrogate written as an escape
     except (ValueError, RecursionError):
         return None
     closing = _CLOSING.match(text, end)
     return (obj, end, closing.end()) if closing else None
+
+
+def _decode_at(text: str, begin: int) -> tuple[object, int]:
+    """The JSON value there and its length. Raises ValueError, RecursionError.
+
+    The reader gets no more than it needs, as its errors count the lines of all that it was given: an opening tag can
+    stand inside a value in a string alone, so that it is given what goes on beyond one only where a string does.
+    """
+    limit = begin
+    while True:
+        limit = text.find(OPEN, begin + 2 * (limit - begin))
+        limit = len(text) if limit < 0 else limit
+        try:
+            return _DECODER.raw_decode(text[begin:limit])
+        except json.JSONDecodeError as error:
+            if limit == len(text) or not error.msg.startswith("Unterminated string"):
+                raise
 
 
 def _space_end(text: str, start: int) -> int:

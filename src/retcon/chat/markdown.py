@@ -21,9 +21,12 @@ def find_calls(text: str) -> Iterator[FoundCall]:
     for n, opening in enumerate(openings):
         start = opening.end()
         limit = openings[n + 1].start() if n + 1 < len(openings) else len(text)
-        # The closing line may follow the opening one at once, hence from the line end before `start`.
-        close = re.compile(rf"\n {{0,3}}{opening['fence']}`*[ \t\r]*(?=\n|\Z)").search(text, start - 1)
-        if close is not None and close.start() < limit:
+        # The closing line may follow the opening one at once, hence from the line end before `start`; and it is looked
+        # for up to the next opening alone, as each search to the end would make many openings take long. `\Z` is there
+        # too, so that what stands right before the next opening has to be told apart.
+        ticks = len(opening["fence"])
+        close = re.compile(rf"\n {{0,3}}`{{{ticks},}}+[ \t\r]*+(?=\n|\Z)").search(text, start - 1, limit)
+        if close is not None and not close.end() == limit < len(text):
             yield FoundCall("python", {"code": text[start : max(start, close.start())]}, opening.start())
         elif n + 1 == len(openings):
             yield FoundCall("python", text[start:], opening.start())

@@ -49,7 +49,7 @@ class TaskSection(Section):
 
 
 class RolloutSection(Section):
-    max_ids: Positive = Field(320, description="ids of a trajectory, prompt and observations included")
+    max_ids: Positive = Field(320, description="ids of a trajectory at most, prompt and observations included")
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
     lookahead_ids: NonNegative = Field(160, description="room beyond max_ids for a repair's lookahead")
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
@@ -63,7 +63,9 @@ class RepairSection(Section):
     kind: Literal["none", "saar"] = "none"
     attempts: NonNegative = Field(3, description="K: lookahead attempts at most")
     gamma: Probability = Field(0.5, description="γ: similarity from which a repair is shallow")
-    lookahead: Literal["all", "latest"] = Field("all", description="which failed attempts the lookahead is shown")
+    lookahead: Literal["all", "first", "latest"] = Field(
+        "all", description="all | first | latest: which failed attempts at a turn the lookahead is shown"
+    )
     probability: Probability = Field(1.0, description="p: share of rollouts that are purified")
     probability_schedule: tuple[tuple[Positive, Probability], ...] = Field((), description="p over a run, in place of "
         "probability: [[step, p], …] with straight lines between; [[1, 1.0], [40, 0.0]] falls to 0 at step 40"

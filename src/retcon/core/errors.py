@@ -73,7 +73,13 @@ class MissingExtra(RetconError):
     """A part of Retcon needs a package that is not installed: names the extra to install."""
 
 
+LONGEST_NAME = 200
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """` (did you mean 'x'?)` where some valid name is close to `name`, else an empty string."""
-    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    valid = list(valid)
+    if len(name) > LONGEST_NAME:  # of a slip of the pen, and not of what difflib would take minutes over
+        return ""
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f" (did you mean '{close[0]}'?)" if close else ""

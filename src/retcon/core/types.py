@@ -111,8 +111,9 @@ class Turn:
     (`scaffold`) before, between and after, up to where the model's next turn opens.
     abandoned: attempts that a purifier took out, in the order in which they were sampled, each as it was. After a
     repair (`shallow`, `deep`) they are all attempts, the fix as it was sampled last among them; after `unrepaired`
-    they are the lookahead attempts that followed the committed failure; after `answered` they are those that
-    were cut off after this turn, which nothing could follow; the others are turns of their own.
+    they are the lookahead attempts that followed the committed failure; after `answered` they are those that the
+    answer had not seen: cut off after this turn, so that nothing could follow, or not shown; the others are turns of
+    their own.
     """
 
     segments: tuple[Segment, ...]

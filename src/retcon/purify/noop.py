@@ -14,7 +14,7 @@ def does_nothing(code: str) -> bool:
     """
     try:
         body = ast.parse(code).body
-    except (SyntaxError, ValueError):  # ValueError: null bytes
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # null bytes; what is nested too deep for the parser
         return False
     return all(
         isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))

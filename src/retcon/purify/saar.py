@@ -12,6 +12,7 @@ from retcon.purify.noop import is_noop
 from retcon.purify.splice import purify
 from retcon.purify.types import Lookahead
 
+Shown = Literal["all", "first", "latest"]
 FAILURES: frozenset[Status] = frozenset({"error", "timeout", "limit", "malformed"})
 
 
@@ -20,8 +21,9 @@ class Saar:
     """The SAAR repair. Implements `Repair`.
 
     attempts: K, lookahead attempts at most; 0 leaves every failure as it is. gamma: γ in [0, 1], the similarity from
-    which a repair is shallow. lookahead: whether an attempt is shown `all` that went before it at this turn (the
-    paper) or the `latest` alone (the published code). failures: the statuses that count as a failure.
+    which a repair is shallow. lookahead: what an attempt is shown of those that went before it at this turn: `all`,
+    the `first` failure alone (the paper's equations) or the `latest` alone (the published code). failures: the statuses
+    that count as a failure.
 
     The unit is the turn: it failed if one of its calls did, and a fix is a turn whose calls all succeed. A fix that
     does nothing (`pass`) or does not fit the budget is one more failed attempt.
@@ -29,7 +31,7 @@ class Saar:
 
     attempts: int = 3
     gamma: float = 0.5
-    lookahead: Literal["all", "latest"] = "all"
+    lookahead: Shown = "all"
     failures: frozenset[Status] = FAILURES
 
     def __post_init__(self) -> None:
@@ -37,8 +39,8 @@ class Saar:
             raise ValueError(f"attempts must be 0 or more, not {self.attempts}")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"gamma must lie in [0, 1], not {self.gamma}")
-        if self.lookahead not in ("all", "latest"):
-            raise ValueError(f"lookahead must be 'all' or 'latest', not {self.lookahead!r}")
+        if self.lookahead not in get_args(Shown):
+            raise ValueError(f"lookahead must be 'all', 'first' or 'latest', not {self.lookahead!r}")
         for status in self.failures - FAILURES:
             why = "never counts" if status in get_args(Status) else f"is no status{nearest(status, FAILURES)}"
             raise ValueError(f"failures: {status!r} {why}; choose from {', '.join(sorted(FAILURES))}")
@@ -49,10 +51,11 @@ class Saar:
         return turn.repair is None and "infrastructure" not in statuses and not self.failures.isdisjoint(statuses)
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
-        """The purified turn; or the failure as it happened; or the failure and all that led from it to an answer.
+        """The purified turn; or the failure as it happened; or the failure and what led from it to an answer.
 
-        An answer is committed only where its whole history is, and fits: with `latest` it may not have seen what
-        failed before, and then would not be on-policy.
+        An answer is committed only after the history that it has seen, where that begins with the failure (with
+        `latest` it may not have seen it), fits, and could have happened: where tools keep state, an attempt that ran in
+        the state before the failure may have been told what it would not have been told after it.
         """
         if self.attempts == 0:
             return (turn,)
@@ -60,7 +63,7 @@ class Saar:
         shown = [turn]
         reason = "no attempt worked"
         for _ in range(self.attempts):
-            visible = shown if self.lookahead == "all" else shown[-1:]
+            visible = self._visible(shown)
             attempt = await lookahead.attempt(visible)
             if attempt is None:
                 reason = "no budget for another attempt"
@@ -69,9 +72,14 @@ class Saar:
             if attempt.stop == "length":
                 continue
             if not attempt.calls:
-                if len(visible) == len(shown) and lookahead.fits(*shown, attempt):
-                    return self._answered(turn, made)
-                reason = "the answer does not follow from the whole history, or does not fit"
+                if visible[0] is not turn:
+                    reason = "the answer does not follow from the failure"
+                elif not lookahead.fits(*visible, attempt):
+                    reason = "the answer does not fit"
+                elif not await lookahead.happened(visible):
+                    reason = "the answer follows from what the tools would not have said after the failure"
+                else:
+                    return self._answered(turn, made, visible)
                 break
             if self._worked(attempt):
                 fixed = purify((turn, *made), self.gamma)
@@ -81,6 +89,12 @@ class Saar:
             shown.append(attempt)
         return (replace(turn, abandoned=tuple(made), repair=RepairRecord("unrepaired", len(made), reason=reason)),)
 
+    def _visible(self, shown: Sequence[Turn]) -> Sequence[Turn]:
+        """What of the failure and the attempts after it the next attempt is shown."""
+        if self.lookahead == "all":
+            return shown
+        return shown[:1] if self.lookahead == "first" else shown[-1:]
+
     def _worked(self, attempt: Turn) -> bool:
         """Whether an attempt with calls is a fix."""
         if any(o.status == "infrastructure" for o in attempt.observations):
@@ -88,14 +102,17 @@ class Saar:
         return not self.failed(attempt) and not all(map(is_noop, attempt.calls))
 
     @staticmethod
-    def _answered(turn: Turn, made: Sequence[Turn]) -> Sequence[Turn]:
-        """The raw history with the answer. What was cut off stays on the record of the turn that it had followed."""
+    def _answered(turn: Turn, made: Sequence[Turn], seen: Sequence[Turn]) -> Sequence[Turn]:
+        """The failure, what of the attempts the answer has seen, and the answer, which is the last that was made.
+
+        What was cut off, or was not seen, stays on the record of the turn that it had followed.
+        """
         committed = [replace(turn, repair=RepairRecord("answered", attempts=len(made)))]
-        for attempt in made:
-            if attempt.stop == "length":
+        for attempt in made[:-1]:
+            if not any(attempt is one for one in seen):
                 last = committed[-1]
                 record = last.repair or RepairRecord("answered", attempts=0, reason="followed by a cut attempt")
                 committed[-1] = replace(last, abandoned=(*last.abandoned, attempt), repair=record)
             else:
                 committed.append(attempt)
-        return committed
+        return [*committed, made[-1]]

@@ -20,6 +20,14 @@ class Lookahead(Protocol):
         """
         ...
 
+    async def happened(self, turns: Sequence[Turn]) -> bool:
+        """Whether a history of these turns, the failure first, is one that the tools would have answered in that way.
+
+        Each attempt ran in the state before the failure. Where tools keep state, they are asked once more: one call
+        after the other, in the state that the failure left. Raises InfrastructureFault.
+        """
+        ...
+
     def fits(self, *turns: Turn) -> bool:
         """Whether h_t ⊕ turns is within the rollout's budget, with room to go on if the last of them is no answer."""
         ...

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.rule import Rule
@@ -17,6 +18,8 @@ from retcon.purify.splice import program
 from retcon.report.rows import SIDE_BY_SIDE, plain
 
 _OUTPUT_LINES = 12
+MOST_LINES = 1000
+"""Of a text that is aligned with another; longer ones, which take difflib minutes, are shown line beside line."""
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _STYLES = {" ": "dim", "-": "red", "+": "green"}
 
@@ -130,6 +133,9 @@ def _output(turn: Turn) -> str:
 def _aligned(before: str, after: str) -> Iterator[tuple[str | None, str | None]]:
     """Lines of two texts next to each other; None where the other has a line more."""
     a, b = before.split("\n") if before else [], after.split("\n") if after else []
+    if max(len(a), len(b)) > MOST_LINES:
+        yield from zip_longest(a, b)
+        return
     for _, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         for n in range(max(a1 - a0, b1 - b0)):
             yield a[a0 + n] if a0 + n < a1 else None, b[b0 + n] if b0 + n < b1 else None

@@ -16,7 +16,8 @@ from rich.text import Text
 from retcon.core.types import Observation, RepairRecord, Trajectory, Turn
 from retcon.report.rows import Beside, Row, plain, written
 
-_CHATML_TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
+_CHATML_END = "<|im_end|>"
+_CHATML_TURN = re.compile(rf"<\|im_start\|>(\w++)\n(.*?){re.escape(_CHATML_END)}", re.DOTALL)
 _STATUS_STYLES = {"ok": "green", "infrastructure": "yellow"}
 _SHORT_STATUS = {"infrastructure": "infra"}
 
@@ -78,7 +79,8 @@ def _calls(calls: int, failures: int) -> str:
 
 def _prompt(trajectory: Trajectory) -> Iterator[RenderableType]:
     text = "".join(s.text for s in trajectory.prompt)
-    messages = _CHATML_TURN.findall(text) or [("prompt", text)]
+    last_end = text.rfind(_CHATML_END) + len(_CHATML_END)  # beyond it every opening would be looked through to the end
+    messages = _CHATML_TURN.findall(text, 0, last_end) or [("prompt", text)]
     for role, message in messages:
         yield Row(role[:9], plain(message), "cyan")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_ids: no id is generated beyond this many, prompt and observations counted; the observations of the last
-    turn may reach past it. max_turns: generations that are committed; a call in the last one still runs.
-    lookahead_ids: room beyond max_ids for what a repair tries.
+    """max_ids: a history has no more, prompt and observations counted; what does not fit of the last turn's
+    observations is left out of its segments. max_turns: generations that are committed; a call in the last one still
+    runs. lookahead_ids: room beyond max_ids for what a repair tries.
     """
 
     max_ids: int

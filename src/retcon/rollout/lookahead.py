@@ -43,6 +43,9 @@ class TurnLookahead:
             raise InfrastructureFault(f"rollout {self._sampler.id}: a tool failed on its own account in a lookahead")
         return turn
 
+    async def happened(self, turns: Sequence[Turn]) -> bool:
+        return await self._state.would_repeat([(turn.calls, turn.observations) for turn in turns[1:]])
+
     def fits(self, *turns: Turn) -> bool:
         if self._number + len(turns) > self._limits.max_turns:
             return False

@@ -17,7 +17,7 @@ from retcon.purify.types import Repair
 from retcon.rollout.limits import Limits
 from retcon.rollout.lookahead import TurnLookahead
 from retcon.rollout.state import TurnState, open_tools
-from retcon.rollout.turns import TurnSampler, broken, ids_of
+from retcon.rollout.turns import TurnSampler, broken, ids_of, within
 from retcon.tasks.types import Task
 from retcon.tools.types import StatefulTool, Tool
 
@@ -67,6 +67,7 @@ async def rollout(
                 if armed and not broken(turn) and armed.failed(turn):
                     lookahead = TurnLookahead(sampler, limits, history, len(turns), state)
                     committed, stop = await _repaired(armed, turn, lookahead)
+                committed = within(committed, limits.max_ids - len(history), chat)
                 turns.extend(committed)
                 history.extend(ids_of(s for t in committed for s in t.segments))
                 stop = stop or _stop(turns, len(history), limits)

@@ -75,6 +75,10 @@ async def _close(tool: OpenTool) -> None:
         await tool.close()
 
 
+def _told(observation: Observation) -> tuple[str, str, str | None]:
+    return observation.text, observation.status, observation.error_type
+
+
 class TurnState:
     """The tools' state at one turn that may be repaired: as it was before the turn's calls, and after its failure.
 
@@ -102,6 +106,20 @@ class TurnState:
                 self._before = self._after
             await self._tools.rollback(self._before)
         return await self._tools.run(calls)
+
+    async def would_repeat(self, said: Sequence[tuple[Sequence[ToolCall], Sequence[Observation]]]) -> bool:
+        """Whether the calls of other attempts, run one after the other where the turn's own left the tools, are told
+        again what they were told. The tools stay as they are after that."""
+        if self._after is None:  # none of them reached a tool that keeps state
+            return True
+        await self._tools.rollback(self._after)
+        for calls, observations in said:
+            again = await self._tools.run(calls)
+            if any(observation.status == "infrastructure" for observation in again):
+                raise InfrastructureFault("a tool failed on its own account in a repetition")
+            if list(map(_told, again)) != list(map(_told, observations)):
+                return False
+        return True
 
     async def restore_failure(self) -> None:
         """Back to how the turn's own calls left the tools, no other attempt having been made."""

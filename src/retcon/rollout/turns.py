@@ -85,3 +85,23 @@ def ids_of(segments: Iterable[Segment]) -> tuple[int, ...]:
 def broken(turn: Turn) -> bool:
     """Whether a tool of this turn had a fault of its own."""
     return any(o.status == "infrastructure" for o in turn.observations)
+
+
+def within(turns: Sequence[Turn], room: int, chat: Chat) -> Sequence[Turn]:
+    """These turns with no more than `room` ids: what is too much is cut from the end of the last one's segments.
+
+    Its observations stay whole. What the model wrote fits, so that no id of its own is lost; nothing follows a cut.
+    """
+    *before, last = turns
+    room -= len(ids_of(s for turn in before for s in turn.segments))
+    if len(ids_of(last.segments)) <= room:
+        return turns
+    kept: list[Segment] = []
+    for segment in last.segments:
+        had = segment.ids or ()
+        ids = had[: max(0, room - len(ids_of(kept)))]
+        if ids == had:
+            kept.append(segment)
+        elif ids:
+            kept.append(Segment(segment.kind, chat.tokenizer.decode(ids), ids))
+    return (*before, replace(last, segments=tuple(kept)))

@@ -150,6 +150,7 @@ class Interpreter:
     def _prepare(self, command: dict[str, Any]) -> None:
         vars(builtins).update(self._changed)
         self._provide(command["stdin"], command["files"])
+        self._main.__dict__["__file__"] = NAME.format(self._count)
         show_source(command["code"], NAME.format(self._count))
         for kind, soft in command["limits"]:
             hard = _limit(kind)[1]

@@ -154,6 +154,7 @@ def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> i
     raised, value, code = "", "", 0
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
+    show_source(source, FILENAME)
     try:
         value = _run_as_main(source, main, echo)
     except SystemExit as stop:
@@ -165,7 +166,7 @@ def _program(source: str, token: bytes, limits: dict[str, Any], echo: bool) -> i
         if raised == "MemoryError":
             _free_memory(error, main)
         flush_all(streams)
-        show_source(source, FILENAME)
+        show_source(source, FILENAME)  # once more, as the program may have emptied the cache
         print_exception(error, __file__)
     flush_all(streams)
     if not raised and process() == own:  # not a fork of the program's that came to its end too
@@ -181,7 +182,7 @@ def record_bytes(output_bytes: int) -> int:
 def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
     """Run the program and its exit handlers; `=` and the repr of its last expression, empty without one."""
     value = ""
-    main.__dict__["__builtins__"] = builtins
+    main.__dict__.update(__builtins__=builtins, __file__=FILENAME)
     try:
         body, last = compile_program(source, FILENAME, echo)
         exec(body, main.__dict__)

@@ -47,17 +47,6 @@ def remove_abandoned(folder: str | Path) -> None:
             os.close(lock)
 
 
-def _remove(folder: Path) -> None:
-    """As far as it can be. What sessions left may lie deeper than recursion goes."""
-    with contextlib.suppress(OSError):
-        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            scratch.empty_open(top)
-        finally:
-            os.close(top)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def _sweep(home: Path) -> None:
     """Remove this user's folders whose pool is gone."""
     for folder in home.glob(f"{PREFIX}*"):

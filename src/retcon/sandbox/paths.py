@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 PATH_BYTES, NAME_BYTES = 4095 - 256, 255  # what the kernel takes, and room for the way to the scratch folder
@@ -24,7 +25,9 @@ def inside_scratch(paths: Iterable[str]) -> list[str]:
 def to_write(paths: Iterable[str]) -> list[str]:
     """As `inside_scratch`, of files that are to be made: ValueError too for one that no file can have as its path."""
     names = inside_scratch(paths)
-    folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
+    # In sorted order what lies in a folder follows the folder at once: there may be many paths, each of many parts.
+    plain = sorted({f"{PurePosixPath(name)}/" for name in names})
+    folders = {name[:-1] for name, following in pairwise(plain) if following.startswith(name)}
     for name in names:
         encoded = name.encode()
         if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):

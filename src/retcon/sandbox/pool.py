@@ -163,7 +163,8 @@ class SandboxPool:
         limits = (limits or self.limits).with_(timeout, memory)
         async with self._room:
             message = request(code, stdin, limits, files, echo) | {"fetch": inside_scratch(fetch)}
-            return await self._run(self._choose(code, self._fleet.zygotes), message, limits.wall_seconds)
+            profile = await self._choose.choose(code, self._fleet.zygotes)
+            return await self._run(profile, message, limits.wall_seconds)
 
     async def session(self, *, limits: Limits | None = None) -> Session:
         """See `Sandbox.session`."""
@@ -172,7 +173,7 @@ class SandboxPool:
         return await self._sessions.open(limits or self.limits)
 
     async def _session_worker(self, code: str) -> WorkerHandle:
-        return await self._fleet.extra(self._choose(code, self._fleet.zygotes))
+        return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes))
 
     async def _run(self, profile: str, message: dict[str, Any], wall_seconds: float) -> Result:
         fault = ""

@@ -7,6 +7,7 @@ preloaded is imported by the call itself.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -14,9 +15,16 @@ from dataclasses import dataclass
 
 from retcon.core.errors import nearest
 
-_STATEMENT = re.compile(r"(?:^|[;:])[ \t]*(import|from)[ \t]+([^#;\n]+)", re.MULTILINE)
-_BASE64 = re.compile(r"""\bb64decode\(["']([A-Za-z0-9+/=]+)["']""")
-_ALIAS = re.compile(r"\s+as\s+\w+")
+# Possessive, as a run of spaces may be megabytes long: nothing that was read is read again.
+_STATEMENT = re.compile(r"(?:^|[;:])[ \t]*+(import|from)[ \t]++([^#;\n]++)", re.MULTILINE)
+_BASE64 = re.compile(r"""b64decode\(["']([A-Za-z0-9+/=]++)["']""")
+STRETCH = 1 << 16
+"""Characters that are scanned at a time, and twice that of a single line: a pattern keeps all other threads waiting."""
+OVERLAP = 100
+"""Characters of such a line that are scanned twice: a statement may lie on the cut."""
+
+LONG = 1 << 14
+"""Characters from which a program is scanned beside the event loop: so many take a millisecond, more or less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +112,32 @@ def unwrapped(code: str) -> str:
 def imports(code: str) -> frozenset[str]:
     """Top-level names that `code` imports anywhere in it, as far as a pattern sees.
 
-    `__import__` and importlib are not seen; an import statement inside a string may be.
+    `__import__` and importlib are not seen; an import statement inside a string may be. In time that grows with the
+    length alone, whatever the text; other threads get their turn after each stretch.
     """
+    if "import" not in code:
+        return frozenset()
     found = set()
-    for keyword, clause in _STATEMENT.findall(code.replace("\\\n", " ")):
-        names = clause.partition(" import")[0] if keyword == "from" else _ALIAS.sub("", clause)
-        for name in names.split(","):
-            found.add(name.strip().partition(".")[0])
-    return frozenset(name for name in found if name.isidentifier())
+    code = code.replace("\\\n", " ")
+    start = 0
+    while start < len(code):
+        line_end = code.find("\n", start + STRETCH, start + 2 * STRETCH)
+        end = line_end + 1 if line_end >= 0 else start + 2 * STRETCH
+        following = end if line_end >= 0 or end >= len(code) else end - OVERLAP
+        for statement in _STATEMENT.finditer(code, start, end):
+            keyword, clause = statement.groups()
+            if keyword == "from":
+                found.add(_named(clause, "import"))
+            else:
+                found.update([_named(name, "as") for name in clause.split(",")])
+        start = following
+    return frozenset(top for name in found if (top := name.partition(".")[0]).isidentifier())
+
+
+def _named(clause: str, word: str) -> str:
+    """The module that is named before `word`, or alone; else nothing."""
+    words = clause.split(None, 2)
+    return words[0] if len(words) == 1 or (words and words[1].startswith(word)) else ""
 
 
 class Chooser:
@@ -121,7 +147,6 @@ class Chooser:
         self.profiles = {profile.name: profile for profile in profiles}
         self._covers = {profile.name: profile.packages for profile in profiles}
         self._preloaded = frozenset[str]().union(*self._covers.values())
-        self._mention = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(self._preloaded)))})\b")
 
     def learn(self, profile: str, packages: Iterable[str]) -> None:
         """Its zygote came up, and has imported `packages` (top-level names) on the way."""
@@ -131,6 +156,10 @@ class Chooser:
         """Choose it no more."""
         del self._covers[profile]
 
+    async def choose(self, code: str, warm: Container[str] = ()) -> str:
+        """As a call; a long program is scanned in a thread, so that the event loop goes on meanwhile."""
+        return await asyncio.to_thread(self, code, warm) if len(code) > LONG else self(code, warm)
+
     def __call__(self, code: str, warm: Container[str] = ()) -> str:
         """Name of the profile for `code`: of those that have most of its imports the first in `warm`, else the first.
 
@@ -138,9 +167,9 @@ class Chooser:
         """
         if "b64decode(" in code:
             code = unwrapped(code)
-        if not self._mention.search(code):
+        needed = imports(code) & self._preloaded
+        if not needed:
             return BARE.name
-        needed = imports(code)
         had = {name: needed & covers for name, covers in self._covers.items()}
         most = max(map(len, had.values()))
         best = [name for name, packages in had.items() if len(packages) == most]

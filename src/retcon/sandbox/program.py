@@ -11,7 +11,9 @@ import builtins
 import linecache
 import sys
 import traceback
+from io import StringIO
 from os import write as _write  # the program may replace the module's
+from sys import __excepthook__ as _show
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -41,8 +43,10 @@ def rehearse(rounds: int = 20) -> None:
 
 
 def show_source(source: str, filename: str) -> None:
-    """Let tracebacks and `inspect` find the program's lines."""
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    """Let tracebacks, warnings and `inspect` find the program's lines: those that the compiler counts, each with its
+    end, on whose length the place of a mark below it depends."""
+    lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    linecache.cache[filename] = (len(source), None, [f"{line}\n" for line in lines], filename)
 
 
 def exit_code(stop: SystemExit, streams: tuple[Any, Any]) -> int:
@@ -59,14 +63,55 @@ def exit_code(stop: SystemExit, streams: tuple[Any, Any]) -> int:
 
 def print_exception(error: BaseException, wrapper: str) -> None:
     """Python's own traceback, from the program's first frame on. wrapper: the file whose frames are left out."""
+    if isinstance(error, SyntaxError) and error.text is None:
+        _quote(error)
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (wrapper, __file__):
         trace = trace.tb_next
     write_error(_report(error, trace))
 
 
+def _quote(error: SyntaxError) -> None:
+    """Add the line, for which the compiler looked in a file."""
+    if isinstance(error.filename, str) and error.filename in linecache.cache and isinstance(error.lineno, int):
+        error.text = linecache.getline(error.filename, error.lineno) or None
+
+
 def _report(error: BaseException, trace: TracebackType | None) -> str:
-    return "".join(traceback.TracebackException(type(error), error, trace, compact=True).format())
+    told = traceback.TracebackException(type(error), error, trace, compact=True)
+    if sys.version_info < (3, 12):
+        _suggest(error, told)
+    return "".join(told.format())
+
+
+def _suggest(error: BaseException, told: traceback.TracebackException) -> None:
+    """Add "Did you mean" to an error and those that led to it: before 3.12 the interpreter alone knows how to."""
+    left: list[tuple[BaseException | None, Any]] = [(error, told)]
+    while left:
+        one, of = left.pop()
+        if one is None or of is None:
+            continue
+        if type(one) in (NameError, AttributeError):
+            of._str = f"{of._str}{_suggestion(one)}"
+        if isinstance(one, BaseExceptionGroup):
+            left += zip(one.exceptions, of.exceptions or (), strict=False)
+        left += (one.__cause__, of.__cause__), (one.__context__, of.__context__)
+
+
+def _suggestion(error: BaseException) -> str:
+    """What the interpreter itself would say: of a copy, raised where the error was, without what led to it."""
+    known = {key: value for key in ("name", "obj") if (value := getattr(error, key, None)) is not None}
+    copy = type(error)("?", **known)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    had, sys.stderr = getattr(sys, "stderr", None), (written := StringIO())
+    try:
+        _show(type(error), copy.with_traceback(trace), trace)
+    finally:
+        sys.stderr = had
+    _, found, suggestion = written.getvalue().rstrip("\n").rpartition(f"{type(error).__name__}: ?")
+    return suggestion if found else ""
 
 
 def type_name(error: BaseException) -> str:
@@ -79,9 +124,10 @@ def write_error(text: str) -> None:
 
 
 def write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
     try:
-        while data:
-            data = data[_write(fd, data) :]
+        while rest:
+            rest = rest[_write(fd, rest) :]
     except OSError:  # the program may have closed it: its exit code still counts
         return
 

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
+from retcon.sandbox.request import check
 from retcon.sandbox.types import Limits, Result
 
 CONNECT_SECONDS = 10.0
@@ -153,8 +154,9 @@ def program(
     files: Mapping[str, bytes] | None,
     echo: bool,
 ) -> dict[str, Any]:
-    """A call as the server's API has it. Raises ValueError for a limit that is not above 0."""
+    """A call as the server's API has it. Raises ValueError for a limit that is not above 0, and as `check` does."""
     Limits().with_(timeout, memory)
+    check(code, stdin, files or {})
     # The API takes an empty program for a mistake; here it is a program like others, that does nothing.
     body: dict[str, Any] = {"code": code or "pass", "stdin": stdin, "echo": echo}
     if timeout is not None:

@@ -284,7 +284,7 @@ def _chained(head: bytes, rest: IO[bytes]) -> IO[bytes]:
 
 class _Joined(io.RawIOBase):
     def __init__(self, head: bytes, rest: IO[bytes]) -> None:
-        self._head, self._rest = head, rest
+        self._head, self._rest = memoryview(head), rest  # cutting a view copies nothing, whatever the length of a line
 
     def readable(self) -> bool:
         return True

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import msgspec
@@ -17,10 +17,14 @@ from retcon.sandbox.service.refusal import Refused
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
-_UNKNOWN = re.compile(r"unknown field `(.*)`")
+_PLACE = " - at `"
+_PATH = re.compile(r"(?:key in )?\$\.?(.*)`", re.DOTALL)
+_INDEX = re.compile(r"\[[^][]*+]")
+_UNKNOWN = re.compile(r"unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(.*)`")
-_CHOICE = re.compile(r"Invalid enum value '(.*)'")
+_CHOICE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
+SHOWN = 100
+"""Characters of a name or value of the caller's that an error repeats."""
 
 
 def parse(body: bytes, kind: type[T]) -> T:
@@ -44,18 +48,26 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _named(message: str, kind: type[msgspec.Struct]) -> Refused:
-    path = found[1] if (found := _PATH.search(message)) else ""
-    message = _PATH.sub("", message)
+    # msgspec's own words stand at the end: what the caller wrote may hold the same, thousands of times.
+    said, _, place = message.rpartition(_PLACE)
+    path = ""
+    if (found := _PATH.fullmatch(place)) and _leads_somewhere(kind, found[1]):
+        message, path = said, found[1]
     if unknown := _UNKNOWN.search(message):
-        valid = _fields_at(kind, path)
+        valid, name = _fields_at(kind, path), _shown(unknown[1])
         hint = nearest(unknown[1], valid) or f" (there are {', '.join(valid)})"
-        return Refused.invalid(_join(path, unknown[1]), f"unknown field '{unknown[1]}'{hint}")
+        return Refused.invalid(_join(path, name), f"unknown field '{name}'{hint}")
     if missing := _MISSING.search(message):
         return Refused.invalid(_join(path, missing[1]), f"the field '{missing[1]}' is missing")
     if choice := _CHOICE.search(message):
         valid = _choices_at(kind, path)
-        return Refused.invalid(path, f"'{choice[1]}' is not one of {', '.join(valid)}{nearest(choice[1], valid)}")
+        what = f"'{_shown(choice[1])}' is not one of {', '.join(valid)}{nearest(choice[1], valid)}"
+        return Refused.invalid(path, what)
     return Refused.invalid(path or None, message.replace("`", ""))
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= SHOWN else name[: SHOWN - 1] + "…"
 
 
 def _join(path: str, name: str) -> str:
@@ -75,9 +87,22 @@ def _choices_at(kind: Any, path: str) -> list[str]:
     return [str(v) for k in kinds if isinstance(k, msgspec.inspect.LiteralType) for v in k.values]
 
 
+def _leads_somewhere(kind: Any, path: str) -> bool:
+    """Whether a path is msgspec's own, and not part of a name that the caller chose."""
+    for part in _parts(path):
+        if kind is None or part not in (hints := get_type_hints(kind)):
+            return False
+        kind = _struct_in(msgspec.inspect.type_info(hints[part]))
+    return True
+
+
+def _parts(path: str) -> Iterator[str]:
+    return filter(None, _INDEX.sub("", path).split("."))
+
+
 def _type_at(kind: Any, path: str) -> Any:
     """The struct that a path such as `calls[3].limits` leads to."""
-    for part in filter(None, re.sub(r"\[[^]]*]", "", path).split(".")):
+    for part in _parts(path):
         info = msgspec.inspect.type_info(get_type_hints(kind)[part])
         kind = _struct_in(info)
     return kind

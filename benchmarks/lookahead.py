@@ -1,0 +1,107 @@
+"""What the lookahead is shown, and what comes of it: rollouts with `all` failed attempts, the `first`, or the `latest`.
+
+    python benchmarks/lookahead.py [--seeds 3] [--steps 4] [--policy runs/saar_cost] [--attempts 3]
+
+The quickstart's world, every rollout purified, the policy of `saar_cost.py` (made in --policy unless it is there, which
+takes about two minutes): 12 prompts × 8 rollouts a step, sampled and run, nothing trained. The three see the same
+prompts with the same random streams, so that rollouts are the same up to the second attempt at a turn. A column is the
+mean over the seeds, with the least and the greatest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import os
+import statistics
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import get_args
+
+import torch
+from saar_cost import COLD_START, ONE_THREAD, lookahead_ids, policy
+
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.config.shipped import find_recipe
+from retcon.core.types import Trajectory
+from retcon.engine.devices import Placement
+from retcon.purify.saar import Shown
+from retcon.tasks.registry import task_set, training_prompts
+from retcon.tasks.teacher import Rates
+from retcon.train.model import model_folder, place_training, start_model
+from retcon.train.optim import torch_settings
+from retcon.train.rollouts import open_rollouts
+from retcon.train.selection import draw_groups
+from retcon.train.sync import EngineWeights
+
+
+async def roll_out(recipe: Recipe, start: Path, where: Placement, steps: int) -> list[Trajectory]:
+    weights = EngineWeights(start_model(start, recipe.run.seed), getattr(torch, where.rollout_dtype))
+    made: list[Trajectory] = []
+    async with open_rollouts(recipe, weights, start, task_set(recipe.task.name)) as rollouts:
+        rollouts.sync()
+        prompts = training_prompts(rollouts.tasks, recipe.run.seed)
+        for number in range(steps):
+            drawn = await draw_groups(recipe, rollouts, islice(prompts, recipe.rl.prompts), step=number)
+            made += [trajectory for group in drawn.made for trajectory in group]
+    return made
+
+
+def figures(made: list[Trajectory]) -> dict[str, float]:
+    repairs = [turn.repair for t in made for turn in t.turns if turn.repair is not None and turn.repair.attempts]
+    decided = Counter(repair.decision for repair in repairs)
+    again = [repair for repair in repairs if repair.attempts > 1]
+    fixed = ("shallow", "deep")
+    return {
+        "failed turns": len(repairs),
+        "… of them repaired": (decided["shallow"] + decided["deep"]) / len(repairs),
+        "… shallow, of those": decided["shallow"] / max(1, decided["shallow"] + decided["deep"]),
+        "… answered": decided["answered"] / len(repairs),
+        "… unrepaired": decided["unrepaired"] / len(repairs),
+        "attempts a failed turn": statistics.mean(repair.attempts for repair in repairs),
+        "turns with a second attempt": len(again),
+        "… of them repaired in the end": sum(repair.decision in fixed for repair in again) / max(1, len(again)),
+        "ids in lookaheads, a rollout": sum(map(lookahead_ids, made)) / len(made),
+        "right rollouts": sum((t.reward or 0) > 0 for t in made) / len(made),
+    }
+
+
+def table(results: dict[str, list[dict[str, float]]]) -> str:
+    lines = [f"{'':32}" + "".join(f"{name:>26}" for name in results)]
+    for row in next(iter(results.values()))[0]:
+        cells = ""
+        for runs in results.values():
+            values = [run[row] for run in runs]
+            cells += f"{statistics.mean(values):10.3f} ({min(values):.3f}…{max(values):.3f})".rjust(26)
+        lines.append(f"{row:32}{cells}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="of 96 rollouts each")
+    parser.add_argument("--policy", type=Path, default=Path("runs/saar_cost"), help="folder of the policy")
+    parser.add_argument("--attempts", type=int, default=3, help="K")
+    options = parser.parse_args()
+    cold = load_recipe(None, [*ONE_THREAD, *COLD_START])
+    with torch_settings(place_training(cold, model_folder(cold.model.path))):
+        start = policy(cold, options.policy, Rates(0.25, 0.2))
+    results: dict[str, list[dict[str, float]]] = {shown: [] for shown in get_args(Shown)}
+    for seed in range(options.seeds):
+        for shown, runs in results.items():
+            keys = [f"repair.lookahead={shown}", "repair.probability=1.0", f"repair.attempts={options.attempts}"]
+            recipe = load_recipe(find_recipe("quickstart/saar"), [*ONE_THREAD, *keys, f"run.seed={seed}"])
+            where = place_training(recipe, start)
+            with torch_settings(where):
+                runs.append(figures(asyncio.run(roll_out(recipe, start, where, options.steps))))
+    rollouts = options.steps * recipe.rl.prompts * recipe.rl.group
+    print(f"{datetime.date.today()} · {os.cpu_count()} cores · {options.seeds} seeds of {rollouts} rollouts")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

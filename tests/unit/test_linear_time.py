@@ -1,0 +1,116 @@
+"""What reads texts that a model or a caller wrote takes time in proportion to their length, whatever they say.
+
+Eight times the text may take twenty-four times as long, where quadratic time would take sixty-four: that is CPU time of
+this thread alone, so that neither load nor a slow machine matters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from retcon.chat import hermes, markdown
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import find_line
+from retcon.core.errors import nearest
+from retcon.core.types import Segment, Trajectory
+from retcon.purify.noop import does_nothing
+from retcon.report.diff import _aligned
+from retcon.report.transcript import _prompt
+from retcon.sandbox.paths import to_write
+from retcon.sandbox.profiles import BUILT_IN, Chooser
+from retcon.sandbox.service.body import parse
+from retcon.sandbox.service.refusal import Refused
+from retcon.sandbox.types import Result
+from retcon.tasks.grade import boxed
+from retcon.tools.wording import Wording
+
+MEASURABLE, LONGEST, FACTOR, BOUND = 0.001, 1 << 16, 8, 24
+
+
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str = ""
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    code: str = ""
+    inner: Inner | None = None
+
+
+def refused(body: Any) -> None:
+    with suppress(Refused):
+        parse(msgspec.json.encode(body), Body)
+
+
+def paths(text: str) -> None:
+    with suppress(ValueError):
+        to_write([text, text + "b"])
+
+
+def prompt(text: str) -> None:
+    list(_prompt(Trajectory("t", "t", (Segment("prompt", text),), (), stop="answer")))
+
+
+READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
+    "profiles": (
+        Chooser(BUILT_IN),
+        (" ", "\t", "\r", "\x85", "\\\n", ";", "; ", ": ", "import ", "import a,", "import a as b,", "from a ", "a\n",
+         "from a\n", "b64decode('A", "b64decode('AAAA')", "\n", ", ", "as "),
+    ),
+    "chat.hermes": (
+        lambda text: list(hermes.find_calls(text)),
+        ("<tool_call>", '<tool_call>{"', "<tool_call>{", "<tool_call>[1", '<tool_call>"a" ', "<tool_call>1 ",
+         "<tool_call>{}</tool_call>", "</tool_call>", '<tool_call>"\\"', " ", "["),
+    ),
+    "chat.markdown": (
+        lambda text: list(markdown.find_calls(text)),
+        ("```python\n", "````python\n", "```python\nx\n```\n", "`", "\n```", "\n``` x", "```py ", "\n", " "),
+    ),
+    "chat.parse": (
+        lambda text: Chat(ByteTokenizer()).parse(ByteTokenizer().encode(text), prefix="0"),
+        ("```python\nx\n```\n", "```python\n", "é```python\nx\n```\n"),
+    ),
+    "tasks.boxed": (boxed, (r"\boxed{", r"\boxed{1}", "{", "}", "{}", r"\boxed")),
+    "errors.nearest": (lambda text: nearest(text, ["code", "stdin", "timeout"]), ("code", "x", " ")),
+    "paths": (paths, ("a/", "./", "../", "a", "é/")),
+    "service.field": (lambda text: refused({text: 1}), (" - at `$", " - at `$.inner", "[", "`", ".", "code", "é\n")),
+    "service.inner": (lambda text: refused({"inner": {text: 1}}), (" - at `$", " - at `$.inner", "[", "`", ".")),
+    "tools.wording": (
+        lambda text: Wording("python", 100)._text(Result("error", "ValueError", stderr=text), ""),
+        ("\n", "ValueError\n", "a.b:", " ", "x\n"),
+    ),
+    "config.find_line": (lambda text: find_line(text, "rl", "steps"), (" ", "a", "[", "a.", 'a = "', "\n", '"')),
+    "purify.noop": (does_nothing, ("pass\n", "# x\n", "\n", " ", "(", "-", "'''", "x=")),
+    "report.diff": (lambda text: list(_aligned(text, text[::-1])), ("\n", "a\nb\n", "x")),
+    "report.prompt": (prompt, ("<|im_start|>", "<|im_start|>user\n", "<|im_end|>", "<|im_start|>a")),
+}  # fmt: skip
+WRAPPED = (("", ""), ("import numpy", "\nprint(1)"), ("```python\n", "\n```x"))
+
+
+def seconds(read: Callable[[str], object], text: str) -> float:
+    """CPU seconds of this thread."""
+    started = time.thread_time()
+    read(text)
+    return time.thread_time() - started
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_eight_times_the_text_takes_no_more_than_eight_times_as_long_or_so(reader: str) -> None:
+    read, units = READERS[reader]
+    for unit in units:
+        for before, after in WRAPPED:
+            length, text = 1000, ""
+            while length <= LONGEST:
+                text = before + unit * (length // len(unit)) + after
+                if (once := min(seconds(read, text) for _ in range(2))) > MEASURABLE:
+                    longer = before + unit * (FACTOR * length // len(unit)) + after
+                    tries = (seconds(read, longer) for _ in range(3))
+                    assert any(took < BOUND * once for took in tries), f"{unit!r} × {length // len(unit)}: {once:.4f} s"
+                    break
+                length *= 4
