@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Result, Sandbox
 
@@ -206,6 +206,29 @@ def test_stdin_and_files_are_there(opened: Opener) -> None:
     code = "import sys\nprint(input(), sys.stdin.read())\nprint(open('d/a.txt', 'rb').read())"
     result = run(opened, code, stdin="one\ntwo é", files={"d/a.txt": b"\x00\xff"})
     assert (result.status, result.stdout) == ("ok", "one two é\nb'\\x00\\xff'\n")
+
+
+def test_a_call_that_had_to_wait_for_too_long_is_not_run_and_not_the_programs_fault(opened: Opener) -> None:
+    """In this process it is an exception; a server is asked again until the client's tries are used up."""
+
+    async def work(sandbox: Sandbox) -> Result:
+        await sandbox.run("1")
+        first = asyncio.create_task(sandbox.run("import time; time.sleep(600)", timeout=600))
+        await asyncio.sleep(0)  # it has the one worker from here on
+        try:
+            return await sandbox.run("print(1)", wait=0.2)
+        except SandboxBusy as error:
+            return Result("infrastructure", stderr=str(error))
+        finally:
+            first.cancel()
+
+    result = using(opened, work)
+    assert (result.status, result.stdout) == ("infrastructure", "")
+    assert "no worker was free" in result.stderr
+
+
+def test_a_call_may_wait_for_a_worker_as_long_as_it_likes(opened: Opener) -> None:
+    assert run(opened, "print(1)", wait=600).stdout == "1\n"
 
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ""])

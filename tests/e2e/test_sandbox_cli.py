@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,24 @@ def test_a_program_may_run_on_a_server() -> None:
         assert (refused.returncode, "another token" in refused.stderr) == (2, True)
 
 
+def test_a_program_may_have_another_interpreter_and_packages_that_are_there_before_it(tmp_path: Path) -> None:
+    """Another one: a link to this one, by another name."""
+    program = "import sys\nprint(sys.executable)\nprint('tomllib' in sys.modules)"
+    done = sandbox("exec", "--package", "tomllib", "-", stdin=f"{program}\nimport tomllib")
+    assert (done.stdout.splitlines()[1:], done.stderr) == (["True"], "")
+    venv.create(tmp_path / "other", symlinks=True)
+    other = str(tmp_path / "other" / "bin" / "python")
+    done = sandbox("exec", "--python", other, "-", stdin=program)
+    assert (done.stdout, done.stderr) == (f"{other}\nFalse\n", "")
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
+        (("exec", "--package", "a b", "-"), "not the name of a module"),
+        (("exec", "--package", "nump", "-"), "did you mean 'numpy'?"),
+        (("exec", "--python", "/nowhere/python", "-"), "/nowhere/python"),
+        (("exec", "--url", "http://127.0.0.1:1", "--package", "numpy", "-"), "`retcon sandbox serve` there"),
         (("exec", "nowhere.py"), "nowhere.py: No such file"),
         (("exec", "--tier", "namespace", "-"), "'namespaces'"),
         (("exec", "--timeout", "-1", "-"), "above 0"),

@@ -14,6 +14,7 @@ from retcon.cli.arguments import TierName
 from retcon.core.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
+    from retcon.sandbox.pool import SandboxPool
     from retcon.sandbox.types import Limits, Result
 
 TIMEOUT, LIMIT, INFRASTRUCTURE = 124, 125, 126
@@ -30,6 +31,18 @@ def execute(
     stdin: Annotated[
         str | None,
         typer.Option("--stdin", metavar="FILE|-", help="The program's standard input, else empty.", show_default=False),
+    ] = None,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--package", help="To preload before it runs, outside its limits; may be repeated.", show_default=False
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python", metavar="PATH", help="The interpreter that runs it, with its packages.", show_default=False
+        ),
     ] = None,
     url: Annotated[
         str | None, typer.Option("--url", help="Run it on this server instead of here.", show_default=False)
@@ -48,7 +61,13 @@ def execute(
         raise typer.BadParameter(str(error)) from error
     code = _read(file, "FILE")
     given = _read(stdin, "--stdin") if stdin is not None else ""
-    result = asyncio.run(_run(code, given, limits, tier, url))
+    if url is None:
+        result = asyncio.run(_run_here(code, given, _pool(tier, packages or [], python), limits))
+    else:
+        if packages or python is not None:
+            said = "--package and --python are the server's to choose: give them to `retcon sandbox serve` there"
+            raise typer.BadParameter(said, param_hint="--url")
+        result = asyncio.run(_run_there(code, given, limits, tier, url))
     if as_json:
         import msgspec
 
@@ -79,12 +98,21 @@ def _read(file: str, what: str) -> str:
         raise typer.BadParameter(f"{file}: not UTF-8: {error.reason} at byte {error.start}", param_hint=what) from error
 
 
-async def _run(code: str, stdin: str, limits: Limits, tier: str | None, url: str | None) -> Result:
-    if url is None:
-        from retcon.sandbox.pool import SandboxPool
+def _pool(tier: str | None, packages: list[str], python: str | None) -> SandboxPool:
+    from retcon.sandbox.pool import SandboxPool
 
-        async with SandboxPool(workers=1, tier=tier) as pool:  # type: ignore[arg-type]
-            return await pool.run(code, stdin=stdin, limits=limits)
+    try:
+        return SandboxPool(workers=1, tier=tier, packages=packages, python=python)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--package") from error
+
+
+async def _run_here(code: str, stdin: str, pool: SandboxPool, limits: Limits) -> Result:
+    async with pool:
+        return await pool.run(code, stdin=stdin, limits=limits)
+
+
+async def _run_there(code: str, stdin: str, limits: Limits, tier: str | None, url: str) -> Result:
     from retcon.sandbox.client import SandboxClient, token_from_environment
 
     try:

@@ -48,6 +48,12 @@ def serve(
             "--warm", metavar="PROFILE", help="What to preload at the start, not at its first use.", show_default=False
         ),
     ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python", metavar="PATH", help="The interpreter that runs programs; this one's.", show_default=False
+        ),
+    ] = None,
     token: Annotated[
         str | None,
         typer.Option(
@@ -69,6 +75,12 @@ def serve(
     judge_chars: Annotated[
         int, typer.Option("--judge-chars", help="Characters of stdout and stderr in code-judge's API.")
     ] = 1000,
+    fusion_output: Annotated[
+        int, typer.Option("--fusion-output", help="KiB of stdout and stderr in SandboxFusion's API.")
+    ] = 1024,
+    fusion_wait: Annotated[
+        float, typer.Option("--fusion-wait", help="Seconds that a call of SandboxFusion's API waits for a worker.")
+    ] = 8.0,
 ) -> None:
     """Serve the sandbox over HTTP: its own API, code-judge's and SandboxFusion's."""
     if missing := [name for name in EXTRA if find_spec(name) is None]:
@@ -87,10 +99,18 @@ def serve(
             queue=queue,
             max_body=max_body * MIB,
             judge_chars=judge_chars,
+            fusion_bytes=fusion_output << 10,
+            fusion_wait=fusion_wait,
             token=_token(token, token_file),
         )
         sandbox = SandboxPool(
-            settings.workers, limits, tier=tier, packages=packages or (), warm=warm or (), sessions=sessions
+            settings.workers,
+            limits,
+            tier=tier,
+            python=python,
+            packages=packages or (),
+            warm=warm or (),
+            sessions=sessions,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

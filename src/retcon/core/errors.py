@@ -38,6 +38,10 @@ class SandboxUnavailable(RetconError):
     """The sandbox cannot be started or reached."""
 
 
+class SandboxBusy(SandboxUnavailable):
+    """A call could not start within the time that it was to wait: nothing is wrong with it, nor with the sandbox."""
+
+
 class SandboxWarning(UserWarning):
     """The sandbox that was asked for does not contain what runs in it: says what is open to it."""
 

@@ -124,12 +124,15 @@ class SandboxClient:
         files: Mapping[str, bytes] | None = None,
         fetch: Sequence[str] = (),
         echo: bool = True,
+        wait: float | None = None,
     ) -> Result:
         """See `Sandbox.run`."""
         limits = limits or self._limits
         body = program(code, stdin=stdin, timeout=timeout, memory=memory, limits=limits, files=files, echo=echo) | {
             "fetch": list(fetch)
         }
+        if wait is not None:
+            body["wait"] = wait
         try:
             return await repeated(self._tries, lambda: self.once(body, wall_seconds(timeout, limits)))
         except ServerFault as error:

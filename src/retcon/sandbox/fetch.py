@@ -20,7 +20,10 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO mus
 
 
 def collect(scratch: str, paths: Sequence[str], room: int = TOTAL_BYTES) -> dict[str, str]:
-    """Path to content in base64, of those `paths` below `scratch` that can be handed back within `room` bytes."""
+    """Path to content in base64, of those `paths` that can be handed back within `room` bytes.
+
+    They are below `scratch`; an absolute one is of the root that the worker has for itself (`paths.inside_scratch`).
+    """
     found = {}
     for path in paths:
         try:
@@ -35,7 +38,7 @@ def collect(scratch: str, paths: Sequence[str], room: int = TOTAL_BYTES) -> dict
 
 def _read(scratch: str, path: str, room: int) -> bytes | None:
     *folders, name = [part for part in path.split("/") if part not in ("", ".")]
-    where = os.open(scratch, _FOLDER)
+    where = os.open("/" if path.startswith("/") else scratch, _FOLDER)
     try:
         for folder in folders:
             inner = os.open(folder, _FOLDER, dir_fd=where)

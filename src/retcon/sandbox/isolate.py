@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from retcon.sandbox import cgroup, commands, kernel, landlock, root, seccomp
+from retcon.sandbox import cgroup, commands, kernel, landlock, loopback, root, seccomp
 from retcon.sandbox.users import NOBODY, become, closed_to_others, count_tasks, pick_uid
 from retcon.sandbox.world import World
 
@@ -147,6 +147,8 @@ def _namespaces(world: World, uid: int | None) -> None:
             uid = None
             die_with_parent()
             _unshare_as_user()
+    with contextlib.suppress(OSError):  # some containers let nobody set what bounds it
+        world.traffic = loopback.bring_up()
     _become_init()
     outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     entered = root.enter(world.root, os.getuid() if uid is None else uid, uid)

@@ -9,12 +9,21 @@ from pathlib import PurePosixPath
 PATH_BYTES, NAME_BYTES = 4095 - 256, 255  # what the kernel takes, and room for the way to the scratch folder
 
 
-def inside_scratch(paths: Iterable[str]) -> list[str]:
-    """These paths. Raises ValueError for one that is not a path inside the scratch folder, or no Unicode."""
+WRITABLE = ("/tmp", "/dev/shm", "/mnt", "/data", "/workspace")
+"""Folders of the tier `namespaces`, in its own root, that files may be put into by their absolute path (`root`)."""
+
+
+def inside_scratch(paths: Iterable[str], tier: str = "") -> list[str]:
+    """These paths. tier: that of the sandbox; `namespaces` has `WRITABLE` beside the scratch folder.
+
+    Raises ValueError for one that is in none of these folders, or no Unicode.
+    """
     for name in (names := list(paths)):
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        if ".." in path.parts or not path.parts or "\0" in name:
             raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")
+        if path.is_absolute():
+            _check_absolute(name, path, tier)
         try:
             name.encode()
         except UnicodeEncodeError as error:
@@ -22,9 +31,20 @@ def inside_scratch(paths: Iterable[str]) -> list[str]:
     return names
 
 
-def to_write(paths: Iterable[str]) -> list[str]:
+def _check_absolute(name: str, path: PurePosixPath, tier: str) -> None:
+    if tier != "namespaces":
+        why = f" (absolute ones are there in the tier 'namespaces' alone, and this is '{tier}')" if tier else ""
+        raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one{why}")
+    if not any(path.is_relative_to(folder) and path != PurePosixPath(folder) for folder in WRITABLE):
+        raise ValueError(
+            f"file {name!r} is not a path inside the scratch folder, nor one below {', '.join(WRITABLE)}, "
+            "which are all that can be written to"
+        )
+
+
+def to_write(paths: Iterable[str], tier: str = "") -> list[str]:
     """As `inside_scratch`, of files that are to be made: ValueError too for one that no file can have as its path."""
-    names = inside_scratch(paths)
+    names = inside_scratch(paths, tier)
     # In sorted order what lies in a folder follows the folder at once: there may be many paths, each of many parts.
     plain = sorted({f"{PurePosixPath(name)}/" for name in names})
     folders = {name[:-1] for name, following in pairwise(plain) if following.startswith(name)}

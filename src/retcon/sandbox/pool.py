@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.sandbox.fleet import Fleet
 from retcon.sandbox.handle import WorkerHandle
 from retcon.sandbox.interpreter import check_packages
@@ -158,13 +158,16 @@ class SandboxPool:
         files: Mapping[str, bytes] | None = None,
         fetch: Sequence[str] = (),
         echo: bool = True,
+        wait: float | None = None,
     ) -> Result:
         """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
         limits = (limits or self.limits).with_(timeout, memory)
+        tier = self._fleet.tier or ""
+        latest = None if wait is None else asyncio.get_running_loop().time() + wait
         async with self._room:
-            message = request(code, stdin, limits, files, echo) | {"fetch": inside_scratch(fetch)}
+            message = request(code, stdin, limits, files, echo, tier=tier) | {"fetch": inside_scratch(fetch, tier)}
             profile = await self._choose.choose(code, self._fleet.zygotes)
-            return await self._run(profile, message, limits.wall_seconds)
+            return await self._run(profile, message, limits.wall_seconds, latest)
 
     async def session(self, *, limits: Limits | None = None) -> Session:
         """See `Sandbox.session`."""
@@ -175,11 +178,15 @@ class SandboxPool:
     async def _session_worker(self, code: str) -> WorkerHandle:
         return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes))
 
-    async def _run(self, profile: str, message: dict[str, Any], wall_seconds: float) -> Result:
+    async def _run(self, profile: str, message: dict[str, Any], wall_seconds: float, latest: float | None) -> Result:
+        """latest: when it must have a worker, on the clock of the event loop. Raises SandboxBusy where it has none."""
         fault = ""
         for _ in range(ATTEMPTS):
             try:
-                worker = await self._fleet.take(profile)
+                async with asyncio.timeout_at(latest):
+                    worker = await self._fleet.take(profile)
+            except TimeoutError:
+                raise SandboxBusy("no worker was free in the time that the call may wait: try again later") from None
             except SandboxUnavailable as error:
                 if not fault and not self._fleet.is_open:
                     raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -32,6 +34,12 @@ class ServerFault(Exception):
         self.down = down
 
 
+def _trusted() -> ssl.SSLContext | bool:
+    """Whose certificates are believed: those that OpenSSL's own variables name, else the well-known ones."""
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    return ssl.create_default_context(cafile=file, capath=folder) if file or folder else True
+
+
 class Remote:
     """The connections to one server. patience: seconds that an answer may take beyond the call's own wall limit."""
 
@@ -45,6 +53,7 @@ class Remote:
             headers={"Authorization": f"Bearer {token}"} if token else {},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections),
             trust_env=False,  # a proxy for the outside world has no business between a trainer and its sandbox
+            verify=_trusted() if url.startswith("https:") else False,
         )
 
     async def close(self) -> None:

@@ -11,15 +11,17 @@ from retcon.sandbox.paths import to_write
 from retcon.sandbox.types import Limits
 
 
-def request(code: str, stdin: str, limits: Limits, files: Mapping[str, bytes] | None, echo: bool) -> dict[str, Any]:
-    """Raises ValueError as `check` does, and for a file path that leaves the scratch folder."""
+def request(
+    code: str, stdin: str, limits: Limits, files: Mapping[str, bytes] | None, echo: bool, *, tier: str = ""
+) -> dict[str, Any]:
+    """tier: the worker's. Raises ValueError as `check` does, and for a file path that is not the program's own."""
     files = files or {}
     check(code, stdin, files)
     return {
         "code": code,
         "stdin": stdin,
         "limits": asdict(limits),
-        "files": {name: base64.b64encode(files[name]).decode() for name in to_write(files)},
+        "files": {name: base64.b64encode(files[name]).decode() for name in to_write(files, tier)},
         "echo": echo,
     }
 

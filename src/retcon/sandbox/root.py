@@ -1,8 +1,8 @@
 """A root file system that shows only what Python needs, and what of the host that is. Linux, standard library only.
 
 Read-only: the system's libraries and programs, the interpreter, its packages. Made here: /etc, /dev, /proc. Writable:
-/tmp (another folder where Python itself lies below it) and /dev/shm, both of one tmpfs whose size and number of files
-are bounded. Nothing else of the host is there.
+/tmp (another folder where Python itself lies below it), /dev/shm and `GIVEN`, all of one tmpfs whose size and number of
+files are bounded. Nothing else of the host is there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ SIZE_MB, FILES = 64, 8192
 """What the calls of a worker may keep in files at a time."""
 HOMES = ("/tmp", "/var/tmp", "/home/sandbox")
 SHARED = "/dev/shm"
+GIVEN = ("/mnt", "/data", "/workspace")
+"""One folder under the names at which programs that were written for other sandboxes expect what they are given."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 ETC = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 OF_A_PREFIX = ("bin", "lib", "lib64", "share", "pyvenv.cfg")  # not all of it: a project may be its own environment
@@ -40,7 +42,7 @@ def readable() -> list[str]:
 class Entered(NamedTuple):
     """A root that was entered. writable: its folders that are, scratch first. proc: whether it has a /proc."""
 
-    writable: tuple[str, str]
+    writable: tuple[str, ...]
     proc: bool
 
 
@@ -52,7 +54,9 @@ def enter(point: str, uid: int, owner: int | None) -> Entered:
     """
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     shown, links = _plan(readable())
-    home = _free_home([*shown, *links])
+    needed = [*shown, *links]
+    home = _free_home(needed)
+    given = [name for name in GIVEN if not _holds(name, needed)]
     shown_as = {path: path for path in DEVICES} | {"/dev/zero": "/dev/full"}
     devices = {path: os.open(of_host, os.O_PATH | os.O_CLOEXEC) for path, of_host in shown_as.items()}
     kernel.mount("tmpfs", point, "tmpfs", kernel.MS_NOSUID, "mode=0755,size=1m,nr_inodes=2048")
@@ -69,20 +73,24 @@ def enter(point: str, uid: int, owner: int | None) -> Entered:
         os.symlink(f"/proc/self/fd/{number}", f"{point}/dev/{name}")
     os.symlink("/proc/self/fd", f"{point}/dev/fd")
     _write_etc(f"{point}/etc", uid, home)
-    _make_writable(point, home, owner)
+    _make_writable(point, home, given, owner)
     own_proc = _mount_proc(f"{point}/proc")
     kernel.change_root(point)
     # not what is mounted below: that is read-only already, or meant to be written
     kernel.mount("none", "/", None, READ_ONLY)
-    return Entered((home, SHARED), own_proc)
+    return Entered((home, SHARED, *given[:1]), own_proc)
 
 
 def _free_home(needed: list[str]) -> str:
     """Where calls may write, with nothing of `needed` in it."""
     for home in HOMES:
-        if not any(path == home or path.startswith(home + "/") for path in needed):
+        if not _holds(home, needed):
             return home
     raise OSError(f"Python lies below each of {', '.join(HOMES)}: none is left to write to")
+
+
+def _holds(folder: str, paths: list[str]) -> bool:
+    return any(path == folder or path.startswith(folder + "/") for path in paths)
 
 
 def _plan(paths: list[str]) -> tuple[dict[str, int], dict[str, str]]:
@@ -134,18 +142,19 @@ def _write_etc(folder: str, uid: int, home: str) -> None:
             file.write(text)
 
 
-def _make_writable(point: str, home: str, owner: int | None) -> None:
-    """One tmpfs, two folders of which are seen, each at its place: a mount point cannot be removed or replaced."""
+def _make_writable(point: str, home: str, given: list[str], owner: int | None) -> None:
+    """One tmpfs, folders of which are seen, each at its place: a mount point cannot be removed or replaced."""
     top = point + SHARED
     os.makedirs(top)
     options = f"mode=0700,size={SIZE_MB}m,nr_inodes={FILES}"
     kernel.mount("tmpfs", top, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
-    for name in ("home", "shared"):
+    for name in ("home", "shared", "given"):
         os.mkdir(f"{top}/{name}", 0o700)
         if owner is not None:
             os.chown(f"{top}/{name}", owner, owner)
-    os.makedirs(point + home)
-    kernel.mount(f"{top}/home", point + home, None, kernel.MS_BIND)
+    for source, target in [("home", home), *(("given", name) for name in given)]:
+        os.makedirs(point + target)
+        kernel.mount(f"{top}/{source}", point + target, None, kernel.MS_BIND)
     kernel.mount(f"{top}/shared", top, None, kernel.MS_BIND)
 
 

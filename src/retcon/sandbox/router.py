@@ -97,12 +97,15 @@ class SandboxRouter:
         files: Mapping[str, bytes] | None = None,
         fetch: Sequence[str] = (),
         echo: bool = True,
+        wait: float | None = None,
     ) -> Result:
         """See `Sandbox.run`."""
         limits = limits or self._limits
         body = program(code, stdin=stdin, timeout=timeout, memory=memory, limits=limits, files=files, echo=echo) | {
             "fetch": list(fetch)
         }
+        if wait is not None:
+            body["wait"] = wait
 
         async def once() -> Result:
             server = self._choose()

@@ -41,6 +41,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020000  # NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET, NEWNS
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_TCP, _UDP = 6, 17
 _SOCK_TYPE, _SOCK_STREAM = 0xF, 1
 _SOL_SOCKET, _SO_SNDBUF, _SO_RCVBUF, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 1, 7, 8, 32, 33
 
@@ -166,10 +167,15 @@ def base_rules() -> list[Rule]:
             "socket",
             [
                 argument(0),
-                (EQUAL, 3, 0, _AF_UNIX),
+                (EQUAL, 8, 0, _AF_UNIX),
                 (EQUAL, 2, 0, _AF_INET),
                 (EQUAL, 1, 0, _AF_INET6),
                 refuse(errno.EAFNOSUPPORT),
+                argument(2),  # others have buffers of their own, which `loopback` does not bound
+                (EQUAL, 3, 0, 0),
+                (EQUAL, 2, 0, _TCP),
+                (EQUAL, 1, 0, _UDP),
+                refuse(errno.EPROTONOSUPPORT),
             ],
         ),
         # the kernel's memory for what waits in sockets counts nowhere: they keep the size that they are made with

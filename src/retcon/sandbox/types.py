@@ -140,6 +140,7 @@ class Sandbox(Protocol):
         files: Mapping[str, bytes] | None = None,
         fetch: Sequence[str] = (),
         echo: bool = True,
+        wait: float | None = None,
     ) -> Result:
         """Run `code` as `__main__`, in a scratch folder that holds `files` (relative path to content).
 
@@ -147,10 +148,12 @@ class Sandbox(Protocol):
         place of theirs. echo: whether the last expression's repr becomes the result's value.
         fetch: relative paths of files to hand back as they are when the call has ended. One that is not there, is no
         ordinary file, lies behind a symbolic link or is longer than what is left of 8 MiB for all is left out.
+        In the tier `namespaces` either may name absolute paths too, below the folders `paths.WRITABLE`.
+        wait: seconds that it may wait until it starts, which count nowhere else; as long as it takes where None.
 
         A fault of the sandbox itself is a result of status `infrastructure`. Raises ValueError for a limit that is not
         above 0, a file path that leaves the scratch folder, or code that is no text; SandboxUnavailable where the
-        sandbox is not open.
+        sandbox is not open, SandboxBusy where the call had to wait for too long.
         """
         ...
 

@@ -131,7 +131,9 @@ class Worker:
             time.sleep(0.0005)
 
     def clear(self) -> None:
-        """Remove what the call wrote. A worker that cannot is replaced, and its tmpfs goes with it."""
+        """Remove what the call wrote. A worker that cannot is replaced, and its tmpfs and its network go with it."""
+        if self.setting.world.traffic is not None and self.setting.world.traffic.seen():
+            self.dirty = True
         with contextlib.suppress(OSError):
             os.rmdir(self.setting.scratch)
         for folder in self.folders:  # by descriptor: a call's own user may have put a link in its place

@@ -9,6 +9,7 @@ import signal
 from retcon.sandbox import kernel
 from retcon.sandbox.cgroup import Group
 from retcon.sandbox.landlock import Ruleset
+from retcon.sandbox.loopback import Traffic
 from retcon.sandbox.seccomp import Filter, own_signals
 from retcon.sandbox.usage import children
 from retcon.sandbox.users import become
@@ -24,7 +25,8 @@ class World:
 
     network, files, processes, own_user, system_calls: whether calls are kept from the network, from files that are not
     theirs, from processes that are not theirs, from the rights of the user who started the worker, and from the parts
-    of the kernel that none needs. group: the worker's cgroup, None where there is none, for the reason `no_group`.
+    of the kernel that none needs. traffic: of the loopback that calls have for themselves, None where they have none.
+    group: the worker's cgroup, None where there is none, for the reason `no_group`.
     """
 
     def __init__(self, tier: str, root: str) -> None:
@@ -40,6 +42,7 @@ class World:
         self.keeps: int | None = None
         self.kill_reaches = False
         self.only_own_signals = False
+        self.traffic: Traffic | None = None
         self.group: Group | None = None
         self.no_group = ""
         self.ruleset: Ruleset | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from jail import ALL, CALL, CONTAINED, NAMESPACES, Jail, contained_by
+from retcon.sandbox.paths import WRITABLE
 from retcon.sandbox.root import readable
 
 SECRET = "hunter2"
@@ -235,7 +236,19 @@ def test_there_is_no_way_back_to_the_old_root(jail: Jail) -> None:
 
 @contained_by(*ALL)
 def test_files_that_are_given_stay_in_the_scratch_folder(jail: Jail, tmp_path: Path) -> None:
-    for name in ("../out", "/tmp/out", "a/../../out", f"{tmp_path}/out"):
+    """Or, by absolute paths, in the writable folders of a root of its own: never in the machine's."""
+    for name in ("../out", "a/../../out", "/tmp/../out", "/etc/out", "/proc/self/out", "/mnt"):
         with pytest.raises(ValueError, match="inside the scratch folder"):
             jail.run("1", files={name: b"x"})
-    assert not (tmp_path / "out").exists()
+    of_the_machine = Path(tempfile.mkdtemp(dir="/tmp"))
+    names = [f"{tmp_path}/out", f"{of_the_machine}/out", f"/dev/shm/{of_the_machine.name}"]
+    try:
+        for name in names:
+            if jail.tier == NAMESPACES and name.startswith(WRITABLE):
+                assert jail.attack(f"print(open({name!r}).read())", files={name: b"x"}).stdout == "x\n"
+            else:
+                with pytest.raises(ValueError, match="inside the scratch folder"):
+                    jail.run("1", files={name: b"x"})
+            assert not Path(name).exists()
+    finally:
+        of_the_machine.rmdir()

@@ -4,40 +4,64 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retcon import __version__
 from retcon.core.errors import nearest
 from retcon.sandbox.service.calls import Calls
-from retcon.sandbox.service.code_judge import CodeJudgeApi
-from retcon.sandbox.service.fusion import FusionApi
-from retcon.sandbox.service.http import Handler, answer, serving
+from retcon.sandbox.service.code_judge import (
+    BatchJudged,
+    BatchRan,
+    BatchSubmission,
+    CodeJudgeApi,
+    Judged,
+    Ran,
+    Status,
+    Submission,
+)
+from retcon.sandbox.service.fusion import CodeRan, FusionApi, RunCode
+from retcon.sandbox.service.http import answer, serving
+from retcon.sandbox.service.jupyter import JupyterApi, JupyterRan, RunJupyter
+from retcon.sandbox.service.languages import Languages
 from retcon.sandbox.service.metrics import CONTENT_TYPE, Metrics
-from retcon.sandbox.service.own import OwnApi
+from retcon.sandbox.service.openapi import Endpoint, document, page
+from retcon.sandbox.service.own import Batch, Call, Cell, OwnApi, Results
 from retcon.sandbox.service.refusal import Refused
-from retcon.sandbox.service.sessions import SessionsApi
+from retcon.sandbox.service.sessions import Checkpoint, Open, Opened, SessionsApi
 from retcon.sandbox.service.settings import Settings
-from retcon.sandbox.types import Sandbox, Tier
+from retcon.sandbox.types import Result, Sandbox, Tier
 
-OPEN_PATHS = ("/health",)
-"""Answered without a token."""
+OPEN_PATHS = ("/health", "/docs", "/openapi.json")
+"""Answered without a token: they say what every server of this version does."""
+_SHAPES = {"retcon": Refused.as_own, "code-judge": Refused.as_fastapi, "SandboxFusion": Refused.as_fastapi}
+
+
+class Health(Struct):
+    status: str
+    tier: Tier
+    workers: int
+    version: str
 
 
 def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> ASGIApp:
     """The service over a sandbox, which the caller opens and closes. tier: what holds around its calls."""
     calls = Calls(sandbox, tier, settings)
-    own, sessions, judge, fusion = OwnApi(calls), SessionsApi(calls), CodeJudgeApi(calls), FusionApi(calls)
+    languages = Languages(calls)
+    own, sessions = OwnApi(calls), SessionsApi(calls)
+    judge, fusion, jupyter = CodeJudgeApi(calls, languages), FusionApi(calls, languages), JupyterApi(calls)
 
     async def health(_: Request) -> Response:
-        return answer({"status": "ok", "tier": tier, "workers": settings.workers, "version": __version__})
+        return answer(Health("ok", tier, settings.workers, __version__))
 
     async def metrics(_: Request) -> Response:
         gauges = {
@@ -51,41 +75,46 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> ASGIApp:
     async def ping(_: Request) -> Response:
         return answer("pong")
 
-    def mine(method: str, path: str, handler: Handler) -> Route:
-        return Route(path, serving(handler, Refused.as_own), methods=[method])
-
-    def theirs(method: str, path: str, handler: Handler) -> Route:
-        return Route(path, serving(handler, Refused.as_fastapi), methods=[method])
-
     session = "/v1/sessions/{session}"
-    routes = [  # looked through in this order at every request
-        mine("POST", "/v1/run", own.run),
-        theirs("POST", "/run", judge.run),
-        theirs("POST", "/run_code", fusion.run_code),
-        mine("POST", f"{session}/run", sessions.run),
-        mine("POST", "/v1/batch", own.batch),
-        mine("POST", "/v1/sessions", sessions.open),
-        mine("POST", f"{session}/checkpoints", sessions.checkpoint),
-        mine("POST", f"{session}/rollback", sessions.rollback),
-        mine("DELETE", f"{session}/checkpoints/{{checkpoint}}", sessions.discard),
-        mine("DELETE", session, sessions.close),
-        mine("GET", "/health", health),
-        mine("GET", "/metrics", metrics),
-        theirs("POST", "/run/batch", judge.run_batch),
-        theirs("POST", "/run/long-batch", judge.run_long_batch),
-        theirs("POST", "/judge", judge.judge),
-        theirs("POST", "/judge/batch", judge.judge_batch),
-        theirs("POST", "/judge/long-batch", judge.judge_long_batch),
-        theirs("GET", "/status", judge.status),
-        theirs("GET", "/ping", ping),
-        theirs("GET", "/v1/ping", ping),
+    ours, theirs = partial(Endpoint, "retcon"), partial(Endpoint, "code-judge")
+    fusions = partial(Endpoint, "SandboxFusion")
+    endpoints = [  # looked through in this order at every request
+        ours("POST", "/v1/run", own.run, "Run a program.", Call, Result),
+        theirs("POST", "/run", judge.run, "Run a program.", Submission, Ran),
+        fusions("POST", "/run_code", fusion.run_code, "Run a program.", RunCode, CodeRan),
+        ours("POST", f"{session}/run", sessions.run, "Run a cell.", Cell, Result),
+        fusions("POST", "/run_jupyter", jupyter.run_jupyter, "Run a notebook's cells.", RunJupyter, JupyterRan),
+        ours("POST", "/v1/batch", own.batch, "Run programs; with `stream` a line for each as it ends.", Batch, Results),
+        ours("POST", "/v1/sessions", sessions.open, "Open a session.", Open, Opened, 201),
+        ours("POST", f"{session}/checkpoints", sessions.checkpoint, "Freeze its state.", None, Checkpoint, 201),
+        ours("POST", f"{session}/rollback", sessions.rollback, "Go to a checkpoint.", Checkpoint, Checkpoint),
+        ours("DELETE", f"{session}/checkpoints/{{checkpoint}}", sessions.discard, "Free a checkpoint.", status=204),
+        ours("DELETE", session, sessions.close, "Close a session.", status=204),
+        ours("GET", "/health", health, "Whether the server is there; no token is needed.", None, Health),
+        ours("GET", "/metrics", metrics, "Counts, in Prometheus' text format.", None, str),
+        theirs("POST", "/run/batch", judge.run_batch, "Run programs.", BatchSubmission, BatchRan),
+        theirs("POST", "/run/long-batch", judge.run_long_batch, "Run many programs.", BatchSubmission, BatchRan),
+        theirs("POST", "/judge", judge.judge, "Run a program and compare its output.", Submission, Judged),
+        theirs("POST", "/judge/batch", judge.judge_batch, "Judge programs.", BatchSubmission, BatchJudged),
+        theirs("POST", "/judge/long-batch", judge.judge_long_batch, "Judge many.", BatchSubmission, BatchJudged),
+        theirs("GET", "/status", judge.status, "How many calls wait, and how many can run at a time.", None, Status),
+        theirs("GET", "/ping", ping, 'Answers "pong".'),
+        fusions("GET", "/v1/ping", ping, 'Answers "pong".'),
     ]
+    said = document(endpoints, __version__)
+    pages = {"/openapi.json": answer(said), "/docs": HTMLResponse(page(said))}
+    routes = [Route(one.path, serving(one.handler, _SHAPES[one.api]), methods=[one.method]) for one in endpoints]
+    routes += [Route(path, partial(_same, response), methods=["GET"]) for path, response in pages.items()]
     paths = [route.path for route in routes]
     app = Starlette(
         routes=routes,
         exception_handlers={HTTPException: _http_error(paths), Exception: _broken},
     )
     return Front(app, settings.token, calls.metrics)
+
+
+async def _same(response: Response, _: Request) -> Response:
+    return response
 
 
 def _http_error(paths: list[str]) -> Callable[[Request, Exception], Any]:

@@ -118,11 +118,11 @@ def _struct_in(info: Any) -> Any:
     return None
 
 
-def decode_files(files: Mapping[str, str | None], field: str) -> dict[str, bytes]:
-    """Base64 to bytes; a content of None is left out. Raises Refused that names the file."""
+def decode_files(files: Mapping[str, str | None], field: str, tier: str) -> dict[str, bytes]:
+    """Base64 to bytes; a content of None is left out. tier: the server's. Raises Refused that names the file."""
     decoded = {}
     try:
-        to_write(files)
+        to_write(files, tier)
     except ValueError as error:
         raise Refused.invalid(field, str(error)) from error
     for name, content in files.items():
@@ -135,10 +135,10 @@ def decode_files(files: Mapping[str, str | None], field: str) -> dict[str, bytes
     return decoded
 
 
-def check_paths(paths: Iterable[str], field: str) -> list[str]:
-    """These paths. Raises Refused for one that leaves the scratch folder."""
+def check_paths(paths: Iterable[str], field: str, tier: str) -> list[str]:
+    """These paths. tier: the server's. Raises Refused for one in a folder that is not the program's."""
     try:
-        return inside_scratch(paths)
+        return inside_scratch(paths, tier)
     except ValueError as error:
         raise Refused.invalid(field, str(error)) from error
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.sandbox.service.gate import RETRY_AFTER_SECONDS, Gate
 from retcon.sandbox.service.metrics import Metrics
 from retcon.sandbox.service.refusal import Refused
@@ -42,6 +42,8 @@ class Calls:
         started = time.perf_counter()
         try:
             result = await call()
+        except SandboxBusy as error:
+            raise unavailable(error, "busy") from error
         except SandboxUnavailable as error:
             raise unavailable(error) from error
         except ValueError as error:

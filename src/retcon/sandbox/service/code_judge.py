@@ -1,5 +1,7 @@
 """code-judge's API, as its clients (rStar2-Agent's and CLEANER's among them) speak it.
 
+Types: `python`, and `cpp` where it can be had; an entry of a batch that is of another is answered by itself.
+
 What is kept of its meaning: `run_success` says that the program ended with exit code 0, `success` that it also printed
 `expected_output` where one is given, white space at both ends apart; `cost` is in seconds; fields that it does not know
 are let pass. What differs: no call waits so long that it is dropped, and a program's own text cannot change `cost`.
@@ -8,7 +10,7 @@ are let pass. What differs: no call waits so long that it is dropped, and a prog
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 from starlette.requests import Request
@@ -17,12 +19,15 @@ from starlette.responses import Response
 from retcon.sandbox.service.body import parse
 from retcon.sandbox.service.calls import Calls, own_stderr, room_for
 from retcon.sandbox.service.http import answer, read_body, unless_gone
+from retcon.sandbox.service.languages import COMPILE_SECONDS, PYTHON, Languages
 from retcon.sandbox.service.own import gathered
 from retcon.sandbox.service.refusal import Refused
 from retcon.sandbox.types import Result
 
-SERVED = "python"
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
+
+
+API = "code_judge"
 
 
 class Submission(Struct, kw_only=True):
@@ -59,11 +64,33 @@ class Ran(Judged):
     stderr: str | None
 
 
+class BatchRan(Struct):
+    """What the batches below `/run` answer."""
+
+    sub_id: str
+    results: list[Ran]
+
+
+class BatchJudged(Struct):
+    """What the batches below `/judge` answer."""
+
+    sub_id: str
+    results: list[Judged]
+
+
+class Status(Struct):
+    """queue: calls that wait. num_workers: calls that can run at a time."""
+
+    queue: int
+    num_workers: int
+
+
 class CodeJudgeApi:
     """The handlers of `/run`, `/judge`, their batches and `/status`."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, languages: Languages) -> None:
         self._calls = calls
+        self._languages = languages
 
     async def run(self, request: Request) -> Response:
         return answer(await self._one(request))
@@ -84,52 +111,60 @@ class CodeJudgeApi:
         return await self._batch(request, patient=True, judged=True)
 
     async def status(self, request: Request) -> Response:
-        return answer({"queue": self._calls.queued, "num_workers": self._calls.settings.workers})
+        return answer(Status(self._calls.queued, self._calls.settings.workers))
 
     async def _one(self, request: Request) -> Ran:
         submission = parse(await read_body(request, self._calls.settings.max_body), Submission)
-        _check_type(submission, "type")
+        # Refused by name: the language is the caller's to choose and no program's fault.
+        if (problem := await self._problem(submission)) is not None:
+            raise Refused.invalid("type", problem)
         return await unless_gone(request, self._ran(submission, patient=False))
 
     async def _batch(self, request: Request, *, patient: bool, judged: bool = False) -> Response:
         batch = parse(await read_body(request, self._calls.settings.max_body), BatchSubmission)
-        for index, submission in enumerate(batch.submissions):
-            _check_type(submission, f"submissions[{index}].type")
         work = gathered([self._ran(submission, patient=patient) for submission in batch.submissions])
-        results: list[Any] = await unless_gone(request, work)
-        if judged:
-            results = [_judged(result) for result in results]
-        return answer({"sub_id": batch.sub_id or str(uuid.uuid4()), "results": results})
+        results: list[Ran] = await unless_gone(request, work)
+        name = batch.sub_id or str(uuid.uuid4())
+        return answer(BatchJudged(name, [_judged(ran) for ran in results]) if judged else BatchRan(name, results))
 
     async def _ran(self, submission: Submission, *, patient: bool) -> Ran:
         """patient: wait for room, as the long batches do; else `queue_timeout` where there is none."""
         calls, expected = self._calls, submission.expected_output
         name = submission.sub_id or str(uuid.uuid4())
-        if (problem := _unusable(calls, submission)) is not None:
-            return Ran(name, False, False, 0.0, "invalid_input", None, problem)
         limits = calls.settings.limits if expected is None else room_for(calls.settings.limits, expected)
         stdin = submission.input or ""
         try:
-            result = await calls.run(
-                "code_judge",
-                lambda: calls.sandbox.run(submission.solution, stdin=stdin, limits=limits, echo=False),
+            problem = await self._problem(submission) or _unusable(calls, submission)
+            if problem is not None:
+                return Ran(name, False, False, 0.0, "invalid_input", None, problem)
+            ran = await self._languages.run(
+                API,
+                submission.type,
+                submission.solution,
+                limits,
+                compile_limits=limits.with_(max(COMPILE_SECONDS, limits.wall_seconds)),
                 patient=patient,
+                stdin=stdin,
             )
         except Refused as refused:
             if refused.kind != "busy":
                 raise
-            calls.metrics.answered("code_judge", "queue_timeout", 0.0)
+            calls.metrics.answered(API, "queue_timeout", 0.0)
             return Ran(name, False, False, 0.0, "queue_timeout", None, None)
-        ran = result.status == "ok"
+        result = ran.last
+        run_success = ran.started and result.status == "ok"
         cut = calls.settings.judge_chars
-        success = ran and (expected is None or result.stdout.strip() == expected.strip())
-        return Ran(name, success, ran, result.seconds, _reason(result), result.stdout[:cut], own_stderr(result)[:cut])
+        success = run_success and (expected is None or result.stdout.strip() == expected.strip())
+        stdout, stderr = result.stdout[:cut], own_stderr(result)[:cut]
+        return Ran(name, success, run_success, result.seconds, _reason(result), stdout, stderr)
 
-
-def _check_type(submission: Submission, field: str) -> None:
-    """Raises Refused, by name: the language is the caller's to choose and no program's fault."""
-    if submission.type != SERVED:
-        raise Refused.invalid(field, f"type '{submission.type}' is not served here: only '{SERVED}'")
+    async def _problem(self, submission: Submission) -> str | None:
+        """Why programs of that type are not run here, None where they are."""
+        if submission.type == PYTHON:
+            return None
+        if submission.type != "cpp":
+            return f"type '{submission.type}' is not served here: only python and cpp"
+        return await self._languages.problem("cpp")
 
 
 def _unusable(calls: Calls, submission: Submission) -> str | None:

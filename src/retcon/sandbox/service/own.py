@@ -54,9 +54,10 @@ class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Call(Cell, forbid_unknown_fields=True, kw_only=True):
-    """A cell that runs on its own. tier: the weakest that the caller takes."""
+    """A cell that runs on its own. tier: the weakest that the caller takes. wait: seconds that it may wait to start."""
 
     fetch: list[str] = []
+    wait: Seconds | None = None
     tier: Literal["namespaces", "landlock", "rlimits"] | None = None
 
 
@@ -65,6 +66,12 @@ class Batch(Struct, forbid_unknown_fields=True, kw_only=True):
 
     calls: Annotated[list[Call], Meta(min_length=1)]
     stream: bool = False
+
+
+class Results(Struct):
+    """What `/v1/batch` answers, in the calls' order; streamed it is lines of `index` and `result`."""
+
+    results: list[Result]
 
 
 class OwnApi:
@@ -85,7 +92,7 @@ class OwnApi:
         if batch.stream:
             return Streamed(self._stream(work))
         results = unless_gone(request, gathered([self._run(*one, patient=True) for one in work]))
-        return answer({"results": await results})
+        return answer(Results(await results))
 
     async def _run(self, call: Call, options: dict[str, Any], *, patient: bool = False) -> Result:
         return await self._calls.run("v1", lambda: self._calls.sandbox.run(call.code, **options), patient=patient)
@@ -112,7 +119,8 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> dict[str, Any]:
     """What the sandbox is called with besides the code. Raises Refused that names the field, behind `at`."""
     if call.tier is not None and STRENGTH[call.tier] > STRENGTH[calls.tier]:
         raise Refused.invalid(f"{at}tier", f"tier '{call.tier}' cannot be had here: this server's is '{calls.tier}'")
-    return checked_cell(calls, call, calls.settings.limits, at) | {"fetch": check_paths(call.fetch, f"{at}fetch")}
+    paths = check_paths(call.fetch, f"{at}fetch", calls.tier)
+    return checked_cell(calls, call, calls.settings.limits, at) | {"fetch": paths, "wait": call.wait}
 
 
 def checked_cell(calls: Calls, cell: Cell, limits: Limits, at: str = "") -> dict[str, Any]:
@@ -131,7 +139,7 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, at: str = "") -> dict
     return {
         "stdin": cell.stdin,
         "limits": checked_limits(calls, cell.limits, limits, at).with_(*checked_clocks(calls, cell, at)),
-        "files": decode_files(cell.files, f"{at}files"),
+        "files": decode_files(cell.files, f"{at}files", calls.tier),
         "echo": cell.echo,
     }
 

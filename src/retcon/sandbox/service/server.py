@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,6 +20,8 @@ from retcon.core.errors import SandboxUnavailable
 BACKLOG = 2048
 GRACE_SECONDS = 10
 """How long calls in flight may go on after the server was told to stop."""
+LAST_SECONDS = 45
+"""When it is ended all the same: what is in flight, then the sandbox's own processes, have had their time."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -64,9 +67,12 @@ class StopSignals:
     """Handles SIGINT and SIGTERM from now on: a server that starts later ends at once.
 
     While a server runs it handles them itself, and raises them once more, to this, when it has shut down.
+
+    last_seconds: after the first of them the process is ended by the kernel (SIGALRM), whatever it is stuck in then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last_seconds: int = LAST_SECONDS) -> None:
+        self.last_seconds = last_seconds
         self._asked = False
         self._server: uvicorn.Server | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -76,15 +82,21 @@ class StopSignals:
         self._server = server
         server.should_exit = self._asked
 
+    def told(self) -> None:
+        """The end has been asked for."""
+        if not self._asked:
+            self._asked = True
+            signal.alarm(self.last_seconds)
+
     def _stop(self, number: int, frame: object) -> None:
-        self._asked = True
+        self.told()
         if self._server is not None:
             self._server.should_exit = True
 
 
 async def serve(app: ASGIApp, opened: socket.socket, signals: StopSignals) -> None:
     """Serve until a signal; then what is in flight has `GRACE_SECONDS` to end."""
-    server = _server(app)
+    server = _server(app, signals)
     signals.watch(server)
     await server.serve(sockets=[opened])
 
@@ -101,8 +113,21 @@ async def served(app: ASGIApp, opened: socket.socket) -> AsyncIterator[str]:
         await task
 
 
-def _server(app: ASGIApp) -> uvicorn.Server:
-    return uvicorn.Server(
+class _Server(uvicorn.Server):
+    """Tells `signals` too of those that it handles while it runs."""
+
+    def __init__(self, config: uvicorn.Config, signals: StopSignals | None) -> None:
+        super().__init__(config)
+        self._signals = signals
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._signals is not None:
+            self._signals.told()
+        super().handle_exit(sig, frame)
+
+
+def _server(app: ASGIApp, signals: StopSignals | None = None) -> uvicorn.Server:
+    return _Server(
         uvicorn.Config(
             app,
             lifespan="off",
@@ -113,5 +138,6 @@ def _server(app: ASGIApp) -> uvicorn.Server:
             log_level="warning",
             timeout_keep_alive=75,
             timeout_graceful_shutdown=GRACE_SECONDS,
-        )
+        ),
+        signals,
     )

@@ -19,7 +19,7 @@ from retcon.sandbox.service.calls import Calls, unavailable
 from retcon.sandbox.service.http import ClientGone, answer, read_body, unless_gone
 from retcon.sandbox.service.own import Cell, LimitFields, checked_cell, checked_limits
 from retcon.sandbox.service.refusal import Refused
-from retcon.sandbox.types import Limits, Session
+from retcon.sandbox.types import Limits, Session, Tier
 
 KEY = "idempotency-key"
 REMEMBERED = 4
@@ -32,7 +32,16 @@ class Open(Struct, forbid_unknown_fields=True, kw_only=True):
     limits: LimitFields | None = None
 
 
-class Rollback(Struct, forbid_unknown_fields=True, kw_only=True):
+class Opened(Struct):
+    """session: its id. tier: what holds around its cells."""
+
+    session: str
+    tier: Tier
+
+
+class Checkpoint(Struct, forbid_unknown_fields=True):
+    """checkpoint: its name."""
+
     checkpoint: str
 
 
@@ -76,7 +85,7 @@ class SessionsApi:
         except SandboxUnavailable as error:
             raise unavailable(error, "busy") from error  # no room for one more; there may be later
         self._entries[session.id] = Entry(session, limits)
-        return answer({"session": session.id, "tier": self._calls.tier}, 201)
+        return answer(Opened(session.id, self._calls.tier), 201)
 
     async def run(self, request: Request) -> Response:
         entry, body = await self._asked(request)
@@ -93,11 +102,11 @@ class SessionsApi:
 
     async def checkpoint(self, request: Request) -> Response:
         entry, body = await self._asked(request)
-        return answer({"checkpoint": await self._once(request, entry, body, entry.session.checkpoint)}, 201)
+        return answer(Checkpoint(await self._once(request, entry, body, entry.session.checkpoint)), 201)
 
     async def rollback(self, request: Request) -> Response:
         entry, body = await self._asked(request)
-        name = parse(body, Rollback).checkpoint
+        name = parse(body, Checkpoint).checkpoint
 
         async def work() -> None:
             try:
@@ -106,7 +115,7 @@ class SessionsApi:
                 raise Refused(404, "unknown_checkpoint", f"no checkpoint '{name}'", field="checkpoint") from error
 
         await self._once(request, entry, body, work)
-        return answer({"checkpoint": name})
+        return answer(Checkpoint(name))
 
     async def discard(self, request: Request) -> Response:
         entry, body = await self._asked(request)
