@@ -16,7 +16,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) torch==2.13.0
-	$(BIN)/python $(PIP) --editable '.[train,report,serve,sandbox,grade,dev]'
+	$(BIN)/python $(PIP) --editable '.[train,report,serve,sandbox,grade,formats,dev]'
 	@touch $@
 
 # The same package without its extras: what must work without torch is tested there.

@@ -42,6 +42,9 @@ def test_variables_stay_and_come_back() -> None:
         for _ in range(2):
             await session.rollback(first)
             assert (await session.run("print(x)")).stdout == "[1]\n"
+        later = await session.checkpoint()
+        await session.rollback(first)
+        await session.rollback(later)  # going back leaves later checkpoints as they are
         await session.discard(first)
         await session.discard("never there")
         with pytest.raises(KeyError, match="no checkpoint"):

@@ -196,11 +196,14 @@ def test_the_cheap_look_is_enough_for_a_clean_transcript(name: str) -> None:
 
 @every_format
 def test_a_failure_and_its_fix_become_one_turn(name: str) -> None:
-    out, count = purified(FORMATS[name](REPAIRED))
+    # A shell's effects cannot be told from its text: left alone unless that is asked for.
+    options = {"state": "ignore"} if name == "swe_agent" else {}
+    out, count = purified(FORMATS[name](REPAIRED), **options)
     assert (count.calls, count.failed, count.shallow, count.deep, count.attempts_removed) == (2, 1, 1, 0, 1)
     (trajectory,) = trajectories(out)
     assert [c.code for t in trajectory.turns for c in t.calls] == [REPAIRED[2].code]
-    assert [o.text.strip() for t in trajectory.turns for o in t.observations] == ["4.0"]
+    (seen,) = [o.text.strip() for t in trajectory.turns for o in t.observations]
+    assert seen == "4.0" or (name == "smolagents" and "\n4.0\n" in seen)
     assert "let me see" in trajectory.text or name == "sharegpt_functions"
     assert "sqrt it is" not in trajectory.text
 

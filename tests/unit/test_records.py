@@ -5,14 +5,19 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sys
 import zipfile
+import zlib
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retcon.core.errors import RecordError
+from retcon.core.errors import MissingExtra, RecordError
 from retcon.store.partial import Partial
 from retcon.store.records import open_source, writer
 from strategies import json_values
@@ -116,15 +121,13 @@ def test_an_eval_archive_is_its_samples_and_keeps_the_rest(tmp_path: Path) -> No
         open_source(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("a.jsonl.zst", "zstd -d"), ("a.parquet", "read_parquet"), ("a.xz", "xz -d")]
-)
+@pytest.mark.parametrize(("name", "hint"), [("a.pt", "torch.load"), ("a.arrow", "to_parquet"), ("a.xz", "xz -d")])
 def test_other_kinds_of_files_are_refused_with_what_to_do(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(RecordError, match=hint):
         open_source(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.jsonl.zst"])
 def test_a_partial_file_is_gone_on_with_from_where_it_was(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     first = Partial(path)
@@ -137,7 +140,134 @@ def test_a_partial_file_is_gone_on_with_from_where_it_was(tmp_path: Path, name: 
     second.out.write(b"two\n")
     second.commit()
     data = path.read_bytes()
-    assert (gzip.decompress(data) if name.endswith(".gz") else data) == b"one\ntwo\n"
+    assert data.startswith(b"one\n") is (name == "out.jsonl")
+    assert b"".join(record.data for record in open_source(path).records) == b"one\ntwo\n"
     assert [p.name for p in tmp_path.iterdir()] == [name]
     with pytest.raises(RecordError, match=r"cannot be written|shorter"):
         Partial(path, 10**6)
+
+
+def zstd_zip(path: Path, members: dict[str, bytes]) -> None:
+    """A zip whose members are compressed as newer versions of inspect do, which Python's zipfile cannot write."""
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in members.items():
+            info = zipfile.ZipInfo(name)
+            file.writestr(info, zstandard.ZstdCompressor().compress(data))
+            info.compress_type, info.CRC, info.file_size = 93, zlib.crc32(data), len(data)
+
+
+def test_an_eval_archive_compressed_with_zstd_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.eval"
+    samples = {f"samples/{n}_epoch_1.json": json.dumps({"id": n, "text": "é" * 2000}).encode() for n in (1, 2)}
+    zstd_zip(path, {"header.json": b"{}", **samples})
+    assert [record.data for record in open_source(path).records] == list(samples.values())
+    with zipfile.ZipFile(io.BytesIO(copied(path))) as file:
+        assert {name: file.read(name) for name in samples} == samples
+    zstd_zip(path, {"samples/1_epoch_1.json": b"{}"})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\x28\xb5\x2f\xfd") + 5] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(RecordError, match=r"log\.eval, samples/1_epoch_1\.json: "):
+        values(path)
+
+
+def test_zstd_is_seen_from_its_bytes_in_one_frame_or_several(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    pack = zstandard.ZstdCompressor().compress
+    path.write_bytes(pack(b'{"a": 1}\n{"a"') + pack(b": 2}\n"))
+    assert values(path) == [{"a": 1}, {"a": 2}]
+    path.write_bytes(pack(b'{"a": 1}\n' * 9999)[:-12])
+    with pytest.raises(RecordError, match="cannot be read"):
+        values(path)
+
+
+ROWS: list[dict[str, object]] = [
+    {"id": n, "messages": [{"role": "user", "content": str(n), "calls": None if n % 2 else [{"a": n}]}], "raw": b"\xff"}
+    for n in range(700)
+]
+
+
+def parquet(path: Path, rows: list[dict[str, object]], **options: object) -> None:
+    table = pyarrow.Table.from_pylist(rows).replace_schema_metadata({"huggingface": "{}"})
+    pyarrow.parquet.write_table(table, path, **options)
+
+
+def test_rows_of_parquet_are_records_and_what_nothing_changes_keeps_its_type(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    parquet(path, ROWS, compression="zstd")
+    source = open_source(path)
+    with out.open("wb") as file:
+        write = writer(source, file, kind=".parquet")
+        write.begin()
+        for record in source.records:
+            value = json.loads(record.data)
+            if value["id"] == 500:
+                continue  # left out
+            new = (
+                json.dumps(value | {"messages": value["messages"] * 2}).encode() if value["id"] == 301 else record.data
+            )
+            write.add(record, new)
+        write.end()
+    written = pyarrow.parquet.read_table(out)
+    assert written.schema.equals(pyarrow.parquet.read_table(path).schema, check_metadata=True)
+    expected = [row for row in ROWS if row["id"] != 500]
+    expected[301] = {**ROWS[301], "messages": ROWS[301]["messages"] * 2}  # type: ignore[operator]
+    assert written.to_pylist() == expected
+    assert pyarrow.parquet.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_any_records_become_parquet_whose_columns_are_known_at_the_end(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.jsonl", io.BytesIO()
+    rows = [{"a": n} if n < 300 else {"a": n + 0.5, "b": ["x"]} for n in range(600)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = open_source(path)
+    write = writer(source, out, kind=".parquet")
+    write.begin()
+    for record in source.records:
+        write.add(record, record.data)
+    write.end()
+    found = pyarrow.parquet.read_table(io.BytesIO(out.getvalue())).to_pylist()
+    assert found == [{"a": row["a"], "b": row.get("b")} for row in rows]
+
+
+def test_records_that_no_columns_can_hold_are_refused_with_what_can(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"a": "text"}\n{"a": ["list"]}\n')
+    source = open_source(path)
+    write = writer(source, io.BytesIO(), kind=".parquet")
+    for record in source.records:
+        write.add(record, record.data)
+    with pytest.raises(RecordError, match=r"records 1 to 2 do not fit into columns.*write \.jsonl"):
+        write.end()
+
+
+@pytest.mark.parametrize("module", ["pyarrow", "zstandard"])
+def test_a_package_that_is_not_there_is_named(tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ("in.parquet" if module == "pyarrow" else "in.jsonl.zst")
+    path.write_bytes(zstandard.ZstdCompressor().compress(b"{}\n"))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=r"in\..*retcon-rl\[formats\]"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4, "\t"])
+def test_an_array_is_copied_to_the_byte(tmp_path: Path, indent: int | str | None) -> None:
+    path = tmp_path / "in.json"
+    path.write_text(json.dumps([{"a": [1, {"b": "é"}]}, {}, {"c": 1.50}], indent=indent) + "\n\n")
+    assert copied(path) == path.read_bytes()
+
+
+def test_a_document_is_copied_to_the_byte_and_nan_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "in.json"
+    path.write_text('{\n  "messages": [],\n  "score": NaN\n}\n')
+    assert copied(path) == path.read_bytes()
+
+
+def test_nan_in_an_inspect_log_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text('{"eval": {"a": 1}, "samples": [{"score": NaN}, {"b": "],"}], "stats": {"mean": -Infinity}}')
+    records = [record.data for record in open_source(path).records]
+    assert records == [b'{"score": NaN}', b'{"b": "],"}']
+    out = copied(path)
+    assert b"-Infinity" in out
+    assert [sorted(sample) for sample in json.loads(out)["samples"]] == [["score"], ["b"]]

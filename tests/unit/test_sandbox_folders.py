@@ -4,7 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from retcon.sandbox import scratch
 from retcon.sandbox.folders import PREFIX, PoolFolder
@@ -50,32 +53,37 @@ def test_a_folder_without_a_lock_is_left_alone(tmp_path: Path) -> None:
     assert foreign.is_dir()
 
 
-def test_a_folder_goes_however_deep_and_closed_what_a_call_left_in_it(tmp_path: Path) -> None:
-    made = PoolFolder(tmp_path)
-    here = os.open(made.path, os.O_RDONLY)
-    for _ in range(1500):  # deeper than Python recurses
+def _nested(folder: Path) -> None:
+    """Folders in it, deeper than Python recurses, one of them closed to its owner."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(sys.getrecursionlimit() + 500):
         os.mkdir("d", dir_fd=here)
         below = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = below
     os.close(here)
-    (made.path / "d/d").chmod(0)
+    (folder / "d/d").chmod(0)
+
+
+@pytest.fixture
+def emptied(tmp_path: Path) -> Iterator[Path]:
+    """pytest itself could not empty it, if the test fails."""
+    yield tmp_path
+    top = os.open(tmp_path, os.O_RDONLY)
+    scratch.empty_open(top)
+    os.close(top)
+
+
+def test_a_folder_goes_however_deep_and_closed_what_a_call_left_in_it(emptied: Path) -> None:
+    made = PoolFolder(emptied)
+    _nested(made.path)
     made.remove()
-    assert not list(tmp_path.iterdir())
+    assert not list(emptied.iterdir())
 
 
-def test_folders_that_a_call_nested_deeper_than_recursion_goes_keep_no_later_pool_from_starting(tmp_path: Path) -> None:
-    pool = PoolFolder(tmp_path)
-    here = os.open(pool.path, os.O_RDONLY)
-    for _ in range(sys.getrecursionlimit() + 500):
-        os.mkdir("d", dir_fd=here)
-        inner = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = inner
-    os.close(here)
+def test_what_a_call_of_a_killed_pool_left_keeps_no_later_pool_from_starting(emptied: Path) -> None:
+    pool = PoolFolder(emptied)
+    _nested(pool.path)
     os.close(pool._lock)  # its process is gone
-    try:
-        PoolFolder(tmp_path).remove()
-        assert not list(tmp_path.iterdir())
-    finally:
-        scratch.empty(str(tmp_path))  # pytest itself could not
+    PoolFolder(emptied).remove()
+    assert not list(emptied.iterdir())

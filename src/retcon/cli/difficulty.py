@@ -39,7 +39,9 @@ def difficulty(
     """Measure the pass rates of training tasks, for select.pass_rates: tasks too easy or too hard are then left out."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
+    from retcon.store.outputs import refuse_special
 
+    refuse_special(out, "--out")
     name, overrides = split_overrides(words or [])
     recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
     folder = checkpoint_folder(checkpoint)

@@ -31,9 +31,7 @@ def purify(
     ],
     format: Annotated[
         str,
-        typer.Option(
-            "--format", help="auto, messages, hermes, markdown, sharegpt, mint, mathcoder, inspect or retcon."
-        ),
+        typer.Option("--format", help="The name of one; a wrong name lists them all."),
     ] = "auto",
     gamma: Annotated[
         float, typer.Option("--gamma", min=0.0, max=1.0, help="γ: similarity from which a repair is shallow.")
@@ -63,9 +61,13 @@ def purify(
     ] = None,
     no_audit: Annotated[bool, typer.Option("--no-audit", help="Keep no audit.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace outputs that are there, finished.")] = False,
 ) -> None:
     """Take failed calls out of transcripts where the agent fixed them itself, and keep everything else as it is."""
     from retcon.purify.offline import Offline
+    from retcon.store.outputs import Output, check_outputs, refuse_finished
+    from retcon.store.partial import SUFFIX
+    from retcon.store.records import STDIN
     from retcon.transcripts.detect import Detector
     from retcon.transcripts.job import Job, Run, Stopped, expand
 
@@ -73,8 +75,6 @@ def purify(
     found = list(expand(inputs))
     target = Path(out)
     folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
-    if not folder and target in [path for path, _ in found] and out != "-":
-        raise RecordError(f"{out} is an input too: what was there before would be lost; choose another -o")
     names = [name for _, name in found]
     if folder and len(set(names)) < len(names):
         raise RecordError(f"two inputs would both be {out}{next(n for n in names if names.count(n) > 1)}")
@@ -84,6 +84,11 @@ def purify(
         audit=None if no_audit else audit or _beside(target, folder), pairs=dpo,
     )  # fmt: skip
     run = Run(job, resume=resume)
+    reported = [Output("--report", report, (report.name + SUFFIX,))] if report is not None else []
+    check_outputs([*job.outputs(), *reported], [p for p in job.inputs if p != STDIN])
+    if not force:
+        # What an interrupted run was to replace, it was told to replace.
+        refuse_finished(reported if resume else [*job.outputs(), *reported], "--force")
     try:
         with _asked_to_stop() as stop, telling("purifying (MB)") as tell:
             run(tell, stop)
@@ -95,13 +100,13 @@ def purify(
 def _finish(run: Run, report: Path | None) -> None:
     from rich.console import Console
 
-    from retcon.report.purification import purification_tables
+    from retcon.report.purification import purification_tables, remarks
     from retcon.transcripts.job import write_report
 
     job = run.job
     console = Console(stderr=job.out.name == "-")
-    for line in run.bad:
-        console.print(f"skipped: {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    for line in [*(f"skipped: {line}" for line in run.bad), *remarks(job.inputs, run.counts)]:
+        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
     for table in purification_tables(job.names, run.counts):
         console.print(table)
     written = [f"clean: {job.out}"] if job.out.name != "-" else []
@@ -117,13 +122,15 @@ def _finish(run: Run, report: Path | None) -> None:
 
 def _beside(out: Path, folder: bool) -> Path | None:
     """Where the audit goes if nobody says: beside the output, where that is a file."""
+    from retcon.store.compression import plain_name
+    from retcon.store.records import KINDS
+
     if out.name == "-":
         return None
     if folder:
         return out / "retcon.audit.jsonl"
-    name = out.name.removesuffix(".gz")
-    for suffix in (".jsonl", ".json", ".eval"):
-        name = name.removesuffix(suffix)
+    name = plain_name(out.name)
+    name = name.removesuffix(next((kind for kind in KINDS if name.endswith(kind)), ""))
     return out.with_name(f"{name}.audit.jsonl")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -13,6 +15,7 @@ from retcon.transcripts.failures import RULES
 from retcon.transcripts.report import Count, total
 
 _TYPES = 8
+_NAME = 30
 
 
 def purification_tables(names: Sequence[str], counts: Sequence[Count]) -> Iterator[Table]:
@@ -28,10 +31,57 @@ def purification_tables(names: Sequence[str], counts: Sequence[Count]) -> Iterat
         yield _listed("failed turns that stay, by reason", whole.left, REASONS)
 
 
+def remarks(files: Sequence[Path], counts: Sequence[Count]) -> Iterator[str]:
+    """What is to be known of files beyond their counts: records that were not read, formats that are mixed."""
+    for file, count in zip(files, counts, strict=True):
+        if count.bad:
+            yield f"{file}: {count.bad} records could not be read: {_places(count.bad_at, count.bad)}"
+        if len(count.formats) > 1:
+            mixed = ", ".join(f"{name} {number:,}" for name, number in count.formats.most_common())
+            yield f"{file}: mixed formats: {mixed}; --format NAME reads all as one"
+        if count.unread:
+            signs = ", ".join(sign for sign, _ in count.unread_as.most_common(3))
+            yield (
+                f"{file}: {count.unread} of {count.transcripts} transcripts have no call that can be read, though they "
+                f"have signs of tool use ({signs}): {_places(count.unread_at, count.unread)}"
+            )
+        elif count.transcripts and not count.calls:
+            yield f"{file}: no calls in {count.transcripts} transcripts: nothing to purify"
+
+
+def _places(numbers: Sequence[int], of: int) -> str:
+    return f"records {', '.join(map(str, numbers))}{', …' if of > len(numbers) else ''}"
+
+
+def shortened(names: Sequence[str], width: int) -> Sequence[str]:
+    """Names of files in at most about `width` characters, no two of them alike that were not: what all begin and end
+    with goes first, then the middle of each."""
+    long = [name for name in names if len(name) > width]
+    if not long:
+        return names
+    begin = _shared(long)
+    begin = begin[: max(begin.rfind(c) for c in "/-_. ") + 1]
+    end = len(_shared([name[len(begin) :][::-1] for name in long])) if len(set(long)) > 1 else 0
+    cut = [_without(name, len(begin), end) if len(name) > width else name for name in names]
+    half = (width - 1) // 2
+    shown = [name if len(name) <= width else f"{name[:half]}…{name[-half:]}" for name in cut]
+    # Names that differ in their middles alone stay long: the table breaks them.
+    return [full if shown.count(short) > 1 else short for full, short in zip(cut, shown, strict=True)]
+
+
+def _shared(names: Sequence[str]) -> str:
+    """What all names begin with."""
+    return "".join(c[0] for c in takewhile(lambda c: len(set(c)) == 1, zip(*names, strict=False)))
+
+
+def _without(name: str, begin: int, end: int) -> str:
+    return f"{'…' * bool(begin)}{name[begin : len(name) - end]}{'…' * bool(end)}"
+
+
 def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("file", overflow="ellipsis")  # the one that gives way: names are single words
-    table.add_column("format", no_wrap=True, max_width=9)
+    table.add_column("file", overflow="fold")  # the one that gives way: names are single words
+    table.add_column("format", no_wrap=True, max_width=10)
     whole = total(counts)
     columns = {
         "rows": lambda c: c.transcripts,
@@ -47,7 +97,7 @@ def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
     columns = {title: of for title, of in columns.items() if title not in ("dropped", "bad") or of(whole)}
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
-    rows = list(zip(names, counts, strict=True))
+    rows = list(zip(shortened(names, _NAME), counts, strict=True))
     for name, count in [*rows, ("all", whole)] if len(rows) > 1 else rows:
         table.add_row(
             Text(name, "bold" if name == "all" else ""),

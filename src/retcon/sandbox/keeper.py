@@ -72,6 +72,7 @@ class Keeper:
         self._baseline = baseline
         self._first = 0  # the number of the first interpreter, once it has ended and is not to be reaped
         self._dying: Child | None = None
+        self._at_rest = False  # nothing was woken since all was seen stopped
         self._left: list[int] = []  # what is stopped, and no copy
         self._writable = Writable(setting.world, setting.scratch)
         self._control = Control()
@@ -84,12 +85,8 @@ class Keeper:
         self._interpreter: Child | None = Child(pid, self._tree.number(pid))
 
     def serve(self) -> None:
-        operations = {
-            "cell": self._cell,
-            "checkpoint": self._checkpoint,
-            "rollback": self._rollback,
-            "discard": self._discard,
-        }
+        named = (self._cell, self._checkpoint, self._rollback, self._discard)
+        operations = dict(zip(("cell", "checkpoint", "rollback", "discard"), named, strict=True))
         wire.send(self._channel, {"memory": self._memory()})
         while (request := wire.receive(self._channel)) is not None:
             try:
@@ -107,6 +104,8 @@ class Keeper:
     def _rest(self) -> None:
         """After an operation: nothing runs, and no more is held than may be. Else what the code left is ended."""
         self._collect_dying()
+        if self._at_rest:
+            return
         try:
             left = self._settle()
             size = sum(max(0, resident(self._proc, number) - self._baseline) for number in left)
@@ -128,6 +127,7 @@ class Keeper:
             self._left = self._tree.settle(self._frozen())
             if None not in before.values() and before == self._still():  # they too stood still when all others did
                 unfit = [copy for copy in self._copies.values() if not (copy.is_over or copy.is_fit(self._tree))]
+                self._at_rest = not unfit
                 if not unfit:
                     return self._left
                 for copy in unfit:
@@ -213,12 +213,11 @@ class Keeper:
         name = request["checkpoint"]
         copy = self._copies[name]
         self._end_interpreter()
-        if not self._tree.end(self._frozen()):
-            raise OSError("processes of a session would not end")
-        with contextlib.suppress(
-            OSError
-        ):  # what has just ended may have woken a copy; one that would not stop is ended
-            self._settle()
+        if self._dying is None:  # else there was nothing but it, and nothing ran since all was seen stopped
+            if not self._tree.end(self._frozen()):
+                raise OSError("processes of a session would not end")
+            with contextlib.suppress(OSError):  # what ended may have woken a copy: one that would not stop is ended
+                self._settle()
         del self._copies[name]
         if copy.is_over:
             copy.end()
@@ -231,6 +230,7 @@ class Keeper:
         self._output.take()
         self._control.forget()
         self._interpreter, self._cause = copy, ""
+        self._at_rest = False
         copy.signal(cells.WAKE)
         copy.signal(signal.SIGCONT)
         self._left = []
@@ -246,7 +246,7 @@ class Keeper:
         ending = self._interpreter
         if ending is None:
             return
-        alone = self._left == [ending.number] and ending.is_stopped
+        alone = self._at_rest and self._left == [ending.number] and ending.is_stopped
         ending.signal(signal.SIGKILL)
         if alone:
             self._interpreter, self._dying = None, ending
@@ -293,6 +293,7 @@ class Keeper:
                 raise OSError("the interpreter has ended")
             self._settle()
             number = only_new(self._tree, known)
+            self._left.remove(number)
             copy = Copy(self._tree.pid(number), number, max(0, resident(self._proc, number) - self._baseline))
             if copy.is_over:
                 copy.end()
@@ -301,17 +302,15 @@ class Keeper:
             self._end_all("its code kept the interpreter from being copied")
             raise Lost(self._cause) from error
         try:
-            copy.folders = folders or self._writable.take(
-                next(reversed(self._copies.values())).folders if self._copies else None
-            )
+            before = next(reversed(self._copies.values())).folders if self._copies else None
+            copy.folders = folders or self._writable.take(before)
         except OSError as error:
             copy.end()
             raise Refused(f"no checkpoint: {error}") from error
         return copy
 
     def _deadlines(self, cpu: float, wall: float, limits: dict[str, Any]) -> Deadlines:
-        world = self._setting.world
-        watchdog = Watchdog(world, limits, self._baseline, frozenset(self._frozen()))
+        watchdog = Watchdog(self._setting.world, limits, self._baseline, frozenset(self._frozen()))
         return Deadlines(self._alive.pid, cpu, wall, watchdog)
 
     # What stands between an operation and the processes.
@@ -322,6 +321,7 @@ class Keeper:
         All have got the signal to stop when it returns. Raises Lost where there is no interpreter.
         """
         interpreter = self._alive
+        self._at_rest = False
         for number in wake:
             self._tree.signal(number, signal.SIGCONT)
         self._control.ask(command)
@@ -363,14 +363,13 @@ class Keeper:
             self._tree.reap(number)
 
     def _bury(self, interpreter: Child) -> tuple[int, int]:
-        """It has ended or was killed: end what it left; (its wait status, the bytes it had in memory at most)."""
-        self._interpreter = None
-        found = self._collect(interpreter)
+        """It has ended or was killed: end what it left. As `_collect`."""
+        self._interpreter, found = None, self._collect(interpreter)
         self._tree.end(self._frozen())
         return found
 
     def _collect(self, interpreter: Child) -> tuple[int, int]:
-        """Wait for its end; as `_bury`.
+        """Wait for its end; (its wait status, the bytes it had in memory at most).
 
         Where the filter lets a session signal its first process alone, that one's id is kept from all others: it is
         not reaped while the session lives.
@@ -392,9 +391,7 @@ class Keeper:
 
     def _soft(self, limits: dict[str, Any]) -> list[tuple[int, int]]:
         """The limits that the interpreter sets on itself for a cell."""
-        return [
-            (resource.RLIMIT_AS, self._setting.baseline + (limits["memory_mb"] << 20)),
-            (resource.RLIMIT_FSIZE, limits["file_mb"] << 20),
-            (resource.RLIMIT_NOFILE, limits["open_files"]),
-            (resource.RLIMIT_NPROC, self._setting.world.tasks + limits["processes"] + CHECKPOINTS + 2),
-        ]
+        tasks = self._setting.world.tasks + limits["processes"] + CHECKPOINTS + 2
+        memory = self._setting.baseline + (limits["memory_mb"] << 20)
+        kinds = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+        return list(zip(kinds, (memory, limits["file_mb"] << 20, limits["open_files"], tasks), strict=True))

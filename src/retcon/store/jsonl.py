@@ -18,6 +18,7 @@ from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.core.types import Trajectory
 from retcon.store.lines import LineAppender
+from retcon.store.outputs import refuse_special
 
 
 def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
@@ -31,6 +32,7 @@ def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
 def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
     """As `write`, of lines that end in a line end."""
     path = Path(path)
+    refuse_special(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     count = 0
     try:

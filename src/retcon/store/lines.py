@@ -10,6 +10,7 @@ from typing import IO, Self
 import msgspec
 
 from retcon.core.errors import RecordError
+from retcon.store.outputs import refuse_special
 
 
 class LineAppender:
@@ -23,6 +24,7 @@ class LineAppender:
         self._path = Path(path)
         if self._path.suffix == ".gz":
             raise RecordError(f"{path}: compressed files cannot be added to; write a plain .jsonl, or use write()")
+        refuse_special(self._path)
         try:
             _mend(self._path)
             self._file = self._path.open("ab", buffering=0)

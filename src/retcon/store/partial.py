@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from retcon.core.errors import RecordError
+from retcon.store.compression import compressed
+from retcon.store.outputs import refuse_special
 
 SUFFIX = ".partial"
 
 
 class Partial:
-    """`PATH.partial` until `commit` renames it; compressed where PATH ends in `.gz`.
+    """`PATH.partial` until `commit` renames it; compressed where PATH ends in `.gz` or `.zst`.
 
     size: go on with a partial file of which that many bytes count; None begins anew. Raises RecordError where it
-    cannot be written, or the partial file is not there or shorter.
+    cannot be written, is no regular file (a device, a folder), or the partial file is not there or shorter.
     """
 
     def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
         self.partial = path.with_name(path.name + SUFFIX)
+        refuse_special(path)
+        refuse_special(self.partial)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if size is not None and self.partial.stat().st_size < size:
@@ -32,10 +35,7 @@ class Partial:
                 self._file.seek(size)
         except OSError as error:
             raise RecordError(f"{self.partial} cannot be written: {error}") from error
-        self.out: IO[bytes] = self._file
-        if path.suffix == ".gz":
-            # No name and time inside: the same records give the same bytes. A later part is a member of its own.
-            self.out = cast(IO[bytes], gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0))
+        self.out = compressed(self._file, path.name)
 
     def pause(self) -> int:
         """Close it for now; the size to go on from."""

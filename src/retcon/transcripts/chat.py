@@ -12,10 +12,12 @@ from retcon.core.pair import Completion, Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.dialects import DIALECTS, Dialect, JsonCall
+from retcon.transcripts.dialects import Dialect, JsonCall
 from retcon.transcripts.items import context_of, find_items, replaced, text_of, with_text
 from retcon.transcripts.pieces import Call, Piece, PieceKind, PieceReading
-from retcon.transcripts.types import Json, Reading
+from retcon.transcripts.registry import dialects
+from retcon.transcripts.stale import without_stale
+from retcon.transcripts.types import Certainty, Json, Reading
 
 _SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
 _OUTPUT = frozenset(
@@ -42,7 +44,8 @@ class ItemsReading:
         self.trajectories: Sequence[Trajectory] = (reading.trajectory,)
 
     def purified(self, results: Sequence[Purified]) -> Json:
-        return replaced(self._record, self._path, self._reading.items(results[0].splices))
+        items = self._reading.items(results[0].splices)
+        return without_stale(replaced(self._record, self._path, items), self._path)
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         in_text = list(preference_pairs(results[0].trajectory))
@@ -60,13 +63,16 @@ class ItemsReading:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A format of messages. role, text: the keys of an item. dialects: how calls may be written, tried in order."""
+    """A format of messages. role, text: the keys of an item. only: how calls are written; None: in any known way."""
 
     name: str
     role: str
     text: str
-    dialects: tuple[Dialect, ...]
+    certainty: Certainty
     accepts: Callable[[Sequence[Item]], bool]
+    only: Dialect | None = None
+    marks: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     def matches(self, record: Json) -> bool:
         found = find_items(record)
@@ -81,7 +87,7 @@ class Chat:
         if found is None:
             return None
         items = found[1]
-        dialect = self.dialects[0] if len(self.dialects) == 1 else None
+        dialect = self.only
         count = pending = 0
         for item in items:
             role, text = item.get(self.role), item.get(self.text)
@@ -105,10 +111,10 @@ class Chat:
                     return None
                 pending += 1
             elif pending:
-                outputs = (dialect or self.dialects[-1]).clean_outputs(text, kind == "told")
+                outputs = (dialect or dialects()[-1]).clean_outputs(text, kind == "told")
                 if outputs is None or (outputs and pending < 0):
                     return None  # what follows outputs in the model's own message takes a full reading
-                count += min(pending, outputs)
+                count += min(max(0, pending), outputs)  # -1: they were in the message itself
                 pending = max(0, pending - outputs) if outputs else 0
         return count
 
@@ -146,13 +152,11 @@ class Chat:
 
     def _dialect(self, items: Sequence[Item]) -> Dialect:
         """The first dialect that a message of the model has a call in."""
-        if len(self.dialects) == 1:
-            return self.dialects[0]
-        said = [item[self.text] for item in items if self.kind(item) == "said" and self.text in item]
-        for dialect in self.dialects:
-            if any(dialect.calls_in(text if isinstance(text, str) else text_of(text)) for text in said):
-                return dialect
-        return self.dialects[-1]
+        if self.only is not None:
+            return self.only
+        said = [text_of(item.get(self.text)) for item in items if self.kind(item) == "said"]
+        told = [text_of(item.get(self.text)) for item in items if self.kind(item) != "said"]
+        return next((d for d in dialects() if d.used(said, told)), dialects()[-1])
 
     def _rebuild(self, item: Json, pieces: Sequence[Piece]) -> Json:
         if not isinstance(item, dict):
@@ -178,20 +182,15 @@ def _function_call(text: str) -> Call:
     return Call(name if isinstance(name, str) else "python", text)
 
 
-def _has(dialect: Dialect) -> Callable[[Sequence[Item]], bool]:
+def chat(dialect: Dialect, *, marks: Sequence[str] = ()) -> Chat:
+    """The format of messages (`role`, `content`) whose calls are written in a dialect."""
+
     def accepts(items: Sequence[Item]) -> bool:
-        return any(i.get("role") in _SAID and dialect.calls_in(text_of(i.get("content"))) for i in items)
+        said = (text_of(i.get("content")) for i in items if i.get("role") in _SAID)
+        told = (text_of(i.get("content")) for i in items if i.get("role") not in _SAID)
+        return dialect.used(said, told)
 
-    return accepts
-
-
-def _shared(items: Sequence[Item]) -> bool:
-    return all("from" in item and "value" in item for item in items)
+    return Chat(dialect.name, "role", "content", dialect.certainty, accepts, dialect, tuple(marks))
 
 
-_HERMES, _EXECUTE, _MARKDOWN = DIALECTS
 _NAMES = ("messages", "conversations", "completion", "history", "debug_result")
-SHAREGPT = Chat("sharegpt", "from", "value", DIALECTS, _shared)
-HERMES = Chat("hermes", "role", "content", (_HERMES,), _has(_HERMES))
-MINT = Chat("mint", "role", "content", (_EXECUTE,), _has(_EXECUTE))
-MARKDOWN = Chat("markdown", "role", "content", (_MARKDOWN,), _has(_MARKDOWN))

@@ -1,48 +1,88 @@
-"""Which format a record has."""
+"""Which format the records of a file have."""
 
 from __future__ import annotations
 
-from retcon.core.errors import RecordError, nearest
-from retcon.transcripts.blocks import Blocks
-from retcon.transcripts.chat import HERMES, MARKDOWN, MINT, SHAREGPT
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from retcon.core.errors import RecordError
+from retcon.transcripts.hints import nearest_format
 from retcon.transcripts.items import find_items
-from retcon.transcripts.messages import Messages
-from retcon.transcripts.ours import Ours
-from retcon.transcripts.text import PLACES, MarkdownText
+from retcon.transcripts.itemwise import Itemwise, lists
+from retcon.transcripts.registry import formats, named
+from retcon.transcripts.text import PLACES
 from retcon.transcripts.types import Format, Json
 
-# The order in which `auto` tries them: what is unmistakable first.
-_FORMATS: tuple[Format, ...] = (Ours(), SHAREGPT, Blocks(), Messages(), HERMES, MINT, MARKDOWN, MarkdownText())
-NAMES: tuple[str, ...] = (*dict.fromkeys(f.name for f in _FORMATS), "inspect")
+_SHOWN = 20
 
 
 class Detector:
-    """Finds the format of one record after another; files tend to have one, which is tried first.
+    """Finds the format of records. A record that several formats match is of its file's, which `learn` decides.
 
-    name: `auto`, or one of NAMES. last: the format of the last record that had one. Raises RecordError for another
+    name: `auto`, or a format's. main: the file's format, None while that is not known. Raises RecordError for another
     name, with the nearest.
     """
 
     def __init__(self, name: str = "auto") -> None:
-        if name != "auto" and name not in NAMES:
-            raise RecordError(f"unknown format '{name}'{nearest(name, NAMES)}; one of auto, {', '.join(NAMES)}")
-        wanted = "messages" if name == "inspect" else name
-        self._formats = [f for f in _FORMATS if wanted in ("auto", f.name)]
-        self.last: Format | None = None
+        self._formats = named(name)
+        self.main: Format | None = self._formats[0] if len(self._formats) == 1 else None
         self.name = name
+        self._looked = 0
+        self._unknown: Sequence[int] = ()
+
+    def others(self, number: int) -> str:
+        """For the message on a record that is no transcript: how many more there are, as far as was looked."""
+        if number not in self._unknown or len(self._unknown) == 1:
+            return ""
+        some = ", ".join(map(str, self._unknown[:_SHOWN]))
+        more = ", …" if len(self._unknown) > _SHOWN else ""
+        return f"; so are {len(self._unknown)} of the first {self._looked} records: {some}{more}"
+
+    def learn(self, records: Mapping[int, Json]) -> None:
+        """Decide the file's format, from records by their numbers: the one that most of them have, each judged alone;
+        their order is nothing."""
+        places = {number: self._own(record) for number, record in records.items()}
+        own = Counter(at for at in places.values() if at is not None)
+        self._looked = len(records)
+        self._unknown = [n for n, at in places.items() if at is None and not is_transcript(records[n])]
+        if own:
+            self.main = self._formats[min(own, key=lambda at: (-own[at], at))]
+
+    def matches(self, record: Json) -> bool:
+        """Whether any format does."""
+        return self._own(record) is not None
+
+    def has_calls(self, record: Json) -> bool:
+        """Whether a call with an output can be read in the record."""
+        try:
+            found = self.format_of(record)
+            clean = 0 if found is None else found.clean(record)
+            if clean is None and found is not None:
+                return any(turn.observations for t in found.read(record, "").trajectories for turn in t.turns)
+        except RecordError:
+            return False
+        return bool(clean)
 
     def format_of(self, record: Json) -> Format | None:
         """The record's format. None: it is a transcript without any call. Raises RecordError where it is none."""
-        if self.last is not None and self.last.matches(record):
-            return self.last
-        for candidate in self._formats:
-            if candidate.matches(record):
-                self.last = candidate
-                return candidate
+        if self.main is not None and self.main.matches(record):
+            return self.main
+        at = self._own(record)
+        if at is not None:
+            return self._formats[at]
         if is_transcript(record):
             return None
-        wanted = "of any known format" if self.name == "auto" else f"of format {self.name!r}"
-        raise RecordError(f"no transcript {wanted}: {_found(record)}")
+        if self.name == "auto":
+            raise RecordError(f"no transcript of any known format: {_found(record)}{nearest_format(record, formats())}")
+        raise RecordError(f"no transcript of format {self.name!r}: {_found(record)}")
+
+    def _own(self, record: Json) -> int | None:
+        """The place of the record's format among all, judged alone."""
+        found = [items for _, items in lists(record)]  # looked for once, as many formats ask for them
+        for at, one in enumerate(self._formats):
+            if any(map(one.has_calls, found)) if isinstance(one, Itemwise) else one.matches(record):
+                return at
+        return None
 
 
 def is_transcript(record: Json) -> bool:

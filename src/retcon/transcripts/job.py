@@ -11,15 +11,18 @@ from typing import IO, Protocol
 
 import msgspec
 
-from retcon.core.errors import RecordError, nearest
+from retcon.core.errors import RecordError, RetconError, nearest
 from retcon.purify.offline import Offline
+from retcon.store.compression import plain_name
+from retcon.store.outputs import Output
+from retcon.store.parquet import ParquetWriter
 from retcon.store.partial import SUFFIX, Partial
-from retcon.store.records import STDIN, ArrayWriter, LinesWriter, Source, Writer, open_source, writer
-from retcon.transcripts.report import Count, total
+from retcon.store.records import KINDS, STDIN, WHOLE, Source, Writer, open_source, writer
+from retcon.transcripts.report import SHOWN, Count, total
 from retcon.transcripts.run import Purifier, Sinks
+from retcon.transcripts.sample import sampled
 
 STATE = "retcon-purify" + SUFFIX + ".json"
-_SHOWN_BAD = 20
 
 
 class Stopped(Exception):
@@ -49,6 +52,16 @@ class Job:
     def state_path(self) -> Path:
         return self.out / STATE if self.into_folder else self.out.with_name(self.out.name + SUFFIX + ".json")
 
+    def outputs(self) -> list[Output]:
+        """The files that it writes: an output for each input in a folder, else one; then audit and pairs."""
+        files: list[Output] = []
+        if self.into_folder:
+            files = [_output("-o", self.out / name) for name in self.names]
+        elif self.out != STDIN:
+            files = [_output("-o", self.out, self.state_path.name)]
+        rest = (("--audit", self.audit), ("--dpo", self.pairs))
+        return files + [_output(flag, path) for flag, path in rest if path is not None]
+
     def options(self) -> dict[str, object]:
         """What must be the same for going on."""
         return {
@@ -72,12 +85,18 @@ class _State:
     counts: list[dict[str, object]] = field(default_factory=list)
 
 
+def _output(flag: str, path: Path, *beside: str) -> Output:
+    return Output(flag, path, (path.name + SUFFIX, *beside))
+
+
 class _Sink(Protocol):
     out: IO[bytes]
 
     def pause(self) -> int: ...
 
     def commit(self) -> None: ...
+
+    def discard(self) -> None: ...
 
 
 class _Stdout:
@@ -91,6 +110,9 @@ class _Stdout:
     def commit(self) -> None:
         self.out.flush()
 
+    def discard(self) -> None:
+        """What was written is gone."""
+
 
 class Run:
     """One run of a job. bad: what was wrong with records that were skipped, the first of them."""
@@ -103,6 +125,7 @@ class Run:
             raise RecordError(
                 f"{job.state_path} is of a run that was interrupted: go on with --resume, or remove it to begin anew"
             )
+        self._writing: Writer | None = None
         self._state = _load(job) if resume else _State(job.options())
         self._total = sum(p.stat().st_size for p in job.inputs if p != STDIN and p.exists())
         self._done = 0
@@ -119,8 +142,14 @@ class Run:
         for name, path in (("audit", self.job.audit), ("pairs", self.job.pairs)):
             if path is not None:
                 kept[name] = Partial(path, state.sizes.get(name) if state.sizes else None)
-        for index in range(state.file, len(self.job.inputs)):
-            self._one(index, kept, tell, stop)
+        try:
+            for index in range(state.file, len(self.job.inputs)):
+                self._one(index, kept, tell, stop)
+        except RetconError:
+            if not state.sizes:  # what an earlier run has done stays
+                for sink in kept.values():
+                    sink.discard()
+            raise
         out = kept.pop("out", None)
         for sink in (*kept.values(), *([out] if out is not None else [])):
             sink.commit()
@@ -133,19 +162,26 @@ class Run:
     ) -> None:
         """One input; `kept` has the files that are open, `out` among them where it is one for all."""
         job, state = self.job, self._state
-        source = open_source(job.inputs[index])
+        try:
+            source, detector, values = sampled(open_source(job.inputs[index]), job.format, skip_bad=job.skip_bad)
+        except RecordError as error:
+            if index == 0:
+                raise  # nothing was done yet
+            raise self._stopped(str(error), index, 0, None, kept) from error
         going_on = index == state.file and state.records > 0
         skip = state.records if index == state.file else 0
         if "out" not in kept:
             size = state.sizes.get("out") if index == state.file and state.sizes else None
             kept["out"] = self._open(index, size if going_on or not job.into_folder else None)
         begun = (index > 0 and not job.into_folder) or going_on
-        write = _writer(source, kept["out"].out, job, begun, single=len(job.inputs) == 1 or job.into_folder)
+        write = self._writing
+        if write is None or not isinstance(write, ParquetWriter):  # which is one for all inputs
+            write = self._writing = _writer(source, kept["out"].out, job, index, going_on=begun)
         if len(self.counts) == index:
             self.counts.append(Count())
         purifier = Purifier(
-            job.offline, job.format, Sinks(*(kept[n].out.write if n in kept else None for n in ("audit", "pairs"))),
-            self.counts[index], drop_unrepaired=job.drop_unrepaired,
+            job.offline, detector, Sinks(*(kept[n].out.write if n in kept else None for n in ("audit", "pairs"))),
+            self.counts[index], drop_unrepaired=job.drop_unrepaired, values=values,
         )  # fmt: skip
         before = self._done
         number = 0
@@ -161,7 +197,9 @@ class Run:
                     if not job.skip_bad:
                         raise
                     purifier.count.bad += 1
-                    if len(self.bad) < _SHOWN_BAD:
+                    if len(purifier.count.bad_at) < SHOWN:
+                        purifier.count.bad_at.append(record.number)
+                    if len(self.bad) < SHOWN:
                         self.bad.append(str(error))
                     data = None
                 if data is not None:
@@ -175,12 +213,14 @@ class Run:
             if job.into_folder or last:
                 write.end()
         except RecordError as error:
-            raise self._stopped(str(error), index, max(0, number - 1), source, kept) from error
+            why = f"{error}{detector.others(record.number)}" if number else str(error)
+            raise self._stopped(why, index, max(0, number - 1), source, kept) from error
         except OSError as error:
             raise RecordError(f"{job.out} cannot be written: {error}") from error
         self._done = before + source.read()
         tell(self._done >> 20, max(self._total, self._done) >> 20)
         if job.into_folder:
+            self._writing = None
             kept.pop("out").commit()
 
     def _open(self, index: int, size: int | None) -> _Sink:
@@ -189,10 +229,10 @@ class Run:
             return _Stdout()
         return Partial(job.out / job.names[index] if job.into_folder else job.out, size)
 
-    def _stopped(self, why: str, index: int, records: int, source: Source, kept: dict[str, _Sink]) -> Stopped:
+    def _stopped(self, why: str, index: int, records: int, source: Source | None, kept: dict[str, _Sink]) -> Stopped:
         """Close everything and write down how far it is. Shapes that are written in one go are begun anew."""
         sizes = {name: sink.pause() for name, sink in kept.items()}
-        again = source.shape in ("log", "eval")
+        again = (source is not None and source.shape in WHOLE) or isinstance(self._writing, ParquetWriter)
         if self.job.out == STDIN or STDIN in self.job.inputs or again:
             return Stopped(why, None)
         counts = [c.to_dict() for c in self.counts]
@@ -201,18 +241,19 @@ class Run:
         return Stopped(why, self.job.state_path)
 
 
-def _writer(source: Source, out: IO[bytes], job: Job, begun: bool, *, single: bool) -> Writer:
-    """The source's own shape, unless the name of the output asks for lines."""
-    named_lines = not job.into_folder and job.out.name.removesuffix(".gz").endswith(".jsonl")
-    if source.shape in ("log", "eval") and not named_lines:
-        if not single:
+def _writer(source: Source, out: IO[bytes], job: Job, index: int, *, going_on: bool) -> Writer:
+    """The source's own shape, unless the name of the output asks for lines or for Parquet."""
+    joined = len(job.inputs) > 1 and not job.into_folder
+    name = plain_name(job.names[index] if job.into_folder else job.out.name)
+    kind = next((k for k in (".jsonl", ".parquet") if name.endswith(k)), "")
+    if source.shape in ("log", "eval") and not kind:
+        if joined:
             raise RecordError(f"{source.path}: a log cannot be joined with other files; give a folder with -o FOLDER/")
         if source.shape == "eval" and job.out == STDIN:
             raise RecordError(f"{source.path}: an .eval log cannot go to standard output; give -o FILE.eval")
-        return writer(source, out)
-    if source.shape == "array" and not named_lines:
-        return ArrayWriter(out, going_on=begun)
-    return LinesWriter(out)
+    elif source.shape in ("document", "parquet") and not kind and (joined or source.shape == "parquet"):
+        kind = ".jsonl"
+    return writer(source, out, kind=kind, going_on=going_on, joined=joined)
 
 
 def _load(job: Job) -> _State:
@@ -221,6 +262,9 @@ def _load(job: Job) -> _State:
     try:
         state = msgspec.json.decode(path.read_bytes(), type=_State)
     except FileNotFoundError:
+        done = next((o.path for o in job.outputs() if o.path.exists()), None)
+        if done is not None:
+            raise RecordError(f"{done} is finished: nothing to go on with; --force makes it anew") from None
         raise RecordError(f"nothing to go on with: there is no {path}; leave --resume out to begin") from None
     except (msgspec.DecodeError, OSError) as error:
         raise RecordError(f"{path} cannot be read: {error}; remove it to begin anew") from error
@@ -243,7 +287,7 @@ def expand(words: Sequence[str]) -> Iterator[tuple[Path, str]]:
         elif path.is_dir():
             found = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
             if not found:
-                raise RecordError(f"{path}: no .jsonl, .json or .eval file in this folder, or below")
+                raise RecordError(f"{path}: no file in this folder or below is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
             yield from ((p, str(p.relative_to(path))) for p in found)
         elif path.exists():
             yield path, path.name
@@ -259,9 +303,9 @@ def expand(words: Sequence[str]) -> Iterator[tuple[Path, str]]:
 
 
 def _is_transcript_file(path: Path) -> bool:
-    name = path.name.removesuffix(".gz")
+    name = plain_name(path.name)
     ours = name.endswith((".audit.jsonl", SUFFIX, SUFFIX + ".json"))
-    return name.endswith((".jsonl", ".json", ".eval")) and not ours and not name.startswith(".")
+    return name.endswith(KINDS) and not ours and not name.startswith(".")
 
 
 def write_report(path: Path, run: Run) -> None:

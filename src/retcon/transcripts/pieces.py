@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
 from retcon.purify.offline import Splice
@@ -86,6 +88,10 @@ class PieceReading:
     def items(self, splices: Sequence[Splice]) -> list[Json]:
         """The items with these splices made."""
         return self._put_together(self._joined(splices))
+
+    def spliced(self, splices: Sequence[Splice]) -> list[Piece]:
+        """The pieces with these splices made."""
+        return self._joined(splices)
 
     def sides(
         self, splices: Sequence[Splice]
@@ -236,3 +242,14 @@ def program_argument(
             shell = key in _COMMANDS or name.lower() in _SHELLS
             return {**arguments, "code": value}, {"language": "shell"} if shell else {}
     return arguments, {}
+
+
+def shown_call(call: Call) -> str:
+    """How a call is written in our own record of it, where the format keeps calls apart from text."""
+    arguments, extra = program_argument(call.name, call.arguments)
+    if isinstance(arguments, str):
+        return f"\n```{call.name}\n{arguments}\n```"
+    if "code" in arguments:
+        language = "bash" if extra else "python"
+        return f"\n```{language}\n{arguments['code']}\n```"
+    return f"\n```{call.name}\n{msgspec.json.format(msgspec.json.encode(arguments)).decode()}\n```"

@@ -11,6 +11,8 @@ from retcon.purify.offline import Purified
 from retcon.purify.splice import program
 
 EXAMPLES = 3
+SHOWN = 20
+"""How many places are listed of what is wrong."""
 _SHOWN = 600
 
 
@@ -21,7 +23,9 @@ class Count:
     transcripts: those that were read; without_calls: those of them that no tool was called in. calls: those that have
     an output; failed: those of them that failed. rules, types: failed calls by the rule that saw it and by exception.
     shallow, deep: turns repaired; attempts_removed: failed turns taken out. left: failed turns that stay, by reason.
-    dropped: transcripts left out. bad: records that could not be read. characters: of the records, before and after.
+    dropped: transcripts left out. bad: records that could not be read; unread: transcripts without a call, though
+    something in them (unread_as) says that tools were called; bad_at, unread_at: the numbers of the first.
+    bytes_before, bytes_after: of the records.
     """
 
     formats: Counter[str] = field(default_factory=Counter)
@@ -38,6 +42,10 @@ class Count:
     changed: int = 0
     dropped: int = 0
     bad: int = 0
+    bad_at: list[int] = field(default_factory=list)
+    unread: int = 0
+    unread_as: Counter[str] = field(default_factory=Counter)
+    unread_at: list[int] = field(default_factory=list)
     bytes_before: int = 0
     bytes_after: int = 0
     examples: list[dict[str, object]] = field(default_factory=list)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
+from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
+from retcon.core.pair import Pair, Written
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Offline
 from retcon.store.jsonl import line_of
 from retcon.store.pairs import pair_line
 from retcon.store.records import Record
 from retcon.transcripts.detect import Detector
-from retcon.transcripts.report import Count
+from retcon.transcripts.hints import tool_use
+from retcon.transcripts.report import SHOWN, Count
+from retcon.transcripts.style import decoded, encoded, has_nan, without_nan
 from retcon.transcripts.types import Format, Json
 
 
@@ -32,14 +32,17 @@ class Sinks:
 class Purifier:
     """Purifies the records of one file.
 
-    drop_unrepaired: leave out transcripts in which a failed call stays. Counts go to `count`.
+    format: its name, or what has found it. drop_unrepaired: leave out transcripts in which a failed call stays. Counts
+    go to `count`. values: of records that were decoded before, by their numbers; taken out as they are used.
     """
 
     def __init__(
-        self, offline: Offline, format: str, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False
-    ) -> None:
+        self, offline: Offline, format: str | Detector, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False,
+        values: dict[int, Json] | None = None,
+    ) -> None:  # fmt: skip
         self._offline = offline
-        self._detector = Detector(format)
+        self._detector = Detector(format) if isinstance(format, str) else format
+        self._values = {} if values is None else values
         self._sinks = sinks
         self._drop = drop_unrepaired
         self.count = count
@@ -50,24 +53,23 @@ class Purifier:
         Raises RecordError, which begins with where the record stands, for one that is no transcript.
         """
         count = self.count
-        value = _decoded(record)
+        value = self._values.pop(record.number) if record.number in self._values else decoded(record)
         try:
-            # A record with clean calls in the format of the one before needs no further look.
-            found = self._detector.last
-            clean = found.clean(value) if found is not None else None
+            # A record with clean calls in the format of its file needs no further look.
+            found = main = self._detector.main
+            clean = main.clean(value) if main is not None else None
             if not clean:
                 found = self._detector.format_of(value)
-                clean = 0 if found is None else found.clean(value)
+                if found is not main or found is None:
+                    clean = 0 if found is None else found.clean(value)
             out: bytes | None = record.data
-            if found is None:
-                count.without_calls += 1
-            elif clean is not None:
-                count.without_calls += clean == 0
-                count.calls += clean
+            if found is not None:
                 count.formats[found.name] += 1
-            else:
+            if clean is None and found is not None:
                 out = self._read(record, value, found)
-                count.formats[found.name] += 1
+            else:
+                count.calls += clean or 0
+                self._no_calls(record, value, clean or 0)
         except RecordError as error:
             raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
         count.transcripts += 1
@@ -78,67 +80,60 @@ class Purifier:
             count.bytes_after += len(out)
         return out
 
+    def _no_calls(self, record: Record, value: Json, calls: int) -> None:
+        """Note a transcript without calls; and, where it looks as if there were some, that they cannot be read."""
+        if calls:
+            return
+        self.count.without_calls += 1
+        if (seen := tool_use(value)) is not None:
+            self.count.unread += 1
+            self.count.unread_as[seen] += 1
+            if len(self.count.unread_at) < SHOWN:
+                self.count.unread_at.append(record.number)
+
     def _read(self, record: Record, value: Json, found: Format) -> bytes | None:
         """As a call, of a record that takes a full reading."""
         reading = found.read(value, f"{Path(record.file).name}:{record.number}")
+        self._no_calls(record, value, sum(len(turn.observations) for t in reading.trajectories for turn in t.turns))
         results = [self._offline(trajectory) for trajectory in reading.trajectories]
         for raw, result in zip(reading.trajectories, results, strict=True):
             self.count.found(raw, result)
         judged = [r for r in results if r.splices or r.left]
         if self._sinks.audit is not None:
             for result in judged:
-                self._sinks.audit(
-                    line_of(_on_record(result.trajectory, record, found.name, value, bool(result.splices)))
-                )
+                self._sinks.audit(_audit_line(result.trajectory, record, found.name, value, bool(result.splices)))
         if not any(r.splices for r in judged):
             keep = not (self._drop and any(t.failures for t in reading.trajectories))
             # Ours keeps why a failure was left alone on its turn.
             same = found.name != "retcon" or not judged
-            out = record.data if same else _encoded(reading.purified(results))
+            out = record.data if same else encoded(reading.purified(results), record)
             return out if keep else None
         self.count.changed += 1
         if self._sinks.pairs is not None:
+            standard = not has_nan(value)
             for pair in reading.pairs(results):
-                self._sinks.pairs(pair_line(pair))
+                self._sinks.pairs(pair_line(pair if standard else _standard_pair(pair)))
         if self._drop and any(r.trajectory.failures for r in results):
             return None
-        return _encoded(reading.purified(results))
+        return encoded(reading.purified(results), record)
 
 
-def _on_record(trajectory: Trajectory, record: Record, format: str, value: Json, changed: bool) -> Trajectory:
-    """The trajectory with where it is from; and, where that is no longer in the output, its record as it was."""
+def _audit_line(trajectory: Trajectory, record: Record, format: str, value: Json, changed: bool) -> bytes:
+    """The trajectory with where it is from; and, where that is no longer in the output, its record as it was: as text
+    where it is beyond standard JSON, which an audit is."""
     about: dict[str, object] = {"source": record.where, "format": format}
+    standard = not has_nan(value)
     if changed and format != "retcon":
-        about["record"] = value
-    return replace(trajectory, extra={**trajectory.extra, **about})
+        about["record"] = value if standard else record.data.decode("utf-8", "replace")
+    trajectory = replace(trajectory, extra={**trajectory.extra, **about})
+    return line_of(trajectory if standard else from_dict(without_nan(to_dict(trajectory))))
 
 
-def _decoded(record: Record) -> Json:
-    try:
-        return msgspec.json.decode(record.data)
-    except RecursionError:
-        raise RecordError(f"{record.where}: nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        try:  # Python's own writer gives NaN and lone surrogates, which no standard knows
-            return json.loads(record.data)
-        except (ValueError, RecursionError):
-            raise RecordError(f"{record.where}: not JSON: {error}") from error
+def _standard_pair(pair: Pair) -> Pair:
+    """The pair without NaN, which the readers of pairs do not know."""
 
+    def plain(written: Written) -> Written:
+        return written if isinstance(written, str) else without_nan(tuple(written))
 
-def _encoded(value: Json) -> bytes:
-    """As it was decoded: what is beyond the standard is written as Python's own writer does."""
-    try:
-        data = msgspec.json.encode(value)
-        if b"null" not in data or not _has_nan(value):
-            return data + b"\n"
-    except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
-        pass  # a lone surrogate, a whole number of more than 64 bits
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
-
-
-def _has_nan(value: Json) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_nan, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_nan, value))
-    return isinstance(value, float) and not math.isfinite(value)
+    chosen, rejected = (replace(c, written=plain(c.written)) for c in (pair.chosen, pair.rejected))
+    return replace(pair, prompt=plain(pair.prompt), chosen=chosen, rejected=rejected)

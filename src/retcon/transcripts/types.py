@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import Protocol
 
 from retcon.core.pair import Pair
@@ -11,6 +12,23 @@ from retcon.purify.offline import Purified
 
 Json = object
 """A JSON value as msgspec decodes it."""
+
+
+class Certainty(IntEnum):
+    """How sure it is that a record which a format matches is of that format; the surest is asked first."""
+
+    STRUCTURE = 0
+    """Keys that no other has."""
+    CALLS = 1
+    """Calls kept apart from the text of messages."""
+    TAGS = 2
+    """Tags in the text of messages."""
+    FENCES = 3
+    """Markdown in the text of messages."""
+    TAGGED_TEXT = 4
+    """Tags in one text."""
+    TEXT = 5
+    """Markdown in one text."""
 
 
 class Reading(Protocol):
@@ -28,10 +46,23 @@ class Reading(Protocol):
 
 
 class Format(Protocol):
-    """A format by its structure. Records are JSON objects, or lists where a transcript is nothing but its messages."""
+    """A format by its structure. Records are JSON objects, or lists where a transcript is nothing but its messages.
+
+    aliases: other names of it. marks: words by which its records are known (keys, types, roles, tags), to find the
+    format that an unknown record is nearest to.
+    """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def certainty(self) -> Certainty: ...
+
+    @property
+    def aliases(self) -> Sequence[str]: ...
+
+    @property
+    def marks(self) -> Sequence[str]: ...
 
     def matches(self, record: Json) -> bool:
         """Whether a record has this structure."""

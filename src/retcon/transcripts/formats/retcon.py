@@ -11,7 +11,8 @@ from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.types import Json, Reading
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Certainty, Json, Reading
 
 
 class _Status(msgspec.Struct):
@@ -32,6 +33,9 @@ class Ours:
     """Typed statuses, ids kept; a turn that a purifier judged before is left as it is."""
 
     name = "retcon"
+    certainty = Certainty.STRUCTURE
+    aliases: Sequence[str] = ()
+    marks = ("turns", "segments", "prompt", "task")
 
     def matches(self, record: Json) -> bool:
         if not isinstance(record, dict) or not isinstance(record.get("turns"), list):
@@ -60,3 +64,6 @@ class _OwnReading:
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         if results[0].splices:
             yield from preference_pairs(results[0].trajectory)
+
+
+register(Ours())

@@ -11,8 +11,9 @@ from retcon.core.types import Status
 from retcon.transcripts.chat import ItemsReading
 from retcon.transcripts.failures import Verdict, looks_clean
 from retcon.transcripts.items import context_of, find_items, text_of, with_text
-from retcon.transcripts.pieces import Call, Output, Piece, PieceReading, program_argument
-from retcon.transcripts.types import Json, Reading
+from retcon.transcripts.pieces import Call, Output, Piece, PieceReading, shown_call
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Certainty, Json, Reading
 
 Item = dict[str, Json]
 _OUTPUT = frozenset({"tool", "function"})
@@ -34,6 +35,9 @@ class Messages:
     """
 
     name = "messages"
+    certainty = Certainty.CALLS
+    aliases = ("inspect", "verifiers")
+    marks = ("messages", "role", "tool_calls", "function", "tool_call_id", "assistant", "tool")
 
     def matches(self, record: Json) -> bool:
         found = find_items(record)
@@ -89,7 +93,7 @@ def _pieces(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
         for one in raw:
             call = _call(one)
             calls.append(Call(call.name, call.arguments, sum(map(len, shown)), call.id))
-            shown.append(_shown(call))
+            shown.append(shown_call(call))
         key = "tool_calls" if item.get("tool_calls") else "function_call"
         call_piece = Piece("call", owner, "".join(shown), tuple(calls), payload={key: item[key]})
         return [Piece("said", owner, text), call_piece] if text else [call_piece]
@@ -150,17 +154,6 @@ def _call(raw: Json) -> Call:
     return Call(name if isinstance(name, str) else "python", arguments, id=own_id if isinstance(own_id, str) else None)
 
 
-def _shown(call: Call) -> str:
-    """How a call is written in our own record of it, where the format keeps calls apart from text."""
-    arguments, extra = program_argument(call.name, call.arguments)
-    if isinstance(arguments, str):
-        return f"\n```{call.name}\n{arguments}\n```"
-    if "code" in arguments:
-        language = "bash" if extra else "python"
-        return f"\n```{language}\n{arguments['code']}\n```"
-    return f"\n```{call.name}\n{msgspec.json.format(msgspec.json.encode(arguments)).decode()}\n```"
-
-
 def _typed(item: Item) -> tuple[Verdict | None, bool]:
     """The status that a tool's message names: what it says (None: success), and whether it says anything."""
     error = item.get("error")
@@ -186,3 +179,6 @@ def _rebuild(item: Json, pieces: Sequence[Piece]) -> Json:
     content = item.get("content")
     same = text_of(content) == said
     return {**item, **moved} if same else {**item, "content": with_text(content, said), **moved}
+
+
+register(Messages())

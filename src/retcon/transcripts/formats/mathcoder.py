@@ -9,7 +9,8 @@ from retcon.transcripts.chat import ItemsReading
 from retcon.transcripts.failures import looks_clean
 from retcon.transcripts.items import find_items, text_of
 from retcon.transcripts.pieces import Call, Output, Piece, PieceReading
-from retcon.transcripts.types import Json, Reading
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Certainty, Json, Reading
 
 Item = dict[str, Json]
 _SAID = frozenset({"text", "assistant", "thought", "reasoning"})
@@ -17,6 +18,9 @@ _SAID = frozenset({"text", "assistant", "thought", "reasoning"})
 
 class Blocks:
     name = "mathcoder"
+    certainty = Certainty.STRUCTURE
+    aliases: Sequence[str] = ()
+    marks = ("debug_result", "execution", "code", "text")
 
     def matches(self, record: Json) -> bool:
         return _items(record) is not None
@@ -65,3 +69,6 @@ def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:
 def _whole(item: Json, _: Sequence[Piece]) -> Json:
     """Blocks are moved whole, and never take parts of each other."""
     return item
+
+
+register(Blocks())

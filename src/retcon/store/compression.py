@@ -1,0 +1,112 @@
+"""Compressed files: read by what their first bytes say, written by what their names say."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from types import ModuleType
+from typing import IO, cast
+
+from retcon.core.errors import MissingExtra
+
+SUFFIXES = (".gz", ".zst")
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_CHUNK = 1 << 20
+
+
+def plain_name(name: str) -> str:
+    """A file's name without the suffix of its compression."""
+    for suffix in SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name
+
+
+def decompressed(file: io.BufferedReader, what: str) -> io.BufferedReader:
+    """The file's own bytes, gzip and zstd undone. what: its name. Raises MissingExtra for zstd without its package."""
+    head = file.peek(4)[:4]
+    if head.startswith(_GZIP):
+        return io.BufferedReader(cast(io.RawIOBase, _Gzip(fileobj=file)), _CHUNK)
+    if head == _ZSTD:
+        try:
+            module = zstandard(what)
+        except MissingExtra:
+            file.close()
+            raise
+        return io.BufferedReader(_Zstd(file, module), _CHUNK)
+    return file
+
+
+def compressed(file: IO[bytes], name: str) -> IO[bytes]:
+    """What compresses into `file`, by the name's suffix; `file` itself where it has none. Closing it leaves `file`
+    open. A later part is a member (frame) of its own, and no name or time is inside: the same records give the same
+    bytes. Raises MissingExtra for zstd without its package."""
+    if name.endswith(".gz"):
+        return cast(IO[bytes], gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
+    if name.endswith(".zst"):
+        return cast(IO[bytes], zstandard(name).ZstdCompressor().stream_writer(file, closefd=False))
+    return file
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """What reading a damaged file may raise."""
+    errors: tuple[type[Exception], ...] = (EOFError, zlib.error, OSError)
+    try:
+        from zstandard import ZstdError
+    except ImportError:
+        return errors
+    return (*errors, ZstdError)
+
+
+def zstandard(what: str) -> ModuleType:
+    """The package. what: the file that needs it, for the message. Raises MissingExtra where it is not there."""
+    try:
+        import zstandard as module
+    except ImportError as error:
+        raise MissingExtra(f"{what} is compressed with zstd: pip install 'retcon-rl[formats]'") from error
+    return cast(ModuleType, module)
+
+
+class _Gzip(gzip.GzipFile):
+    """Closes what it reads from, too."""
+
+    def close(self) -> None:
+        inner = self.fileobj
+        super().close()
+        if isinstance(inner, io.IOBase):
+            inner.close()
+
+
+class _Zstd(io.RawIOBase):
+    """Frame after frame. The package's own stream ends without a word where a file is cut off."""
+
+    def __init__(self, file: IO[bytes], module: ModuleType) -> None:
+        self._file = file
+        self._new = module.ZstdDecompressor().decompressobj
+        self._frame = self._new()
+        self._begun = False
+        self._waiting = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        while not self._waiting:
+            data = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame, self._begun = self._new(), False
+            data = data or self._file.read(_CHUNK)
+            if not data:
+                if self._begun:
+                    raise EOFError("the file is cut off within a frame of zstd")
+                return 0
+            self._begun = True
+            self._waiting = self._frame.decompress(data)
+        data = self._waiting[: len(buffer)]
+        self._waiting = self._waiting[len(data) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,206 @@
+"""Parquet: rows as JSON, and back. A row that nothing changes is written as the columns that it came in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+import msgspec
+
+from retcon.core.errors import MissingExtra, RecordError
+from retcon.store.types import Record, Source
+
+_ROWS = 256
+
+
+def parquet_source(path: Path) -> Source:
+    """The rows of a file. Raises RecordError where it cannot be read, MissingExtra without pyarrow."""
+    arrow(str(path))
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} is no Parquet that can be read: {error}") from error
+    rows = Rows(path, file)
+    size = path.stat().st_size
+    return Source(path, "parquet", rows.records(), lambda: int(size * rows.share), table=rows)
+
+
+class Rows:
+    """The rows of a file. share: how much of them was read. keep: whether those stay that a writer has not seen yet."""
+
+    def __init__(self, path: Path, file: Any) -> None:
+        self._path = path
+        self._file = file
+        self.schema = file.schema_arrow
+        self._groups: deque[tuple[int, Any]] = deque()
+        self.share = 0.0
+        self.keep = False
+        first = file.metadata.row_group(0) if file.metadata.num_row_groups else None
+        codec = first.column(0).compression.lower() if first is not None and first.num_columns else "snappy"
+        self.codec = "none" if codec == "uncompressed" else codec
+
+    def records(self) -> Iterator[Record]:
+        """Each row as a JSON object. Raises RecordError where a part of the file cannot be read, or is no JSON."""
+        import pyarrow
+
+        number = 0
+        total = max(1, self._file.metadata.num_rows)
+        try:
+            for batch in self._file.iter_batches(batch_size=_ROWS):
+                if self.keep:
+                    self._groups.append((number, batch))
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Record(_json(row, f"{self._path}, row {number}"), number, str(self._path), "row")
+                self.share = number / total
+        except (pyarrow.ArrowException, OSError) as error:
+            raise RecordError(f"{self._path}, row {number + 1}: the file cannot be read further: {error}") from error
+
+    def group_of(self, number: int) -> tuple[int, Any]:
+        """The rows among which row `number` (1-based) is, and how many stand before them; earlier ones are let go."""
+        while number > self._groups[0][0] + self._groups[0][1].num_rows:
+            self._groups.popleft()
+        return self._groups[0]
+
+
+class RowsWriter:
+    """Writes rows of a file to another of the same columns."""
+
+    def __init__(self, rows: object, out: IO[bytes]) -> None:
+        if not isinstance(rows, Rows):
+            raise TypeError("a source that is no Parquet")
+        import pyarrow.parquet as pq
+
+        rows.keep = True
+        self._rows = rows
+        self._writer = pq.ParquetWriter(out, rows.schema, compression=rows.codec)
+        self._group: tuple[int, Any] | None = None
+        self._kept: list[tuple[int, bytes | None]] = []
+
+    def begin(self) -> None:
+        """The columns are written with the first rows."""
+
+    def add(self, record: Record, data: bytes) -> None:
+        group = self._rows.group_of(record.number)
+        if group is not self._group:
+            self._flush()
+            self._group = group
+        self._kept.append((record.number - 1 - group[0], None if data is record.data else data))
+
+    def end(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._group is None or not self._kept:
+            return
+        import pyarrow
+
+        batch = self._group[1]
+        table = pyarrow.Table.from_batches([batch]).take([index for index, _ in self._kept])
+        changed = {at: data for at, (_, data) in enumerate(self._kept) if data is not None}
+        if changed:
+            table = self._changed(table, changed)
+        self._writer.write_table(table.cast(self._rows.schema))
+        self._kept = []
+
+    def _changed(self, table: Any, changed: dict[int, bytes]) -> Any:
+        """The table with some rows' new values, in those columns that have one."""
+        import pyarrow
+
+        new = {at: msgspec.json.decode(data) for at, data in changed.items()}
+        old = {at: msgspec.json.decode(_json(table.slice(at, 1).to_pylist()[0], "row")) for at in changed}
+        for n, field in enumerate(self._rows.schema):
+            name = field.name
+            other = {at: row[name] for at, row in new.items() if row.get(name) != old[at][name]}
+            if not other:
+                continue
+            values = table.column(n).to_pylist()
+            for at, value in other.items():
+                values[at] = value
+            try:
+                column = pyarrow.array(values, type=field.type)
+            except (pyarrow.ArrowException, TypeError, ValueError) as error:
+                raise RecordError(f"column {name!r} cannot hold what was repaired: {error}") from error
+            table = table.set_column(n, field, column)
+        return table
+
+
+class ParquetWriter:
+    """Writes any records as rows: spooled as JSON Lines first, since a column's type is known only at the end."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        arrow("Parquet")
+        import tempfile
+
+        self._out = out
+        self._spool = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
+        self._schema: Any = None
+        self._waiting: list[dict[str, Any]] = []
+        self._seen = 0
+
+    def begin(self) -> None:
+        """The columns are not known yet."""
+
+    def add(self, record: Record, data: bytes) -> None:
+        row = msgspec.json.decode(data)
+        if not isinstance(row, dict):
+            raise RecordError(f"{record.where}: a row of Parquet is an object, found {type(row).__name__}")
+        self._spool.write(msgspec.json.encode(row) + b"\n")
+        self._waiting.append(row)
+        if len(self._waiting) == _ROWS:
+            self._learn()
+
+    def end(self) -> None:
+        import pyarrow
+        import pyarrow.parquet as pq
+
+        with self._spool:
+            self._learn()
+            schema = self._schema if self._schema is not None else pyarrow.schema([])
+            self._spool.seek(0)
+            with pq.ParquetWriter(self._out, schema, compression="zstd") as file:
+                while rows := [msgspec.json.decode(line) for line in islice(self._spool, _ROWS)]:
+                    file.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+
+    def _learn(self) -> None:
+        """Widen the columns to what the waiting rows hold. Raises RecordError where one would need two types."""
+        import pyarrow
+
+        try:
+            names = dict.fromkeys(name for row in self._waiting for name in row)
+            found = pyarrow.schema([(n, pyarrow.array([row.get(n) for row in self._waiting]).type) for n in names])
+            if self._schema is not None:
+                found = pyarrow.unify_schemas([self._schema, found], promote_options="permissive")
+        except (pyarrow.ArrowException, TypeError, OverflowError) as error:
+            raise RecordError(
+                f"records {self._seen + 1} to {self._seen + len(self._waiting)} do not fit into columns, which have "
+                f"one type each: {error}; write .jsonl"
+            ) from error
+        self._schema = found
+        self._seen += len(self._waiting)
+        self._waiting = []
+
+
+def arrow(what: str) -> ModuleType:
+    """The package. what: the file that needs it, for the message. Raises MissingExtra where it is not there."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingExtra(f"{what} takes pyarrow to read and write: pip install 'retcon-rl[formats]'") from error
+    return pyarrow
+
+
+def _json(row: dict[str, Any], where: str) -> bytes:
+    try:
+        return msgspec.json.encode(row, enc_hook=str)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError) as error:
+        raise RecordError(f"{where}: no JSON can hold it: {error}") from error

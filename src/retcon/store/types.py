@@ -1,0 +1,59 @@
+"""What reading and writing other people's files is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+Shape = Literal["lines", "array", "document", "log", "eval", "parquet"]
+WHOLE: frozenset[Shape] = frozenset({"log", "eval", "parquet"})
+"""Shapes that are written in one go: what was begun cannot be gone on with."""
+
+
+class Record(NamedTuple):
+    """data: one JSON value. number: 1-based. file, kind: what it is the number of, or the member of an archive.
+    lead: of an item of an array, what stands between it and the one before."""
+
+    data: bytes
+    number: int
+    file: str
+    kind: str = "line"
+    lead: bytes = b""
+
+    @property
+    def where(self) -> str:
+        """File and line, item or sample, for messages."""
+        if self.kind in ("line", "item", "sample", "row"):
+            return f"{self.file}, {self.kind} {self.number}"
+        return f"{self.file}, {self.kind}"
+
+
+class Writer(Protocol):
+    """Writes records in a shape; what is written by `begin`, `add` and `end` together is the file."""
+
+    def begin(self) -> None: ...
+
+    def add(self, record: Record, data: bytes) -> None:
+        """data: what to write for the record; `record.data` itself where it stays as it is."""
+        ...
+
+    def end(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Source:
+    """A file that is being read. shape: how its records are held. read: bytes of the file so far, for progress.
+
+    frame: of a log, its keys and their values as they stand in the file. tail: of an array, what stands after its last
+    item, known once that was read. table: of Parquet, the rows that its writer needs beside their JSON.
+    """
+
+    path: Path
+    shape: Shape
+    records: Iterator[Record]
+    read: Callable[[], int]
+    frame: Mapping[str, bytes] = field(default_factory=dict)
+    tail: list[bytes] = field(default_factory=list)
+    table: object = None

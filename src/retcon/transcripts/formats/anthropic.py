@@ -1,0 +1,98 @@
+"""Anthropic's messages: `tool_use` and `tool_result` blocks, and the tools that run on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import cast
+
+from retcon.transcripts.failures import Verdict
+from retcon.transcripts.items import text_of
+from retcon.transcripts.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
+from retcon.transcripts.pieces import Call, Output, Piece, PieceKind, shown_call
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Json
+
+_CALLS = ("tool_use", "server_tool_use")
+_RESULT = "tool_result"
+
+
+class Anthropic(Itemwise):
+    """content: text, or blocks. A user's `tool_result` answers the call of its `tool_use_id`; `is_error` says that it
+    failed. Results of tools on the server stand in the model's own message, with a `return_code`."""
+
+    name = "anthropic"
+    marks = ("content", "tool_use", "tool_result", "tool_use_id", "input", "is_error")
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        return all("role" in item for item in items) and any(
+            isinstance(block, dict) and block.get("type") in _CALLS for item in items for block in _blocks(item)
+        )
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for owner, item in enumerate(items):
+            for kind, blocks in _runs(item):
+                calls = placed([_call(b) for b in blocks]) if kind == "call" else ()
+                outputs = tuple(map(_output, blocks)) if kind == "output" else ()
+                shown = "".join(map(shown_call, calls)) or "".join(o.text for o in outputs) or text_of(blocks)
+                pieces.append(Piece(kind, owner, shown, calls, outputs, {"items": [(item, b) for b in blocks]}))
+        return pieces
+
+    def original(self, pieces: Sequence[Piece]) -> list[Json]:
+        return [_home(pieces)]
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        blocks = [block for piece in pieces for _, block in _moved(piece)]
+        return [{**_home(pieces), "content": blocks}]
+
+
+def _moved(piece: Piece) -> list[tuple[Item, Json]]:
+    """The blocks that move with a piece, each with the message that it is from."""
+    return cast(list[tuple[Item, Json]], parts(piece))
+
+
+def _home(pieces: Sequence[Piece]) -> dict[str, Json]:
+    return cast(dict[str, Json], _moved(pieces[0])[0][0])
+
+
+def _blocks(item: Item) -> Sequence[Json]:
+    content = item.get("content")
+    return content if isinstance(content, list) and content else [content]
+
+
+def _runs(item: Item) -> Iterator[tuple[PieceKind, list[Json]]]:
+    """Blocks of one kind that follow each other: all words are one piece, and so are calls in a row."""
+    rest: PieceKind = "said" if item.get("role") == "assistant" else "told"
+    for kind, run in groupby(_blocks(item), key=lambda block: _kind(block, rest)):
+        yield kind, list(run)
+
+
+def _kind(block: Json, rest: PieceKind) -> PieceKind:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind in _CALLS:
+        return "call"
+    return "output" if isinstance(kind, str) and kind.endswith(_RESULT) else rest
+
+
+def _call(block: Json) -> Call:
+    call = block if isinstance(block, dict) else {}
+    return Call(string(call.get("name"), "python"), arguments_of(call.get("input")), id=some_id(call.get("id")))
+
+
+def _output(block: Json) -> Output:
+    result = block if isinstance(block, dict) else {}
+    own_id = some_id(result.get("tool_use_id"))
+    ran = part_of(result, "content")
+    if ran:  # of a tool on the server
+        text = string(ran.get("stdout")) + string(ran.get("stderr")) or string(ran.get("error_code"))
+        code = ran.get("return_code")
+        if type(code) is int:
+            return Output(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
+        failed = string(ran.get("type")).endswith("_error")
+        return Output(text, own_id, Verdict("error", "status", text or None) if failed else None, typed=failed)
+    failed = result.get("is_error") is True
+    return Output(text_of(result.get("content")), own_id, Verdict("error", "status") if failed else None, typed=failed)
+
+
+register(Anthropic())

@@ -1,0 +1,140 @@
+"""AutoGen: messages and events of its teams, and the chats of version 0.2 (AG2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from retcon.transcripts.failures import Verdict
+from retcon.transcripts.itemwise import Item, Itemwise, Pieces, arguments_of, part_of, parts, some_id, string
+from retcon.transcripts.pieces import Call, Output, Piece
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Json
+
+_CALLS = ("ToolCallRequestEvent", "CodeGenerationEvent")
+_BLOCK = re.compile(r"```[ \t]*(?P<language>\w*)[ \t]*\r?\n(?P<code>.*?)\r?\n?```", re.DOTALL)
+_EXIT = re.compile(r"exitcode: (?P<code>-?\d+) \((?P<words>[^)]*)\)\s*Code output:[ \t]*\n?", re.IGNORECASE)
+
+
+class Team(Itemwise):
+    """A `ToolCallRequestEvent` is answered by a `ToolCallExecutionEvent` (`is_error`), a `CodeGenerationEvent` by a
+    `CodeExecutionEvent` (`exit_code`); a summary repeats the output before it, and goes with it."""
+
+    name = "autogen"
+    marks = ("source", "models_usage", *_CALLS, "ToolCallExecutionEvent", "CodeExecutionEvent", "TextMessage")
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        return any(item.get("type") in _CALLS for item in items)
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces = Pieces()
+        for item in items:
+            kind, content = string(item.get("type")), item.get("content")
+            listed = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+            if kind == "ToolCallRequestEvent":
+                pieces.called(item, [_call(one) for one in listed])
+            elif kind == "ToolCallExecutionEvent":
+                pieces.answered(item, [_output(one) for one in listed])
+            elif kind == "CodeGenerationEvent":
+                _written(pieces, item, string(content), _blocks(item))
+            elif kind == "CodeExecutionEvent":
+                pieces.answered(item, [_ran(part_of(item, "result"))])
+            elif kind == "ToolCallSummaryMessage":
+                pieces.beside(item)
+            elif kind == "ThoughtEvent" or (kind.endswith("Message") and item.get("source") != "user"):
+                pieces.said(item, string(content))
+            elif kind.endswith("Message"):
+                pieces.told(item, string(content))
+            else:
+                pieces.beside(item)  # memory, streaming, a choice of the next speaker
+        return pieces.all
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        return _with_words(pieces)
+
+
+class Chat02(Itemwise):
+    """Messages whose programs are fenced, answered by `exitcode: 1 (execution failed)`. Roles depend on whose history
+    it is, so that who writes programs is the model, whatever its role."""
+
+    name = "autogen"
+    aliases = ("ag2",)
+    marks = ("chat_history", "name", "exitcode")
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        return any(_EXIT.match(string(item.get("content"))) for item in items)
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        answers = [bool(_EXIT.match(string(item.get("content")))) for item in items]
+        writers = {_speaker(items[n - 1]) for n, answer in enumerate(answers) if answer and n}
+        pieces = Pieces()
+        for n, item in enumerate(items):
+            text = string(item.get("content"))
+            found = _EXIT.match(text)
+            if found is not None:
+                code = int(found["code"])
+                verdict = Verdict("error", "status", f"exit {code}") if code else None
+                pieces.answered(item, [Output(text[found.end() :], None, verdict, typed=True)])
+            elif n + 1 < len(items) and answers[n + 1] and _BLOCK.search(text):
+                _written(pieces, item, text, [b["code"] for b in _BLOCK.finditer(text)])
+            elif _speaker(item) in writers:
+                pieces.said(item, text, apart=True)
+            else:
+                pieces.told(item, text)
+        return pieces.all
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        return _with_words(pieces)
+
+
+def _written(pieces: Pieces, item: Item, text: str, programs: Sequence[str]) -> None:
+    """Words, then programs, all in one message."""
+    pieces.said(item, _words(text), moved=[], apart=True)
+    pieces.called(item, [Call("python", {"code": "\n".join(programs)})])
+
+
+def _words(text: str) -> str:
+    begins = _BLOCK.search(text)
+    return text[: begins.start()] if begins else text
+
+
+def _with_words(pieces: Sequence[Piece]) -> list[Json]:
+    """The fix's message, with the words that it is to have where they stand in it."""
+    words = "".join(p.text for p in pieces if p.kind == "said" and not parts(p))
+    items = [item for piece in pieces for item in parts(piece)]
+    first = next((p for p in pieces if p.kind == "call"), None)
+    home = parts(first)[0] if first is not None and parts(first) else None
+    if not isinstance(home, dict) or not isinstance(text := home.get("content"), str):
+        return items
+    new = {**home, "content": words + text[len(_words(text)) :]}
+    return [new if item is home else item for item in items]
+
+
+def _speaker(item: Item) -> str:
+    return string(item.get("name")) or string(item.get("role"))
+
+
+def _blocks(item: Item) -> list[str]:
+    blocks = item.get("code_blocks")
+    return [string(b.get("code")) for b in blocks if isinstance(b, dict)] if isinstance(blocks, list) else []
+
+
+def _call(one: Item) -> Call:
+    return Call(string(one.get("name"), "python"), arguments_of(one.get("arguments")), id=some_id(one.get("id")))
+
+
+def _output(one: Item) -> Output:
+    failed = one.get("is_error") is True
+    text, own_id = string(one.get("content")), some_id(one.get("call_id"))
+    return Output(text, own_id, Verdict("error", "status") if failed else None, typed=failed)
+
+
+def _ran(result: Item) -> Output:
+    code = result.get("exit_code")
+    failed = type(code) is int and code != 0
+    verdict = Verdict("error", "status", f"exit {code}") if failed else None
+    return Output(string(result.get("output")), None, verdict, typed=type(code) is int)
+
+
+register(Team())
+register(Chat02())

@@ -1,0 +1,96 @@
+"""LangChain's messages, in each of the three ways that it writes them: `messages_to_dict`, `model_dump`, `dumpd`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retcon.transcripts.failures import Verdict
+from retcon.transcripts.items import text_of
+from retcon.transcripts.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
+from retcon.transcripts.pieces import Call, Output, Piece, shown_call
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Json
+
+_INSIDE = ("data", "kwargs")
+_MOVED = ("tool_calls", "invalid_tool_calls", "additional_kwargs")
+
+
+class LangChain(Itemwise):
+    """type: human, ai, tool, system. Calls are in `tool_calls`, those with broken arguments in `invalid_tool_calls`; a
+    tool's `status` speaks where it is "error" ("success" is what it has when nobody sets it)."""
+
+    name = "langchain"
+    aliases = ("langgraph",)
+    marks = ("human", "ai", "tool", "data", "kwargs", "tool_calls", "invalid_tool_calls", "lc", "additional_kwargs")
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        return any(
+            _kind(i) == "ai" and (_inside(i).get("tool_calls") or _inside(i).get("invalid_tool_calls")) for i in items
+        )
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for owner, item in enumerate(items):
+            inside, moved = _inside(item), {"items": [item]}
+            text = text_of(inside.get("content"))
+            kind = _kind(item)
+            calls = placed(_calls(inside)) if kind == "ai" else ()
+            if calls:
+                pieces.append(Piece("said", owner, text, payload=moved))
+                shown = "".join(map(shown_call, calls))
+                pieces.append(Piece("call", owner, shown, calls, payload=moved))
+            elif kind == "ai":
+                pieces.append(Piece("said", owner, text, payload=moved))
+            elif kind == "tool" and pieces and pieces[-1].kind in ("call", "output"):
+                pieces.append(Piece("output", owner, text, outputs=(_output(inside, text),), payload=moved))
+            else:
+                pieces.append(Piece("told", owner, text, payload=moved))
+        return pieces
+
+    def original(self, pieces: Sequence[Piece]) -> list[Json]:
+        return parts(pieces[0])
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The message of the words, with the calls of the fix."""
+        home, fix = parts(pieces[0])[0], parts(pieces[-1])[0]
+        if not isinstance(home, dict) or not isinstance(fix, dict):
+            return [home]
+        calls = {key: value for key, value in _inside(fix).items() if key in _MOVED}
+        inside = {**{k: v for k, v in _inside(home).items() if k not in _MOVED}, **calls}
+        under = next((key for key in _INSIDE if part_of(home, key)), None)
+        return [{**home, under: inside} if under is not None else inside]
+
+
+def _inside(item: Json) -> Item:
+    for key in _INSIDE:
+        if found := part_of(item, key):
+            return found
+    return item if isinstance(item, dict) else {}
+
+
+def _kind(item: Item) -> str:
+    kind = item.get("type")
+    if kind == "constructor":
+        kind = _inside(item).get("type")
+    return string(kind).removesuffix("MessageChunk").lower()
+
+
+def _calls(inside: Item) -> list[Call]:
+    calls: list[Call] = []
+    for key in ("tool_calls", "invalid_tool_calls"):
+        listed = inside.get(key)
+        for one in listed if isinstance(listed, list) else []:
+            if isinstance(one, dict):
+                calls.append(
+                    Call(string(one.get("name"), "python"), arguments_of(one.get("args")), id=some_id(one.get("id")))
+                )
+    return calls
+
+
+def _output(inside: Item, text: str) -> Output:
+    failed = inside.get("status") == "error"
+    verdict = Verdict("error", "status") if failed else None
+    return Output(text, some_id(inside.get("tool_call_id")), verdict, typed=failed)
+
+
+register(LangChain())

@@ -1,0 +1,118 @@
+"""Markdown: fenced programs, in messages or in one text (ToRA)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from retcon.transcripts.chat import chat
+from retcon.transcripts.dialects import Cut, Plain, all_clean, is_feedback
+from retcon.transcripts.failures import looks_clean
+from retcon.transcripts.pieces import Call, Output
+from retcon.transcripts.registry import register, register_dialect
+from retcon.transcripts.text import Text
+from retcon.transcripts.types import Certainty
+
+
+class Markdown(Plain):
+    """```` ```python ```` blocks; the output as an ```` ```output ```` block after it, in the same message or the next,
+    or in the role `tool`. A block that nothing answers is no call."""
+
+    name = "markdown"
+    certainty = Certainty.FENCES
+    _open = re.compile(r"```(?:[Pp]ython3?|py|PYTHON|tool_code)[ \t]*\r?\n")
+    _answer = re.compile(r"\s*```(?:output|stdout|tool_output)[ \t]*\r?\n")
+    _fenced = re.compile(r"\s*```(?:output|text|stdout|console|tool_output)?[ \t]*\r?\n")
+    _wrapped = re.compile(r"\s*[`<EeOoRr]")  # how a fence or a label begins
+    _answers = ("```output", "```stdout", "```tool_output")
+    _label = re.compile(r"\s*(?:<output>|(?:[Ee]xecution )?(?:[Oo]utput|[Rr]esult|[Oo]bservation)s?:)\s*")
+
+    def calls_in(self, text: str) -> bool:
+        return "`" in text and ("```py" in text or "```Py" in text or "```PY" in text or "```tool_code" in text)
+
+    def cut(self, text: str, answered: bool) -> list[Cut]:
+        cuts: list[Cut] = []
+        at = 0
+        found = list(self._blocks(text))
+        for n, (start, code, code_end, end) in enumerate(found):
+            output = self._answer.match(text, end)
+            if output is None and not (answered and n + 1 == len(found)):
+                continue
+            if start > at:
+                cuts.append(Cut("said", text[at:start]))
+            at = end if output is not None else len(text)
+            cuts.append(Cut("call", text[start:at], (Call("python", {"code": text[code:code_end]}),)))
+            if output is not None:
+                inside_end, at = _closed(text, output.end())
+                cuts.append(Cut("output", text[end:at], (), (Output(text[output.end() : inside_end]),)))
+        return [*cuts, Cut("said", text[at:])] if text[at:] or not cuts else cuts
+
+    def _blocks(self, text: str) -> Iterator[tuple[int, int, int, int]]:
+        """Closed blocks of Python: where the fence, the program, the closing line and what follows it begin."""
+        at = 0
+        while (opening := self._open.search(text, at)) is not None:
+            at = opening.end()
+            end, after = _closed(text, at)
+            if end < len(text) and text[opening.start() - 1 : opening.start()] != "`":
+                yield opening.start(), at, max(at, end), after
+                at = after
+
+    def outputs(self, text: str) -> tuple[Output, ...]:
+        fenced = self._fenced.match(text)
+        if fenced:
+            return (Output(text[fenced.end() : _closed(text, fenced.end())[0]]),)
+        labelled = self._label.match(text)
+        return (Output(text[labelled.end() :] if labelled else text),)
+
+    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+        if not (self._label.match(text) or self._answer.match(text)) or is_feedback(text):
+            return None
+        return self.outputs(text)
+
+    def clean_outputs(self, text: str, told: bool) -> int | None:
+        if not told and self._wrapped.match(text) is None:
+            return 1 if looks_clean(text) else None
+        return all_clean(self.told_outputs(text) if told else self.outputs(text))
+
+    def clean_calls(self, text: str) -> int | None:
+        return 1 if self.calls_in(text) and next(self._blocks(text), None) is not None else 0
+
+    def clean_inside(self, text: str) -> int | None:
+        count, at = 0, 0
+        while (start := _fence(text, at)) >= 0:
+            # Nothing but the plain shape, words and one block and right after it its output, is read here.
+            code_end = _fence(text, start + 3)
+            begin = code_end + len("```\n```output\n")
+            if not (text.startswith("```python\n", start) and text.startswith("\n```\n```output\n", code_end - 1)):
+                return None if count or any(name in text for name in self._answers) else 0
+            end = _fence(text, begin)
+            at = end + 3
+            if end < 0 or text[end - 1] != "\n" or text[at : at + 1] not in ("", "\n"):
+                return None
+            if not looks_clean(text[begin : end - 1]):
+                return None
+            count += 1
+        return count
+
+
+def _fence(text: str, start: int) -> int:
+    """Where the next three backticks are, -1 for none; most texts have no other ones."""
+    at = text.find("`", start)
+    return at if at < 0 or text.startswith("```", at) else text.find("```", at)
+
+
+def _closed(text: str, start: int) -> tuple[int, int]:
+    """Where the text of a fenced block from `start` ends, and where what follows its closing line begins."""
+    at = start - 1  # the closing line may follow the opening one at once
+    while (at := text.find("\n```", at)) >= 0:
+        line_end = text.find("\n", at + 4)
+        line_end = len(text) if line_end < 0 else line_end
+        if not text[at + 4 : line_end].strip(" \t\r"):
+            return max(start, at), min(len(text), line_end + 1)
+        at += 4
+    return len(text), len(text)
+
+
+register_dialect(Markdown())
+register(chat(Markdown(), marks=("python", "output")))
+register(Text(Markdown(), "```output", Certainty.TEXT, ("output",)))

@@ -1,0 +1,136 @@
+"""OpenHands' events: those of its SDK (`kind`), and those before it (`action`, `observation`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retcon.transcripts.failures import Verdict
+from retcon.transcripts.items import text_of
+from retcon.transcripts.itemwise import Item, Itemwise, Pieces, arguments_of, part_of, parts, some_id, string
+from retcon.transcripts.pieces import Call, Output, Piece
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Json
+
+_RUNS = ("run", "run_ipython", "read", "write", "edit", "browse", "browse_interactive", "call_tool_mcp", "execute_bash")
+_PROGRAMS = ("code", "command")
+
+
+class OpenHands(Itemwise):
+    """An action is a call, its `thought` the words before it; an observation its output. Exit codes and `is_error`
+    speak where they say that it failed. Changes of state stay with the event before them."""
+
+    name = "openhands"
+    marks = ("action", "observation", "cause", "extras", "args", "thought", "kind", "ActionEvent", "ObservationEvent")
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        return any(
+            item.get("kind") == "ActionEvent" or (item.get("action") in _RUNS and isinstance(item.get("args"), dict))
+            for item in items
+        )
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces = Pieces()
+        turn: Json = None
+        for item in items:
+            if "kind" in item:
+                turn = _of_sdk(pieces, item, turn)
+            else:
+                _before_sdk(pieces, item)
+        return pieces.all
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The fix's events, the first action with the words that it is to have."""
+        words = "".join(p.text for p in pieces if p.kind == "said")
+        items = [item for piece in pieces for item in parts(piece)]
+        for n, item in enumerate(items):
+            if isinstance(item, dict) and (item.get("kind") == "ActionEvent" or item.get("action") in _RUNS):
+                return [*items[:n], _with_thought(item, words), *items[n + 1 :]]
+        return items
+
+
+def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
+    """One event; `turn` is the reply of the model that the last action came from, as the result is."""
+    kind = item.get("kind")
+    if kind == "ActionEvent":
+        reply = item.get("llm_response_id")
+        if turn is None or reply != turn:
+            pieces.said(item, text_of(item.get("thought")), moved=[], apart=True)
+        called = part_of(item, "tool_call")
+        function = part_of(called, "function") or called
+        action = {k: v for k, v in part_of(item, "action").items() if k != "kind"}
+        arguments = action or arguments_of(function.get("arguments"))
+        name = string(item.get("tool_name")) or string(function.get("name"), "python")
+        pieces.called(item, [Call(name, arguments, id=some_id(item.get("tool_call_id")))])
+        return reply
+    if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
+        pieces.answered(item, [_sdk_output(item)])
+    elif kind == "MessageEvent":
+        message = part_of(item, "llm_message")
+        if message.get("role") == "assistant" or item.get("source") == "agent":
+            pieces.said(item, text_of(message.get("content")), apart=True)
+        else:
+            pieces.told(item, text_of(message.get("content")))
+    elif kind == "SystemPromptEvent":
+        pieces.told(item, text_of([item.get("system_prompt")]))
+    else:
+        pieces.beside(item)
+        return turn
+    return None
+
+
+def _sdk_output(item: Item) -> Output:
+    own_id = some_id(item.get("tool_call_id"))
+    if "error" in item and item.get("kind") == "AgentErrorEvent":
+        return Output(string(item.get("error")), own_id, Verdict("error", "status"), typed=True)
+    seen = part_of(item, "observation")
+    text = text_of(seen.get("content")) or text_of(seen.get("output"))
+    return _judged(text, own_id, seen, part_of(seen, "metadata"))
+
+
+def _before_sdk(pieces: Pieces, item: Item) -> None:
+    action, args = item.get("action"), part_of(item, "args")
+    if "observation" in item and item.get("observation") not in ("agent_state_changed", "null", "recall"):
+        extras = part_of(item, "extras")
+        made = part_of(item, "tool_call_metadata")
+        text, own_id = string(item.get("content")), some_id(made.get("tool_call_id"))
+        if item.get("observation") == "error":
+            pieces.answered(item, [Output(text, own_id, Verdict("error", "status"), typed=True)])
+        else:
+            pieces.answered(item, [_judged(text, own_id, extras, part_of(extras, "metadata"))])
+    elif action in _RUNS and item.get("source") != "user":
+        pieces.said(item, string(args.get("thought")), moved=[], apart=True)
+        program = {key: args[key] for key in _PROGRAMS if key in args}
+        made = part_of(item, "tool_call_metadata")
+        arguments = program or {k: v for k, v in args.items() if k != "thought"}
+        pieces.called(item, [Call(string(action), arguments, id=some_id(made.get("tool_call_id")))])
+    elif action in ("message", "finish", "think") and item.get("source") == "agent":
+        pieces.said(item, string(args.get("content")) or string(args.get("thought")), apart=True)
+    elif action in ("message", "system"):
+        pieces.told(item, string(args.get("content")))
+    else:
+        pieces.beside(item)
+
+
+def _judged(text: str, own_id: str | None, *where: Item) -> Output:
+    """An output whose exit code, or error flag, says that it failed; what else it says is for the rules."""
+    for fields in where:
+        code = fields.get("exit_code")
+        if fields.get("timeout") is True:
+            return Output(text, own_id, Verdict("timeout", "status", "Timeout"), typed=True)
+        if type(code) is int and code >= 0:  # -1: it still runs
+            return Output(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
+        if fields.get("is_error") is True:
+            return Output(text, own_id, Verdict("error", "status"), typed=True)
+    return Output(text, own_id)
+
+
+def _with_thought(item: Item, words: str) -> Json:
+    if "kind" in item:
+        if text_of(item.get("thought")) == words:
+            return item
+        return {**item, "thought": [{"type": "text", "text": words}]}
+    args = part_of(item, "args")
+    return item if args.get("thought", "") == words else {**item, "args": {**args, "thought": words}}
+
+
+register(OpenHands())

@@ -1,0 +1,109 @@
+"""smolagents' memory: the steps of an agent, in full or succinct, or the result of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from retcon.transcripts.failures import Verdict
+from retcon.transcripts.items import text_of
+from retcon.transcripts.itemwise import Item, Itemwise, Pieces, arguments_of, part_of, parts, some_id, string
+from retcon.transcripts.pieces import Call, Output, Piece
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Json
+
+_CODE = re.compile(r"<code>|```(?:py|python)?[ \t]*\r?\n|Code:\s*```")
+_CAUSE = re.compile(r"due to: (?P<type>[A-Za-z_]\w*(?:Error|Exception|Interrupt|Warning|Iteration))\b")
+
+
+class Smolagents(Itemwise):
+    """A step has `model_output` (words and program), `tool_calls`, `observations` and `error`, which is typed. The
+    messages that each step was given are emptied after a repair: they repeat the failure."""
+
+    name = "smolagents"
+    marks = ("step_number", "model_output", "code_action", "observations", "action_output", "tool_calls", "steps")
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        return any("step_number" in i and (i.get("tool_calls") or i.get("code_action")) for i in items)
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces = Pieces()
+        for item in items:
+            if "step_number" not in item:  # the task, the system's prompt, a plan
+                pieces.told(item, string(item.get("task")) or string(item.get("plan")))
+                continue
+            calls = _calls(item)
+            if not calls:
+                pieces.said(item, _said(item) or _observed(item), apart=True)
+                continue
+            pieces.said(item, _said(item), moved=[], apart=True)
+            pieces.called(item, calls)
+            pieces.answered(None, _outputs(item, calls))
+        return pieces.all
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The fix's step, with the words that it is to have."""
+        words = "".join(p.text for p in pieces if p.kind == "said")
+        items = [item for piece in pieces for item in parts(piece)]
+        return [_with_words(item, words) if isinstance(item, dict) else item for item in items]
+
+    def forgotten(self, item: Json) -> Json:
+        return (
+            {**item, "model_input_messages": None}
+            if isinstance(item, dict) and item.get("model_input_messages")
+            else item
+        )
+
+
+def _said(item: Item) -> str:
+    """The words before the program."""
+    text = text_of(item.get("model_output"))
+    begins = _CODE.search(text)
+    return text[: begins.start()] if begins else text
+
+
+def _with_words(item: Item, words: str) -> Json:
+    own = _said(item)
+    text = text_of(item.get("model_output"))
+    if own == words or not text.startswith(own):
+        return item
+    new = words + text[len(own) :]
+    message = part_of(item, "model_output_message")
+    told = {"model_output_message": {**message, "content": new}} if text_of(message.get("content")) == text else {}
+    return {**item, "model_output": new, **told}
+
+
+def _calls(item: Item) -> list[Call]:
+    listed = item.get("tool_calls")
+    found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    if not found and isinstance(code := item.get("code_action"), str):
+        return [Call("python_interpreter", {"code": code})]
+    calls: list[Call] = []
+    for one in found:
+        function = part_of(one, "function") or one
+        name, arguments = string(function.get("name"), "python_interpreter"), function.get("arguments")
+        if name == "python_interpreter" and isinstance(arguments, str):
+            arguments = {"code": arguments}
+        calls.append(Call(name, arguments_of(arguments), id=some_id(one.get("id"))))
+    return calls
+
+
+def _observed(item: Item) -> str:
+    return text_of(item.get("observations"))
+
+
+def _outputs(item: Item, calls: Sequence[Call]) -> list[Output]:
+    """One for each call: all that a step has is what they gave together."""
+    error = item.get("error")
+    message = string(error.get("message")) if isinstance(error, dict) else string(error)
+    text = "\n".join(t for t in (_observed(item), message) if t)
+    if not error:
+        verdict = None
+    else:
+        cause = _CAUSE.findall(message)
+        kind = string(error.get("type")) if isinstance(error, dict) else ""
+        verdict = Verdict("error", "status", cause[-1] if cause else kind or None)
+    return [Output(text if n == 0 else "", call.id, verdict, typed=True) for n, call in enumerate(calls)]
+
+
+register(Smolagents())

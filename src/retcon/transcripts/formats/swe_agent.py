@@ -1,0 +1,96 @@
+"""SWE-agent's `.traj`: steps of thought, action and observation, and the messages that they are part of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retcon.purify.offline import Purified
+from retcon.transcripts.itemwise import Item, Itemwise, ItemwiseReading, Pieces, parts, string
+from retcon.transcripts.pieces import Call, Output, Piece
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Json, Reading
+
+_REPEATED = ("query", "messages")
+
+
+class SweAgent(Itemwise):
+    """A step is a call of a shell. `history` loses the messages of the steps that are taken out; the messages that a
+    later step was given (`query`) are emptied, as they repeat what failed."""
+
+    name = "swe-agent"
+    marks = ("trajectory", "action", "observation", "response", "thought", "history", "info", "execution_time")
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        return all("action" in item and "observation" in item for item in items) and any("response" in i for i in items)
+
+    def read(self, record: Json, id: str) -> Reading:
+        place = self.find(record)
+        if place is None:
+            return super().read(record, id)  # which says what is missing
+        return _SweReading(self, record, place, id)
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces = Pieces()
+        for item in items:
+            action = string(item.get("action")).strip("\n")
+            if not action:
+                pieces.said(item, string(item.get("response")) or string(item.get("thought")), apart=True)
+                continue
+            pieces.said(item, string(item.get("thought")), moved=[], apart=True)
+            pieces.called(item, [Call("bash", {"command": action})])
+            pieces.answered(None, [Output(string(item.get("observation")))])
+        return pieces.all
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The fix's step, with the thought that it is to have."""
+        words = "".join(p.text for p in pieces if p.kind == "said")
+        return [with_thought(item, words) for piece in pieces for item in parts(piece)]
+
+    def forgotten(self, item: Json) -> Json:
+        repeated = [name for name in _REPEATED if isinstance(item, dict) and item.get(name)]
+        return {**item, **{name: [] for name in repeated}} if isinstance(item, dict) and repeated else item
+
+
+class _SweReading(ItemwiseReading):
+    def purified(self, results: Sequence[Purified]) -> Json:
+        new = super().purified(results)
+        if not isinstance(new, dict) or not isinstance(history := new.get("history"), list):
+            return new
+        steps = [p.owner for p in self.reading.spliced(results[0].splices)]
+        messages = [m for m in history if isinstance(m, dict)]
+        head, rounds = _rounds(messages)
+        if len(rounds) != len(self.place.items):
+            return {**new, "history": []}  # of another agent, or cut: what belongs to which step cannot be told
+        kept = [rounds[n] for n in dict.fromkeys(steps)]
+        for at, (step, own) in enumerate(zip(new["trajectory"], kept, strict=True)):
+            kept[at] = [with_thought(own[0], string(step.get("thought"))), *own[1:]]
+        return {**new, "history": [*head, *(message for own in kept for message in own)]}
+
+
+def with_thought(item: Json, words: str) -> Json:
+    """A step, or the message of one, with another thought; `response` and `content` begin with it."""
+    if not isinstance(item, dict) or item.get("thought", words) == words:
+        return item
+    old = string(item.get("thought"))
+    new = {**item, "thought": words}
+    for key in ("response", "content"):
+        if isinstance(text := item.get(key), str) and text.startswith(old):
+            new[key] = words + text[len(old) :]
+    return new
+
+
+def _rounds(messages: Sequence[dict[str, Json]]) -> tuple[list[Json], list[list[Json]]]:
+    """What stands before the first step; then the messages of each."""
+    head: list[Json] = []
+    rounds: list[list[Json]] = []
+    for message in messages:
+        if message.get("role") == "assistant" and not message.get("is_demo"):
+            rounds.append([message])
+        elif rounds:
+            rounds[-1].append(message)
+        else:
+            head.append(message)
+    return head, rounds
+
+
+register(SweAgent())

@@ -1,0 +1,81 @@
+"""Programs and outputs in tags, in the model's own text or in messages: `<code>` and `<interpreter>` (ReTool),
+`<python>` and `<result>` (ARPO, Tool-Star)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import chain
+
+from retcon.transcripts.chat import chat
+from retcon.transcripts.dialects import Cut, all_clean, inside
+from retcon.transcripts.pieces import Call, Output
+from retcon.transcripts.registry import register, register_dialect
+from retcon.transcripts.text import Text
+from retcon.transcripts.types import Certainty
+
+
+class Tagged:
+    """name: of the format. call, output: the tags. A program may be fenced within its tags. An output is one only where
+    it follows a program, in the same text or at the beginning of the next message."""
+
+    def __init__(self, name: str, call: str, output: str) -> None:
+        self.name = name
+        self.certainty = Certainty.TAGS
+        self.call, self.output = call, output
+        self.sign = f"<{output}>"
+        self._opens = f"<{call}>"
+        self._block = re.compile(rf"<{call}>(?P<code>.*?)</{call}>", re.DOTALL)
+        self._answer = re.compile(rf"\s*<{output}>(?P<text>.*?)(?:</{output}>|\Z)", re.DOTALL)
+
+    def used(self, said: Iterable[str], told: Iterable[str]) -> bool:
+        words = list(said)
+        return any(self._opens in text for text in words) and any(self.sign in text for text in chain(words, told))
+
+    def cut(self, text: str, answered: bool) -> list[Cut]:
+        cuts: list[Cut] = []
+        at = 0
+        found = list(self._block.finditer(text))
+        for n, block in enumerate(found):
+            output = self._answer.match(text, block.end())
+            if output is None and not (answered and n + 1 == len(found)):
+                continue
+            if block.start() > at:
+                cuts.append(Cut("said", text[at : block.start()]))
+            at = block.end() if output is not None else len(text)
+            call = Call("python", {"code": _unfenced(block["code"])})
+            cuts.append(Cut("call", text[block.start() : at], (call,)))
+            if output is not None:
+                cuts.append(Cut("output", output[0], (), (Output(output["text"].strip("\n")),)))
+                at = output.end()
+        return [*cuts, Cut("said", text[at:])] if text[at:] or not cuts else cuts
+
+    def outputs(self, text: str) -> tuple[Output, ...]:
+        found = self._answer.match(text)
+        return (Output(found["text"].strip("\n") if found else text),)
+
+    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+        return self.outputs(text) if self._answer.match(text) else None
+
+    def clean_outputs(self, text: str, told: bool) -> int | None:
+        return all_clean(self.told_outputs(text) if told else self.outputs(text))
+
+    def clean_calls(self, text: str) -> int | None:
+        return 1 if self._block.search(text) else 0
+
+    def clean_inside(self, text: str) -> int | None:
+        return inside(self, text) if self.sign in text else 0
+
+
+_FENCED = re.compile(r"\s*```(?:[Pp]ython3?|py)?[ \t]*\r?\n(?P<code>.*?)\r?\n?```\s*", re.DOTALL)
+
+
+def _unfenced(code: str) -> str:
+    fenced = _FENCED.fullmatch(code)
+    return fenced["code"] if fenced else code.strip("\n")
+
+
+for _dialect in (Tagged("retool", "code", "interpreter"), Tagged("arpo", "python", "result")):
+    register_dialect(_dialect)
+    register(chat(_dialect, marks=(_dialect.call, _dialect.output)))
+    register(Text(_dialect, _dialect.sign, Certainty.TAGGED_TEXT, (_dialect.call, _dialect.output)))

@@ -1,0 +1,82 @@
+"""What unknown records look like: whether tools were called in them, and which format comes nearest."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+
+from retcon.transcripts.types import Format, Json
+
+_DEPTH = 8
+_TEXT = 20_000
+_KEYS = frozenset({"tool_calls", "tool_call", "tool_use", "function_call", "tool_call_id", "code_action"})
+_ROLES = frozenset({"tool", "function", "observation", "ipython", "execution", "tool_result", "tool_response"})
+_NAMING = ("role", "from", "type", "kind", "source")
+_TAG = re.compile(r"</([A-Za-z][\w:.-]{1,30})>")
+_RESULT = re.compile(
+    r"<(result|output|observation|interpreter|information|execution_results?|tool_output|tool_response|tool_result"
+    r"|function_results?|stdout|exec_result)\b[^<>]*>",
+    re.IGNORECASE,
+)
+_SPECIAL = re.compile(
+    r"<\|(?:python_tag|tool_calls?_begin|tool_call|tool_outputs?_begin|tool_calls_section_begin|code_interpreter)\|>"
+    r"|<｜tool▁(?:calls?|outputs?)▁begin｜>|\[TOOL_CALLS\]|<\|channel\|>commentary to="
+)
+_REACT = re.compile(r"^Action(?: Input)?:.*?^Observation:", re.MULTILINE | re.DOTALL)
+
+
+def tool_use(record: Json) -> str | None:
+    """What in a record says that a tool was called in it: a key, a role or a wording; None where nothing does."""
+    for key, value in _walk(record, 0):
+        if key in _KEYS and value:
+            return f"the key '{key}'"
+        if not isinstance(value, str):
+            continue
+        if key in ("role", "from") and value in _ROLES:
+            return f"the role '{value}'"
+        text = value[:_TEXT]
+        if "<" in text and (result := _RESULT.search(text)):
+            return f"the tag <{result[1]}>"
+        if ("<" in text or "[" in text) and (special := _SPECIAL.search(text)):
+            return f"the marker {special[0]}"
+        if "Observation:" in text and _REACT.search(text):
+            return "the words 'Action:' and 'Observation:'"
+    return None
+
+
+def nearest_format(record: Json, formats: Sequence[Format]) -> str:
+    """` (nearest format: 'x')` for the format whose words the record has most of, else an empty string."""
+    words: set[str] = set()
+    for key, value in _walk(record, 0):
+        words.add(key.lower())
+        if isinstance(value, str):
+            if key in _NAMING:
+                words.add(value[:40].lower())
+            words |= {tag.lower() for tag in _TAG.findall(value[:_TEXT])}
+    best, name = 0.0, ""
+    for one in formats:
+        near = [max(map(_alike, [mark.lower()] * len(words), words), default=0.0) for mark in one.marks]
+        score = sum(n for n in near if n >= 0.75)
+        if score > best:
+            best, name = score, one.name
+    return f" (nearest format: '{name}')" if name else ""
+
+
+def _alike(mark: str, word: str) -> float:
+    if mark == word:
+        return 1.0
+    return difflib.SequenceMatcher(None, mark, word).ratio() if abs(len(mark) - len(word)) < 4 else 0.0
+
+
+def _walk(value: Json, depth: int, key: str = "") -> Iterator[tuple[str, Json]]:
+    if key:
+        yield key, value
+    if depth == _DEPTH:
+        return
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _walk(inner, depth + 1, str(name))
+    elif isinstance(value, list):
+        for inner in value[:200]:
+            yield from _walk(inner, depth + 1, key)

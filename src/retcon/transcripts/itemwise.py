@@ -1,0 +1,240 @@
+"""Formats whose transcripts are lists of items: messages with typed parts, steps, events.
+
+Consecutive items of one turn of the model are a *group*. A format cuts groups into pieces, each of which carries the
+items (or parts of them) that move with it; what stays is the very object that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace as changed
+from typing import NamedTuple
+
+import msgspec
+
+from retcon.core.errors import RecordError
+from retcon.core.pair import Pair
+from retcon.core.types import Trajectory
+from retcon.purify.offline import Purified
+from retcon.purify.pairs import preference_pairs
+from retcon.transcripts.items import context_of, replaced
+from retcon.transcripts.pieces import Call, Output, Piece, PieceKind, PieceReading, shown_call
+from retcon.transcripts.stale import without_stale
+from retcon.transcripts.types import Certainty, Json, Reading
+
+Item = Mapping[str, Json]
+_PARTS = "items"
+
+
+class Place(NamedTuple):
+    """Where the items of a record stand, and what the model was told beside them."""
+
+    path: Sequence[str]
+    items: list[Item]
+    context: str = ""
+
+
+class Itemwise:
+    """A format of items; a subclass says which list they are in and what each is."""
+
+    name: str
+    certainty = Certainty.STRUCTURE
+    aliases: Sequence[str] = ()
+    marks: Sequence[str] = ()
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        """Whether this list of items is one of the format's, with a call in it; cheap."""
+        raise NotImplementedError
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        """The items as pieces; an owner is the place of a group."""
+        raise NotImplementedError
+
+    def original(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The items of a group as they were read, from all its pieces."""
+        return [item for piece in pieces for item in parts(piece)]
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The items of a group, from the pieces that it now has."""
+        return [item for piece in pieces for item in parts(piece)]
+
+    def forgotten(self, item: Json) -> Json:
+        """An item that stands after a repair, without what repeats the history before it."""
+        return item
+
+    def find(self, record: Json) -> Place | None:
+        """The list of items, None where the record has none."""
+        for path, items in lists(record):
+            if self.has_calls(items):
+                return Place(path, items, context_of(record) if path else "")
+        return None
+
+    def matches(self, record: Json) -> bool:
+        return self.find(record) is not None
+
+    def clean(self, record: Json) -> int | None:
+        """A full reading, without what looks for a fix."""
+        try:
+            turns = [turn for t in self.read(record, "").trajectories for turn in t.turns]
+        except RecordError:
+            return None
+        seen = [o.status for turn in turns for o in turn.observations]
+        return len(seen) if set(seen) <= {"ok"} else None
+
+    def read(self, record: Json, id: str) -> Reading:
+        place = self.find(record)
+        if place is None:
+            raise RecordError(f"no list of items as {self.name} has them")
+        return ItemwiseReading(self, record, place, id)
+
+
+class ItemwiseReading:
+    """A record with one transcript in groups of items."""
+
+    def __init__(self, format: Itemwise, record: Json, place: Place, id: str) -> None:
+        self._format = format
+        self._record = record
+        self.place = place
+        pieces = format.group(place.items)
+        owned: list[list[Piece]] = [[] for _ in range(max((p.owner for p in pieces), default=-1) + 1)]
+        for piece in pieces:
+            owned[piece.owner].append(piece)
+        groups: list[Json] = [format.original(own) for own in owned]
+        self.reading = PieceReading(groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context)
+        self.trajectories: Sequence[Trajectory] = (self.reading.trajectory,)
+
+    def purified(self, results: Sequence[Purified]) -> Json:
+        groups = self.reading.items(results[0].splices)
+        items = [item for group in groups if isinstance(group, list) for item in group]
+        before = zip(items, self.place.items, strict=False)
+        same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
+        new = [*items[:same], *map(self._format.forgotten, items[same:])]
+        return without_stale(replaced(self._record, self.place.path, new), self.place.path)
+
+    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+        yield from preference_pairs(results[0].trajectory)
+
+
+class Pieces:
+    """Pieces of items that come one after another, in groups.
+
+    An item that the model wrote after a call, or after anything that it did not write, begins a group.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[Piece] = []
+
+    def told(self, item: Json, text: str) -> None:
+        """What the model is told by a user or the system."""
+        self._add("told", text, [item], new=True)
+
+    def said(self, item: Json, text: str, *, moved: Sequence[Json] | None = None, apart: bool = False) -> None:
+        """What the model says. moved: the items that go with it, where they are not `item` itself. apart: whether it is
+        a turn of its own, though words stand before it."""
+        last = self._last
+        self._add("said", text, [item] if moved is None else moved, new=last is None or apart or last.kind != "said")
+
+    def called(self, item: Json, calls: Sequence[Call]) -> None:
+        """Calls; those of items that follow each other are of one turn."""
+        last = self._last
+        shown = "".join(map(shown_call, calls))
+        if last is not None and last.kind == "call":
+            later = tuple(c._replace(char=c.char + len(last.text)) for c in placed(calls))
+            self.all[-1] = changed(
+                last, text=last.text + shown, calls=last.calls + later, payload={_PARTS: [*parts(last), item]}
+            )
+        else:
+            own = placed(calls)
+            self._add("call", shown, [item], own, new=last is None or last.kind != "said")
+
+    def answered(self, item: Json | None, outputs: Sequence[Output]) -> None:
+        """What calls gave; no item where it stands in the item of the call. Without a call before: told."""
+        last = self._last
+        text = "".join(o.text for o in outputs)
+        moved = [] if item is None else [item]
+        if last is None or last.kind not in ("call", "output"):
+            self._add("told", text, moved, new=True)
+        else:
+            self._add("output", text, moved, outputs=tuple(outputs), new=item is not None)
+
+    def beside(self, item: Json) -> None:
+        """An item that is nobody's word (a change of state): it stays with what is before it."""
+        last = self._last
+        if last is None:
+            self.told(item, "")
+        else:
+            self.all[-1] = changed(last, payload={_PARTS: [*parts(last), item]})
+
+    @property
+    def _last(self) -> Piece | None:
+        return self.all[-1] if self.all else None
+
+    def _add(
+        self, kind: PieceKind, text: str, moved: Sequence[Json], calls: tuple[Call, ...] = (),
+        *, outputs: tuple[Output, ...] = (), new: bool,
+    ) -> None:  # fmt: skip
+        last = self._last
+        owner = 0 if last is None else last.owner + new
+        self.all.append(Piece(kind, owner, text, calls, outputs, {_PARTS: list(moved)}))
+
+
+def parts(piece: Piece) -> list[Json]:
+    """The items that move with a piece."""
+    found = piece.payload.get(_PARTS)
+    return found if isinstance(found, list) else []
+
+
+def placed(calls: Sequence[Call]) -> tuple[Call, ...]:
+    """Calls with their places in the text that shows them one after another."""
+    out: list[Call] = []
+    at = 0
+    for call in calls:
+        out.append(call._replace(char=at))
+        at += len(shown_call(call))
+    return tuple(out)
+
+
+def lists(record: Json) -> Iterator[tuple[Sequence[str], list[Item]]]:
+    """The lists of objects of a record, each with its path: itself, its values, and those of objects in it."""
+    if isinstance(record, list):
+        if is_items(record):
+            yield (), record
+    elif isinstance(record, dict):
+        for key, value in record.items():
+            if isinstance(value, list) and is_items(value):
+                yield (key,), value
+            elif isinstance(value, dict):
+                for inner, listed in value.items():
+                    if isinstance(listed, list) and is_items(listed):
+                        yield (key, inner), listed
+
+
+def is_items(value: Sequence[Json]) -> bool:
+    return bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def arguments_of(value: Json) -> Mapping[str, Json] | str:
+    """Arguments as an object; the text itself where it is none."""
+    if isinstance(value, dict):
+        return value
+    text = value if isinstance(value, str) else ""
+    try:
+        read = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return text
+    return read if isinstance(read, dict) else text
+
+
+def string(value: Json, default: str = "") -> str:
+    """The value where it is text."""
+    return value if isinstance(value, str) else default
+
+
+def some_id(value: Json) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def part_of(item: Json, key: str) -> Item:
+    """The object under a key, empty where there is none."""
+    found = item.get(key) if isinstance(item, dict) else None
+    return found if isinstance(found, dict) else {}

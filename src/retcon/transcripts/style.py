@@ -1,0 +1,83 @@
+"""Records as JSON: read as Python's own writer gives it, and written in the style that they came in."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TypeVar, cast
+
+import msgspec
+
+from retcon.core.errors import RecordError
+from retcon.store.types import Record
+from retcon.transcripts.types import Json
+
+_INDENT = re.compile(rb"[\[{](?:[ \t]*\r?\n)(?P<indent>[ \t]*)")
+_COLON = re.compile(rb'(?<!\\)":(?P<space>\s?)')
+_HEAD = 4096
+_T = TypeVar("_T")
+
+
+def decoded(record: Record) -> Json:
+    """The record's value; NaN and lone surrogates, which no standard knows, are read. Raises RecordError."""
+    try:
+        return msgspec.json.decode(record.data)
+    except RecursionError:
+        raise RecordError(f"{record.where}: nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        try:
+            return json.loads(record.data)
+        except (ValueError, RecursionError):
+            raise RecordError(f"{record.where}: not JSON: {error}") from error
+
+
+def encoded(value: Json, like: Record) -> bytes:
+    """A new value of a record, in the style that the record has: indentation, spaces, escapes; NaN as it was."""
+    head = like.data.lstrip()[:_HEAD]
+    broken = _INDENT.match(head)
+    colon = _COLON.search(head)
+    spaced = colon is not None and colon["space"] != b""
+    ascii_only = like.data.isascii() and b"\\u" in like.data
+    end = b"\n" if like.kind == "line" else like.data[len(like.data.rstrip()) :]
+    if broken is None and not spaced and not ascii_only:
+        try:
+            data = msgspec.json.encode(value)
+            if b"null" not in data or not has_nan(value):
+                return data + end
+        except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
+            pass  # a lone surrogate, a whole number of more than 64 bits
+    separators = (", ", ": ") if spaced else (",", ":")
+    if broken is None:
+        return _text(value, ascii_only, separators, None).encode("utf-8", "replace") + end
+    base = (like.lead.rpartition(b"\n")[2] if b"\n" in like.lead else b"").decode()
+    step = broken["indent"].decode().removeprefix(base) or " "
+    text = _text(value, ascii_only, (",", separators[1]), step)
+    return text.replace("\n", "\n" + base).encode("utf-8", "replace") + end
+
+
+def _text(value: Json, ascii_only: bool, separators: tuple[str, str], indent: str | None) -> str:
+    text = json.dumps(value, ensure_ascii=ascii_only, separators=separators, indent=indent)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate is kept as the escape that it came as
+        text = json.dumps(value, ensure_ascii=True, separators=separators, indent=indent)
+    return text
+
+
+def has_nan(value: Json) -> bool:
+    """Whether a number in it is not finite."""
+    if isinstance(value, dict):
+        return any(map(has_nan, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(has_nan, value))
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def without_nan(value: _T) -> _T:
+    """The same with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return cast(_T, {key: without_nan(one) for key, one in value.items()})
+    if isinstance(value, list | tuple):
+        return cast(_T, type(value)(without_nan(one) for one in value))
+    return cast(_T, None) if isinstance(value, float) and not math.isfinite(value) else value
