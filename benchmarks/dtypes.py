@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """What float32, bfloat16 and float16 cost on a CPU in rollouts and training, how far apart their log-probs are; LoRA.
 
     python benchmarks/dtypes.py [--widths 64,128,256,512,1024] [--rounds 5]

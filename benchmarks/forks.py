@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """What each preloaded profile costs a call: CPU of a fork that ends at once and of waiting for it, in milliseconds.
 
 python benchmarks/forks.py [--forks N] [--rounds N]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """One RL step of ours, for `step.py`: the local engine's rollouts, then `retcon.train.update`.
 
     python benchmarks/our_step.py --precision bf16

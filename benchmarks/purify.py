@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """`retcon purify` on transcripts without a failure, against reading and writing the same JSON.
 
 python benchmarks/purify.py [--megabytes N] [--rounds N] [--format NAME]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Record a workload: of a run's rollouts, or of transcripts, the lengths and seconds alone.
 
     python benchmarks/record.py runs/quickstart/saar/seed-1 --out benchmarks/workloads/quickstart.jsonl

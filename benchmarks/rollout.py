@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Rollouts of agents on one small model: this engine, `generate` per turn, bare decoding, and a vLLM server.
 
     python benchmarks/rollout.py [--rounds 3] [--rollouts 48] [--workload agents] [--vllm URL]
@@ -11,7 +12,9 @@ Workload: rollouts with the recorded lengths and waits of `benchmarks/workloads`
   once, and every run begins with the weights laid out anew and no memory taken (`invalidate`).
 - generate: as loops around `generate` do it: every turn is one left-padded batch, the whole history is prefilled again,
   and the batch waits for its longest row and its slowest tool; fp32 and bf16.
-- vllm: a server that serves a model of the same shape; `/v1/completions` with ids for ids. There is none where this was
+- vllm: a server that serves a model of the same shape; `/v1/completions` with ids for ids. No seed is sent: lengths are
+  forced, so that none is needed, and a request's own seed kills vLLM's CPU engine where prefills are chunked ("CPU
+  Generator does not use offset"). There is none where this was
   written: this way follows the server's documentation and was never run. Its CPU time is not this process's: read the
   wall. `--save FOLDER` writes the model for it, with the base model's tokenizer, whose ids are as many
   (`vllm serve FOLDER --served-model-name small`).
@@ -92,7 +95,7 @@ def with_generate(model: PreTrainedModel, plans: Sequence[Plan]) -> None:
 def with_vllm(url: str, model: str, plans: Sequence[Plan]) -> None:
     async def rollout(client: httpx.AsyncClient, plan: Plan) -> None:
         ids = list(plan.prompt)
-        for number, (turn, shown) in enumerate(zip(plan.turns, plan.shown, strict=True)):
+        for turn, shown in zip(plan.turns, plan.shown, strict=True):
             body = {
                 "model": model,
                 "prompt": ids,
@@ -100,7 +103,6 @@ def with_vllm(url: str, model: str, plans: Sequence[Plan]) -> None:
                 "min_tokens": turn.sampled,
                 "ignore_eos": True,
                 "temperature": 1.0,
-                "seed": int(plan.name) * 100 + number,
                 "logprobs": 0,
                 "return_token_ids": True,
                 "add_special_tokens": False,

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """What SAAR and RoC cost: a training step with each of them against the same step without.
 
     python benchmarks/saar_cost.py [--rounds 8] [--policy runs/saar_cost] [--first 0.25] [--retry 0.2]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """CPU time of sampling one id for every row of a batch, against the bare kernels and against transformers' way.
 
     python benchmarks/sampling.py [--rounds 7]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """The sandbox against a fresh `python -c` for every call: the same work, interleaved, medians and ratios.
 
 python benchmarks/sandbox.py [--calls N] [--rounds N] [--workers N] [--tier namespaces|landlock|rlimits] [--only CASE …]

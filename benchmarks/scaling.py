@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """How the local engine's cost grows: with the batch, the turns, the length of a sequence, the group, a short budget.
 
     python benchmarks/scaling.py [--rounds 3] [--only batch]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """What each selection of rollouts costs, and how many groups it gives an update to learn from.
 
     retcon sft quickstart/cold_start --out COLD

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """The sandbox over HTTP against a fresh `python3 -c` a call and, where its URL is given, against code-judge.
 
 python benchmarks/service.py [--workers N] [--rounds N] [--seconds S] [--code-judge URL] [--only NAME,…]

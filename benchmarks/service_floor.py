@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """The floor of a service without warm workers: one fresh `python3 -c` a call, behind code-judge's `/run`.
 
 Started by benchmarks/service.py. No queue in Redis, no validation, no limits but the time: what is left is the price of

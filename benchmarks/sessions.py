@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """What a cell, a checkpoint and a rollback of a sandbox session cost.
 
 python benchmarks/sessions.py [--tier namespaces|landlock|rlimits] [--sessions N]

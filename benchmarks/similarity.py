@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """CPU time of `at_least` and `similarity` against difflib and cydifflib, and that all of them agree on every pair.
 
 python benchmarks/similarity.py [--sizes 100,700] [--pairs N] [--gamma G] [--seed S] [--transcripts DIR | --repeats]

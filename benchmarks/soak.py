@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """One step's worth of calls and of session cells at once, with faults all the while: is every one answered right?
 
 python benchmarks/soak.py [--calls 45000] [--cells 10000] [--workers N] [--tier namespaces|landlock|rlimits] [--http]

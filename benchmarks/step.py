@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """One RL step against TRL's GRPOTrainer: CPU seconds by phase, in turns, at one thread.
 
     python benchmarks/step.py --trl-python TRL-ENVIRONMENT/bin/python [--rounds 5] [--minibatches 1] [--calls] [--paged]

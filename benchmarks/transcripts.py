@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """What `retcon purify` finds in real transcripts: every figure that docs/purify.md gives about them.
 
 python benchmarks/transcripts.py --data DIR

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """One GRPO step of TRL's trainer, for `step.py`, which says how to make the environment that this runs in.
 
     TRL-ENVIRONMENT/bin/python benchmarks/trl_step.py --precision autocast

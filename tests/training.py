@@ -31,6 +31,7 @@ from retcon.core.types import Segment, Trajectory, Turn
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.base_tokenizer import build_tokenizer
+from retcon.train.dpo import run_dpo
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
 
@@ -166,6 +167,8 @@ def _child(command: dict[str, Any]) -> None:
     try:
         if command["kind"] == "sft":
             run_sft(recipe, start, out, on_step=lambda m: _say("step", m["step"]))
+        elif command["kind"] == "dpo":
+            run_dpo(recipe, start, Path(recipe.model.path), out, on_step=lambda m: _say("step", m["step"]))
         else:
             run_rl(recipe, start, out, tasks=Ones(), on_step=lambda m: _say("step", m["step"]))
         os._exit(0)

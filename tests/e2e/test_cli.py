@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from comparing import FIX, repaired, trajectory
 from retcon.store import jsonl
 
-COMMANDS = ("quickstart", "sft", "train", "eval", "difficulty", "show", "purify", "diff", "doctor")
+COMMANDS = ("quickstart", "sft", "dpo", "train", "eval", "difficulty", "show", "purify", "diff", "doctor")
 
 
 def retcon(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -122,6 +124,52 @@ def test_doctor_speaks_json() -> None:
     done = retcon("doctor", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["extras"].keys() == {"train", "report", "serve", "sandbox"}
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert told["extras"].keys() == project["optional-dependencies"].keys() - {"dev"}
+    assert {"cydifflib", "rapidfuzz"} < told["versions"].keys()
+    wanted = [*project["dependencies"], *(r for e in told["extras"] for r in project["optional-dependencies"][e])]
+    assert told["versions"].keys() == {re.split(r"[^\w.-]", requirement)[0] for requirement in wanted}
     assert told["machine"]["cores"] >= 1
     assert told["sandbox"]["tier"] in ("namespaces", "landlock", "rlimits", None)
+
+
+def test_show_does_not_print_a_wrong_file_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no JSON at all\n" * 5000)
+    done = retcon("show", tmp_path / "notes.txt")
+    assert done.returncode == 2
+    assert "notes.txt is no file of trajectories" in done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) < 10
+
+
+def test_show_names_the_files_of_a_folder_and_the_nearest_of_a_missing_one(trajectories: Path) -> None:
+    folder = retcon("show", trajectories.parent)
+    assert folder.returncode == 2
+    assert "is a folder; name a file of trajectories: it holds some.jsonl" in folder.stderr
+    assert "did you mean 'some.jsonl'?" in retcon("show", trajectories.with_name("sone.jsonl")).stderr
+
+
+def test_show_counts_broken_lines_beyond_a_few(trajectories: Path) -> None:
+    with trajectories.open("a") as file:
+        file.write("broken\n" * 40)
+    done = retcon("show", trajectories)
+    assert done.returncode == 2
+    assert "line 8:" in done.stderr
+    assert "and 35 more lines" in done.stderr
+
+
+def test_sft_refuses_a_folder_that_is_taken_before_it_writes_demonstrations(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "mine.txt").write_text("mine")
+    done = retcon("sft", "quickstart/cold_start", "--out", taken)
+    assert done.returncode == 2
+    assert "is not empty and has no run.json" in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["taken"]
+
+
+def test_eval_refuses_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    done = retcon("eval", tmp_path / "model", "--out", tmp_path)
+    assert done.returncode == 2
+    assert "holds model, and no result.json: it is no evaluation's folder" in done.stderr

@@ -100,5 +100,32 @@ def test_a_finished_one_is_kept_and_another_is_refused(done: Path) -> None:
 @pytest.mark.torch
 def test_a_setting_whose_trajectories_are_gone_is_made_again(done: Path) -> None:
     (done / "trajectories-t1.jsonl").unlink()
-    with pytest.raises(CheckpointError, match="no model folder"):
+    with pytest.raises(CheckpointError, match="model does not exist"):
         run_evaluation(RECIPE, done.parent / "model", done)
+
+
+def test_failed_turns_are_repaired_where_the_recipe_says_so() -> None:
+    recipe = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"repair": "saar"})})
+    tasks = task_set("numbers").evaluation(3, recipe.evaluate.seed)
+    tokenizer = ByteTokenizer()
+    failing, working = "```python\nprint(nothing)\n```", "```python\nprint(12)\n```"
+
+    def reply(request_id: str, text: str, n: int) -> str:
+        return [failing, working, "\\boxed{12}"][n]
+
+    groups, setting = asyncio.run(
+        evaluate(
+            recipe, tasks, name="t1", params=settings_of(recipe)["t1"], engine=ScriptedEngine(tokenizer, reply),
+            chat=Chat(tokenizer), on_progress=lambda _: None,
+        )
+    )  # fmt: skip
+    rollouts = [t for group in groups for t in group]
+    assert {t.failures for t in rollouts} == {0}
+    assert {t.raw_failures for t in rollouts} == {1}
+    assert {p.failed_calls for p in setting.problems} == {1.0}, "failures are told as they happened"
+
+
+def test_an_evaluation_with_repairs_is_another_one(done: Path) -> None:
+    recipe = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"repair": "saar"})})
+    with pytest.raises(CheckpointError, match=r"repair\.kind = None.*evaluate\.repair = 'none', now 'saar'"):
+        run_evaluation(recipe, done.parent / "model", done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from retcon.cli.arguments import checkpoint_folder
 from retcon.config.schema import LoraSection
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.types import Trajectory
+from retcon.engine.local import LocalEngine
 from retcon.store import jsonl
 from retcon.tasks.types import Task
+from retcon.train import rl
 from retcon.train.lora import Adapter
 from retcon.train.rl import run_rl
 from training import Ones, make_base, small_recipe
@@ -145,10 +148,11 @@ def test_old_logprobs_are_the_engines_and_agree_with_the_trainers(base, tmp_path
         ({}, 1e-5),
         ({"compute": {"rollout_dtype": "float16"}}, 1e-2),
         ({"compute": {"rollout_dtype": "bfloat16"}}, 1e-1),
+        ({"compute": {"rollout_dtype": "float16", "dtype": "bfloat16"}}, 1e-1),
         ({"lora": {"rank": 4}}, 1e-5),
         ({"lora": {"rank": 4}, "compute": {"rollout_dtype": "float16"}}, 1e-2),
     ],
-    ids=["shared", "float16", "bfloat16", "lora", "lora float16"],
+    ids=["shared", "float16", "bfloat16", "float16 and bfloat16", "lora", "lora float16"],
 )
 def test_rollouts_follow_the_trained_weights(base, tmp_path, sections, most):
     """In every step, after large updates too: an engine left behind would have log-probs that are far off."""
@@ -215,3 +219,31 @@ def test_an_interrupt_loses_no_step(zygote, base, tmp_path):
     (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
     assert checkpoint.name == f"step-{done:06d}"
     assert 3 <= done < 1000
+
+
+def test_keys_and_values_take_no_memory_while_weights_are_updated(base, tmp_path, monkeypatch):
+    engines, during = [], []
+    opened, updated = rl.open_rollouts, rl.update
+
+    @asynccontextmanager
+    async def watched(*args, **kwargs):
+        async with opened(*args, **kwargs) as rollouts:
+            engines.append(rollouts.engine)
+            yield rollouts
+
+    def update(*args, **kwargs):
+        during.append((engines[0].stats.kv_peak, engines[0].stats.kv_used))
+        return updated(*args, **kwargs)
+
+    monkeypatch.setattr(rl, "open_rollouts", watched)
+    monkeypatch.setattr(rl, "update", update)
+    run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "steps": 2})
+    assert [used for _, used in during] == [0, 0]
+    assert all(peak > 0 for peak, _ in during)
+
+
+def test_the_budget_of_keys_and_values_leaves_room_for_the_optimiser(base):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    alone = LocalEngine(model, max_len=64, max_requests=4).stats.kv_budget
+    crowded = LocalEngine(model, max_len=64, max_requests=4, reserved=1 << 60).stats.kv_budget
+    assert alone == 8 * crowded, "one request must fit all the same"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from comparing import repaired
+from retcon.core.installing import how_to_install
 from retcon.store import jsonl
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -91,5 +92,5 @@ def test_show_and_doctor_work(tmp_path: Path, python: Python) -> None:
 def test_training_says_what_to_install(tmp_path: Path, python: Python) -> None:
     done = python(COMMAND, "quickstart", "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert "pip install 'retcon-rl[train]'" in done.stderr
+    assert how_to_install("train") in done.stderr
     assert "Traceback" not in done.stderr

@@ -48,6 +48,14 @@ def test_what_bfloat16_would_speed_up_is_said_where_it_would() -> None:
     assert keys(PLAIN, 2048) == []
 
 
+def test_who_does_not_train_gets_no_advice_on_training() -> None:
+    for use, other in (("rollout_dtype", "compute.dtype"), ("dtype", "compute.rollout_dtype")):
+        hints = choose(ComputeSection(), Qwen3Config(hidden_size=2048), BF16, threads=1, uses=(use,)).hints
+        assert len(hints) == 1
+        assert f"compute.{use}=" in hints[0]
+        assert other not in hints[0]
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_cuda_where_there_is_none_is_refused(device: str) -> None:
     with pytest.raises(RecipeError, match=rf"compute\.device = '{device}'.*CUDA.*use 'cpu'"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
 from retcon.core.errors import CheckpointError
 from retcon.engine.loading import load_model
@@ -65,3 +66,10 @@ def test_weights_that_do_not_belong_to_the_config_are_refused(folder: Path) -> N
 def test_an_unknown_dtype_is_refused(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"float31.*float32"):
         load_model(folder, "float31")
+
+
+def test_loading_writes_nothing_between_the_lines_of_others(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(folder)
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    assert logging.is_progress_bar_enabled(), "others may still show theirs"

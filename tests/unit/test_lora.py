@@ -111,6 +111,6 @@ def test_a_target_that_is_no_linear_layer_is_refused_with_the_nearest() -> None:
 
 def test_without_peft_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtra, match=r"lora\.rank above 0 needs peft: pip install 'retcon-rl\[train\]'"):
+    with pytest.raises(MissingExtra, match=r"lora\.rank above 0 needs peft: pip install .*\[train\]'"):
         check_lora(LoraSection(rank=2), CONFIG)
     check_lora(LoraSection(), CONFIG)

@@ -1,21 +1,25 @@
 """The page and the table: nothing from outside, nothing unescaped, each arm with its own look."""
 
+import io
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
 
-from comparing import FIX, answer, comparison, repaired, trajectory
+from comparing import FIX, answer, comparison, repaired, result, trajectory
+from retcon.evaluate.result import Setting
 from retcon.evaluate.statistics import Interval, exactly
 from retcon.report.choose import showcase, showcase_in
 from retcon.report.html import page, write_page
 from retcon.report.plots import CURVES, draw_curves, running_mean
 from retcon.report.style import looks
 from retcon.report.summary import figures
-from retcon.report.tables import ROWS, best_arm, cell, comparison_table
+from retcon.report.tables import ROWS, best_arm, cell, comparison_table, result_table
 from retcon.store import jsonl
 
 EVIL = "<script>alert('x')</script> & \"q\""
@@ -113,3 +117,28 @@ def test_the_showcase_of_a_run_is_from_its_latest_step_that_has_one(tmp_path: Pa
     found = showcase_in(tmp_path)
     assert found is not None
     assert (found[0].id, found[1].name) == ("b/0", "step-000020.jsonl")
+
+
+def test_an_evaluation_fits_eighty_columns_and_tells_pass_at_16() -> None:
+    found = result(random.Random(0), 0.5, 0.3, samples=16)
+    wide = {name: replace_ids(setting, 12345.6) for name, setting in found.settings.items()}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(result_table(msgspec.structs.replace(found, settings=wide)))
+    text = console.export_text()
+    assert "…" not in text
+    rows = [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert [row for row in rows if row.startswith("pass@")] == ["pass@1", "pass@8", "pass@16"]
+    assert "purification off" in text
+
+
+def replace_ids(setting: Setting, ids: float) -> Setting:
+    problems = [msgspec.structs.replace(p, ids=ids + n) for n, p in enumerate(setting.problems)]
+    return msgspec.structs.replace(setting, problems=problems)
+
+
+def test_four_arms_lose_no_figure_at_eighty_columns() -> None:
+    arms = ("baseline", "saar", "roc")
+    console = Console(width=80, record=True, file=io.StringIO())
+    of_arms = {arm: figures(runs) for arm, runs in comparison(arms, steps=3).arms.items()}
+    console.print(comparison_table(of_arms["baseline"], of_arms, seeds=1))
+    assert "…" not in console.export_text()

@@ -148,3 +148,25 @@ def test_spliced_ids_of_a_group_are_weighed_where_the_recipe_says_so():
     assert [s.weights for s in group_samples(group, config)] == [(None, 1.5), (None, None)]
     config = config.model_copy(update={"splice_weight_cap": 9.0})
     assert group_samples(group, config)[0].weights[1] == pytest.approx(math.e)
+
+
+@pytest.mark.parametrize(
+    ("config", "clipped"),
+    [
+        ({"algorithm": "grpo"}, (1.0, 1.0)),
+        ({"algorithm": "dapo"}, (0.0, 1.0)),
+        ({"algorithm": "grpo", "clip_high": 0.28}, (0.0, 1.0)),
+        ({"algorithm": "dapo", "clip_high": 0.2}, (1.0, 1.0)),
+        ({"algorithm": "dapo", "clip_low": 0.3}, (0.0, 0.0)),
+    ],
+)
+def test_each_algorithm_has_a_clip_of_its_own(model, config, clipped):
+    """Ratios of 1.24 with a positive and of .76 with a negative advantage: beyond ε = .2, and .28 above alone."""
+    for ratio, advantage, expected in ((1.24, 1.0, clipped[0]), (0.76, -1.0, clipped[1])):
+        one = sample(9, advantage)
+        batch = collate([one])
+        with torch.no_grad():
+            own = token_logprobs(model, batch.ids, batch.mask)[0].tolist()
+        old = tuple(p - math.log(ratio) if m else None for p, m in zip(own, one.mask, strict=True))
+        metrics = moved(model, [replace(one, logprobs=old)], RLSection(max_grad_norm=1e9, lr=0.1, **config))[1]
+        assert metrics["clip_fraction"] == expected

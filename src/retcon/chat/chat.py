@@ -76,15 +76,42 @@ class Chat:
             body = body.removesuffix(control)
         return Parsed(text, tuple(_name(_FINDERS[self.style](body), prefix, lambda _: None)))
 
+    def told(self, role: str, text: str, kind: Kind = "prompt") -> tuple[Segment, ...]:
+        """One whole message that the model did not write."""
+        return (
+            self._glue(f"{TURN_START}{role}\n", kind),
+            self._plain(text, kind),
+            self._glue(f"{TURN_END}\n", kind),
+        )
+
+    def reopened(self, told: Sequence[str], kind: Kind = "scaffold") -> tuple[Segment, ...]:
+        """What stands between a message that has ended, its line end included, and the model's next turn: messages of
+        the user, if any, and the opening of that turn."""
+        between = [segment for text in told for segment in self.told("user", text)]
+        return (*between, self._glue(f"{TURN_START}assistant\n", kind))
+
+    def wrote(self, text: str) -> Segment:
+        """A whole turn of the model's, of kind `sampled`, that somebody else wrote; it ends as the model's own do."""
+        return self._segment((*self.tokenizer.encode(text), self._turn_end), "sampled")
+
+    def answered(self, told: Sequence[str]) -> tuple[Segment, ...]:
+        """What follows a turn without calls, where the conversation goes on."""
+        return (self._glue("\n", "scaffold"), *self.reopened(told))
+
     def observations(
-        self, calls: Sequence[ToolCall], observations: Sequence[Observation], *, last_id: int | None = None
+        self,
+        calls: Sequence[ToolCall],
+        observations: Sequence[Observation],
+        *,
+        last_id: int | None = None,
+        told: Sequence[str] = (),
     ) -> tuple[Segment, ...]:
         """What follows a turn with calls: an observation for each, in glue that ends by reopening the assistant's turn.
 
         last_id: the last id of the turn. The glue begins after `<|im_end|>`, which a turn that ended well has as its
         own last id; where `last_id` is another one (`<|endoftext|>`, or a cut), the glue brings the missing
-        `<|im_end|>` itself. None is taken for a turn that ended well. Raises ValueError where calls and observations
-        do not match.
+        `<|im_end|>` itself. None is taken for a turn that ended well. told: what the user says after it. Raises
+        ValueError where calls and observations do not match.
         """
         if not calls or [c.id for c in calls] != [o.call_id for o in observations]:
             raise ValueError(
@@ -97,8 +124,9 @@ class Chat:
             pieces.append(self._glue(between if n else closing + before, "scaffold"))
             if observation.text:
                 pieces.append(self._plain(observation.text, "observation"))
-        pieces.append(self._glue(f"{after}\n{TURN_START}assistant\n", "scaffold"))
-        return tuple(pieces)
+        if told:
+            return (*pieces, self._glue(f"{after}\n", "scaffold"), *self.reopened(told))
+        return (*pieces, self._glue(f"{after}\n{TURN_START}assistant\n", "scaffold"))
 
     def _glue(self, text: str, kind: Kind) -> Segment:
         return self._segment(self.tokenizer.encode(text, special=True), kind)

@@ -45,7 +45,12 @@ def find_calls(text: str) -> Iterator[FoundCall]:
 
 def render_call(name: str, arguments: Mapping[str, object]) -> str:
     """The block that `find_calls` reads back, as Qwen3's own template writes it."""
-    return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSE}"
+    return f"{OPEN}\n{as_json({'name': name, 'arguments': arguments})}\n{CLOSE}"
+
+
+def as_json(value: Mapping[str, object]) -> str:
+    """On one line, letters as they are."""
+    return json.dumps(dict(value), ensure_ascii=False)
 
 
 def _to_call(obj: object, raw: str, char: int) -> FoundCall:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from retcon.chat.types import CONTROLS, Tokenizer
 from retcon.core.errors import CheckpointError, MissingExtra, nearest
+from retcon.core.installing import how_to_install
 
 if TYPE_CHECKING:
     import tokenizers
@@ -111,7 +112,7 @@ def _build(definition: str, where: str) -> tokenizers.Tokenizer:
         import tokenizers
     except ImportError as error:
         raise MissingExtra(
-            "reading a tokenizer.json needs the tokenizers package: pip install 'retcon-rl[train]'"
+            f"reading a tokenizer.json needs the tokenizers package: {how_to_install('train')}"
         ) from error
     try:
         built = tokenizers.Tokenizer.from_str(definition)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -12,6 +14,7 @@ from retcon import __version__
 from retcon.cli.diff import diff
 from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
+from retcon.cli.dpo import dpo
 from retcon.cli.eval import evaluate
 from retcon.cli.interrupt import Interrupted
 from retcon.cli.purify import purify
@@ -53,6 +56,7 @@ def options(
 
 app.command("quickstart")(quickstart)
 app.command("sft")(sft)
+app.command("dpo")(dpo)
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("difficulty")(difficulty)
@@ -68,6 +72,9 @@ def main() -> None:
     # Torch's threads otherwise spin while they wait for each other, which on busy cores takes several times as long. To
     # be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    logging.getLogger("retcon").addHandler(_Lines())
+    logging.getLogger("retcon").setLevel(logging.INFO)
+    warnings.showwarning = _warn  # type: ignore[assignment]  # takes the rest as it comes
     try:
         app(prog_name="retcon")
     except RetconError as error:
@@ -78,6 +85,19 @@ def main() -> None:
     except Interrupted as interrupt:
         _say(str(interrupt), style="yellow")
         sys.exit(130)
+
+
+class _Lines(logging.Handler):
+    """What Retcon logs, as plain lines; through sys.stderr, as `_warn`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(record.getMessage(), err=True)
+
+
+def _warn(message: Warning | str, *_: object) -> None:
+    """One line, without the line of source that Python would show. Through sys.stderr, which a bar on the terminal
+    redirects to above itself."""
+    typer.echo(f"warning: {message}", err=True)
 
 
 def _say(message: str, *, style: str) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, nearest
+from retcon.core.installing import how_to_install
 
 Overrides = Annotated[
     list[str] | None,
@@ -53,7 +54,7 @@ def need_training() -> None:
 
     missing = [name for name in ("torch", "transformers", "tokenizers", "safetensors") if find_spec(name) is None]
     if missing:
-        raise MissingExtra(f"this needs {', '.join(missing)}: pip install 'retcon-rl[train]'")
+        raise MissingExtra(f"this needs {', '.join(missing)}: {how_to_install('train')}")
 
 
 def checkpoint_folder(path: Path) -> Path:

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retcon.cli.sandbox_doctor import mark, print_advice, sandbox_rows
+from retcon.core.installing import how_to_install, requirements
+from retcon.core.memory import available_memory
 
 if TYPE_CHECKING:
     from retcon.sandbox.probe import Probe
 
-EXTRAS = {
-    "train": ("torch", "transformers", "tokenizers", "safetensors", "peft"),
-    "report": ("matplotlib",),
-    "serve": ("starlette", "uvicorn"),
-    "sandbox": ("sympy", "scipy"),
-}
-CORE = ("numpy", "pydantic", "msgspec", "rich", "typer", "httpx")
+DEVELOPERS = "dev"
+"""The extra that nobody lacks but who works on Retcon itself."""
 NEEDED_GB = 4.0  # memory of the quickstart, at most
 
 
@@ -40,9 +37,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """versions: None where a package is absent. advice: what to do, empty where all is well."""
+    """packages: by extra, those without which nothing works under the empty name. versions: None where one is absent.
+    advice: what to do, empty where all is well."""
 
     retcon: str
+    packages: dict[str, tuple[str, ...]]
     python: str
     system: str
     versions: dict[str, str | None]
@@ -70,17 +69,21 @@ def diagnose() -> Diagnosis:
     from retcon.sandbox.machine import look
     from retcon.sandbox.probe import probe
 
-    versions = {name: _installed(name) for names in (CORE, *EXTRAS.values()) for name in names}
-    extras = {extra: all(versions[name] for name in names) for extra, names in EXTRAS.items()}
+    packages = {extra: names for extra, names in requirements().items() if extra != DEVELOPERS}
+    versions = {name: _installed(name) for names in packages.values() for name in names}
+    extras = {extra: all(versions[name] for name in names) for extra, names in packages.items() if extra}
     machine = look_at_machine()
     sandbox = probe(0.1)
-    advice = [f"pip install 'retcon-rl[{extra}]'" for extra, present in extras.items() if not present]
+    lacking = [name for name in packages.get("", ()) if versions[name] is None]
+    advice = [f"pip install {' '.join(lacking)}"] if lacking else []
+    advice += [how_to_install(extra) for extra, present in extras.items() if not present]
     if sandbox.tier != "namespaces":
         advice += sandbox_advice(look(), sandbox)
     if machine.memory_gb is not None and machine.memory_gb < NEEDED_GB:
         advice.append(f"{machine.memory_gb:.1f} GiB of memory are free; the quickstart may need {NEEDED_GB:g}")
     return Diagnosis(
         retcon=__version__,
+        packages=packages,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         versions=versions,
@@ -95,7 +98,9 @@ def look_at_machine() -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "")
     disk = shutil.disk_usage(Path.cwd()).free / 2**30
-    return Machine(cores, _memory_gb(), round(disk, 1), int(threads) if threads.isdigit() else cores)
+    memory = available_memory()
+    free = None if memory is None else round(memory / 2**30, 1)
+    return Machine(cores, free, round(disk, 1), int(threads) if threads.isdigit() else cores)
 
 
 def _installed(package: str) -> str | None:
@@ -103,21 +108,6 @@ def _installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _memory_gb() -> float | None:
-    """Memory that is available, by the kernel's estimate or what the container's limit leaves, whichever is less."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
-        limit = free
-    return round(min(free, limit) / 2**30, 1)
 
 
 def _print(diagnosis: Diagnosis) -> None:
@@ -134,10 +124,12 @@ def _print(diagnosis: Diagnosis) -> None:
     memory = "unknown" if machine.memory_gb is None else f"{machine.memory_gb} GiB free"
     table.add_row("machine", f"{machine.cores} cores, {memory}, disk {machine.disk_gb} GiB free here")
     table.add_row("torch threads", f"{machine.threads} unless a recipe says otherwise (run.threads)")
-    table.add_row("core", ", ".join(f"{name} {diagnosis.versions[name]}" for name in CORE))
-    for extra, names in EXTRAS.items():
+    for extra, names in diagnosis.packages.items():
         known = ", ".join(f"{name} {diagnosis.versions[name] or 'absent'}" for name in names)
-        table.add_row(f"[{extra}]".replace("[", r"\["), mark(diagnosis.extras[extra], known))
+        if extra:
+            table.add_row(f"[{extra}]".replace("[", r"\["), mark(diagnosis.extras[extra], known))
+        else:
+            table.add_row("core", known)
     for label, text in sandbox_rows("sandbox", sandbox):
         table.add_row(label, text)
     console = Console()

@@ -22,13 +22,18 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    *,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair failed turns as they happen, as the recipe's [repair] says.")
+    ] = False,
     out: Out = Path("runs/eval"),
 ) -> None:
-    """Measure a checkpoint: purification off, on problems that no training saw."""
+    """Measure a checkpoint on problems that no training saw, with purification off unless you ask for it."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
 
     name, overrides = split_overrides(words or [])
+    overrides += ["evaluate.repair=saar"] * repair
     recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
     folder = checkpoint_folder(checkpoint)
     need_training()

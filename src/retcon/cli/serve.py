@@ -12,6 +12,7 @@ import typer
 
 from retcon.cli.arguments import TierName
 from retcon.core.errors import MissingExtra
+from retcon.core.installing import how_to_install
 
 if TYPE_CHECKING:
     from retcon.sandbox.pool import SandboxPool
@@ -84,7 +85,7 @@ def serve(
 ) -> None:
     """Serve the sandbox over HTTP: its own API, code-judge's and SandboxFusion's."""
     if missing := [name for name in EXTRA if find_spec(name) is None]:
-        raise MissingExtra(f"serving needs {', '.join(missing)}: pip install 'retcon-rl[serve]'")
+        raise MissingExtra(f"serving needs {', '.join(missing)}: {how_to_install('serve')}")
     from retcon.sandbox.pool import SandboxPool, default_workers
     from retcon.sandbox.service.settings import MIB, Settings
     from retcon.sandbox.types import Limits

@@ -21,21 +21,24 @@ def sft(
         typer.Option(
             "--demonstrations",
             metavar="FILE",
-            help="Trajectories to learn from; where FILE does not exist, the recipe's teacher writes it. "
+            help="What to learn from: trajectories, or transcripts in any format that `retcon purify` reads; "
+            "where FILE does not exist, the recipe's teacher writes it. "
             "Default: DIR-demonstrations.jsonl.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Cold start: train a model on a teacher's demonstrations."""
+    """Supervised training: the cold start on a teacher's demonstrations, or on transcripts of your own."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
 
     settings = load_recipe(find_recipe(recipe), overrides or ())
     need_training()
     from retcon.cli.demonstrations import ensure_demonstrations
+    from retcon.train.folder import check_run
     from retcon.train.sft import run_sft
 
+    check_run(out, kind="sft", recipe=settings)
     file = demonstrations or out.with_name(f"{out.name}-demonstrations.jsonl")
     with interruptible(f"what {out} holds is kept; the same command again goes on from its newest checkpoint"):
         with telling("writing demonstrations") as tell:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.core.errors import RecordError, nearest
+from retcon.core.errors import RecordError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,9 @@ def show(
         if bad:
             raise RecordError("\n".join(bad))
         return
-    trajectory = _first_repaired(file) if id is None else _find(file, id)
+    from retcon.store.lookup import find
+
+    trajectory = _first_repaired(file) if id is None else find(file, id)
     if raw:
         console.out(trajectory.text, highlight=False)
         return
@@ -47,19 +49,14 @@ def show(
 
 def _list(console: Console, file: Path, limit: int) -> list[str]:
     """Prints the table; what is wrong with lines that could not be read."""
-    from retcon.store import jsonl
+    from retcon.store.lookup import BAD, head
 
-    bad: list[str] = []
-    shown: list[Trajectory] = []
-    count = 0
-    for trajectory in jsonl.read(file, on_bad=lambda error: bad.append(str(error))):
-        count += 1
-        if not limit or len(shown) < limit:
-            shown.append(trajectory)
-    console.print(_table(shown))
-    if count > len(shown):
-        console.print(f"and {count - len(shown)} more: --limit 0 lists all", style="dim")
-    return bad
+    found = head(file, limit)
+    console.print(_table(found.trajectories))
+    if found.more:
+        console.print(f"and {found.more} more: --limit 0 lists all", style="dim")
+    more = [f"and {len(found.bad) - BAD} more lines"] if len(found.bad) > BAD else []
+    return found.bad[:BAD] + more
 
 
 def _table(trajectories: list[Trajectory]) -> Table:
@@ -85,29 +82,8 @@ def _table(trajectories: list[Trajectory]) -> Table:
 
 def _first_repaired(file: Path) -> Trajectory:
     from retcon.report.choose import repaired
-    from retcon.store import jsonl
+    from retcon.store.lookup import first
 
-    for trajectory in jsonl.read(file):
-        if repaired(trajectory):
-            return trajectory
+    if (found := first(file, repaired, having=b'"repair"')) is not None:
+        return found
     raise RecordError(f"{file}: no trajectory was repaired (was purification on?)")
-
-
-def _find(file: Path, wanted: str) -> Trajectory:
-    """The trajectory of that id, else the only one whose id begins so."""
-    from retcon.store import jsonl
-
-    found: list[Trajectory] = []
-    ids: list[str] = []
-    for trajectory in jsonl.read(file):
-        if trajectory.id == wanted:
-            return trajectory
-        ids.append(trajectory.id)
-        if trajectory.id.startswith(wanted):
-            found.append(trajectory)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        some = ", ".join(t.id for t in found[:4])
-        raise RecordError(f"{file}: {len(found)} ids begin with '{wanted}': {some}{', …' if len(found) > 4 else ''}")
-    raise RecordError(f"{file}: no trajectory '{wanted}'{nearest(wanted, ids)}; `retcon show {file}` lists all")

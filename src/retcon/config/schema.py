@@ -191,8 +191,9 @@ class RLSection(Section):
     group: Positive = Field(8, description="G: rollouts a prompt that are trained on")
     lr: Rate = 2e-4
     minibatches: Positive = 2
-    clip_low: Rate = 0.2
-    clip_high: Rate = 0.28
+    clip_low: Rate | Literal["auto"] = Field("auto", description="ε_low: the ratio is clipped to 1 - ε_low … 1 + "
+                                             "ε_high; auto: the algorithm's own, .2 in grpo and dapo")  # fmt: skip
+    clip_high: Rate | Literal["auto"] = Field("auto", description="ε_high; auto: .2 in grpo, .28 in dapo")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
     mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced ids get no gradient where "
@@ -211,11 +212,24 @@ class RLSection(Section):
         return self
 
 
+class DPOSection(Section):
+    beta: Rate = Field(0.1, description="β: how much a change from the model that it starts from costs")
+    steps: Positive = 100
+    batch: Positive = Field(16, description="pairs a step")
+    lr: Rate = 5e-5
+    warmup: Probability = Field(0.1, description="share of steps with a rising learning rate")
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: Rate = 1.0
+    checkpoint_every: Positive = 50
+
+
 class EvaluateSection(Section):
     problems: Positive = 48
     samples: Positive = Field(16, description="rollouts a problem in each of the two settings")
     top_p: float = Field(0.6, gt=0, le=1, description="of the second setting, the paper's; the first is top-p 1")
     seed: int = Field(1000, description="of the evaluation problems and their rollouts")
+    repair: Literal["none", "saar"] = Field("none", description="what to do about failed turns while measuring; saar: "
+                                            "as [repair] says, but for its kind and probability")  # fmt: skip
 
 
 class Recipe(Section):
@@ -231,6 +245,7 @@ class Recipe(Section):
     select: SelectSection = SelectSection()
     sandbox: SandboxSection = SandboxSection()
     sft: SFTSection = SFTSection()
+    dpo: DPOSection = DPOSection()
     rl: RLSection = RLSection()
     evaluate: EvaluateSection = EvaluateSection()
 

@@ -50,6 +50,10 @@ class ComputeWarning(UserWarning):
     """A recipe computes in a way that will be slow or inexact here: names the keys and what to set."""
 
 
+class TaskWarning(UserWarning):
+    """Tasks of a set cannot be used: says how many, why, and which key to change."""
+
+
 class CheckpointRefused(SandboxUnavailable):
     """A session's state cannot be kept: too many checkpoints, or what its own code left there. The session goes on."""
 

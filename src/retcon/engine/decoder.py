@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from retcon.core.errors import ComputeWarning
 from retcon.engine.attention import FreshJob, Plan, forward
 from retcon.engine.invariance import Invariance, linear_layers, probe
-from retcon.engine.lean import Lean, supports
+from retcon.engine.lean import Lean, room, why_not
+
+_LOG = logging.getLogger(__name__)
 
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """How far the lean forward's logits may be off, relative to the largest: rounding, and no more."""
 
 
 class Decoder(Protocol):
-    """invariance: what holds for its matrix products."""
+    """invariance: what holds for its matrix products. about: which it is, and why, in words."""
 
     invariance: Invariance
+    about: str
 
     def __call__(self, plan: Plan) -> Tensor:
         """Logits (K, V) of the plan's ids, their keys and values stored."""
@@ -33,8 +39,9 @@ class Decoder(Protocol):
 class Transformers:
     """The model's own modules, around attention over slabs."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, reason: str) -> None:
         self._model = model
+        self.about = f"transformers' own forward: {reason}"
         self.invariance = probe(linear_layers(model), model.dtype, model.device)
 
     def __call__(self, plan: Plan) -> Tensor:
@@ -46,6 +53,8 @@ class Transformers:
 
 class LeanDecoder:
     """The lean forward."""
+
+    about = "the lean forward, which gives what transformers' own gives"
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
         self._lean = Lean(model, max_len)
@@ -60,13 +69,29 @@ class LeanDecoder:
 
 
 def decoder_for(model: PreTrainedModel, max_len: int) -> Decoder:
-    """The lean decoder where the model is of a kind that it knows, and gives what transformers gives."""
-    if supports(model):
-        with torch.inference_mode():
-            lean = LeanDecoder(model, max_len)
-            if agrees(lean, model, max_len):
-                return lean
-    return Transformers(model)
+    """The lean decoder where the model is of a kind that it knows, and gives what transformers gives. Logs which it is.
+
+    Warns (ComputeWarning) where the lean one would do, but memory lacks.
+    """
+    decoder = _choose(model, max_len)
+    _LOG.info("decoding with %s", decoder.about)
+    return decoder
+
+
+def _choose(model: PreTrainedModel, max_len: int) -> Decoder:
+    if (reason := why_not(model)) is not None:
+        return Transformers(model, reason)
+    needed, free = room(model)
+    if needed > free:
+        reason = f"the lean one wants {needed / 2**30:.2f} GiB of free memory, and there are {free / 2**30:.2f}"
+        slower = f"rollouts decode with transformers' own forward, which is slower: {reason}"
+        warnings.warn(slower, ComputeWarning, stacklevel=3)
+        return Transformers(model, reason)
+    with torch.inference_mode():
+        lean = LeanDecoder(model, max_len)
+        if agrees(lean, model, max_len):
+            return lean
+    return Transformers(model, f"the lean one's logits differ from those of {type(model).__name__}")
 
 
 def agrees(decoder: Decoder, model: PreTrainedModel, max_len: int) -> bool:

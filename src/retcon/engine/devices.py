@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from retcon.config.schema import ComputeSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
+from retcon.engine.waiting import calm_threads
 
 TrainDtype = Literal["float32", "bfloat16"]
 RolloutDtype = Literal["float32", "bfloat16", "float16"]
@@ -70,10 +71,14 @@ class Placement:
 
 
 OnPlace = Callable[[Placement], None]
+Use = Literal["dtype", "rollout_dtype"]
+"""Of which of the keys a command makes use: it trains, it rolls out."""
+USES: tuple[Use, ...] = ("dtype", "rollout_dtype")
 
 
-def place(recipe: Recipe, config: PretrainedConfig) -> Placement:
-    """The placement of a recipe's work on this machine, for the model that `config` describes.
+def place(recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES) -> Placement:
+    """The placement of a recipe's work on this machine, for the model that `config` describes. uses: what hints are
+    given for.
 
     Raises RecipeError as `choose` does. Warns (ComputeWarning) where threads and sandbox workers crowd the cores.
     """
@@ -81,10 +86,12 @@ def place(recipe: Recipe, config: PretrainedConfig) -> Placement:
     workers = 0 if recipe.sandbox.url else recipe.sandbox.workers
     if crowd := crowding(recipe.run.threads, workers, machine.cores):
         warnings.warn(crowd, ComputeWarning, stacklevel=2)
-    return choose(recipe.compute, config, machine, threads=recipe.run.threads)
+    return choose(recipe.compute, config, machine, threads=recipe.run.threads, uses=uses)
 
 
-def choose(section: ComputeSection, config: PretrainedConfig, machine: Machine, *, threads: int) -> Placement:
+def choose(
+    section: ComputeSection, config: PretrainedConfig, machine: Machine, *, threads: int, uses: Sequence[Use] = USES
+) -> Placement:
     """What `section` means on `machine`. Raises RecipeError for a device, dtype or attention that is not to be had."""
     device, gpu = _device(section.device, machine)
     auto: TrainDtype = "bfloat16" if gpu is not None and gpu.bf16 else "float32"
@@ -100,7 +107,7 @@ def choose(section: ComputeSection, config: PretrainedConfig, machine: Machine, 
         _attention(section.attention, config),
         threads,
         machine.cpu if gpu is None else gpu.name,
-        _hints(section, config, machine) if gpu is None else (),
+        _hints(section, config, machine, uses) if gpu is None else (),
     )
 
 
@@ -128,6 +135,8 @@ def crowding(threads: int, workers: int, cores: int) -> str | None:
 def set_threads(threads: int) -> None:
     """`threads` threads within an operation of torch, and one between operations, of which ours have nothing."""
     torch.set_num_threads(threads)
+    if threads > 1:
+        calm_threads()
     if torch.get_num_interop_threads() != 1:
         with suppress(RuntimeError):  # can be set only before they have worked
             torch.set_num_interop_threads(1)
@@ -180,7 +189,7 @@ def _attention(wanted: Literal["auto", "sdpa", "eager"], config: PretrainedConfi
     return wanted if wanted != "auto" else "sdpa" if sdpa else "eager"
 
 
-def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine) -> tuple[str, ...]:
+def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, uses: Sequence[Use]) -> tuple[str, ...]:
     """Of what was left to `auto`: what bfloat16 would speed up."""
     width = getattr(config.get_text_config(), "hidden_size", 0)
     if not machine.instructions & BF16_INSTRUCTIONS:
@@ -190,5 +199,5 @@ def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine) 
         f"this CPU computes in bfloat16: compute.{key}=bfloat16 makes {what} of a model of width {width} quicker, and "
         "less exact (docs/compute.md)"
         for key, (what, least) in quicker.items()
-        if getattr(section, key) == "auto" and width >= least
+        if key in uses and getattr(section, key) == "auto" and width >= least
     )

@@ -98,7 +98,7 @@ class Layer:
 
 
 class Lean:
-    """The forward of a model of one of FAMILIES; see `supports`. `refresh` after a change of the weights."""
+    """The forward of a model of one of FAMILIES; see `why_not`. `refresh` after a change of the weights."""
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
         inner: Any = model.model
@@ -133,17 +133,26 @@ class Lean:
                 part.refresh()
 
 
-def supports(model: PreTrainedModel) -> bool:
-    """Whether the model is on a CPU that has room for the copy, and made of the parts that are known here alone."""
-    config = model.config
-    if type(model).__name__ not in FAMILIES or model.device.type != "cpu" or config.hidden_act != "silu":
-        return False
-    if 4 * sum(p.numel() * p.element_size() for p in model.parameters()) > free_memory(model.device):
-        return False
+def why_not(model: PreTrainedModel) -> str | None:
+    """Why the model cannot be computed here: it is not on a CPU, or not made of parts that are known. None: it can."""
+    name, config = type(model).__name__, model.config
+    if model.device.type != "cpu":
+        return f"the lean one is for CPUs, and the model is on {model.device.type}"
+    if name not in FAMILIES or config.hidden_act != "silu":
+        return f"the lean one does not know {name}"
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     plain = all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith(("_proj", "lm_head")))
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    return rope in ROPES and plain and not hooked
+    if rope not in ROPES:
+        return f"the lean one does not know rotations of type {rope!r}"
+    if not plain:
+        return "the model has other modules where linear layers belong"
+    return "the model has hooks" if hooked else None
+
+
+def room(model: PreTrainedModel) -> tuple[int, int]:
+    """Bytes that must be free for the lean forward's copy of the weights, with some to spare, and that are."""
+    return 4 * sum(p.numel() * p.element_size() for p in model.parameters()), free_memory(model.device)
 
 
 def _layer(index: int, module: Any) -> Layer:

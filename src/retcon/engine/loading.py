@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from retcon.core.errors import CheckpointError, nearest
 
@@ -36,13 +39,26 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
     if not isinstance(kind, torch.dtype):
         raise CheckpointError(f"unknown dtype {dtype!r}{nearest(dtype, ('float32', 'bfloat16', 'float16'))}")
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=kind, attn_implementation=attention, local_files_only=True
-        )
+        with without_bars():
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=kind, attn_implementation=attention, local_files_only=True
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
     model.train(False)
     return model
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Within, transformers shows no progress bars of its own: they break the lines of whoever shows progress."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _model_folder(path: str | Path) -> Path:

@@ -38,6 +38,7 @@ from retcon.engine.stats import EngineStats
 from retcon.engine.stops import StopStrings
 from retcon.engine.support import check_model
 from retcon.engine.types import Generation, SamplingParams, check_params
+from retcon.engine.waiting import calm_threads
 
 T = TypeVar("T")
 
@@ -54,8 +55,11 @@ class LocalEngine:
 
     max_len: ids of a request, generated ones included. max_requests: requests that are computed side by side; further
     ones wait. kv_memory_mb: MiB for keys and values, in which those of more requests are kept than are computed; 0 for
-    what twice max_requests of max_len need, a quarter of the free memory at most. tokenizer: needed for stop strings
-    alone.
+    what twice max_requests of max_len need, a quarter of the free memory at most, of which `reserved` bytes do not
+    count: who shares the device has yet to take them. tokenizer: needed for stop strings alone.
+
+    `decoding` says what computes the forwards, and why; it is logged too (`retcon.engine.decoder`, INFO). With more
+    than one thread on a CPU, torch's are made to sleep while they wait (see `calm_threads`).
 
     Raises EngineError for a model whose state the cache cannot hold, or a budget that does not hold one request. After
     a change of the weights call `invalidate`. One event loop at a time: a call from a new loop forgets the requests of
@@ -69,9 +73,12 @@ class LocalEngine:
         max_len: int,
         max_requests: int = 128,
         kv_memory_mb: int = 0,
+        reserved: int = 0,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         check_model(model, max_len)
+        if model.device.type == "cpu" and torch.get_num_threads() > 1:
+            calm_threads()
         if max_requests < 1:
             raise EngineError(f"max_requests is {max_requests}; at least 1 is needed")
         self.model, self.max_len, self.max_requests, self.tokenizer = model, max_len, max_requests, tokenizer
@@ -79,13 +86,13 @@ class LocalEngine:
         with _evaluating(model):
             shape = shapes(model)
             decoder = decoder_for(model, max_len)
-        self.invariance = decoder.invariance
+        self.invariance, self.decoding = decoder.invariance, decoder.about
         memory = Memory(
             shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0
         )
         least = capacity_for(max_len, max_len) * memory.id_bytes
         memory.budget = kv_memory_mb * 2**20 or max(
-            least, min(2 * max_requests * least, free_memory(model.device) // 4)
+            least, min(2 * max_requests * least, (free_memory(model.device) - reserved) // 4)
         )
         if memory.budget < least:
             raise EngineError(

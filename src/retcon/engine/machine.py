@@ -6,6 +6,8 @@ import os
 
 import torch
 
+from retcon.core.memory import available_memory
+
 KERNELS = "256"
 """Kernels that oneDNN keeps, of 1,024 by default: one for each shape, and batches have many. All of them together take
 hundreds of MiB; making one anew takes less than running it. What the environment says goes first."""
@@ -14,7 +16,8 @@ for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on the device."""
+    """Bytes that can be had on the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    known = available_memory()
+    return known if known is not None else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -87,6 +87,7 @@ class Scheduler:
         self._resting.clear()
         self._prompts.clear()
         self._memory.drop()
+        self._stats.kv_used = self._memory.used
         self._stale = True
 
     def step(self) -> None:

@@ -15,7 +15,8 @@ from retcon.core.fingerprint import fingerprint
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
-from retcon.evaluate.runner import MOST_LOST, OnPlace, load_policy
+from retcon.evaluate.runner import MOST_LOST, OnPlace, chat_of, load_policy
+from retcon.rollout.prompts import fitting
 from retcon.rollout.world import open_world
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
 from retcon.tasks.registry import task_set, training_prompts
@@ -41,11 +42,14 @@ def run_difficulty(
     rollout is graded; a task that has one of this model, of as many rollouts, is not measured again. One that lost
     rollouts to faults gets no line. on_progress gets (done, total) in tasks, on_place where the model computes.
 
-    Raises CheckpointError for a missing or broken checkpoint, RecordError for an `out` that is broken or cannot be
-    written, SandboxUnavailable where more than one rollout in twenty was lost; what was measured is kept. MissingExtra
-    without torch.
+    Tasks whose prompts leave no room to answer, which training leaves out too, are left out. Raises RecipeError where
+    that is all of them, CheckpointError for a missing or broken checkpoint, RecordError for an `out` that is broken or
+    cannot be written, SandboxUnavailable where more than one rollout in twenty was lost; what was measured is kept.
+    MissingExtra without torch.
     """
-    wanted = {t.id: t for t in islice(training_prompts(task_set(recipe.task.name), recipe.run.seed), tasks)}
+    chat = chat_of(recipe, checkpoint)
+    stream = fitting(training_prompts(task_set(recipe.task.name), recipe.run.seed), chat, recipe.rollout.max_ids)
+    wanted = {t.id: t for t in islice(stream, tasks)}
     model = fingerprint(checkpoint)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +69,7 @@ def run_difficulty(
                 on_progress(done, len(wanted))
 
         if todo:
-            engine, chat = load_policy(recipe, checkpoint, on_place)
+            engine = load_policy(recipe, checkpoint, on_place)
             asyncio.run(measure(recipe, todo, rollouts=rollouts, engine=engine, chat=chat, on_task=add))
     return [known[id] for id in wanted if id in known]
 

@@ -14,6 +14,8 @@ from retcon.core.types import Trajectory
 from retcon.evaluate.statistics import pass_at_k
 
 RESULT_FORMAT = 1
+PASS_AT = (1, 8, 16)
+"""The k of the pass@k that are told, where problems have as many samples."""
 K = 8
 
 
@@ -52,13 +54,14 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """result.json. pass1, pass8: means over problems by setting, None where no problem has enough samples."""
+    """result.json. pass1, pass8, pass16: means over problems by setting, None where no problem has enough samples."""
 
     checkpoint: str
     recipe: dict[str, dict[str, object]]
     settings: dict[str, Setting]
     pass1: dict[str, float | None] = {}
     pass8: dict[str, float | None] = {}
+    pass16: dict[str, float | None] = {}
     failed_calls: dict[str, float | None] = {}
     format: int = RESULT_FORMAT
 
@@ -73,7 +76,8 @@ class Result(msgspec.Struct, frozen=True):
             self,
             settings=settings,
             pass1=means(lambda s: s.passes(1)),
-            pass8=means(lambda s: s.passes(K)),
+            pass8=means(lambda s: s.passes(8)),
+            pass16=means(lambda s: s.passes(16)),
             failed_calls=means(lambda s: s.per_problem(lambda p: p.failed_calls)),
         )
 

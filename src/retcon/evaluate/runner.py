@@ -1,8 +1,10 @@
-"""Evaluates a checkpoint: purification off, two sampling settings, problems that no training saw."""
+"""Evaluates a checkpoint: two sampling settings, problems that no training saw, purification off unless the recipe's
+`evaluate.repair` says otherwise."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +15,13 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
 from retcon.core.cost import cpu_seconds
 from retcon.core.errors import CheckpointError, MissingExtra, SandboxUnavailable
+from retcon.core.installing import how_to_install
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.evaluate.result import Result, Setting, read_result, score, write_result
+from retcon.rollout.prompts import refuse_long
+from retcon.rollout.repairs import saar_of
 from retcon.rollout.world import open_world
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
@@ -32,7 +37,7 @@ OnPlace = Callable[["Placement"], None]
 """Told where the model computes, before it does."""
 
 RELEVANT = ("run", "model", "compute", "task", "rollout", "sandbox", "evaluate")
-"""Sections of a recipe that an evaluation depends on."""
+"""Sections of a recipe that an evaluation depends on; with repairs also `repair`."""
 
 MAX_REQUESTS = 256  # rollouts that are decoded side by side at most
 MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
@@ -58,15 +63,17 @@ def run_evaluation(
     """Rolls out `recipe.evaluate` and writes, in `out`, `trajectories-<setting>.jsonl` and `result.json`; its path.
 
     A setting that `out` already holds is kept. Raises CheckpointError for a missing or broken checkpoint and for an
-    `out` that holds another evaluation, SandboxUnavailable where more than one rollout in twenty was lost, MissingExtra
-    without torch.
+    `out` that holds another evaluation, RecipeError for problems whose prompts leave no room to answer,
+    SandboxUnavailable where more than one rollout in twenty was lost, MissingExtra without torch.
     """
     result = _open(recipe, checkpoint, out)
     missing = {name: params for name, params in settings_of(recipe).items() if not _has(out, result, name)}
     if not missing:
         return out / "result.json"
-    engine, chat = load_policy(recipe, checkpoint, on_place)
+    chat = chat_of(recipe, checkpoint)
     tasks = task_set(recipe.task.name).evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+    refuse_long(tasks, chat, recipe.rollout.max_ids, "problems")
+    engine = load_policy(recipe, checkpoint, on_place)
     count = len(tasks) * recipe.evaluate.samples
     for name, params in missing.items():
         before = count * len(result.settings)
@@ -121,6 +128,7 @@ async def evaluate(
             seed=derive("evaluation", recipe.evaluate.seed, name),
             step=0,
             grade=graded,
+            repair=None if recipe.evaluate.repair == "none" else saar_of(recipe.repair),
         )
     setting = score(
         zip((t.id for t in tasks), groups, strict=True),
@@ -132,9 +140,14 @@ async def evaluate(
     return groups, setting
 
 
-def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = None) -> tuple[Generator, Chat]:
-    """The model of a checkpoint as an engine, and its chat. Raises CheckpointError, MissingExtra without torch,
-    RecipeError for what cannot be computed here."""
+def chat_of(recipe: Recipe, checkpoint: Path) -> Chat:
+    """The chat of a checkpoint's tokenizer. Raises CheckpointError, MissingExtra without the tokenizers package."""
+    return Chat(load_tokenizer(checkpoint), style=recipe.model.style, system=task_set(recipe.task.name).system)
+
+
+def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = None) -> Generator:
+    """The model of a checkpoint as an engine. Raises CheckpointError, MissingExtra without torch, RecipeError for what
+    cannot be computed here."""
     try:
         import torch
 
@@ -142,28 +155,24 @@ def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = Non
         from retcon.engine.loading import load_config, load_model
         from retcon.engine.local import LocalEngine
     except ImportError as error:
-        raise MissingExtra(f"evaluating needs torch ({error.name}): pip install 'retcon-rl[train]'") from error
-    where = place(recipe, load_config(checkpoint))
+        raise MissingExtra(f"evaluating needs torch ({error.name}): {how_to_install('train')}") from error
+    where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
     if on_place is not None:
         on_place(where)
     model = load_model(checkpoint, where.rollout_dtype, attention=where.attention)
     model.to(torch.device(where.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
     set_threads(where.threads)
-    chat = Chat(load_tokenizer(checkpoint), style=recipe.model.style, system=task_set(recipe.task.name).system)
     room = recipe.rollout.max_ids + recipe.rollout.lookahead_ids
-    engine = LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS, kv_memory_mb=recipe.compute.kv_memory_mb)
-    return engine, chat
+    return LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS, kv_memory_mb=recipe.compute.kv_memory_mb)
 
 
 def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:
     """The result that `out` holds so far; a new one where it holds none. Refuses another recipe's or checkpoint's."""
-    relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in RELEVANT}
+    sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
+    relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in sections}
     new = Result(str(checkpoint.resolve()), relevant, {})
     if not (out / "result.json").exists():
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"{out}: cannot be made: {error}") from error
+        _make_folder(out, recipe)
         return new
     old = read_result(out / "result.json")
     if old.checkpoint != new.checkpoint:
@@ -177,6 +186,22 @@ def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:
     if changed:
         raise CheckpointError(f"{out} holds an evaluation with {'; '.join(changed)}: choose another --out")
     return old
+
+
+def _make_folder(out: Path, recipe: Recipe) -> None:
+    """Raises CheckpointError where it cannot be made or written to, or holds what no evaluation made."""
+    own = {_trajectories(out, name).name for name in settings_of(recipe)}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        foreign = sorted(p.name for p in out.iterdir() if not p.name.startswith(".") and p.name not in own)
+    except OSError as error:
+        raise CheckpointError(f"{out}: cannot be made: {error}") from error
+    if foreign:
+        raise CheckpointError(
+            f"{out} holds {foreign[0]}, and no result.json: it is no evaluation's folder; choose another --out"
+        )
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{out} cannot be written to: choose another --out")
 
 
 def _has(out: Path, result: Result, name: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from retcon.core.errors import MissingExtra
+from retcon.core.installing import how_to_install
 from retcon.report.runs import Comparison, Metrics, Run
 from retcon.report.style import looks
 
@@ -45,7 +46,7 @@ def draw_curves(comparison: Comparison, out: Path) -> dict[Curve, Path]:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra("pictures need matplotlib: pip install 'retcon-rl[report]'") from error
+        raise MissingExtra(f"pictures need matplotlib: {how_to_install('report')}") from error
     files: dict[Curve, Path] = {}
     for curve in CURVES:
         series = {arm: values for arm, runs in comparison.arms.items() if (values := steps_of(runs, curve)).size}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from retcon.evaluate.result import K, Result
+from retcon.evaluate.result import PASS_AT, Result, Setting
 from retcon.evaluate.statistics import Interval, over_problems
 from retcon.report.style import COLD_START, looks
 from retcon.report.summary import Figures
@@ -80,9 +80,9 @@ def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds:
     table.caption = interval_note(seeds)
     table.caption_justify = "left"
     table.add_column("", no_wrap=True)
-    table.add_column("cold start", justify="right", header_style=COLD_START.colour)
+    table.add_column("cold start", justify="right", overflow="fold", header_style=COLD_START.colour)
     for arm, look in looks(arms).items():
-        table.add_column(arm, justify="right", header_style=f"bold {look.colour}")
+        table.add_column(arm, justify="right", overflow="fold", header_style=f"bold {look.colour}")
     for row in ROWS:
         best = best_arm(row, arms)
         cells = [
@@ -106,27 +106,27 @@ def interval_note(seeds: int) -> str:
 
 
 def result_table(result: Result) -> Table:
-    """One evaluation: a line a setting."""
+    """One evaluation: figures down, settings across, so that it fits a terminal of 80 columns."""
+    repair = result.recipe.get("evaluate", {}).get("repair", "none")
     table = Table(
-        title=f"{result.checkpoint}, purification off",
+        title=f"{result.checkpoint}, {'purification off' if repair == 'none' else f'failed turns repaired ({repair})'}",
         title_justify="left",
         title_style="bold",
         box=box.HORIZONTALS,
         pad_edge=False,
     )
-    for name in ("setting", "pass@1", f"pass@{K}", "failed calls", "ids", "problems", "lost"):
-        table.add_column(name, justify="left" if name == "setting" else "right")
-    for setting in result.settings.values():
-        columns = (
-            (setting.passes(1), 3),
-            (setting.passes(K), 3),
-            (setting.per_problem(lambda p: p.failed_calls), 2),
-            (setting.per_problem(lambda p: p.ids), 1),
-        )
-        table.add_row(
-            f"T = {setting.temperature:g}, top-p {setting.top_p:g}",
-            *(cell(over_problems(values) if values else None, digits) for values, digits in columns),
-            str(len(setting.problems)),
-            str(setting.lost),
-        )
+    table.add_column("", no_wrap=True)
+    settings = list(result.settings.values())
+    for setting in settings:
+        table.add_column(f"T = {setting.temperature:g}, top-p {setting.top_p:g}", justify="right", overflow="fold")
+    figures: list[tuple[str, Callable[[Setting], list[float]], int]] = [
+        *((f"pass@{k}", lambda s, k=k: s.passes(k), 3) for k in PASS_AT),
+        ("failed calls", lambda s: s.per_problem(lambda p: p.failed_calls), 2),
+        ("ids", lambda s: s.per_problem(lambda p: p.ids), 1),
+    ]
+    for label, values, digits in figures:
+        if any(known := [values(s) for s in settings]):
+            table.add_row(label, *(cell(over_problems(v) if v else None, digits) for v in known))
+    table.add_row("problems", *(str(len(s.problems)) for s in settings))
+    table.add_row("lost", *(str(s.lost) for s in settings))
     return table

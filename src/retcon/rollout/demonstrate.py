@@ -16,6 +16,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.engine.types import SamplingParams
+from retcon.rollout.prompts import refuse_long
 from retcon.rollout.teacher import Teacher
 from retcon.rollout.world import open_world
 from retcon.store import jsonl
@@ -31,7 +32,8 @@ async def demonstrations(
 ) -> list[Trajectory]:
     """`recipe.sft.demonstrations` graded teacher trajectories, on training problems alone.
 
-    on_progress gets (done, total). Raises SandboxUnavailable where the sandbox lost more than one in twenty.
+    on_progress gets (done, total). Raises RecipeError for prompts that leave no room to answer, SandboxUnavailable
+    where the sandbox lost more than one in twenty.
     """
     total = recipe.sft.demonstrations
     drawn = list(islice(problems(recipe.run.seed, "train"), total))
@@ -39,6 +41,7 @@ async def demonstrations(
     rollout = recipe.rollout.model_copy(update={"max_turns": recipe.sft.max_turns})
     recipe = recipe.model_copy(update={"rollout": rollout})
     teacher = Teacher({f"{p.task().id}/0/0": p for p in drawn}, chat, rates)
+    refuse_long([p.task() for p in drawn], chat, recipe.rollout.max_ids, "training problems")
     made: list[Trajectory] = []
     async with open_world(recipe, teacher, chat) as world:
         for start in range(0, total, CHUNK):

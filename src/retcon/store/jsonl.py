@@ -87,13 +87,13 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
     path = Path(path)
     number = 0
     try:
-        with _open(path) as file:
+        with open_lines(path) as file:
             for line in file:
                 number += 1
                 if not line.strip():
                     continue
                 try:
-                    yield _read_line(line, f"{path}, line {number}")
+                    yield read_line(line, f"{path}, line {number}")
                 except RecordError as error:
                     if on_bad is None:
                         raise
@@ -117,7 +117,8 @@ def line_of(trajectory: Trajectory) -> bytes:
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def _read_line(line: bytes, where: str) -> Trajectory:
+def read_line(line: bytes, where: str) -> Trajectory:
+    """The trajectory of one line. where: the file and line, which an error begins with. Raises RecordError."""
     try:
         return from_dict(msgspec.json.decode(line), where)
     except RecursionError:
@@ -127,7 +128,8 @@ def _read_line(line: bytes, where: str) -> Trajectory:
         raise RecordError(f"{where}: {cut}not JSON: {error}") from error
 
 
-def _open(path: Path) -> IO[bytes]:
+def open_lines(path: Path) -> IO[bytes]:
+    """The bytes of a file, unpacked where its name ends in `.gz`."""
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 

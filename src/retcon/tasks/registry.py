@@ -29,7 +29,8 @@ class TaskSet(Protocol):
         ...
 
     def train(self, seed: int) -> Iterator[Task]:
-        """An endless stream of training tasks; the same seed gives the same stream."""
+        """The training tasks; the same seed gives the same stream. One that ends is drawn anew, with another seed, for
+        every further epoch of a run (see `retcon.tasks.epochs`)."""
         ...
 
     def evaluation(self, count: int, seed: int) -> list[Task]:
@@ -61,9 +62,9 @@ class NumberTasks:
         return replace(trajectory, answer=answer, reward=RIGHT if answer == task.answer else WRONG)
 
 
-def training_prompts(tasks: TaskSet, seed: int) -> Iterator[Task]:
+def training_prompts(tasks: TaskSet, seed: int, epoch: int = 0) -> Iterator[Task]:
     """The stream that a run with this seed draws its prompts from; demonstrations use another one."""
-    return tasks.train(derive("prompts", seed))
+    return tasks.train(derive("prompts", seed, epoch) if epoch else derive("prompts", seed))
 
 
 TASK_SETS: dict[str, TaskSet] = {"numbers": NumberTasks()}

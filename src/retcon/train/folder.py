@@ -23,9 +23,10 @@ from retcon.store import jsonl
 from retcon.train.files import explained, remove_partial, write_json, write_whole
 
 FORMAT = 1
-RunKind = Literal["sft", "rl"]
+RunKind = Literal["sft", "dpo", "rl"]
 SECTIONS: dict[RunKind, tuple[str, ...]] = {
     "sft": ("run", "model", "compute", "lora", "sft"),
+    "dpo": ("run", "model", "compute", "lora", "dpo"),
     "rl": ("run", "model", "compute", "lora", "task", "rollout", "repair", "select", "sandbox", "rl"),
 }
 """The sections of a recipe on which a run of each kind depends: the others may change before it is resumed."""
@@ -90,36 +91,52 @@ class RunFolder:
                 path.unlink()
 
 
-def open_run(root: Path, *, kind: RunKind, recipe: Recipe, inputs: Mapping[str, str]) -> RunFolder:
+def open_run(
+    root: Path, *, kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None = None
+) -> RunFolder:
     """The run in `root`, new where the folder is absent or empty.
 
-    inputs: name to fingerprint of what the run starts from. Raises CheckpointError where `root` holds something else:
-    another format, kind, recipe or input, or no run at all; nothing in it is touched then.
+    inputs: name to fingerprint of what the run starts from. tasks: name of the task set, where it need not be the
+    recipe's. Raises CheckpointError where `root` holds something else: another format, kind, recipe or input, or no run
+    at all; nothing in it is touched then.
     """
     root = Path(root)
-    about = {
-        "format": FORMAT,
-        "version": __version__,
-        "kind": kind,
-        "recipe": recipe.model_dump(mode="json"),
-        "inputs": dict(inputs),
-    }
-    if root.exists() and not root.is_dir():
-        raise CheckpointError(f"{root} is a file, not a run folder: choose another place for the run")
-    if not (root / "run.json").exists():
-        if root.is_dir() and any(not p.name.startswith(".") for p in root.iterdir()):
-            raise CheckpointError(f"{root} is not empty and has no run.json: choose another folder, or empty this one")
-        with explained(root):
-            root.mkdir(parents=True, exist_ok=True)
+    about = _about(kind, recipe, inputs, tasks)
+    if not _check_place(root, about):
         write_json(root / "run.json", about)
-    else:
-        _check_same(root, about, kind)
     for folder in (root, root / "checkpoints"):
         remove_partial(folder)
     return RunFolder(root)
 
 
-def _check_same(root: Path, about: Mapping[str, Any], kind: RunKind) -> None:
+def check_run(root: Path, *, kind: RunKind, recipe: Recipe) -> None:
+    """Raises what `open_run` will, but for other inputs: to be called before work that makes those. The folder is made
+    where it is absent, since only that tells whether it can be."""
+    _check_place(Path(root), _about(kind, recipe, {}, None))
+
+
+def _about(kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None) -> dict[str, Any]:
+    values = recipe.model_dump(mode="json")
+    if tasks is not None:
+        values["task"]["name"] = tasks
+    return {"format": FORMAT, "version": __version__, "kind": kind, "recipe": values, "inputs": dict(inputs)}
+
+
+def _check_place(root: Path, about: Mapping[str, Any]) -> bool:
+    """Whether there is such a run; else there is a folder for one. Raises CheckpointError (see `open_run`)."""
+    if root.exists() and not root.is_dir():
+        raise CheckpointError(f"{root} is a file, not a run folder: choose another place for the run")
+    if (root / "run.json").exists():
+        _check_same(root, about)
+        return True
+    if root.is_dir() and any(not p.name.startswith(".") for p in root.iterdir()):
+        raise CheckpointError(f"{root} is not empty and has no run.json: choose another folder, or empty this one")
+    with explained(root):
+        root.mkdir(parents=True, exist_ok=True)
+    return False
+
+
+def _check_same(root: Path, about: Mapping[str, Any]) -> None:
     file = root / "run.json"
     try:
         there = json.loads(file.read_text(encoding="utf-8"))
@@ -135,6 +152,7 @@ def _check_same(root: Path, about: Mapping[str, Any], kind: RunKind) -> None:
         found_kind, found_recipe, found_inputs = there["kind"], dict(there["recipe"]), dict(there["inputs"])
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(file, error) from error
+    kind: RunKind = about["kind"]
     if found_kind != kind:
         raise CheckpointError(f"{root} holds a run of kind '{found_kind}', not '{kind}': choose another folder")
     differing = _differing(found_recipe, about["recipe"], SECTIONS[kind])
@@ -145,7 +163,8 @@ def _check_same(root: Path, about: Mapping[str, Any], kind: RunKind) -> None:
         )
     for name, value in about["inputs"].items():
         if found_inputs.get(name) != value:
-            raise CheckpointError(f"{root} was started from other {name}: choose another folder")
+            was = found_inputs.get(name, "not recorded")
+            raise CheckpointError(f"{root} was started from other {name} ({was}, now {value}): choose another folder")
 
 
 def _unreadable(file: Path, error: Exception) -> CheckpointError:

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from retcon.config.schema import ALL_LINEAR, LoraSection
 from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, nearest
+from retcon.core.installing import how_to_install
 from retcon.core.seeds import derive
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -111,6 +112,6 @@ def _peft() -> ModuleType:
     try:
         import peft
     except ImportError as error:
-        raise MissingExtra(f"lora.rank above 0 needs {error.name}: pip install 'retcon-rl[train]'") from error
+        raise MissingExtra(f"lora.rank above 0 needs {error.name}: {how_to_install('train')}") from error
     module: ModuleType = peft
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, nearest
-from retcon.engine.devices import Placement, place
+from retcon.engine.devices import USES, Placement, Use, place
 from retcon.engine.loading import load_config, load_model
 from retcon.train.lora import check_lora
 
@@ -34,15 +35,16 @@ def model_folder(path: str | Path) -> Path:
     raise CheckpointError(f"there is no checkpoint {folder}{where}")
 
 
-def place_training(recipe: Recipe, folder: Path) -> Placement:
-    """Where a training of the model in `folder` computes; all that can be refused before work starts, is.
+def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES) -> Placement:
+    """Where a training of the model in `folder` computes; all that can be refused before work starts, is. uses: as in
+    `place`.
 
     Raises RecipeError for a device, dtype, attention or adapters that are not to be had, MissingExtra for adapters
     without peft, CheckpointError for a broken configuration.
     """
     config = load_config(folder)
     check_lora(recipe.lora, config)
-    return place(recipe, config)
+    return place(recipe, config, uses)
 
 
 def start_model(path: str | Path, seed: int, attention: str | None = None) -> PreTrainedModel:

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import torch
 from torch.utils import deterministic
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from retcon.core.errors import TrainingDiverged
 from retcon.engine.devices import Placement, torch_threads
+from retcon.engine.loading import without_bars
 
 
 @contextmanager
@@ -23,19 +23,15 @@ def torch_settings(place: Placement) -> Iterator[None]:
     What was set before comes back afterwards.
     """
     before = torch.are_deterministic_algorithms_enabled()
-    bars = logging.is_progress_bar_enabled()
     filling = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    logging.disable_progress_bar()
     torch.use_deterministic_algorithms(place.device == "cpu")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
-        with torch_threads(place.threads), torch.random.fork_rng(devices=[]):
+        with without_bars(), torch_threads(place.threads), torch.random.fork_rng(devices=[]):
             yield
     finally:
         torch.use_deterministic_algorithms(before)
         deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
-        if bars:
-            logging.enable_progress_bar()
 
 
 def adamw(

@@ -3,63 +3,105 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, TaskWarning
+from retcon.rollout.prompts import fitting, prompt_ids
 from retcon.select.difficulty import within
 from retcon.store.pass_rates import of_model, read_pass_rates
+from retcon.tasks.epochs import epochs
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
 from retcon.train.selection import dynamic_sampling
 
+LOOK = 10_000
+"""Tasks that are looked at before a run starts, at most: a long run on a large set should not wait for all of them."""
+
 
 class Prompts:
-    """The prompts of a run: the task set's training stream, without what the recipe's pass rates leave out.
+    """The prompts of a run: the task set's training stream, again and again where it ends, without those that leave no
+    room to answer and those that the recipe's pass rates leave out.
 
-    model: fingerprint of the model that the run starts from, whose rates count; where the file has none of it, those of
-    the only model that it has. inputs: what the order depends on besides the recipe, name to fingerprint.
+    chat: what the prompts are rendered with. model: fingerprint of the model that the run starts from, whose rates
+    count; where the file has none of it, those of the only model that it has. inputs: what the order depends on besides
+    the recipe, name to fingerprint.
 
-    Everything that the run can come to need is looked at first. Raises RecordError for a file that is broken,
-    RecipeError where it holds rates of several other models, where a task has no rate, or where none is within the
-    bounds.
+    What the run can come to need is looked at first, all of it where there are pass rates, else LOOK tasks at most.
+    Raises RecordError for a file that is broken, RecipeError where it holds rates of several other models, where a task
+    has no rate, where none is within the bounds, where no prompt leaves room to answer, or where a step can draw more
+    tasks than there are. Warns (TaskWarning) where some prompts are left out for their length.
     """
 
-    def __init__(self, recipe: Recipe, tasks: TaskSet, *, model: str) -> None:
+    def __init__(self, recipe: Recipe, tasks: TaskSet, *, chat: Chat, model: str) -> None:
         self.tasks = tasks
-        self._recipe = recipe
+        self._recipe, self._chat = recipe, chat
+        dynamic = dynamic_sampling(recipe)
+        self._of_a_step = recipe.rl.prompts + (dynamic.extra if dynamic else 0)
         self._rates = _read(Path(recipe.select.pass_rates), model) if recipe.select.pass_rates else None
-        self.inputs = {} if self._rates is None else {"pass rates": self._check()}
+        self._needed = recipe.rl.steps * self._of_a_step
+        self.inputs = {"tasks": f"{tasks.name} {self._identity()}"}
+        if self._rates is None:
+            for _ in islice(self._stream(), min(self._needed, LOOK)):
+                pass  # a set that cannot serve says so
+        else:
+            self.inputs["pass rates"] = self._check()
 
     def after(self, drawn: int) -> Iterator[Task]:
         """The stream after its first `drawn` tasks."""
         return islice(self._stream(), drawn, None)
 
     def _stream(self) -> Iterator[Task]:
-        stream = training_prompts(self.tasks, self._recipe.run.seed)
+        return epochs(self._epoch, apart=self._of_a_step)
+
+    def _epoch(self, number: int) -> Iterator[Task]:
+        stream = training_prompts(self.tasks, self._recipe.run.seed, number)
+        stream = fitting(stream, self._chat, self._recipe.rollout.max_ids)
         if self._rates is None:
             return stream
         section = self._recipe.select
         return within(stream, self._rates, low=section.min_pass_rate, high=section.max_pass_rate)
 
+    def _identity(self) -> str:
+        """A hash of the tasks at the stream's beginning, by content. Warns where prompts are too long."""
+        digest = hashlib.sha256(json.dumps([self.tasks.name, self.tasks.system]).encode())
+        limit = self._recipe.rollout.max_ids
+        looked, long = 0, []
+        for task in islice(training_prompts(self.tasks, self._recipe.run.seed), min(self._needed, LOOK)):
+            content = [task.id, task.question, task.answer, task.system, dict(task.meta)]
+            digest.update(json.dumps(content, sort_keys=True, default=lambda value: type(value).__qualname__).encode())
+            looked += 1
+            if (length := prompt_ids(self._chat, task)) >= limit:
+                long.append(length)
+        if 0 < len(long) < looked:
+            warnings.warn(
+                f"rollout.max_ids = {limit}: the prompts of {len(long)} of the first {looked} tasks leave no room for "
+                f"an answer (the longest has {max(long)} ids); such tasks are left out: raise rollout.max_ids to train "
+                "on them",
+                TaskWarning,
+                stacklevel=2,
+            )
+        return digest.hexdigest()[:16]
+
     def _check(self) -> str:
         """A hash of the tasks that the run can need, at the bound of its dynamic sampling."""
-        file, config = self._recipe.select.pass_rates, self._recipe.rl
-        dynamic = dynamic_sampling(self._recipe)
-        needed = config.steps * (config.prompts + (dynamic.extra if dynamic else 0))
+        file = self._recipe.select.pass_rates
         digest = hashlib.sha256()
         found = 0
         try:
-            for task in islice(self._stream(), needed):
+            for task in islice(self._stream(), self._needed):
                 digest.update(task.id.encode() + b"\n")
                 found += 1
         except RecipeError as error:
             raise RecipeError(
-                f"select.pass_rates = {file}: {error}. The run can need {needed} tasks within the bounds, and {found} "
-                "come before: measure more (`retcon difficulty --tasks`, with the same task set and run.seed), train "
-                "for fewer steps, or change select.min_pass_rate and select.max_pass_rate"
+                f"select.pass_rates = {file}: {error}. The run can need {self._needed} tasks within the bounds, and "
+                f"{found} come before: measure more (`retcon difficulty --tasks`, with the same task set and "
+                "run.seed), train for fewer steps, or change select.min_pass_rate and select.max_pass_rate"
             ) from None
         return digest.hexdigest()[:16]
 

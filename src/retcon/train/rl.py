@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
 from retcon.core.fingerprint import fingerprint
 from retcon.engine.devices import OnPlace
@@ -41,18 +43,20 @@ def run_rl(
     Everything random derives from (seed, step, …), so that the weights, the optimiser's state, the step and how many
     prompts were drawn are the whole state. A run that was interrupted goes on from its newest checkpoint in `out`;
     Ctrl-C between two updates makes one first; a run that is finished returns at once. tasks: a task set of your own,
-    in place of the one that the recipe names. on_step gets each step's metrics, on_place where it computes, before it
-    does.
+    in place of the one that the recipe names; run.json keeps its name, and a hash of the tasks themselves. on_step gets
+    each step's metrics, on_place where it computes, before it does.
 
     Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
-    RecipeError or RecordError for pass rates that do not serve (see `Prompts`), MissingExtra, SandboxUnavailable where
-    a step loses all of its rollouts to faults, TrainingDiverged.
+    RecipeError or RecordError for tasks or pass rates that do not serve (see `Prompts`), MissingExtra,
+    SandboxUnavailable where a step loses all of its rollouts to faults, TrainingDiverged.
     """
     folder = model_folder(start)
     start_id = fingerprint(folder)
-    prompts = Prompts(recipe, tasks or task_set(recipe.task.name), model=start_id)
+    tasks = tasks or task_set(recipe.task.name)
+    chat = Chat(load_tokenizer(folder), style=recipe.model.style, system=tasks.system)
+    prompts = Prompts(recipe, tasks, chat=chat, model=start_id)
     where = place_training(recipe, folder)
-    run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs})
+    run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs}, tasks=tasks.name)
     if run.finished:
         return run.final
     run.note_place(where.line)
@@ -75,7 +79,8 @@ def run_rl(
 
 
 async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, prompts: Prompts) -> None:
-    async with open_rollouts(recipe, session.engine_weights(), tokenizer, prompts.tasks) as rollouts:
+    weights, reserved = session.engine_weights(), session.to_come()
+    async with open_rollouts(recipe, weights, tokenizer, prompts.tasks, reserved=reserved) as rollouts:
         stream = prompts.after(session.drawn)
         while session.step < recipe.rl.steps:
             await _step(recipe, run, session, rollouts, stream)
@@ -91,6 +96,7 @@ async def _step(
     except asyncio.CancelledError:
         session.save()  # Ctrl-C: the weights are those of the last whole step
         raise
+    rollouts.rest()
     rolled_out = time.perf_counter()
 
     samples = [sample for group in to_train(recipe, drawn) for sample in group_samples(group, recipe.rl)]

@@ -16,6 +16,7 @@ from retcon.engine.local import LocalEngine
 from retcon.engine.types import SamplingParams
 from retcon.purify.mixing import Schedule, constant
 from retcon.purify.saar import Saar
+from retcon.rollout.repairs import saar_of
 from retcon.rollout.world import World, open_world
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
@@ -52,6 +53,11 @@ class TrainingRollouts:
             probability=_mixing(recipe).at(step),
         )
 
+    def rest(self) -> None:
+        """Before an update, which makes them worthless: the engine gives the memory of its keys and values back, so
+        that it does not stand beside gradients and activations."""
+        self.engine.invalidate()
+
     def sync(self) -> None:
         """After an update: the engine gets the new weights, and forgets the keys and values of the old."""
         self.weights.sync()
@@ -60,18 +66,21 @@ class TrainingRollouts:
 
 @asynccontextmanager
 async def open_rollouts(
-    recipe: Recipe, weights: EngineWeights, tokenizer: Path, tasks: TaskSet
+    recipe: Recipe, weights: EngineWeights, tokenizer: Path, tasks: TaskSet, *, reserved: int = 0
 ) -> AsyncIterator[TrainingRollouts]:
-    """The rollouts of `weights`, their sandbox started. Raises SandboxUnavailable, CheckpointError, EngineError."""
+    """The rollouts of `weights`, their sandbox started. reserved: bytes that the trainer will take and keep while
+    rollouts are made. Raises SandboxUnavailable, CheckpointError, EngineError."""
     chat = Chat(load_tokenizer(tokenizer), style=recipe.model.style, system=tasks.system)
     engine = LocalEngine(
         weights.model,
         max_len=recipe.rollout.max_ids + recipe.rollout.lookahead_ids,
         max_requests=min(recipe.rl.prompts * rollouts_per_prompt(recipe), MAX_REQUESTS),
         kv_memory_mb=recipe.compute.kv_memory_mb,
+        reserved=reserved,
     )
     async with engine, open_world(recipe, engine, chat) as world:
-        yield TrainingRollouts(world, tasks, engine, weights, _repair(recipe))
+        repair = None if recipe.repair.kind == "none" else saar_of(recipe.repair)
+        yield TrainingRollouts(world, tasks, engine, weights, repair)
 
 
 def rollouts_per_prompt(recipe: Recipe) -> int:
@@ -83,10 +92,3 @@ def rollouts_per_prompt(recipe: Recipe) -> int:
 def _mixing(recipe: Recipe) -> Schedule:
     section = recipe.repair
     return Schedule(section.probability_schedule) if section.probability_schedule else constant(section.probability)
-
-
-def _repair(recipe: Recipe) -> Saar | None:
-    section = recipe.repair
-    if section.kind == "none":
-        return None
-    return Saar(section.attempts, section.gamma, section.lookahead, frozenset(section.failures))

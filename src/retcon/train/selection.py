@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.select.drop import drop_infrastructure, take
@@ -41,7 +41,10 @@ async def draw_groups(recipe: Recipe, rollouts: TrainingRollouts, prompts: Itera
     kept: list[list[Trajectory]] = []
     missing, rounds = recipe.rl.prompts, 0
     while True:
-        fresh = await rollouts.of(list(islice(prompts, missing)), step=step)
+        drawn = list(islice(prompts, missing))
+        if len(drawn) < missing:
+            raise RecipeError(f"step {step}: the prompts have come to an end; give run_rl a task set that goes on")
+        fresh = await rollouts.of(drawn, step=step)
         made += fresh
         kept += [_select(recipe, drop_infrastructure(group), step) for group in fresh]
         if not any(kept):

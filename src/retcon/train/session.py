@@ -92,6 +92,13 @@ class Session:
         """What an engine decodes with."""
         return EngineWeights(self.model, getattr(torch, self._place.rollout_dtype), self._adapter)
 
+    def to_come(self) -> int:
+        """Bytes of the optimiser's state, two moments of all that is trained, which AdamW makes in the first step only;
+        0 once they are there. Gradients come and go within a step, when no rollouts are made."""
+        if self.optimizer.state:
+            return 0
+        return 2 * sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+
     def done(self, metrics: Metrics, *, drawn: int = 0) -> None:
         """A step is over, which drew `drawn` prompts: log it, checkpoint if it is time, tell `on_step`."""
         self.step += 1

@@ -10,16 +10,17 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe, SFTSection
-from retcon.core.errors import RecordError
 from retcon.core.fingerprint import fingerprint
-from retcon.core.sample import to_sample
 from retcon.core.seeds import derive
 from retcon.core.types import Sample
 from retcon.engine.devices import OnPlace
-from retcon.store import jsonl
+from retcon.engine.loading import load_config
 from retcon.train.batch import epoch_batch
 from retcon.train.computing import DEFAULT, Computing
+from retcon.train.demonstrations import read_samples
 from retcon.train.folder import open_run
 from retcon.train.forward import forwards
 from retcon.train.model import model_folder, place_training
@@ -37,9 +38,11 @@ def run_sft(
     on_step: OnStep | None = None,
     on_place: OnPlace | None = None,
 ) -> Path:
-    """Train `recipe.model.path` on the trajectories in `demonstrations`; returns the folder of the final model.
+    """Train `recipe.model.path` on the file `demonstrations`; returns the folder of the final model.
 
-    What is learnt is every id that the demonstrator wrote, failures and their repairs among them: nothing is filtered.
+    These are trajectories of ours, or transcripts in any format that `retcon purify` reads, which go through the
+    model's template (see `read_samples`). What is learnt is every id that the demonstrator wrote, failures and their
+    repairs among them: nothing is filtered.
     A run that was interrupted goes on from its newest checkpoint in `out`, and Ctrl-C makes one first; one that is
     finished returns at once. on_step gets each step's metrics: step, loss (nats an id), lr, grad_norm, ids, seconds,
     cpu_s, wall_s; on_place where it computes, before it does.
@@ -48,8 +51,14 @@ def run_sft(
     for what cannot be computed here (see `place_training`), MissingExtra, TrainingDiverged.
     """
     start = model_folder(recipe.model.path)
-    where = place_training(recipe, start)
-    samples = read_samples(demonstrations)
+    where = place_training(recipe, start, ("dtype",))
+    config = load_config(start)
+    samples = read_samples(
+        demonstrations,
+        Chat(load_tokenizer(start), style=recipe.model.style),
+        vocabulary=config.get_text_config().vocab_size,
+        max_ids=getattr(config.get_text_config(), "max_position_embeddings", None),
+    )
     inputs = {"model": fingerprint(start), "demonstrations": fingerprint(demonstrations)}
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
     if run.finished:
@@ -57,37 +66,28 @@ def run_sft(
     run.note_place(where.line)
     if on_place is not None:
         on_place(where)
-    config = recipe.sft
+    section = recipe.sft
     with torch_settings(where):
         session = Session(
             run,
             recipe=recipe,
             place=where,
             start=recipe.model.path,
-            optimize=partial(adamw, lr=config.lr, weight_decay=config.weight_decay, betas=BETAS),
-            every=config.checkpoint_every,
+            optimize=partial(adamw, lr=section.lr, weight_decay=section.weight_decay, betas=BETAS),
+            every=section.checkpoint_every,
             on_step=on_step,
         )
         with session.interruptible():
-            while session.step < config.steps:
+            while session.step < section.steps:
                 began = time.perf_counter()
                 torch.manual_seed(derive("dropout", recipe.run.seed, session.step))  # a resumed run must not differ
-                chosen = epoch_batch(len(samples), config.batch, seed=recipe.run.seed, step=session.step)
+                chosen = epoch_batch(len(samples), section.batch, seed=recipe.run.seed, step=session.step)
                 batch = [samples[i] for i in chosen]
                 metrics = sft_step(
-                    session.model, session.optimizer, batch, config, session.step, computing=session.computing
+                    session.model, session.optimizer, batch, section, session.step, computing=session.computing
                 )
                 session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
         return session.finish()
-
-
-def read_samples(demonstrations: Path) -> list[Sample]:
-    """The samples of a trajectory file; raises RecordError where there are none."""
-    samples = [to_sample(t, scored=False) for t in jsonl.read(demonstrations)]
-    samples = [s for s in samples if any(s.mask)]
-    if not samples:
-        raise RecordError(f"{demonstrations} holds no trajectory to learn from")
-    return samples
 
 
 def sft_step(

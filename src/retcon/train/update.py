@@ -24,13 +24,19 @@ from retcon.train.optim import apply
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """advantage: (G,) rewards to (G,) advantages. aggregate: how the loss is averaged."""
+    """advantage: (G,) rewards to (G,) advantages. aggregate: how the loss is averaged. clip_low, clip_high: ε_low and
+    ε_high where the recipe leaves them to the algorithm."""
 
     advantage: Callable[[Sequence[float]], list[float]]
     aggregate: Aggregate
+    clip_low: float = 0.2
+    clip_high: float = 0.2
 
 
-ALGORITHMS: dict[str, Algorithm] = {"grpo": Algorithm(grpo, "sequence"), "dapo": Algorithm(dapo, "token")}
+ALGORITHMS: dict[str, Algorithm] = {
+    "grpo": Algorithm(grpo, "sequence"),  # arXiv 2402.03300 has one ε, whose value it does not tell: PPO's .2
+    "dapo": Algorithm(dapo, "token", clip_high=0.28),  # arXiv 2503.14476, section 4.1
+}
 
 METRICS = ("loss", "clip_fraction", "kl", "surprise", "grad_norm", "padding")
 
@@ -132,14 +138,15 @@ def minibatch_update(
 
 def _loss(part: Part, config: RLSection, totals: Totals) -> Loss:
     batch = part.batch
+    algorithm = ALGORITHMS[config.algorithm]
     return policy_loss(
         part.logprobs,
         batch.old_logprobs,
         batch.advantages,
         batch.mask,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        aggregate=ALGORITHMS[config.algorithm].aggregate,
+        clip_low=algorithm.clip_low if config.clip_low == "auto" else config.clip_low,
+        clip_high=algorithm.clip_high if config.clip_high == "auto" else config.clip_high,
+        aggregate=algorithm.aggregate,
         totals=totals,
         muted=negative_spliced(batch.advantages, batch.spliced) if config.mask_negative_spliced else None,
         weights=batch.weights,

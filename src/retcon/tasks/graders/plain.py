@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import Literal, get_args
 
 from retcon.core.errors import MissingExtra, nearest
+from retcon.core.installing import how_to_install
 from retcon.sandbox.pool import SandboxPool
 from retcon.tasks.graders.mathematics import PACKAGES, MathGrader
 from retcon.tasks.graders.text import same_choice, same_text
@@ -45,7 +46,7 @@ class _Grader:
 
     def __init__(self) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise MissingExtra("grading by mathematics needs Math-Verify: pip install 'retcon-rl[grade]'")
+            raise MissingExtra(f"grading by mathematics needs Math-Verify: {how_to_install('grade')}")
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="retcon-grade", daemon=True).start()
         self._open = AsyncExitStack()

@@ -1,0 +1,63 @@
+"""`retcon dpo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retcon.cli.arguments import Out, checkpoint_folder, command_line, need_training, split_overrides
+from retcon.cli.interrupt import interruptible
+from retcon.cli.progress import tell_place, telling
+
+
+def dpo(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="A recipe (its sections run, model, compute, lora and dpo count), and changes to it.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    pairs: Annotated[
+        Path, typer.Option("--pairs", metavar="FILE", help="As `retcon purify --dpo` writes them.", show_default=False)
+    ],
+    start: Annotated[
+        Path,
+        typer.Option(
+            "--from",
+            metavar="CHECKPOINT",
+            help="What to start from: a Hugging Face folder, or a run folder with a final/.",
+            show_default=False,
+        ),
+    ],
+    out: Out = Path("runs/dpo"),
+) -> None:
+    """Train on pairs of a failed call and its fix (direct preference optimisation)."""
+    from retcon.config.load import load_recipe
+    from retcon.config.shipped import find_recipe
+
+    name, overrides = split_overrides(words or [])
+    recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
+    folder = checkpoint_folder(start)
+    need_training()
+    from retcon.train.dpo import run_dpo
+
+    kept = f"what {out} holds is kept; the same command again goes on from its newest checkpoint"
+    with interruptible(kept), telling("preference training") as tell:
+        final = run_dpo(
+            recipe,
+            pairs,
+            folder,
+            out,
+            on_step=lambda m: tell(int(m["step"] or 0), recipe.dpo.steps),
+            on_place=tell_place,
+        )
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"model: {final}\nmetrics: {out / 'metrics.jsonl'}")
+    console.print(f"try: {command_line('retcon', 'eval', out, '--out', out / 'eval')}")

@@ -1,0 +1,52 @@
+"""Prompts that leave no room to answer: a rollout of one has no turn, and teaches or measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from retcon.chat.chat import Chat
+from retcon.core.errors import RecipeError
+from retcon.tasks.types import Task
+
+PATIENCE = 10_000
+"""Tasks in a row that may be left out before a stream is given up: it may be endless."""
+
+
+def prompt_ids(chat: Chat, task: Task) -> int:
+    """Ids of the task's prompt, the template's among them."""
+    return sum(len(segment.ids or ()) for segment in chat.prompt(task.question, task.system))
+
+
+def fitting(tasks: Iterable[Task], chat: Chat, max_ids: int) -> Iterator[Task]:
+    """The tasks whose prompts leave room for an id at least, in their order.
+
+    Raises RecipeError where so many in a row do not fit that none can be expected to, or none of all does.
+    """
+    left_out, any_fitted, shortest = 0, False, 0
+    for task in tasks:
+        length = prompt_ids(chat, task)
+        if length < max_ids:
+            left_out, any_fitted = 0, True
+            yield task
+            continue
+        shortest = length if not left_out else min(shortest, length)
+        left_out += 1
+        if left_out == PATIENCE:
+            break
+    if left_out and (left_out == PATIENCE or not any_fitted):
+        raise RecipeError(
+            f"rollout.max_ids = {max_ids}: {left_out} prompts in a row leave no room for an answer; the shortest has "
+            f"{shortest} ids: raise rollout.max_ids"
+        )
+
+
+def refuse_long(tasks: Sequence[Task], chat: Chat, max_ids: int, what: str) -> None:
+    """Raises RecipeError where prompts leave no room to answer. what: names the tasks, such as `problems`."""
+    lengths = {task.id: prompt_ids(chat, task) for task in tasks}
+    long = {id: length for id, length in lengths.items() if length >= max_ids}
+    if long:
+        id, longest = max(long.items(), key=lambda item: item[1])
+        raise RecipeError(
+            f"rollout.max_ids = {max_ids}: the prompts of {len(long)} of {len(tasks)} {what} leave no room for an "
+            f"answer; the longest, of {id}, has {longest} ids: raise rollout.max_ids"
+        )

@@ -1,0 +1,143 @@
+"""Demonstrations to learn from: our own trajectories, by their ids; anyone's transcripts, through the model's template.
+
+The formats are those of `retcon purify`, so that what it wrote can be learnt from.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from retcon.chat.chat import Chat
+from retcon.chat.render import Told, render
+from retcon.core.codec import from_dict
+from retcon.core.errors import MissingIds, RecordError, TaskWarning
+from retcon.core.sample import to_sample
+from retcon.core.types import Sample, Segment, Trajectory, Turn
+from retcon.store.records import Record, open_source
+from retcon.transcripts.detect import Detector
+from retcon.transcripts.items import context_of, find_items, text_of
+from retcon.transcripts.text import PLACES
+from retcon.transcripts.types import Json
+
+OURS = "retcon"
+SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
+SYSTEM = frozenset({"system", "developer"})
+
+
+def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_ids: int | None = None) -> list[Sample]:
+    """The samples of a file of trajectories or transcripts. What the model wrote is learnt, nothing else.
+
+    vocabulary: ids that the model has. max_ids: positions that it has, None for any number; longer samples are left
+    out, which a TaskWarning counts. Raises RecordError, which begins with the file and line, at a record that is
+    neither, has ids of another vocabulary, or holds text where it should have ids; and where nothing is left to learn.
+    """
+    samples: list[Sample] = []
+    long: list[int] = []
+    for record, trajectory in read_rendered(file, chat):
+        try:
+            sample = to_sample(trajectory, scored=False)
+        except MissingIds as error:
+            raise RecordError(f"{record.where}: {error}: an audit? Give what `retcon purify` wrote to -o") from error
+        if max(sample.ids, default=0) >= vocabulary:
+            raise RecordError(f"{record.where}: id {max(sample.ids)}, and the model has {vocabulary}: another model's")
+        if not any(sample.mask):
+            continue
+        if max_ids is not None and len(sample.ids) > max_ids:
+            long.append(len(sample.ids))
+        else:
+            samples.append(sample)
+    if long:
+        told = f"{file}: {len(long)} of {len(long) + len(samples)} demonstrations are longer than the model's {max_ids}"
+        if not samples:
+            raise RecordError(f"{told} positions: none is left to learn from")
+        warnings.warn(f"{told} positions (the longest has {max(long)}), and are left out", TaskWarning, stacklevel=2)
+    if not samples:
+        raise RecordError(f"{file} holds no trajectory to learn from")
+    return samples
+
+
+def read_rendered(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
+    """The trajectories of a file, with their records: ours as they are, others in the chat's template."""
+    detector = Detector()
+    for record in open_source(file).records:
+        try:
+            yield from ((record, one) for one in rendered(decoded(record), detector, chat, record.where))
+        except RecordError as error:
+            raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
+
+
+def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Trajectory]:
+    """The trajectories of one record. Raises RecordError where it is no transcript."""
+    found = detector.format_of(value)
+    if found is not None and found.name == OURS:
+        return [from_dict(value, where)]
+    trajectories = found.read(value, where).trajectories if found is not None else _without_calls(value, where)
+    return [_until_learnt(render(one, chat, told_before(value, one))) for one in trajectories]
+
+
+def told_before(record: Json, trajectory: Trajectory) -> list[Told]:
+    """What the model was told before its first turn, with the roles that the record knows."""
+    found = find_items(record)
+    systems = {_text(item) for item in found[1] if _role(item) in SYSTEM} if found else set()
+    prompt = record.get("prompt") if isinstance(record, dict) else None
+    before: list[Told] = []
+    for segment in trajectory.prompt:
+        if isinstance(prompt, list) and segment.text == context_of(record):
+            before += [(_kind(m), _text(m)) for m in prompt if isinstance(m, dict)]
+        else:
+            before.append(("system" if segment.text in systems else "user", segment.text))
+    return before
+
+
+def decoded(record: Record) -> Json:
+    """The value of a record. Raises RecordError where it is no JSON."""
+    try:
+        return msgspec.json.decode(record.data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{record.where}: not JSON: {error}") from error
+
+
+def _until_learnt(trajectory: Trajectory) -> Trajectory:
+    """Without what follows the model's last words."""
+    if not trajectory.turns:
+        return trajectory
+    *others, last = trajectory.turns
+    return replace(trajectory, turns=(*others, replace(last, segments=last.generated)))
+
+
+def _without_calls(record: Json, where: str) -> list[Trajectory]:
+    """A conversation, or texts, in which no tool was called."""
+    if (found := find_items(record)) is not None:
+        prompt: list[Segment] = []
+        turns: list[Turn] = []
+        for item in found[1]:
+            if _role(item) in SAID:
+                turns.append(Turn((Segment("sampled", _text(item)),)))
+            elif turns:
+                turns[-1] = Turn((*turns[-1].segments, Segment("prompt", _text(item))))
+            else:
+                prompt.append(Segment("prompt", _text(item)))
+        return [Trajectory(where, where, tuple(prompt), tuple(turns))]
+    value = next((record[name] for name in PLACES if name in record), ()) if isinstance(record, dict) else ()
+    context = context_of(record)
+    asked = (Segment("prompt", context),) if context else ()
+    texts = value if isinstance(value, list) else [value]
+    return [Trajectory(where, where, asked, (Turn((Segment("sampled", str(text)),)),)) for text in texts]
+
+
+def _role(item: Mapping[str, Json]) -> str:
+    return str(item.get("role", item.get("from")))
+
+
+def _kind(item: Mapping[str, Json]) -> str:
+    role = _role(item)
+    return "system" if role in SYSTEM else "assistant" if role in SAID else "user"
+
+
+def _text(item: Mapping[str, Json]) -> str:
+    return text_of(item.get("content", item.get("value")))

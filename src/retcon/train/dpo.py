@@ -1,0 +1,165 @@
+"""Direct preference optimisation: what replaced a failed call is to become more likely than the call that failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers import PreTrainedModel
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.config.schema import DPOSection, Recipe
+from retcon.core.fingerprint import fingerprint
+from retcon.core.types import Sample
+from retcon.engine.devices import OnPlace, Placement
+from retcon.engine.loading import load_config
+from retcon.train.batch import epoch_batch
+from retcon.train.computing import DEFAULT, Computing, computing_of
+from retcon.train.folder import open_run
+from retcon.train.forward import forwards
+from retcon.train.model import model_folder, place_training, start_model
+from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
+from retcon.train.preferences import Preference, read_preferences
+from retcon.train.session import OnStep, Session
+
+
+def dpo_loss(
+    chosen: Tensor, rejected: Tensor, *, reference: tuple[Tensor, Tensor], beta: float
+) -> tuple[Tensor, Tensor]:
+    """-log σ(β [(log π(y_w|x) - log π_ref(y_w|x)) - (log π(y_l|x) - log π_ref(y_l|x))]), the mean over pairs, and what
+    σ is taken of, (B,), without gradient: arXiv 2305.18290, equation 7.
+
+    chosen, rejected: (B,) nats, the sums over what is compared; reference: theirs under π_ref.
+    """
+    margins = beta * ((chosen - reference[0]) - (rejected - reference[1]))
+    return -logsigmoid(margins).mean(), margins.detach()
+
+
+def run_dpo(
+    recipe: Recipe,
+    pairs: Path,
+    start: Path,
+    out: Path,
+    *,
+    on_step: OnStep | None = None,
+    on_place: OnPlace | None = None,
+) -> Path:
+    """Train the model in the folder `start`, which is also π_ref, on the pairs in a file; returns the final folder.
+
+    A run that was interrupted goes on from its newest checkpoint in `out`, and Ctrl-C makes one first; one that is
+    finished returns at once. on_step gets each step's metrics: step, loss, accuracy (share of pairs whose margin is
+    positive), margin, chosen and rejected (means of β log π/π_ref), lr, grad_norm, seconds, cpu_s, wall_s; on_place
+    where it computes, before it does.
+
+    Raises CheckpointError (see `open_run`), RecordError for pairs that cannot be read or are none (see
+    `read_preferences`), RecipeError for what cannot be computed here (see `place_training`), MissingExtra,
+    TrainingDiverged.
+    """
+    folder = model_folder(start)
+    where = place_training(recipe, folder, ("dtype",))
+    config = load_config(folder).get_text_config()
+    chat = Chat(load_tokenizer(folder), style=recipe.model.style)
+    longest = getattr(config, "max_position_embeddings", None)
+    preferences = read_preferences(pairs, chat, vocabulary=config.vocab_size, max_ids=longest)
+    inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
+    run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs)
+    if run.finished:
+        return run.final
+    run.note_place(where.line)
+    if on_place is not None:
+        on_place(where)
+    section = recipe.dpo
+    with torch_settings(where):
+        known = _reference(recipe, folder, where, preferences)
+        session = Session(
+            run,
+            recipe=recipe,
+            place=where,
+            start=start,
+            optimize=partial(adamw, lr=section.lr, weight_decay=section.weight_decay),
+            every=section.checkpoint_every,
+            on_step=on_step,
+        )
+        with session.interruptible():
+            while session.step < section.steps:
+                began = time.perf_counter()
+                drawn = epoch_batch(len(preferences), section.batch, seed=recipe.run.seed, step=session.step)
+                metrics = dpo_step(
+                    session.model,
+                    session.optimizer,
+                    [preferences[i] for i in drawn],
+                    known[drawn],
+                    section,
+                    step=session.step,
+                    computing=session.computing,
+                )
+                session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
+        return session.finish()
+
+
+def dpo_step(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    pairs: Sequence[Preference],
+    reference: Tensor,
+    section: DPOSection,
+    *,
+    step: int,
+    computing: Computing = DEFAULT,
+) -> dict[str, float]:
+    """One update on the mean of the pairs' losses. reference: (B, 2), log π_ref of chosen and rejected, nats. step:
+    from 0. Returns its metrics.
+
+    The two sides of a pair may come in different micro-batches: a first forward, without gradient, finds by how much
+    each side's log-prob is to count, and a second one lets it. The model stays in evaluation mode, for dropout would
+    tell the two apart, and both from π_ref.
+    """
+    model.eval()
+    samples = [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
+    with torch.no_grad():
+        found = summed(model, samples, computing).view(-1, 2)
+    sums = found.detach().requires_grad_()
+    reference = reference.to(sums.device)
+    loss, margins = dpo_loss(sums[:, 0], sums[:, 1], reference=(reference[:, 0], reference[:, 1]), beta=section.beta)
+    (weights,) = torch.autograd.grad(loss, sums)
+    by_sample = {id(sample): weight for sample, weight in zip(samples, weights.flatten(), strict=True)}
+    with forwards(model, samples, computing) as parts:
+        for part in parts:
+            counted = torch.stack([by_sample[id(sample)] for sample in part.samples])
+            (part.logprobs.sum(-1) * counted).sum().backward()
+    lr = warmup_cosine(step, section.steps, peak=section.lr, warmup=section.warmup)
+    norm = apply(model, optimizer, lr=lr, max_grad_norm=section.max_grad_norm)
+    rewards = section.beta * (found - reference)
+    return {
+        "loss": loss.item(),
+        "accuracy": (margins > 0).float().mean().item(),
+        "margin": margins.mean().item(),
+        "chosen": rewards[:, 0].mean().item(),
+        "rejected": rewards[:, 1].mean().item(),
+        "lr": lr,
+        "grad_norm": norm,
+    }
+
+
+def summed(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> Tensor:
+    """log π of what each sample's mask is 1 on, summed, (N,) nats. Call it without gradients."""
+    found: dict[int, Tensor] = {}
+    with forwards(model, samples, computing) as parts:
+        for part in parts:
+            found |= {id(sample): row.sum() for sample, row in zip(part.samples, part.logprobs, strict=True)}
+    return torch.stack([found[id(sample)] for sample in samples])
+
+
+@torch.no_grad()
+def _reference(recipe: Recipe, folder: Path, where: Placement, pairs: Sequence[Preference]) -> Tensor:
+    """log π_ref of every pair's sides, (N, 2) nats; the same bits in every session of a run on one machine."""
+    model = start_model(folder, recipe.run.seed, where.attention)
+    model.to(torch.device(where.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+    samples = [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
+    return summed(model, samples, computing_of(recipe.compute, where)).view(-1, 2)

@@ -1,0 +1,119 @@
+"""Files of preference pairs as samples. `retcon purify --dpo` writes them, TRL reads them too."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from retcon.chat.chat import Chat
+from retcon.core.errors import RecordError, TaskWarning
+from retcon.core.types import Sample, Trajectory
+from retcon.store.records import open_source
+from retcon.train.demonstrations import decoded, rendered
+from retcon.transcripts.detect import Detector
+from retcon.transcripts.types import Json
+
+SIDES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Two samples with the same prompt; their masks are 1 on what is compared."""
+
+    chosen: Sample
+    rejected: Sample
+
+
+def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_ids: int | None = None) -> list[Preference]:
+    """The pairs of a file. Ids are taken where the file has them, with its masks; messages go through the chat's
+    template, and what counts is the last turn from its first call on; text is encoded as it stands, and all of it
+    counts. Pairs of which a side is longer than max_ids are left out, which a TaskWarning counts.
+
+    Raises RecordError, which begins with the file and line, at a record that is no pair, or has ids of another
+    vocabulary; and where there is no pair.
+    """
+    found: list[Preference] = []
+    long = 0
+    for record in open_source(file).records:
+        try:
+            pair = _pair(decoded(record), chat, record.where)
+        except RecordError as error:
+            raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
+        highest = max(*pair.chosen.ids, *pair.rejected.ids)
+        if highest >= vocabulary:
+            raise RecordError(f"{record.where}: id {highest}, and the model has {vocabulary}: another model's")
+        if max_ids is not None and max(len(pair.chosen.ids), len(pair.rejected.ids)) > max_ids:
+            long += 1
+        else:
+            found.append(pair)
+    if long:
+        told = f"{file}: {long} of {long + len(found)} pairs are longer than the model's {max_ids} positions"
+        if not found:
+            raise RecordError(f"{told}: none is left to learn from")
+        warnings.warn(f"{told}, and are left out", TaskWarning, stacklevel=2)
+    if not found:
+        raise RecordError(f"{file} holds no pair")
+    return found
+
+
+def _pair(value: Json, chat: Chat, where: str) -> Preference:
+    if not isinstance(value, dict) or not {"prompt", *SIDES} <= value.keys():
+        raise RecordError("no pair: it needs prompt, chosen and rejected; `retcon purify --dpo FILE` writes such")
+    row = cast(dict[str, Json], value)
+    if isinstance(tokens := row.get("tokens"), dict):
+        chosen, rejected = (_of_tokens(tokens, side) for side in SIDES)
+    elif all(isinstance(row[key], list) for key in ("prompt", *SIDES)):
+        chosen, rejected = (_of_messages(row, side, chat, where) for side in SIDES)
+    elif all(isinstance(row[key], str) for key in ("prompt", *SIDES)):
+        chosen, rejected = (_of_text(str(row["prompt"]), str(row[side]), chat) for side in SIDES)
+    else:
+        raise RecordError("prompt, chosen and rejected must all be text, or all be lists of messages")
+    if not any(chosen.mask) or not any(rejected.mask):
+        raise RecordError("a side of the pair is empty: there is nothing to compare")
+    return Preference(chosen, rejected)
+
+
+def _of_tokens(tokens: Mapping[str, Json], side: str) -> Sample:
+    prompt, ids, mask = tokens.get("prompt"), tokens.get(side), tokens.get(f"{side}_mask")
+    if not (isinstance(prompt, list) and isinstance(ids, list)):
+        raise RecordError(f"tokens.prompt and tokens.{side} must be lists of ids")
+    if not isinstance(mask, list):
+        mask = [1] * len(ids)
+    if len(mask) != len(ids) or not all(type(i) is int for i in (*prompt, *ids, *mask)):
+        raise RecordError(f"tokens.{side} has {len(ids)} ids and a mask of {len(mask)}; both are whole numbers")
+    return _sample(prompt, ids, mask)
+
+
+def _of_messages(row: Mapping[str, Json], side: str, chat: Chat, where: str) -> Sample:
+    written = cast(list[Json], row[side])
+    # Some formats read a call as one only where an output follows; blocks have roles of their own.
+    in_blocks = any(isinstance(m, dict) and m.get("role") == "code" for m in written)
+    closing = {"role": "execution" if in_blocks else "tool", "content": "-"}
+    messages = [*cast(list[Json], row["prompt"]), *written, closing]
+    (trajectory,) = rendered({"messages": messages}, Detector(), chat, where)
+    return _of_last_turn(trajectory)
+
+
+def _of_last_turn(trajectory: Trajectory) -> Sample:
+    if not trajectory.turns:
+        raise RecordError("no message of the model in it")
+    *_, last = trajectory.turns
+    ids = [i for s in last.generated for i in s.ids or ()]
+    everything = [i for s in trajectory.segments for i in s.ids or ()]
+    start = last.calls[0].start if last.calls else 0
+    return _sample(everything[: -len(ids)], ids, [int(n >= (start or 0)) for n in range(len(ids))])
+
+
+def _of_text(prompt: str, completion: str, chat: Chat) -> Sample:
+    before, ids = (chat.tokenizer.encode(text, special=True) for text in (prompt, completion))
+    return _sample(before, ids, [1] * len(ids))
+
+
+def _sample(prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Sample:
+    count = len(prompt) + len(ids)
+    learnt = (*(0 for _ in prompt), *mask)
+    # Nothing predicts the first id of all.
+    return Sample((*prompt, *ids), (0, *learnt[1:]), (None,) * count, (0,) * count)

@@ -1,0 +1,82 @@
+"""The local engine in a program that set nothing up: how its threads wait, and what it decodes with."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines import MAX_LEN, model_of
+from retcon.core.errors import ComputeWarning
+from retcon.core.memory import available_memory
+from retcon.engine import decoder
+from retcon.engine.local import LocalEngine
+
+pytestmark = pytest.mark.torch
+
+PROGRAM = """
+import os, threading, torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+torch.set_num_threads({threads})
+from retcon.engine.local import LocalEngine
+before = dict(os.environ)
+model = Qwen3ForCausalLM(Qwen3Config(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+                                     num_key_value_heads=1, head_dim=8, intermediate_size=8))
+for _ in range(2):
+    LocalEngine(model, max_len=16)
+assert dict(os.environ) == before, "nobody's environment is ours to change"
+asleep = sum(thread.name == "retcon-openmp" for thread in threading.enumerate())
+print(asleep, len(os.listdir("/proc/self/task")) > len(os.sched_getaffinity(0)), torch.get_num_threads())
+"""
+WAITS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def program(threads: int, **variables: str) -> list[str]:
+    outer = {k: v for k, v in os.environ.items() if k not in WAITS}
+    path = os.pathsep.join(["src", *filter(None, [outer.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(threads=threads)],
+        env={**outer, "PYTHONPATH": path, **variables}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="only Linux tells which OpenMP is loaded")
+def test_threads_are_calmed_once_and_only_where_nobody_has_decided():
+    assert program(2) == ["1", "True", "2"], "more OpenMP threads than cores: libgomp then spins 100 times at most"
+    assert program(1)[0] == "0"
+    assert program(2, OMP_WAIT_POLICY="ACTIVE")[0] == "0"
+
+
+def test_the_engine_says_what_it_decodes_with_and_why(caplog):
+    with caplog.at_level(logging.INFO, logger="retcon"):
+        assert LocalEngine(model_of("qwen3"), max_len=MAX_LEN).decoding.startswith("the lean forward")
+    assert "decoding with the lean forward" in caplog.text
+
+
+def test_a_lack_of_memory_for_the_quicker_decoder_is_not_passed_over(monkeypatch):
+    monkeypatch.setattr(decoder, "room", lambda model: (3 << 30, 1 << 30))
+    with pytest.warns(ComputeWarning, match=r"wants 3\.00 GiB of free memory, and there are 1\.00"):
+        engine = LocalEngine(model_of("qwen3"), max_len=MAX_LEN)
+    assert engine.decoding.startswith("transformers' own forward: the lean one wants")
+
+
+def machine(tmp_path: Path, **files: str) -> int | None:
+    for name, text in files.items():
+        (tmp_path / name.replace("_", ".")).write_text(text)
+    return available_memory(tmp_path / "meminfo", tmp_path)
+
+
+MEMINFO = "MemTotal: 8000 kB\nMemFree: 100 kB\nMemAvailable: 5000 kB\n"
+
+
+def test_cached_files_count_as_available(tmp_path):
+    assert machine(tmp_path) is None
+    assert machine(tmp_path, meminfo=MEMINFO) == 5000 * 1024
+    limited = {"memory_max": "3000000", "memory_current": "2500000", "memory_stat": "anon 1\ninactive_file 400000\n"}
+    assert machine(tmp_path, **limited) == 900000, "what a container's limit leaves"
+    assert machine(tmp_path, memory_max="max") == 5000 * 1024

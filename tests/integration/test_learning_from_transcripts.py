@@ -1,0 +1,86 @@
+"""From transcripts with failures to trained models: purify, sft and dpo, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from foreign import FORMATS, REPAIRED, answer, user, works
+from retcon.cli.app import app
+from retcon.core.errors import CheckpointError
+from retcon.train.dpo import run_dpo
+from retcon.train.sft import run_sft
+from training import make_base, small_recipe
+
+pytestmark = pytest.mark.torch
+DPO = {"steps": 6, "batch": 3, "lr": 1e-3, "checkpoint_every": 2}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_base(tmp_path_factory.mktemp("transcripts") / "base")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1024}))
+    return folder
+
+
+def purified(folder: Path, format: str) -> tuple[Path, Path]:
+    """What `retcon purify` makes of four transcripts: the clean ones, and the pairs."""
+    steps = [REPAIRED, (user("and of 9?"), works("print(9 ** .5)", "3.0"), answer("3"))] * 2
+    folder.mkdir()
+    source, clean, pairs = (folder / f"{name}.jsonl" for name in ("source", "clean", "pairs"))
+    source.write_text("".join(json.dumps(FORMATS[format](s)) + "\n" for s in steps))
+    words = ["purify", str(source), "-o", str(clean), "--dpo", str(pairs), "--no-audit"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return clean, pairs
+
+
+@pytest.mark.parametrize("format", ["messages", "sharegpt", "hermes", "markdown", "mathcoder", "mint"])
+def test_what_purify_writes_leads_to_a_model(base, tmp_path, format):
+    clean, pairs = purified(tmp_path / "data", format)
+    recipe = small_recipe(base, sft={"steps": 3, "batch": 2, "lr": 1e-3}, dpo={**DPO, "steps": 3, "batch": 2})
+    learnt, preferred = [], []
+    final = run_sft(recipe, clean, tmp_path / "sft", on_step=learnt.append)
+    assert learnt[-1]["loss"] < learnt[0]["loss"]
+    run_dpo(recipe, pairs, final, tmp_path / "dpo", on_step=preferred.append)
+    assert preferred[0]["margin"] == pytest.approx(0.0, abs=1e-4), "it starts from its reference"
+    assert preferred[-1]["margin"] > 0
+    assert preferred[-1]["loss"] < preferred[0]["loss"]
+
+
+def test_a_preference_training_that_was_interrupted_ends_as_one_that_was_not(zygote, base, tmp_path):
+    _, pairs = purified(tmp_path / "data", "messages")
+    recipe = small_recipe(base, dpo=DPO)
+    run_dpo(recipe, pairs, base, tmp_path / "whole")
+    for stop_after in (1, 3):
+        pid = 0
+        for name, value in zygote.run("dpo", recipe, pairs, tmp_path / "broken"):
+            if name == "pid":
+                pid = int(value)
+            elif (name, value) == ("step", str(stop_after)):
+                os.kill(pid, signal.SIGKILL)
+    run_dpo(recipe, pairs, base, tmp_path / "broken")
+    one, other = (load_file(tmp_path / name / "final/model.safetensors") for name in ("whole", "broken"))
+    assert all(one[name].equal(other[name]) for name in one)
+    pairs.write_text(pairs.read_text() * 2)
+    with pytest.raises(CheckpointError, match="was started from other pairs"):
+        run_dpo(recipe, pairs, base, tmp_path / "broken")
+
+
+def test_the_commands_train_on_them(base, tmp_path):
+    clean, pairs = purified(tmp_path / "data", "sharegpt")
+    few = ["sft.steps=1", "sft.batch=2", f"model.path={base}"]
+    words = ["sft", "quickstart/cold_start", *few, "--demonstrations", str(clean), "--out", str(tmp_path / "sft")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    words = ["dpo", "dpo.steps=2", "dpo.batch=2", "--pairs", str(pairs), "--from", str(tmp_path / "sft")]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "dpo")])
+    assert done.exit_code == 0, done.output
+    assert f"model: {tmp_path / 'dpo/final'}" in done.output
+    assert json.loads((tmp_path / "dpo/run.json").read_text())["kind"] == "dpo"

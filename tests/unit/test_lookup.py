@@ -1,0 +1,48 @@
+"""Finding trajectories in a file without reading all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from comparing import FIX, repaired, trajectory
+from retcon.core.errors import RecordError
+from retcon.store import jsonl
+from retcon.store.lookup import find, first, head
+
+PLAIN, OTHER, MENDED = trajectory("a/0", FIX), trajectory("ab/0", FIX), repaired("b/0")
+
+
+@pytest.fixture(params=["some.jsonl", "some.jsonl.gz"])
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    jsonl.write(tmp_path / request.param, [PLAIN, OTHER, MENDED])
+    return tmp_path / request.param
+
+
+def test_the_head_reads_no_more_than_it_shows(tmp_path):
+    path = tmp_path / "some.jsonl"
+    jsonl.write(path, [PLAIN, OTHER])
+    with path.open("a") as out:
+        out.write("neither JSON\n\nnor a trajectory\n")
+    assert head(path, 1).trajectories == [PLAIN]
+    found = head(path, 2)
+    assert (found.trajectories, found.more, found.bad) == ([PLAIN, OTHER], 2, []), "nobody looked at the rest"
+    assert len(head(path, 0).bad) == 2
+
+
+def test_one_is_found_by_its_id_or_its_beginning(file):
+    assert find(file, "a/0") == PLAIN
+    assert find(file, "ab") == OTHER
+    assert first(file, lambda t: bool(t.turns), having=b'"repair"') == MENDED
+    with pytest.raises(RecordError, match="2 ids begin with 'a': a/0, ab/0"):
+        find(file, "a")
+    with pytest.raises(RecordError, match=r"no trajectory 'ab/1' \(did you mean 'ab/0'\?\)"):
+        find(file, "ab/1")
+
+
+def test_a_broken_line_before_it_is_named(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text("{}\n" + jsonl.line_of(PLAIN).decode())
+    with pytest.raises(RecordError, match=r"some.jsonl, line 1: id: missing"):
+        find(path, "a/0")
