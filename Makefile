@@ -2,6 +2,8 @@
 # make quickstart  trains and compares two agents, in runs/quickstart; continues where it was
 # make test        lint, types, import rules, all tests
 # make unit        the unit tests alone
+# make figures     the tables of README and docs anew, from the results in benchmarks/results; says which are stale
+# make mutants     tests the tests: do they notice faults? (docs/testing.md)
 # make base        makes the base model inside the package anew (under an hour)
 PYTHON ?= python3.11
 VENV := .venv
@@ -9,7 +11,7 @@ CORE := .venv-core
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: setup quickstart test lint types imports tests unit base clean
+.PHONY: setup quickstart test lint types imports tests unit figures mutants base clean
 
 setup: $(VENV)/.ready
 
@@ -45,6 +47,15 @@ tests: setup $(CORE)/.ready
 
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
+
+figures: setup
+	$(BIN)/python benchmarks/figures.py $(ARGS)
+	@$(BIN)/python benchmarks/figures.py --stale
+
+# In a copy, in build/mutants, where what was found is kept: the same command goes on.
+mutants: setup
+	$(BIN)/python $(PIP) --editable '.[mutants]'
+	$(BIN)/python tests/mutants.py $(ARGS)
 
 base: setup
 	$(BIN)/python -m retcon.train.base $(ARGS)

@@ -38,11 +38,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import torch
 from bare import Bare, naive
 from measure import VOCAB, Took, machine, rates, small_model, take_turns
+from results import add_json, save
 from transformers import PreTrainedModel
 from workload import FOLDER, Plan, describe, read
 
@@ -52,7 +54,9 @@ from retcon.engine.types import SamplingParams
 from retcon.train.model import BASE
 
 PROMPT, COUNT = 48, 64
+MEASURES = ("src/retcon/engine", "src/retcon/rollout")
 Ways = dict[str, Callable[[], object]]
+Figures = dict[str, Any]
 
 
 def with_engine(engine: LocalEngine, plans: Sequence[Plan]) -> EngineStats:
@@ -133,7 +137,7 @@ def decode_with_engine(engine: LocalEngine, prompts: Sequence[Sequence[int]]) ->
     asyncio.run(main())
 
 
-def workload(models: dict[str, PreTrainedModel], file: Path, options: argparse.Namespace) -> None:
+def workload(models: dict[str, PreTrainedModel], file: Path, options: argparse.Namespace) -> Figures:
     plans = read(file, vocabulary=VOCAB, limit=options.rollouts)
     sampled = sum(turn.sampled for plan in plans for turn in plan.turns)
     print(f"\n{file.stem}: {describe(plans)}", flush=True)
@@ -152,15 +156,16 @@ def workload(models: dict[str, PreTrainedModel], file: Path, options: argparse.N
     if options.vllm:
         ways["vllm"] = lambda: with_vllm(options.vllm, options.vllm_model, plans)
     took = take_turns(ways, options.rounds)
-    table(took, sampled)
+    figures = table(took, sampled)
     for name, one in stats.items():
         print(f"engine {name}: {one}")
         print(f"  mean batch {one.batch:.1f}, utilisation {one.utilisation:.0%}")
-    ratio("engine bf16 to generate bf16", took["engine bf16"], took["generate bf16"])
-    ratio("engine fp32 to generate fp32", took["engine fp32"], took["generate fp32"])
+    for dtype in ("bf16", "fp32"):
+        figures |= ratio(f"engine {dtype}", f"generate {dtype}", took)
+    return figures
 
 
-def decoding(models: dict[str, PreTrainedModel], batch: int, rounds: int) -> None:
+def decoding(models: dict[str, PreTrainedModel], batch: int, rounds: int) -> Figures:
     prompts = torch.randint(0, VOCAB, (batch, PROMPT), generator=torch.Generator().manual_seed(batch))
     lists = prompts.tolist()
     ways: Ways = {}
@@ -175,27 +180,34 @@ def decoding(models: dict[str, PreTrainedModel], batch: int, rounds: int) -> Non
         same = (bare.run(prompts, COUNT, "greedy") == naive(model, prompts, COUNT)).float().mean()
         print(f"{name}: {same:.2%} of the bare loop's greedy ids are those of the naive one")
     took = take_turns(ways, rounds)
-    table(took, batch * COUNT)
+    figures = table(took, batch * COUNT)
     for name in models:
-        ratio(f"engine {name} to bare {name}", took[f"engine {name}"], took[f"bare {name}"])
+        for other in (f"bare {name}", f"naive {name}, greedy"):
+            figures |= ratio(f"engine {name}", other, took)
+    return figures
 
 
-def table(took: dict[str, list[Took]], sampled: int) -> None:
+def table(took: dict[str, list[Took]], sampled: int) -> Figures:
+    figures: Figures = {}
     print(f"{'':22} {'ids per CPU-second':>30} {'CPU-s':>8} {'wall s':>8}")
     for name, values in took.items():
         cpu = [value.cpu for value in values]
         wall = statistics.median(value.wall for value in values)
         print(f"{name:22} {rates(sampled, cpu):>30} {statistics.median(cpu):8.2f} {wall:8.2f}")
+        figures[name] = {"ids per CPU-second": sampled / statistics.median(cpu), "wall s": wall}
+    return figures
 
 
-def ratio(name: str, ours: list[Took], theirs: list[Took]) -> None:
+def ratio(ours: str, theirs: str, took: dict[str, list[Took]]) -> Figures:
     """Of ids per CPU-second, and of the wall's seconds, round by round."""
-    by_cpu = [b.cpu / a.cpu for a, b in zip(ours, theirs, strict=True)]
-    by_wall = [b.wall / a.wall for a, b in zip(ours, theirs, strict=True)]
+    name, pairs = f"{ours} to {theirs}", list(zip(took[ours], took[theirs], strict=True))
+    by_cpu = [b.cpu / a.cpu for a, b in pairs]
+    by_wall = [b.wall / a.wall for a, b in pairs]
     print(
         f"{name}: {statistics.median(by_cpu):.2f} ({min(by_cpu):.2f}…{max(by_cpu):.2f}) by CPU time, "
         f"{statistics.median(by_wall):.2f} ({min(by_wall):.2f}…{max(by_wall):.2f}) by the wall"
     )
+    return {name: [statistics.median(by_cpu), min(by_cpu), max(by_cpu)]}
 
 
 def main() -> None:
@@ -208,6 +220,7 @@ def main() -> None:
     parser.add_argument("--vllm", metavar="URL", help="of a vLLM server, such as http://127.0.0.1:8000")
     parser.add_argument("--vllm-model", metavar="NAME", default="small", help="as the server names it")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the model and do nothing else")
+    add_json(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = small_model()
@@ -218,10 +231,10 @@ def main() -> None:
         return
     models: dict[str, PreTrainedModel] = {"fp32": model, "bf16": copy.deepcopy(model).bfloat16()}
     print(machine())
-    for name in options.workload or names:
-        workload(models, FOLDER / f"{name}.jsonl", options)
-    for batch in options.batch:
-        decoding(models, batch, options.rounds)
+    found = {name: workload(models, FOLDER / f"{name}.jsonl", options) for name in options.workload or names}
+    found |= {f"decoding {batch}": decoding(models, batch, options.rounds) for batch in options.batch}
+    if options.json:
+        save(options.json, found, command=f"benchmarks/rollout.py --rounds {options.rounds}", measures=MEASURES)
 
 
 if __name__ == "__main__":

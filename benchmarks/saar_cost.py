@@ -28,8 +28,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
+from results import add_json, save
 from transformers import PreTrainedModel
 
 from retcon.chat.chat import Chat
@@ -160,17 +162,29 @@ async def measure(start: Path, recipes: dict[str, Recipe], where: Placement, rou
         return arms
 
 
-def table(arms: list[Arm]) -> str:
+def figures(arms: list[Arm]) -> dict[str, Any]:
+    """Medians of a step by arm; of what costs, the median of the ratios to the first arm, too."""
+    first = arms[0]
+    found: dict[str, Any] = {}
+    for name, values in first.figures.items():
+        row = found[name] = {arm.name: statistics.median(arm.figures[name]) for arm in arms}
+        for arm in arms[1:] if name.startswith(("wall", "CPU")) else ():
+            ratios = [mine / other for mine, other in zip(arm.figures[name], values, strict=True)]
+            row[f"{arm.name} / {first.name}"] = [statistics.median(ratios), min(ratios), max(ratios)]
+    return found
+
+
+def table(arms: list[Arm], found: dict[str, Any]) -> str:
     first = arms[0]
     lines = [f"{'a step, median':22}" + "".join(f"{arm.name:>12}" for arm in arms)
              + "".join(f"{arm.name + ' / ' + first.name:>30}" for arm in arms[1:])]  # fmt: skip
-    for name, values in first.figures.items():
-        row = f"{name:22}" + "".join(f"{statistics.median(arm.figures[name]):12.3f}" for arm in arms)
+    for name, row in found.items():
+        line = f"{name:22}" + "".join(f"{row[arm.name]:12.3f}" for arm in arms)
         for arm in arms[1:] if name.startswith(("wall", "CPU")) else ():
-            ratios = [mine / other for mine, other in zip(arm.figures[name], values, strict=True)]
-            pooled = sum(arm.figures[name]) / sum(values)
-            row += f"{statistics.median(ratios):14.2f} ({min(ratios):.2f}…{max(ratios):.2f}) {pooled:.2f}"
-        lines.append(row)
+            middle, least, most = row[f"{arm.name} / {first.name}"]
+            pooled = sum(arm.figures[name]) / sum(first.figures[name])
+            line += f"{middle:14.2f} ({least:.2f}…{most:.2f}) {pooled:.2f}"
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -180,6 +194,7 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, default=Path("runs/saar_cost"), help="folder of the policy")
     parser.add_argument("--first", type=float, default=0.25, help="share of the teacher's first tries that fail")
     parser.add_argument("--retry", type=float, default=0.2, help="share of its tries after an error that fail")
+    add_json(parser)
     options = parser.parse_args()
     recipes = {name: load_recipe(find_recipe(recipe), [*ONE_THREAD, *more]) for name, (recipe, more) in ARMS.items()}
     cold = load_recipe(None, [*ONE_THREAD, *COLD_START])
@@ -189,7 +204,15 @@ def main() -> None:
     with torch_settings(where):
         arms = asyncio.run(measure(start, recipes, where, options.rounds))
     print(f"{datetime.date.today()} · {os.cpu_count()} cores · {where.line} · {options.rounds} rounds")
-    print(table(arms))
+    found = figures(arms)
+    print(table(arms, found))
+    if options.json:
+        save(
+            options.json,
+            {**found, "rounds": options.rounds},
+            command=f"benchmarks/saar_cost.py --rounds {options.rounds}",
+            measures=[f"src/retcon/{room}" for room in ("train", "engine", "rollout", "purify", "select", "sandbox")],
+        )
 
 
 if __name__ == "__main__":

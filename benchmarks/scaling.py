@@ -27,9 +27,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure import VOCAB, machine, small_model
+from results import add_json, save
 
 from retcon.engine.local import LocalEngine
 from retcon.engine.stats import EngineStats
@@ -171,7 +173,9 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
     return slope
 
 
-def show(table: Table, each: Callable[[Job], list[Line]]) -> None:
+def show(table: Table, each: Callable[[Job], list[Line]]) -> dict[str, Any]:
+    """Prints the table; its figures: by x, microseconds an id and ids fed and cached, and the exponent."""
+    found: dict[str, Any] = {}
     print(f"\n{table.name}: {table.of}")
     print("          CPU-s   us/id      fed   cached   copied   KV MiB / budget   grew MiB  preempted  evicted")
     points = []
@@ -179,6 +183,7 @@ def show(table: Table, each: Callable[[Job], list[Line]]) -> None:
         lines = each(job)
         cpu, stats = statistics.median(one.cpu for one in lines), lines[0].stats
         points.append((float(job.x), cpu))
+        found[str(job.x)] = {"us": 1e6 * cpu / job.ids, "fed": stats.prefilled, "cached": stats.reused, "cpu": cpu}
         print(
             f"{job.x:7} {cpu:7.3f} {1e6 * cpu / job.ids:7.0f} {stats.prefilled:8} {stats.reused:8} {stats.copied:8} "
             f"{stats.kv_peak / 2**20:8.1f} / {stats.kv_budget / 2**20:<6.0f} "
@@ -188,20 +193,27 @@ def show(table: Table, each: Callable[[Job], list[Line]]) -> None:
         if stats.kv_peak > stats.kv_budget:
             print("        BEYOND THE BUDGET")
     fitted = points[slice(*table.fitted)]
-    print(f"exponent {exponent(fitted):.2f} from {fitted[0][0]:.0f} to {fitted[-1][0]:.0f}; expected {table.expected}")
+    found["exponent"] = exponent(fitted)
+    print(f"exponent {found['exponent']:.2f} from {fitted[0][0]:.0f} to {fitted[-1][0]:.0f}; expected {table.expected}")
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=[table.name for table in tables()], action="append", help="may be repeated")
+    add_json(parser)
     options = parser.parse_args()
     print(machine())
     asyncio.run(run(Job(1, 1, 8, 48, 8, turns=2, shown=8)))  # what happens once is over
     with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        for table in tables():
-            if table.name in (options.only or (table.name,)):
-                show(table, lambda job: pool.map(line, [job] * options.rounds, chunksize=1))
+        found = {
+            table.name: show(table, lambda job: pool.map(line, [job] * options.rounds, chunksize=1))
+            for table in tables()
+            if table.name in (options.only or (table.name,))
+        }
+    if options.json:
+        save(options.json, found, command="benchmarks/scaling.py", measures=["src/retcon/engine"])
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from results import add_json, save
+
 HERE = Path(__file__).parent
 PHASES = ("generate", "tool", "score", "prepare", "train", "sync")
 
@@ -117,24 +119,37 @@ def measure(every: Sequence[Side], rounds: int) -> list[str]:
     return list(dict.fromkeys(versions))
 
 
+def figures(every: Sequence[Side]) -> dict[str, Any]:
+    """Medians of each side's phases, step and wall, and of its ratios to its rivals' steps."""
+    found: dict[str, Any] = {}
+    names = {side.name: side for side in every}
+    for side in every:
+        found[side.name] = {p: statistics.median(step["phases"].get(p, 0.0) for step in side.steps) for p in PHASES}
+        found[side.name] |= {
+            "step": statistics.median(side.cpu()),
+            "wall": statistics.median(step["wall"] for step in side.steps),
+        }
+        for rival in (names[name] for name in side.rivals if name in names):
+            ratios = [mine / theirs for mine, theirs in zip(side.cpu(), rival.cpu(), strict=True)]
+            found[f"{side.name} / {rival.name}"] = [statistics.median(ratios), min(ratios), max(ratios)]
+    return found
+
+
 def table(every: Sequence[Side]) -> str:
+    found = figures(every)
     lines = [f"{'CPU-seconds':24}" + "".join(f"{p:>9}" for p in PHASES) + f"{'step':>9}{'min…max':>14}{'wall':>8}"]
     for side in every:
-        parts = (statistics.median(step["phases"].get(p, 0.0) for step in side.steps) for p in PHASES)
-        total, wall = side.cpu(), statistics.median(step["wall"] for step in side.steps)
+        total, of_side = side.cpu(), found[side.name]
         spread = f"{min(total):.2f}…{max(total):.2f}"
         lines.append(
             f"{side.name:24}"
-            + "".join(f"{part:9.3f}" for part in parts)
-            + f"{statistics.median(total):9.2f}{spread:>14}{wall:8.2f}"
+            + "".join(f"{of_side[part]:9.3f}" for part in PHASES)
+            + f"{of_side['step']:9.2f}{spread:>14}{of_side['wall']:8.2f}"
         )
-    names = {side.name: side for side in every}
-    for side in every:
-        for rival in (names[name] for name in side.rivals if name in names):
-            ratios = [mine / theirs for mine, theirs in zip(side.cpu(), rival.cpu(), strict=True)]
-            lines.append(
-                f"{side.name} / {rival.name}: {statistics.median(ratios):.2f} ({min(ratios):.2f}…{max(ratios):.2f})"
-            )
+    for name, value in found.items():
+        if isinstance(value, list):
+            middle, least, most = value
+            lines.append(f"{name}: {middle:.2f} ({least:.2f}…{most:.2f})")
     return "\n".join(lines)
 
 
@@ -150,6 +165,7 @@ def main() -> None:
     parser.add_argument("--minibatches", type=int, choices=(1, 2, 4), default=1, help="optimiser steps a batch")
     parser.add_argument("--calls", action="store_true", help="ours with a real call in the middle of each rollout too")
     parser.add_argument("--paged", action="store_true", help="TRL with its continuous batching too (slow)")
+    add_json(parser)
     options = parser.parse_args()
     every = sides(options)
     versions = measure(every, options.rounds)
@@ -157,6 +173,9 @@ def main() -> None:
           f"{options.minibatches} optimiser steps a batch")  # fmt: skip
     print(*versions, sep="\n")
     print(table(every))
+    if options.json:
+        command = f"benchmarks/step.py --trl-python PYTHON --rounds {options.rounds}"
+        save(options.json, figures(every), command=command, measures=("src/retcon/train", "src/retcon/engine"))
 
 
 if __name__ == "__main__":

@@ -39,12 +39,12 @@ FAILING = {"print(a)": "NameError: name 'a' is n", "print(b)": "NameError: name 
 WORKING = {"print(1)": "1", "print(2)": "2"}
 
 
-def make_base(folder: Path) -> Path:
+def make_base(folder: Path, *, positions: int = 256) -> Path:
     """A model folder: one layer of width 64, untrained."""
     tokenizer = build_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=32, max_position_embeddings=256, tie_word_embeddings=True,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=positions, tie_word_embeddings=True,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -96,6 +96,18 @@ class Ones:
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
         answer = trajectory.turns[-1].text.removesuffix("<|im_end|>")
         return replace(trajectory, answer=answer, reward=1.0 if task.answer in answer else -1.0)
+
+
+@dataclass(frozen=True)
+class Graded(Ones):
+    """A task set whose grades go by index and prompt; None is an infrastructure fault. rewards: (prompts, G')."""
+
+    rewards: tuple[tuple[float | None, ...], ...] = ()
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        prompt, index = int(task.id.rpartition("/")[2]), int(trajectory.id.rpartition("/")[2])
+        reward = self.rewards[prompt % len(self.rewards)][index]
+        return replace(trajectory, reward=reward, stop="infrastructure" if reward is None else "answer")
 
 
 def small_recipe(base: Path, **sections: dict[str, object]) -> Recipe:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,12 @@ from transformers import AutoModelForCausalLM
 from retcon.cli.arguments import checkpoint_folder
 from retcon.config.schema import LoraSection
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
-from retcon.core.types import Trajectory
 from retcon.engine.local import LocalEngine
 from retcon.store import jsonl
-from retcon.tasks.types import Task
 from retcon.train import rl
 from retcon.train.lora import Adapter
 from retcon.train.rl import run_rl
-from training import Ones, make_base, small_recipe
+from training import Graded, Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
 SMALL = {"prompts": 2, "group": 4, "steps": 1}
@@ -33,18 +30,6 @@ SMALL = {"prompts": 2, "group": 4, "steps": 1}
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_base(tmp_path_factory.mktemp("rl") / "base")
-
-
-@dataclass(frozen=True)
-class Graded(Ones):
-    """A task set whose grades go by index and prompt; None is an infrastructure fault. rewards: (prompts, G')."""
-
-    rewards: tuple[tuple[float | None, ...], ...] = ()
-
-    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        prompt, index = int(task.id.rpartition("/")[2]), int(trajectory.id.rpartition("/")[2])
-        reward = self.rewards[prompt % len(self.rewards)][index]
-        return replace(trajectory, reward=reward, stop="infrastructure" if reward is None else "answer")
 
 
 def run(base, out, rewards, **sections):

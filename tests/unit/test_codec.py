@@ -80,6 +80,8 @@ DELETE = object()
         (["turns", 0], 7, r"turns\[0\]: expected an object, found 7"),
         (["turns", 0, "calls"], None, r"turns\[0\]\.calls: expected a list, found null"),
         (["turns", 0, "segments", 0, "ids"], "x", r"turns\[0\]\.segments\[0\]\.ids: expected a list, found 'x'"),
+        (["turns"], "x" * 38, rf"found '{'x' * 38}'$"),
+        (["turns"], "x" * 39, rf"found '{'x' * 36}\.\.\.$"),
         (["turns", 0, "segments", 0, "ids", 1], 1.0, r"segments\[0\]\.ids\[1\]: expected a whole number, found 1\.0"),
         (["turns", 0, "segments", 0, "ids", 1], True, r"ids\[1\]: expected a whole number, found True"),
         (["turns", 0, "segments", 0, "logprobs", 0], None, r"logprobs\[0\]: expected a number, found null"),

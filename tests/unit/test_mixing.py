@@ -17,6 +17,11 @@ def test_mixing_is_reproducible_and_hits_its_share():
     assert drawn(0.7) != drawn(0.7, seed=3)
 
 
+def test_the_draw_is_the_same_in_every_version():
+    """A run that was begun with an earlier one goes on with the same rollouts purified."""
+    assert "".join("01"[it] for it in drawn(0.5)[:20]) == "01101011010011000110"
+
+
 def test_mixing_at_its_ends():
     assert not any(drawn(0.0))
     assert all(drawn(1.0))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retcon.core.types import Observation, Segment, Trajectory, Turn
+from retcon.core.types import Observation, RepairRecord, Segment, Trajectory, Turn
 from retcon.select.drop import drop_infrastructure, take
 from retcon.select.roc import penalty, roc
 
@@ -54,6 +54,20 @@ def test_what_counts_as_an_answer_can_be_given():
     assert penalty(made("none", 1, "ok", answers=0), count_answers=lambda _: 1) == 0
 
 
+def test_a_failure_that_was_replaced_is_none():
+    """What is learnt is the purified history; the failures that it no longer has cost nothing."""
+    fixed = made("fixed", 1, "ok")
+    failed = replace(fixed.turns[0], observations=(Observation("0", "", "error"),))
+    failed_too = replace(failed, segments=())
+    repaired = replace(fixed.turns[0], abandoned=(failed, fixed.turns[0]), repair=RepairRecord("deep", 1))
+    purified = replace(fixed, turns=(repaired, *fixed.turns[1:]))
+    assert (purified.raw_calls, purified.raw_failures) == (2, 1)
+    assert penalty(purified) == 0
+    assert penalty(replace(purified, turns=(fixed.turns[0], failed_too, *purified.turns))) == 1 / 3
+    group = [made("p", 1, "ok", "error"), purified, made("n0", 0), made("n1", 0)]
+    assert all("fixed" in names(roc(group, 2, seed=seed)) for seed in range(10))
+
+
 def test_the_clean_positives_are_kept_in_the_groups_order():
     group = [made("n0", 0), made("p0", 1, "error"), made("p1", 1, "ok"), made("n1", 0), made("p2", 1, "ok", "error")]
     group += [made("p3", 1, "ok"), made("n2", 0), made("n3", 0)]
@@ -97,6 +111,19 @@ def test_each_side_keeps_its_share_and_its_minimum(right, wrong, keep, minima, e
     group = [made(f"p{n}", 1) for n in range(right)] + [made(f"n{n}", 0) for n in range(wrong)]
     kept = roc(group, keep, seed=0, min_positive=minima[0], min_negative=minima[1])
     assert (len(kept), positives(kept)) == (keep, expected)
+
+
+def test_without_minima_a_side_may_go_empty():
+    lone = made("lone", 1)
+    assert lone not in roc([lone, *(made(f"n{n}", 0) for n in range(31))], 8, seed=0)
+
+
+def test_selection_counts_answers_as_it_is_told():
+    group = [made("boxed", 1, "ok"), made("bare", 1, "ok", answers=0), made("n0", 0), made("n1", 0)]
+    bare = {"count_answers": lambda trajectory: int(trajectory.id == "bare")}
+    for seed in range(10):
+        assert names(roc(group, 2, seed=seed))[0] == "boxed"
+        assert names(roc(group, 2, seed=seed, **bare))[0] == "bare"
 
 
 def test_a_group_that_is_not_oversampled_is_kept_whole():

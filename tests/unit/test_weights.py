@@ -38,6 +38,13 @@ def test_ratios_are_of_the_same_ids_and_cut_at_the_cap():
     assert splice_weights(trajectory, 0.1)[3:6] == (0.1, 0.1, pytest.approx(math.exp(-2.5)))
 
 
+def test_the_fix_is_the_last_of_several_attempts():
+    once = repaired(now=(-2.0, -1.0, -3.0), was=(-9.0, -1.0, -1.5, -0.5))
+    failure, fix = once.turns[0].abandoned
+    twice = replace(once, turns=(replace(once.turns[0], abandoned=(failure, failure, failure, fix)), once.turns[1]))
+    assert splice_weights(twice, 2.0) == splice_weights(once, 2.0)
+
+
 def test_a_ratio_beyond_what_a_float_holds_is_cut_too():
     assert splice_weights(repaired(now=(-1.0,) * 3, was=(-2000.0,) * 4), 2.0)[3:6] == (2.0,) * 3
 

@@ -1,0 +1,54 @@
+"""[evaluate]: what an evaluation measures, and on which problems."""
+
+from __future__ import annotations
+
+from keys.acting import Lab, acts, run
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.schema import Recipe
+from retcon.engine.scripted import ScriptedEngine
+from retcon.evaluate.result import Result, read_result
+from retcon.evaluate.runner import evaluate, run_evaluation, settings_of
+from retcon.tasks.registry import task_set
+
+SMALL = ("evaluate.problems=1", "evaluate.samples=1", "rollout.max_ids=100")
+
+
+def evaluated(recipe: Recipe, lab: Lab) -> Result:
+    return read_result(run_evaluation(recipe, lab.base, lab.out()))
+
+
+def names(seed: int) -> list[str]:
+    return [task.id for task in task_set("numbers").evaluation(1, seed)]
+
+
+@acts("evaluate.problems", (1, 1), (3, 3), given=SMALL)
+def problems_of_an_evaluation(recipe: Recipe, lab: Lab) -> int:
+    return len(evaluated(recipe, lab).settings["t1"].problems)
+
+
+@acts("evaluate.samples", (1, {1}), (3, {3}), given=SMALL)
+def rollouts_of_a_problem(recipe: Recipe, lab: Lab) -> set[int]:
+    return {problem.samples for problem in evaluated(recipe, lab).settings["t1"].problems}
+
+
+@acts("evaluate.top_p", (0.6, [1.0, 0.6]), (0.9, [1.0, 0.9]), given=SMALL)
+def top_p_of_both_settings(recipe: Recipe, lab: Lab) -> list[float]:
+    return [setting.top_p for setting in evaluated(recipe, lab).settings.values()]
+
+
+@acts("evaluate.seed", (1000, names(1000)), (7, names(7)), given=SMALL)
+def problems_that_are_drawn(recipe: Recipe, lab: Lab) -> list[str]:
+    return [problem.task for problem in evaluated(recipe, lab).settings["t1"].problems]
+
+
+@acts("evaluate.repair", ("none", 1), ("saar", 0), given=(*SMALL, "rollout.max_ids=2000", "rollout.lookahead_ids=1000"))
+def failed_calls_that_an_evaluation_lets_stand(recipe: Recipe, lab: Lab) -> int:
+    """Of a model that fails, then works, then answers."""
+    tokenizer, said = ByteTokenizer(), ["```python\nnothing\n```", "```python\nprint(1)\n```", "\\boxed{1}"]
+    work = evaluate(
+        recipe, task_set("numbers").evaluation(1, 0), name="t1", params=settings_of(recipe)["t1"],
+        engine=ScriptedEngine(tokenizer, said), chat=Chat(tokenizer), on_progress=lambda _: None,
+    )  # fmt: skip
+    groups, _ = run(work)
+    return sum(trajectory.failures for group in groups for trajectory in group)

@@ -1,0 +1,167 @@
+"""[model] style, [rollout], [repair], how many rollouts [rl] and [select] ask for: rollouts of a scripted model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from keys.acting import Lab, acts, run
+from playing import call, hermes_call
+from retcon.config.schema import Recipe
+from retcon.core.seeds import derive
+from retcon.core.types import Status, Trajectory
+from retcon.engine.scripted import Reply, ScriptedEngine
+from retcon.tasks.types import Task
+from retcon.tools.scripted import ScriptedTool
+from retcon.train.model import start_model
+from retcon.train.rollouts import TrainingRollouts, open_rollouts
+from retcon.train.sync import EngineWeights
+from training import Ones
+
+Replies = Sequence[Reply] | Callable[[str, str, int], str]
+TASK = Task("t", "go", "1")
+ROOM = ("rollout.max_ids=2000", "rollout.max_turns=6", "rollout.lookahead_ids=2000", "rl.group=2")
+SAAR = (*ROOM, 'repair.kind="saar"')
+REPAIRED = [call("print(a)"), call("print(1)"), "1"]
+FAILING = [call(f"print({name})") for name in "abcdefgh"] * 4
+
+
+@dataclass(frozen=True)
+class Rolled:
+    group: list[Trajectory]
+    engine: ScriptedEngine
+
+    @property
+    def first(self) -> Trajectory:
+        return self.group[0]
+
+    def prompt(self, n: int) -> str:
+        """What the model was given for the n-th generation of the first rollout."""
+        return self.engine.tokenizer.decode([ids for name, ids in self.engine.seen if name == self.first.id][n])
+
+
+@asynccontextmanager
+async def scripted(
+    recipe: Recipe, lab: Lab, replies: Replies, failure: Status = "error"
+) -> AsyncIterator[TrainingRollouts]:
+    """The rollouts of a training run, but for who writes and who runs: letters fail, numbers do not."""
+    weights = EngineWeights(start_model(lab.base, 0), torch.float32)
+    async with open_rollouts(recipe, weights, lab.base, Ones()) as rollouts:
+        engine = ScriptedEngine(rollouts.world.chat.tokenizer, replies)
+        tool = ScriptedTool(lambda code: ("1", "ok", None) if any(map(str.isdigit, code)) else ("no", failure, None))
+        yield replace(rollouts, world=replace(rollouts.world, engine=engine, tool=tool))
+
+
+def roll(recipe: Recipe, lab: Lab, replies: Replies = ("1",), *, failure: Status = "error", step: int = 1) -> Rolled:
+    """One group."""
+
+    async def rolled() -> Rolled:
+        async with scripted(recipe, lab, replies, failure) as rollouts:
+            (group,) = await rollouts.of([TASK], step=step)
+            return Rolled(group, rollouts.world.engine)
+
+    return run(rolled())
+
+
+@acts("model.style", ("markdown", 0), ("hermes", 1), given=ROOM)
+def calls_in_the_style_of_hermes(recipe: Recipe, lab: Lab) -> int:
+    return roll(recipe, lab, [hermes_call("print(1)"), "1"]).first.calls
+
+
+@acts("run.seed", (0, derive("rollout", 0, 1, "t", 0)), (5, derive("rollout", 5, 1, "t", 0)), given=ROOM)
+def seed_of_a_rollout(recipe: Recipe, lab: Lab) -> int | None:
+    return roll(recipe, lab).first.provenance.seed
+
+
+@acts("rollout.max_ids", (60, 60), (110, 110), given=ROOM)
+def ids_of_a_model_that_does_not_end(recipe: Recipe, lab: Lab) -> int:
+    return sum(len(s.ids or ()) for s in roll(recipe, lab, ["word " * 900]).first.segments)
+
+
+@acts("rollout.max_turns", (1, 1), (4, 4), given=ROOM)
+def turns_of_a_model_that_keeps_calling(recipe: Recipe, lab: Lab) -> int:
+    return len(roll(recipe, lab, FAILING).first.turns)
+
+
+@acts("rollout.lookahead_ids", (0, 0), (20, 1), (2000, 3), given=(*SAAR, "rollout.max_ids=30"))
+def attempts_that_there_is_room_for(recipe: Recipe, lab: Lab) -> int:
+    """The prompt takes 10 ids, a failure 20."""
+    return len(roll(recipe, lab, FAILING).first.turns[0].abandoned)
+
+
+@acts("rollout.temperature", (0.7, {0.7}), (1.3, {1.3}), given=ROOM)
+def temperature_of_a_generation(recipe: Recipe, lab: Lab) -> set[float]:
+    return {params.temperature for params in roll(recipe, lab, REPAIRED).engine.params}
+
+
+@acts("rollout.top_p", (0.5, {0.5}), (0.9, {0.9}), given=ROOM)
+def top_p_of_a_generation(recipe: Recipe, lab: Lab) -> set[float]:
+    return {params.top_p for params in roll(recipe, lab, REPAIRED).engine.params}
+
+
+@acts("rollout.top_k", (0, {0}), (7, {7}), given=ROOM)
+def top_k_of_a_generation(recipe: Recipe, lab: Lab) -> set[int]:
+    return {params.top_k for params in roll(recipe, lab, REPAIRED).engine.params}
+
+
+@acts("rollout.min_p", (0.0, {0.0}), (0.1, {0.1}), given=ROOM)
+def min_p_of_a_generation(recipe: Recipe, lab: Lab) -> set[float]:
+    return {params.min_p for params in roll(recipe, lab, REPAIRED).engine.params}
+
+
+@acts("repair.kind", ("none", 2), ("saar", 1), given=ROOM)
+def calls_that_stay_in_the_history(recipe: Recipe, lab: Lab) -> int:
+    return roll(recipe, lab, REPAIRED).first.calls
+
+
+@acts("repair.attempts", (0, 0), (1, 1), (2, 2), given=SAAR)
+def attempts_at_a_turn(recipe: Recipe, lab: Lab) -> int:
+    return len(roll(recipe, lab, [*FAILING, "1"]).first.turns[0].abandoned)
+
+
+@acts("repair.gamma", (0.8, "shallow"), (0.9, "deep"), given=SAAR)
+def depth_of_a_repair(recipe: Recipe, lab: Lab) -> str:
+    """Sim("print(a)", "print(1)") is 0.875."""
+    record = roll(recipe, lab, REPAIRED).first.turns[0].repair
+    return record.decision if record else "none"
+
+
+@acts("repair.lookahead", ("all", 3), ("latest", 1), given=SAAR)
+def failures_that_the_third_attempt_is_shown(recipe: Recipe, lab: Lab) -> int:
+    prompt = roll(recipe, lab, FAILING).prompt(3)
+    return sum(prompt.count(f"print({name})") for name in "abc")
+
+
+@acts("repair.probability", (0.0, 0), (1.0, 8), given=(*SAAR, "rl.group=8"))
+def rollouts_that_are_purified(recipe: Recipe, lab: Lab) -> int:
+    return sum(t.provenance.purified for t in roll(recipe, lab).group)
+
+
+@acts(
+    "repair.probability_schedule",
+    ([], [8, 8]),
+    ([[1, 1.0], [3, 0.0]], [8, 5]),
+    given=(*SAAR, "rl.group=8", "run.seed=3"),
+)
+def rollouts_that_are_purified_step_by_step(recipe: Recipe, lab: Lab) -> list[int]:
+    """In the middle each of eight is purified with p = 1/2: with this seed, five."""
+    return [sum(t.provenance.purified for t in roll(recipe, lab, step=step).group) for step in (1, 2)]
+
+
+@acts("repair.failures", (["error"], [True, False]), (["timeout", "limit"], [False, True]), given=SAAR)
+def failures_that_are_repaired(recipe: Recipe, lab: Lab) -> list[bool]:
+    statuses: tuple[Status, ...] = ("error", "timeout")
+    return [roll(recipe, lab, REPAIRED, failure=status).first.failures == 0 for status in statuses]
+
+
+@acts("rl.group", (2, 2), (5, 5), given=ROOM)
+def rollouts_of_a_prompt(recipe: Recipe, lab: Lab) -> int:
+    return len(roll(recipe, lab).group)
+
+
+@acts("select.oversample", (1.5, 3), (3.0, 6), given=(*ROOM, 'select.kind="roc"'))
+def rollouts_of_a_prompt_to_choose_from(recipe: Recipe, lab: Lab) -> int:
+    return len(roll(recipe, lab).group)

@@ -1,0 +1,60 @@
+"""[rl] and [task], as far as they are a run's: its steps, its prompts, its optimiser, its checkpoints."""
+
+from __future__ import annotations
+
+from keys.acting import Lab, acts
+from keys.supervised import change, figure, shrinkage
+from retcon.config.schema import Recipe
+from retcon.store import jsonl
+from retcon.train.rl import run_rl
+
+ONE = ("rl.minibatches=1", "rl.lr=1.0e-3")
+
+
+@acts("task.name", ("numbers", {"numbers"}), given=["rollout.max_ids=160"])
+def family_of_the_tasks(recipe: Recipe, lab: Lab) -> set[str]:
+    out = lab.out()
+    run_rl(recipe, lab.base, out)
+    return {t.task.partition("/")[0] for t in jsonl.read(out / "trajectories/step-000001.jsonl")}
+
+
+@acts("rl.steps", (1, 1), (2, 2))
+def steps_of_a_run(recipe: Recipe, lab: Lab) -> int:
+    return len(lab.reinforced(recipe)[1])
+
+
+@acts("rl.prompts", (1, 4), (3, 12))
+def rollouts_of_a_step(recipe: Recipe, lab: Lab) -> int:
+    return lab.reinforced(recipe)[1][0]["rollouts"]
+
+
+@acts("rl.lr", (1e-3, 1e-3), (1e-2, 1e-2), given=ONE[:1])
+def largest_change_of_a_weight_in_a_step(recipe: Recipe, lab: Lab) -> float:
+    """AdamW's first step moves every weight that has a gradient by the learning rate."""
+    return figure(change(lab, lab.reinforced(recipe)))
+
+
+@acts("rl.weight_decay", (0.0, 1.0), (100.0, 0.9), given=ONE)
+def shrinkage_in_a_step(recipe: Recipe, lab: Lab) -> float:
+    return shrinkage(lab, lab.reinforced(recipe))
+
+
+@acts("rl.max_grad_norm", (1.0, True), (1e-12, False), given=ONE)
+def a_step_moves_weights(recipe: Recipe, lab: Lab) -> bool:
+    return change(lab, lab.reinforced(recipe)) > 5e-4
+
+
+@acts("rl.checkpoint_every", (1, [3, 4]), (2, [2, 4]), given=["rl.steps=4"])
+def checkpoints_of_a_run(recipe: Recipe, lab: Lab) -> list[int]:
+    """The last two are kept."""
+    folders = (lab.reinforced(recipe)[0] / "checkpoints").iterdir()
+    return sorted(int(f.name.removeprefix("step-")) for f in folders)
+
+
+@acts("run.seed", (0, True), (1, False))
+def rollouts_that_are_sampled(recipe: Recipe, lab: Lab) -> bool:
+    """Whether they are those of seed 0."""
+    zero = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": 0})})
+    files = (lab.reinforced(r)[0] / "trajectories/step-000001.jsonl" for r in (recipe, zero))
+    one, other = ([t.text for t in jsonl.read(file)] for file in files)
+    return one == other

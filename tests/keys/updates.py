@@ -1,0 +1,123 @@
+"""[rl]: the samples of a group, and what an update makes of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from keys.acting import Lab, acts
+from retcon.config.schema import Recipe
+from retcon.core.errors import ComputeWarning
+from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.train.batch import collate
+from retcon.train.logprobs import token_logprobs
+from retcon.train.model import start_model
+from retcon.train.update import group_samples, update
+
+RATIO = math.log(1.25)
+"""What the model has become: 1.25 times, or in the other direction 1 / 1.25 = 0.8 times, as likely to write an id."""
+
+
+@cache
+def model(lab_base: str) -> Any:
+    return start_model(lab_base, 0)
+
+
+def sample(lab: Lab, learnt: int, advantage: float, *, change: float = 0.0, spliced: bool = False) -> Sample:
+    """`learnt` ids after two, each written with a log-prob that since has changed by `change`, nats."""
+    ids = tuple(range(5, 7 + learnt))
+    mask = (0, 0) + (1,) * learnt
+    kinds = mask if spliced else (0,) * len(ids)
+    made = Sample(ids, mask, (None,) * len(ids), kinds, (advantage,) * len(ids))
+    batch = collate([made])
+    with torch.no_grad():
+        now = token_logprobs(model(str(lab.base)), batch.ids, batch.mask)[0].tolist()
+    return replace(made, logprobs=tuple(p - change if m else None for p, m in zip(now, mask, strict=True)))
+
+
+@dataclass
+class Updated:
+    """metrics: of the update. steps: of the optimiser."""
+
+    metrics: dict[str, float | None]
+    steps: int
+
+
+def updated(recipe: Recipe, lab: Lab, *samples: Sample) -> Updated:
+    trained = copy.deepcopy(model(str(lab.base)))
+    optimizer = torch.optim.SGD(trained.parameters())
+    steps: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ComputeWarning)  # log-probs that are off on purpose
+        metrics = update(trained, optimizer, samples, recipe.rl, seed=recipe.run.seed, step=1)
+    return Updated(metrics, len(steps))
+
+
+@acts("rl.algorithm", ("dapo", 0.125), ("grpo", -0.25), given=["rl.minibatches=1"])
+def mean_over_ids_or_over_samples(recipe: Recipe, lab: Lab) -> float:
+    """Two ids of advantage 1 and six of -1/2: by ids -(2 - 3) / 8, by samples -(1 - 1/2) / 2."""
+    found = updated(recipe, lab, sample(lab, 2, 1.0), sample(lab, 6, -0.5))
+    return round(found.metrics["loss"] or 0.0, 5)
+
+
+@acts("rl.minibatches", (1, 1), (3, 3))
+def steps_of_the_optimiser(recipe: Recipe, lab: Lab) -> int:
+    return updated(recipe, lab, *(sample(lab, n, 1.0) for n in (2, 3, 4))).steps
+
+
+def clipped(recipe: Recipe, lab: Lab) -> list[float | None]:
+    """Of ids that became 1.25 times as likely and were right, and 0.8 times and were wrong, how many are cut off."""
+    samples = (sample(lab, 4, 1.0, change=RATIO), sample(lab, 4, -1.0, change=-RATIO))
+    return [updated(recipe, lab, one).metrics["clip_fraction"] for one in samples]
+
+
+CLIP = ("rl.clip_low=0.9", "rl.clip_high=0.9")
+
+
+@acts("rl.clip_low", (0.19, [0.0, 1.0]), (0.21, [0.0, 0.0]), given=CLIP)
+def bound_on_what_is_less_likely(recipe: Recipe, lab: Lab) -> list[float | None]:
+    return clipped(recipe, lab)
+
+
+@acts("rl.clip_high", (0.24, [1.0, 0.0]), (0.26, [0.0, 0.0]), given=CLIP)
+def bound_on_what_is_more_likely(recipe: Recipe, lab: Lab) -> list[float | None]:
+    return clipped(recipe, lab)
+
+
+@acts("rl.mask_negative_spliced", (False, True), (True, False))
+def gradient_of_a_bad_splice(recipe: Recipe, lab: Lab) -> bool:
+    return bool(updated(recipe, lab, sample(lab, 4, -1.0, spliced=True)).metrics["grad_norm"])
+
+
+@acts("rl.old_logprobs", ("engine", True), ("recompute", False))
+def distance_from_the_log_probs_of_the_rollouts(recipe: Recipe, lab: Lab) -> bool:
+    kl = updated(recipe, lab, sample(lab, 4, 1.0, change=RATIO)).metrics["kl"]
+    return kl is not None and kl > 1e-3
+
+
+def weights_of_a_splice(recipe: Recipe) -> list[float | None] | None:
+    """Its ids: a prompt's, and one that is e times as likely under the purified history as it was in the lookahead."""
+    fixed = ToolCall("0", "python", {"code": "x"}, char=0, start=0)
+    fix = Turn((Segment("sampled", "c", (3,), (-2.0,)),), (fixed,), stop="call")
+    turn = Turn((Segment("spliced", "c", (3,), (-1.0,)),), (fixed,), abandoned=(fix,), repair=RepairRecord("deep", 1))
+    spliced = Trajectory("t/0", "t", (Segment("prompt", "a", (1,)),), (turn,), reward=1.0)
+    other = replace(spliced, turns=(Turn((Segment("sampled", "b", (2,), (-1.0,)),)),), reward=-1.0)
+    weights = group_samples([spliced, other], recipe.rl)[0].weights
+    return None if weights is None else [None if w is None else round(w, 3) for w in weights]
+
+
+@acts("rl.splice_weight", ("none", None), ("truncated", [None, 2.0]))
+def weight_of_a_splice(recipe: Recipe, lab: Lab) -> list[float | None] | None:
+    return weights_of_a_splice(recipe)
+
+
+@acts("rl.splice_weight_cap", (1.5, [None, 1.5]), (9.0, [None, 2.718]), given=['rl.splice_weight="truncated"'])
+def weight_of_a_splice_at_most(recipe: Recipe, lab: Lab) -> list[float | None] | None:
+    return weights_of_a_splice(recipe)

@@ -1,0 +1,89 @@
+"""[sandbox]: what holds around the calls of a rollout, in the real sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+
+from keys.acting import Lab, acts, run
+from playing import call
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.schema import Recipe
+from retcon.core.errors import SandboxUnavailable
+from retcon.core.types import Observation, ToolCall
+from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.types import SamplingParams
+from retcon.rollout.world import open_world
+from retcon.tasks.types import Task
+
+LONG = ("rollout.max_ids=4000", "rollout.max_turns=6", "sandbox.output_chars=200")
+
+
+def observed(recipe: Recipe, *programs: str) -> list[Observation]:
+    """What the programs of one rollout give, one turn after another."""
+
+    async def rolled() -> list[Observation]:
+        tokenizer = ByteTokenizer()
+        engine = ScriptedEngine(tokenizer, [*map(call, programs), "done"])
+        async with open_world(recipe, engine, Chat(tokenizer)) as world:
+            ((made,),) = await world.roll_out(
+                [Task("t", "go", "1")],
+                count=1,
+                sampling=SamplingParams(max_tokens=2000),
+                seed=0,
+                step=0,
+                grade=lambda _, trajectory: trajectory,
+            )
+        return [o for turn in made.turns for o in turn.observations]
+
+    return run(rolled())
+
+
+@acts("sandbox.url", ([], "ok"), (["http://127.0.0.1:9"], "no sandbox server answers"), given=LONG)
+def where_calls_run(recipe: Recipe, lab: Lab) -> str:
+    """Nobody listens on port 9, discard."""
+    try:
+        return observed(recipe, "print(1)")[0].status
+    except SandboxUnavailable as error:
+        return str(error).partition(":")[0]
+
+
+@acts("sandbox.workers", (1, "in turn"), (2, "at once"))
+def two_calls_at_a_time(recipe: Recipe, lab: Lab) -> str:
+    """The one waits; whether the other can be done meanwhile."""
+
+    async def called() -> str:
+        async with open_world(recipe, ScriptedEngine(ByteTokenizer(), []), Chat(ByteTokenizer())) as world:
+            codes = ("import time\ntime.sleep(2)", "print(1)")
+            first, second = (asyncio.ensure_future(world.tool(ToolCall("0", "python", {"code": c}, 0))) for c in codes)
+            done, _ = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+            first.cancel()
+            await asyncio.gather(first, second, return_exceptions=True)
+            return "at once" if second in done else "in turn"
+
+    return run(called())
+
+
+@acts("sandbox.sessions", (False, "error"), (True, "ok"), given=LONG)
+def a_variable_of_the_call_before(recipe: Recipe, lab: Lab) -> str:
+    return observed(recipe, "a = 1", "print(a)")[1].status
+
+
+@acts("sandbox.cpu_seconds", (1.0, "timeout"), (60.0, "ok"), given=LONG)
+def a_call_that_computes_for_two_seconds(recipe: Recipe, lab: Lab) -> str:
+    return observed(recipe, "import time\nwhile time.process_time() < 2:\n    pass")[0].status
+
+
+@acts("sandbox.wall_seconds", (0.1, "timeout"), (60.0, "ok"), given=LONG)
+def a_call_that_waits(recipe: Recipe, lab: Lab) -> str:
+    return observed(recipe, "import time\ntime.sleep(0.3)")[0].status
+
+
+@acts("sandbox.memory_mb", (100, "limit"), (400, "ok"), given=LONG)
+def a_call_that_takes_200_mib(recipe: Recipe, lab: Lab) -> str:
+    return observed(recipe, "len(bytearray(200 << 20))")[0].status
+
+
+@acts("sandbox.output_chars", (8, 8), (20, 20), given=LONG)
+def characters_of_an_observation(recipe: Recipe, lab: Lab) -> int:
+    return len(observed(recipe, "print('x' * 500)")[0].text)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from retcon.core.errors import SessionLost, nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gama", " (did you mean 'gamma'?)"),
+        ("gxma", " (did you mean 'gamma'?)"),  # alike by .67
+        ("gqqa", ""),  # by .44
+        ("", ""),
+    ],
+)
+def test_a_name_suggests_the_nearest_that_is_half_alike(name: str, hint: str) -> None:
+    assert nearest(name, ["alpha", "gamma", "prefix"]) == hint
+
+
+def test_a_name_that_is_half_alike_and_no_more_is_suggested() -> None:
+    assert nearest("abxy", ["abcd"]) == " (did you mean 'abcd'?)"
+    assert nearest("abxyz", ["abcd"]) == ""
+
+
+def test_a_lost_session_is_nobodys_fault_unless_its_code_ended_it() -> None:
+    assert not SessionLost("gone").by_own_code
+    lost = SessionLost("its code ended it", by_own_code=True)
+    assert lost.by_own_code
+    assert str(lost) == "its code ended it"
