@@ -129,7 +129,9 @@ class Attacked:
         return self._jail.do(self._session.checkpoint())
 
     def rollback(self, name: str) -> None:
+        """Go back, and on with an empty cell: what comes of the copy that is made anew is told to what comes next."""
         self._jail.do(self._session.rollback(name))
+        self.run("")
 
     def discard(self, name: str) -> None:
         self._jail.do(self._session.discard(name))

@@ -61,6 +61,14 @@ EARLY, DONE, FAILED = "!", "=", "-"
 was made; that none could be made."""
 
 
+def soft_limits(setting: child.Setting, limits: dict[str, Any], spare: int) -> list[tuple[int, int]]:
+    """(kind, value) of what the interpreter sets on itself for a cell. spare: processes beside the cell's own."""
+    tasks = setting.world.tasks + limits["processes"] + spare
+    memory = setting.baseline + (limits["memory_mb"] << 20)
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+    return list(zip(kinds, (memory, limits["file_mb"] << 20, limits["open_files"], tasks), strict=True))
+
+
 class OpenFile(NamedTuple):
     """A descriptor of a regular file, so that it can be had again."""
 

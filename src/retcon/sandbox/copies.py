@@ -20,6 +20,14 @@ from retcon.sandbox.snapshot import Snapshot
 AWAKE_NANOSECONDS = 10_000_000  # of CPU time that a copy which is continued, and not woken, takes at most
 
 
+class Lost(Exception):
+    """The interpreter is gone; says why."""
+
+
+class Refused(Exception):
+    """A checkpoint cannot be had; the session goes on. Says why."""
+
+
 class Child:
     """A child of this process, held so that no other is taken for it. number: in the worker's /proc."""
 

@@ -16,7 +16,6 @@ import base64
 import contextlib
 import math
 import os
-import resource
 import select
 import signal
 import socket
@@ -27,7 +26,7 @@ from typing import Any
 from retcon.sandbox import cells, child, processes, wire
 from retcon.sandbox.capture import cut_middle
 from retcon.sandbox.control import Control, Output, Said
-from retcon.sandbox.copies import Child, Copy, held, only_new
+from retcon.sandbox.copies import Child, Copy, Lost, Refused, held, only_new
 from retcon.sandbox.deadlines import Deadlines
 from retcon.sandbox.processes import Tree
 from retcon.sandbox.snapshot import Snapshot
@@ -42,14 +41,6 @@ FOREVER = 10**9  # seconds of CPU: each cell's are watched from here
 FREEZE_SHARES = 3  # of a session's memory, while a copy is made: the interpreter's, a process between, the copy's
 READY = select.POLLIN | select.POLLHUP
 ENDED = "The interpreter has ended: its variables are gone."
-
-
-class Lost(Exception):
-    """The interpreter is gone; says why."""
-
-
-class Refused(Exception):
-    """A checkpoint cannot be had; the session goes on. Says why."""
 
 
 class Keeper:
@@ -74,6 +65,8 @@ class Keeper:
         self._dying: Child | None = None
         self._at_rest = False  # nothing was woken since all was seen stopped
         self._left: list[int] = []  # what is stopped, and no copy
+        self._owed: tuple[str, list[Snapshot]] | None = None  # a checkpoint without a copy, and its files
+        self._fault = ""  # of the machine, to be told
         self._writable = Writable(setting.world, setting.scratch)
         self._control = Control()
         self._output = Output()
@@ -90,6 +83,8 @@ class Keeper:
         wire.send(self._channel, {"memory": self._memory()})
         while (request := wire.receive(self._channel)) is not None:
             try:
+                if self._fault:
+                    raise OSError(self._fault)
                 answer = operations[request["op"]](request)
             except Refused as refused:
                 answer = {"refused": str(refused)}
@@ -98,6 +93,7 @@ class Keeper:
             except OSError as error:  # no process, no pipe, no folder to be had: the machine's fault
                 answer = {"lost": f"sandbox worker: {error}", "fault": True}
             wire.send(self._channel, answer | {"memory": self._memory()})
+            self._keep_again()
             self._rest()
         self._tree.end(())
 
@@ -169,7 +165,7 @@ class Keeper:
             "files": {name: base64.b64decode(content) for name, content in request["files"].items()},
             "echo": request["echo"],
             "output": limits["output_bytes"],
-            "limits": self._soft(limits),
+            "limits": cells.soft_limits(self._setting, limits, CHECKPOINTS + 2),
         }
         deadlines = self._deadlines(limits["cpu_seconds"], limits["wall_seconds"], limits)
         said = self._ask(command, self._left, deadlines)
@@ -230,15 +226,25 @@ class Keeper:
         self._output.take()
         self._control.forget()
         self._interpreter, self._cause = copy, ""
-        self._at_rest = False
-        copy.signal(cells.WAKE)
-        copy.signal(signal.SIGCONT)
-        self._left = []
-        try:
-            self._copies[name] = self._freeze(copy.folders)
-        except Refused as refused:
-            raise Lost(f"{name} could not be kept: {refused}") from refused
+        self._owed = name, copy.folders
         return {}
+
+    def _keep_again(self) -> None:
+        """Have the interpreter that a rollback went back to make another copy of itself, once the rollback is answered and
+        nobody waits for it. What keeps it from that is told to the next operation."""
+        if self._owed is None:
+            return
+        (name, folders), self._owed = self._owed, None
+        self._at_rest, self._left = False, []
+        self._alive.signal(cells.WAKE)
+        self._alive.signal(signal.SIGCONT)
+        try:
+            with contextlib.suppress(Lost):  # whose cause is kept
+                self._copies[name] = self._freeze(folders)
+        except Refused as refused:
+            self._end_all(f"{name} could not be kept: {refused}")
+        except OSError as error:
+            self._fault = str(error)
 
     def _end_interpreter(self) -> None:
         """Where it is all that there is, and stopped by a signal, it is on its way to no code of its own any more: its
@@ -328,9 +334,10 @@ class Keeper:
         self._send()
         control, channel = self._control.fileno(), self._channel.fileno()
         poller = select.poll()
-        for fd in (interpreter.ended, channel, *self._output.reads):
-            poller.register(fd, READY)
+        poller.register(channel, select.POLLRDHUP)  # the next request may be there already
         poller.register(control, self._control.events)
+        for fd in (interpreter.ended, *self._output.reads):
+            poller.register(fd, READY)
         while True:
             ready = dict(poller.poll(math.ceil(1000 * deadlines.wait())))
             if channel in ready:  # nobody waits for the answer any more
@@ -387,11 +394,4 @@ class Keeper:
     def _memory(self) -> int:
         """Bytes that this session takes at most, besides what it shares with every other."""
         own = sum(max(0, resident(self._proc, number) - self._baseline) for number in self._tree.below(self._frozen()))
-        return own + (held(self._copies.values()))
-
-    def _soft(self, limits: dict[str, Any]) -> list[tuple[int, int]]:
-        """The limits that the interpreter sets on itself for a cell."""
-        tasks = self._setting.world.tasks + limits["processes"] + CHECKPOINTS + 2
-        memory = self._setting.baseline + (limits["memory_mb"] << 20)
-        kinds = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
-        return list(zip(kinds, (memory, limits["file_mb"] << 20, limits["open_files"], tasks), strict=True))
+        return own + held(self._copies.values())

@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterator
 from retcon.sandbox.usage import children, read
 
 SWEEP_SECONDS = 5.0
-PAUSE = 0.0002  # seconds between two looks at processes that are about to stop or end
-AT_ONCE = 8  # looks without a pause: a process that only waited stops within microseconds
+PAUSE = 0.00002  # seconds between two looks: those that are looked at may need this processor to stop
 STILL = frozenset(b"TtZXDx")
 """States of a thread that runs no code of its own. D (in the kernel: it waits for a disk, or for the child of its
 vfork) is one of them once the signal to stop waits for it, too."""
@@ -111,17 +110,14 @@ class Tree:
         deadline = time.monotonic() + SWEEP_SECONDS
         self.stop()
         before = self._looks(still)
-        rounds = 0
         while True:
-            rounds += 1
             self.stop()
             after = self._looks(still)
             if before == after and None not in after.values():
                 return list(after)
             if time.monotonic() > deadline:
                 raise OSError("processes of a session would not stop")
-            if rounds > AT_ONCE:
-                time.sleep(PAUSE)
+            time.sleep(PAUSE)
             before = after
 
     def _looks(self, still: Collection[int]) -> dict[int, int | None]:

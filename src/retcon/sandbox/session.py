@@ -75,6 +75,8 @@ class PoolSession:
                 return Result("infrastructure", stderr=str(error))
             answer = await self._ask(worker, message, limits.wall_seconds + BACKSTOP_SECONDS)
             if "status" not in answer:
+                if self._lost is not None and self._lost.by_own_code:  # since the rollback before it
+                    raise self._lost
                 return Result("infrastructure", stderr=str(self._lost), tier=worker.tier)
             return Result(tier=worker.tier, **answer)
 
