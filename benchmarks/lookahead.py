@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """What the lookahead is shown, and what comes of it: rollouts with `all` failed attempts, the `first`, or the `latest`.
 
     python benchmarks/lookahead.py [--seeds 3] [--steps 4] [--policy runs/saar_cost] [--attempts 3]

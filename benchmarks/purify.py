@@ -2,11 +2,15 @@
 """`retcon purify` on transcripts without a failure, against reading and writing the same JSON.
 
 python benchmarks/purify.py [--megabytes N] [--rounds N] [--format NAME]
+python benchmarks/purify.py --growth
 
 The file is made in a temporary folder: transcripts of 3 to 8 calls, programs of .2 to 2 kB, outputs of 50 to 2,000
 characters, half of them numbers and half words, of which one in ten mentions an error by name. Floor: each line decoded
 and encoded by msgspec, written as `retcon purify` writes, to the disk and then renamed. CPU time of this process, the
 two interleaved; the least of all rounds each, as other work on the machine only adds to it.
+
+--growth: one transcript that fails often, twice as long in each row: turns (each second one fails, and is fixed by the
+next), and an output and a program of nothing but line breaks. Seconds of CPU time, and how many times the row before.
 """
 
 from __future__ import annotations
@@ -26,7 +30,10 @@ import msgspec
 
 from retcon.purify.offline import Offline
 from retcon.store.partial import Partial
+from retcon.store.records import Record
 from retcon.transcripts.job import Job, Run
+from retcon.transcripts.report import Count
+from retcon.transcripts.run import Purifier, Sinks
 
 WORDS = ("the", "of", "matrix", "value", "root", "solve", "prime", "sum", "over", "each", "index", "result", "check")
 
@@ -112,12 +119,66 @@ def cpu(work: Callable[[Path, Path], None], source: Path, out: Path) -> float:
     return time.process_time() - begun
 
 
+def failing(turns: int) -> bytes:
+    """A transcript in which each second call fails; its fix is the next, whose words apologise."""
+    said: list[dict[str, object]] = [{"role": "user", "content": "Add them up."}]
+    for n in range(turns):
+        failed = n % 2 == 0
+        root, at = "sqroot" if failed else "sqrt", n // 2
+        code = f"import math\nside_{at} = {n}\narea_{at} = math.{root}({at})\nprint(area_{at})"
+        told = (
+            f"Sorry, an error. Now let me work out area number {n // 2}."
+            if not failed
+            else f"Area number {n // 2} is next."
+        )
+        seen = (
+            f'Traceback (most recent call last):\n  File "<cell>", line 3, in <module>\nAttributeError: sqroot {n}'
+            if failed
+            else str(n)
+        )
+        said.append({"role": "assistant", "content": f"{told}\n```python\n{code}\n```"})
+        said.append({"role": "tool", "content": seen})
+    return msgspec.json.encode({"messages": [*said, {"role": "assistant", "content": "All areas are done."}]})
+
+
+def breaks(lines: int) -> bytes:
+    """A transcript whose program and output are line breaks for the most part, and fail."""
+    text = "\n" * lines
+    said = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": f"```python\nx = (\n{text}\nprint(x)\n```"},
+        {"role": "tool", "content": f"{text}x\n{text}  File a.py, line 1\n{text}SyntaxError: no"},
+        {"role": "assistant", "content": f"```python\nx = 1\n{text}\nprint(x)\n```"},
+        {"role": "tool", "content": "1"},
+    ]
+    return msgspec.json.encode({"messages": said})
+
+
+def growth() -> None:
+    for name, make, sizes in (
+        ("turns", failing, (200, 400, 800, 1600)),
+        ("line breaks", breaks, (10_000, 20_000, 40_000, 80_000)),
+    ):
+        before = 0.0
+        for size in sizes:
+            data = make(size)
+            begun = time.process_time()
+            Purifier(Offline(), "auto", Sinks(), Count())(Record(data, 1, "f.jsonl"))
+            took = time.process_time() - begun
+            print(f"{size:>7} {name}: {took:.2f} s" + (f", {took / before:.1f} times" if before else ""))
+            before = took
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--format", choices=tuple(FORMATS))
+    parser.add_argument("--growth", action="store_true")
     arguments = parser.parse_args()
+    if arguments.growth:
+        growth()
+        return
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     print(

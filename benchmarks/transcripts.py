@@ -1,11 +1,17 @@
 #!/usr/bin/env python
 """What `retcon purify` finds in real transcripts: every figure that docs/purify.md gives about them.
 
-python benchmarks/transcripts.py --data DIR
+python benchmarks/transcripts.py --data DIR [--sample N [--seed S] [--kind shallow|deep]]
+python benchmarks/transcripts.py --data DIR --verdicts benchmarks/results/repairs.tsv
 
 DIR has a folder a source (mint, mathcoder, …) with files of transcripts. Counts, the same in every run, and the CPU
 time of all. After the calls that failed comes how many of them did with one of the four exceptions that the description
-of the data names (it counts about 27 % of MINT's calls as failed, and 9 % of MathCoder's).
+of the data names (it counts about 27 % of MINT's calls as failed, and 9 % of MathCoder's). At last, of the failures
+whose very next call works, how many were repaired, and why the others were not.
+
+--sample prints repairs to read by hand, drawn with a fixed seed: what failed, its fix, what stays, what was cut, and
+what follows. --verdicts takes verdicts on such a sample (ids alone, no text) and says how many of them are right, and
+whether each of the repairs that they are about is still made.
 """
 
 from __future__ import annotations
@@ -15,12 +21,15 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from retcon.core.types import Trajectory
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Offline, Purified, Splice, failed
 from retcon.store.records import open_source
 from retcon.transcripts.detect import Detector
 from retcon.transcripts.report import Count, total
@@ -36,10 +45,23 @@ WIDTHS = (52, 12, 7, 7, 8, 6, 8, 7)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
-    folder: Path = parser.parse_args().data
+    parser.add_argument("--sample", type=int, metavar="N", help="print N repairs to read")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=("shallow", "deep"))
+    parser.add_argument("--verdicts", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    folder: Path = arguments.data
     sources = {path.name: sorted(path.iterdir()) for path in sorted(folder.iterdir()) if path.is_dir()}
     if not sources:
         raise SystemExit(f"{folder}: no folders of transcripts")
+    paths = [path for own in sources.values() for path in own]
+    if arguments.verdicts is not None:
+        judged(arguments.verdicts, paths)
+        return
+    if arguments.sample is not None:
+        for repair in sample(paths, arguments.sample, arguments.seed, arguments.kind):
+            show(repair)
+        return
     row("file", "transcripts", "calls", "failed", "shallow", "deep", "removed", "saved")
     begun = time.process_time()
     counts = {name: [purified(path) for path in paths] for name, paths in sources.items()}
@@ -58,6 +80,9 @@ def main() -> None:
     for path in sources.get("mathcoder", ()):
         print(f"\n{path.name}, calls that failed")
         pairs(failures(path))
+    for name, own in sources.items():
+        print(f"\n{name}, failures whose very next call works")
+        pairs(immediate(own))
 
 
 def purified(path: Path) -> Count:
@@ -140,6 +165,84 @@ def failures(path: Path) -> Counter[str]:
         counter["transcripts with a failure"] += failed > 0
         counter["in transcripts with 5 failures or more"] += failed if failed >= 5 else 0
     return counter
+
+
+class Repair(NamedTuple):
+    """A repair of a sample. source: file and record, as an audit names it."""
+
+    source: str
+    splice: Splice
+    raw: Trajectory
+    result: Purified
+
+    @property
+    def kind(self) -> str:
+        return "shallow" if self.splice.shallow else "deep"
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.source, self.splice.failure
+
+
+def repairs(paths: Sequence[Path]) -> Iterator[Repair]:
+    for path in paths:
+        for raw in trajectories(path):
+            result = Offline()(raw)
+            yield from (Repair(f"{path.name}:{raw.id}", splice, raw, result) for splice in result.splices)
+
+
+def sample(paths: Sequence[Path], size: int, seed: int, kind: str | None) -> Sequence[Repair]:
+    """Drawn by a hash of source and turn: where the rules change, what is still repaired stays in the sample."""
+    found = [repair for repair in repairs(paths) if kind in (None, repair.kind)]
+    return sorted(found, key=lambda one: sha256(f"{seed} {one.key}".encode()).digest())[:size]
+
+
+def show(repair: Repair) -> None:
+    splice, turns = repair.splice, repair.raw.turns
+    print(f"\n{'=' * 80}\n{repair.source}\tturn {splice.failure}\t{repair.kind}")
+    for n in range(splice.failure, splice.fix + 1):
+        print(f"--- raw turn {n}\n{turns[n].text.strip()[:2000]}")
+        for observation in turns[n].observations:
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", observation.text).strip()
+            print(f"    >> {observation.status}: {plain[-160:] if observation.status != 'ok' else plain[:160]}")
+    removed = sum(s.fix - s.failure for s in repair.result.splices if s.failure < splice.failure)
+    at = splice.failure - removed
+    for n, turn in enumerate(repair.result.trajectory.turns[at : at + 4]):
+        print(f"+++ {'what stays' if n == 0 else f'{n} later'}\n{turn.text.strip()[: 2000 if n == 0 else 700]}")
+        if turn.repair is not None and n == 0:
+            for cut in turn.repair.extra.get("cut", ()):  # type: ignore[attr-defined]
+                print(f"    cut from raw turn {cut['turn']} ({cut['rule']}): {cut['text']}")
+
+
+def judged(path: Path, paths: Sequence[Path]) -> None:
+    """Count the verdicts of a file: source, turn, decision, verdict (right, weak or wrong), reason; tab between."""
+    made = {repair.key: repair for repair in repairs(paths)}
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for line in path.read_text("utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        source, turn, kind, verdict, _ = line.split("\t")
+        now = made.get((source, int(turn)))
+        counts[kind, verdict, "made" if now is not None and now.kind == kind else "not made now"] += 1
+    for (kind, verdict, now), number in sorted(counts.items()):
+        print(f"{kind:8} {verdict:6} {now:13} {number}")
+
+
+def immediate(paths: Sequence[Path]) -> Counter[str]:
+    """What became of the failures whose very next call works, with nobody speaking in between."""
+    counter: Counter[str] = Counter()
+    for path in paths:
+        for raw in trajectories(path):
+            result = Offline()(raw)
+            taken = {n for splice in result.splices for n in range(splice.failure, splice.fix)}
+            left = {one.turn: one.reason for one in result.left}
+            for n, (turn, following) in enumerate(pairwise(raw.turns)):
+                spoken = any(segment.kind == "prompt" for segment in turn.segments)
+                works = bool(following.observations) and all(o.status == "ok" for o in following.observations)
+                if failed(turn) and works and not spoken:
+                    counter["in all"] += 1
+                    counter["repaired" if n in taken else f"left: {left.get(n, 'unknown')}"] += 1
+    return Counter(dict(counter.most_common()))
 
 
 def trajectories(path: Path) -> Iterator[Trajectory]:

@@ -18,9 +18,9 @@ from retcon.transcripts.run import Purifier, Sinks
 DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "transcripts"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real transcripts in {DATA} (set RETCON_DATA)")
 EXPECTED = {  # calls, failed, shallow, deep
-    "mathcoder": (4099, 515, 63, 3),
-    "mint": (3606, 1224, 149, 4),
-    "openai-messages": (84, 35, 6, 13),
+    "mathcoder": (4099, 515, 58, 0),
+    "mint": (3606, 1226, 105, 0),
+    "openai-messages": (84, 35, 6, 5),
     "tora": (1318, 2, 0, 0),
 }
 

@@ -33,7 +33,8 @@ CODES = (
     "def broken(:\n    pass",
     "open('f', 'w').write('1')\nprint(1)",
 )
-words = st.text("abc .é\n", min_size=1, max_size=12).map(lambda t: f"w{t}w")
+SAID = ("Sorry, an error. Now we go on to the sum.", "I fixed it.", "Let me try again. We take all of it then.")
+words = st.text("abc .é\n", min_size=1, max_size=12).map(lambda t: f"w{t}w") | st.sampled_from(SAID)
 calls = st.builds(
     works, st.sampled_from(CODES), st.sampled_from(["1", "", "Out[1]: 2\n3", "no Error: here"]), words
 ) | st.builds(

@@ -20,7 +20,9 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import find_line
 from retcon.core.errors import nearest
 from retcon.core.types import Segment, Trajectory
+from retcon.purify import names
 from retcon.purify.noop import does_nothing
+from retcon.purify.words import referring, referring_comments
 from retcon.report.diff import _aligned
 from retcon.report.transcript import _prompt
 from retcon.sandbox.paths import to_write
@@ -30,7 +32,12 @@ from retcon.sandbox.service.refusal import Refused
 from retcon.sandbox.types import Result
 from retcon.tasks.grade import boxed
 from retcon.tools.wording import Wording
+from retcon.transcripts.failures import judge
+from retcon.transcripts.formats.hermes import InText
+from retcon.transcripts.formats.markdown import Markdown
+from retcon.transcripts.formats.tags import Tagged
 
+RETOOL, VERL = Tagged("retool", "code", "interpreter"), InText()
 MEASURABLE, LONGEST, FACTOR, BOUND = 0.001, 1 << 16, 8, 24
 
 
@@ -55,6 +62,11 @@ def paths(text: str) -> None:
 
 def prompt(text: str) -> None:
     list(_prompt(Trajectory("t", "t", (Segment("prompt", text),), (), stop="answer")))
+
+
+def program(text: str) -> None:
+    names.parse.cache_clear()
+    names.effects(text), names.reads(text), names.goals(text, 1), names.works_out(text), names.assertions(text)
 
 
 READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
@@ -87,6 +99,37 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     ),
     "config.find_line": (lambda text: find_line(text, "rl", "steps"), (" ", "a", "[", "a.", 'a = "', "\n", '"')),
     "purify.noop": (does_nothing, ("pass\n", "# x\n", "\n", " ", "(", "-", "'''", "x=")),
+    "purify.names": (
+        program,
+        ("x=1\n", "x\n", "\n", "def f():\n", "(", "[", "import a\n", "import a, b\n", "from a import b\n", "x = (\n",
+         "'", "#x\n", " ", "  x\n", "assert x\n", "x+", "for x in y: ", "!ls\n", "%m\n"),
+    ),
+    "purify.words": (
+        lambda text: (referring(text, "fix"), referring(text, "later"), referring_comments("x\n" + text, "fix")),
+        ("Sorry. ", "sorry ", "a. ", "1. ", "# fix\n", "#", "\n", " ", "e.g. ", "`", "It ", "This is. ", "\n- ", "("),
+    ),
+    "transcripts.failures": (
+        judge,
+        ("\n", "-", "Traceback (most recent call last)", "Traceback (most recent call last):\n  File",
+         "File a, line 1\n", 'File "a", line 1, in x\n', " ", "x\n", "exit code 1\n", "exit code 1 ", "{",
+         '{"a":', "[", "<", "Error: ", "a.b:", "\x1b[", "\x1b[0m", "NameError(", "NameError    ",
+         "Cell In[1], line 1\n", "SyntaxError: ", "timed out ", "Killed\n", "bash: line 1: ",
+         "Code execution failed at line ", "python", "'"),
+    ),
+    "transcripts.markdown": (
+        lambda text: (Markdown().cut(text, answered=True), Markdown().outputs(text), Markdown().clean_inside(text)),
+        ("```python\n", "````python\n", "```python\nx\n```\n", "```python\nx\n```\n```output\n", "```output\n", "`",
+         "\n```", "\n``` x", "```py ", "\n", " ", "Output: ", "<output>"),
+    ),
+    "transcripts.tags": (
+        lambda text: (RETOOL.cut(text, answered=True), RETOOL.clean_calls(text), RETOOL.clean_inside(text)),
+        ("<code>", "</code>", "<code></code>", "<code>x</code><interpreter>", "<interpreter>", "<code>x</code> "),
+    ),
+    "transcripts.verl": (
+        lambda text: (VERL.cut(text, answered=False), VERL.clean_inside(text)),
+        ("<tool_call>", "</tool_call>", "<tool_call></tool_call>", "<tool_call></tool_call><tool_response>",
+         "<tool_call>{}</tool_call>\n<tool_response>x", "<tool_call></tool_call><tool_response></tool_response>", " "),
+    ),
     "report.diff": (lambda text: list(_aligned(text, text[::-1])), ("\n", "a\nb\n", "x")),
     "report.prompt": (prompt, ("<|im_start|>", "<|im_start|>user\n", "<|im_end|>", "<|im_start|>a")),
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.purify.names import assertions, effects, goals, handlers, needs
+from retcon.purify.names import assertions, effects, goals, handlers, needs, works_out
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,10 @@ def test_assertions_and_handlers_are_counted() -> None:
     assert assertions("assert f(1) == 2, 'no'\nassert g") == {"f(1) == 2", "g"}
     assert handlers("try:\n    pass\nexcept A:\n    pass\nexcept B:\n    pass") == 2
     assert handlers("def (") == 0
+
+
+@pytest.mark.parametrize("code", ["1" + " + 1" * 900, "assert " + "a." * 900 + "b", "x" + "[0]" * 900])
+def test_a_program_that_is_nested_too_deeply_is_read_by_lines(code: str) -> None:
+    program = f"total = 1\n{code}"
+    assert "total" in effects(program).defined
+    assert (assertions(program), works_out(program)) == (frozenset(), frozenset())

@@ -60,6 +60,9 @@ def purify(
         ),
     ] = None,
     no_audit: Annotated[bool, typer.Option("--no-audit", help="Keep no audit.")] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="Processes to share the work; what is written is the same.")
+    ] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace outputs that are there, finished.")] = False,
 ) -> None:
@@ -81,7 +84,7 @@ def purify(
     job = Job(
         inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
         offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
-        audit=None if no_audit else audit or _beside(target, folder), pairs=dpo,
+        audit=None if no_audit else audit or _beside(target, folder), pairs=dpo, jobs=jobs,
     )  # fmt: skip
     run = Run(job, resume=resume)
     reported = [Output("--report", report, (report.name + SUFFIX,))] if report is not None else []

@@ -6,12 +6,17 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
-_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE)
-_IMPORTED = re.compile(r"^\s*(?:from\s+\S+\s+)?import\s+([^\n#]+)", re.MULTILINE)
-_DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+([A-Za-z_]\w*)", re.MULTILINE)
+_ASSIGNED = re.compile(
+    r"^[ \t]*([A-Za-z_]\w*)[ \t]*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE
+)
+_IMPORTED = re.compile(r"^[ \t]*(?:from[ \t]+\S+[ \t]+)?import[ \t]+([^\n#]+)", re.MULTILINE)
+_DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_DEEPEST = 100
+"""Levels of a tree (a sum of so many terms) beyond which Python's own functions, which recurse, may not read it."""
 _WRITES = frozenset(
     {"write_text", "write_bytes", "to_csv", "to_json", "to_excel", "to_parquet", "to_pickle", "savefig", "savetxt"}
     | {"makedirs", "mkdir", "unlink", "rmdir", "rmtree", "copyfile", "copytree", "touch", "Popen", "urlretrieve"}
@@ -36,16 +41,29 @@ class Effects:
     outside: frozenset[str] = frozenset()
 
 
+@lru_cache(maxsize=32)
 def parse(code: str) -> ast.Module | None:
     """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
-    where it is no Python of ours. Lines keep their numbers."""
+    where it is no Python of ours, or nested too deeply. Lines keep their numbers. What was parsed last is kept, and
+    never changed."""
     plain = _MAGIC.sub("", code)
     for text in (plain, plain.lstrip(" \t")):
         try:
-            return ast.parse(text)
+            tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
+        return None if _nested(tree) > _DEEPEST else tree
     return None
+
+
+def _nested(tree: ast.AST) -> int:
+    """How deep a tree is, no further than is of interest."""
+    level: list[ast.AST] = [tree]
+    depth = 0
+    while level and depth <= _DEEPEST:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return depth
 
 
 def effects(code: str, before: int | None = None) -> Effects:
@@ -72,30 +90,40 @@ def effects(code: str, before: int | None = None) -> Effects:
 
 def needs(code: str, names: frozenset[str]) -> frozenset[str]:
     """Those of `names` whose value from before `code` it may read: loaded where it has not bound them itself."""
-    if not names:
-        return names
+    return names & reads(code) if names else names
+
+
+def reads(code: str) -> frozenset[str]:
+    """All names whose value from before `code` it may read; of a program that cannot be parsed, all its words."""
     tree = parse(code)
     if tree is None:
-        return names & frozenset(_WORD.findall(code))
+        return frozenset(_WORD.findall(code))
     bound: set[str] = set()
-    read: set[str] = set()
+    outer: set[str] = set()
     later: set[str] = set()  # read inside functions: at the earliest when they are called, taken as the end
     for node in tree.body:
-        inside = {id(n) for f in ast.walk(node) if _is_function(f) for n in ast.walk(f) if n is not f}
-        for item in ast.walk(node):
+        read: set[str] = set()
+        for item, within in _with_functions(node):
             if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Store):
-                (later if id(item) in inside else read).add(item.id)
+                (later if within else read).add(item.id)
             if isinstance(item, ast.AugAssign) and isinstance(item.target, ast.Name):
                 read.add(item.target.id)
         local = {name for item in _here(node) for name in _binds(item)}
         # `x = f(x)` reads the old x; a loop or a comprehension reads what it has bound itself.
         own = local if isinstance(node, ast.For | ast.AsyncFor | ast.With | ast.AsyncWith | ast.Try) else _own(node)
-        read_now = (read & names) - bound - own
-        if read_now:
-            return frozenset(read_now)
-        read.clear()
+        outer |= read - bound - own
         bound |= local
-    return frozenset((later & names) - bound - _parameters(tree))
+    return frozenset(outer | (later - bound - _parameters(tree)))
+
+
+def _with_functions(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node below, and whether it lies within a function."""
+    stack = [(node, False)]
+    while stack:
+        item, within = stack.pop()
+        yield item, within
+        inside = within or _is_function(item)
+        stack.extend((child, inside) for child in ast.iter_child_nodes(item))
 
 
 def definitions(code: str) -> frozenset[str]:
@@ -121,6 +149,99 @@ def goals(code: str, line: int | None = None) -> frozenset[str]:
             if isinstance(node, ast.Expr | ast.If | ast.Assert):
                 found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     return frozenset(found) & definitions(code)
+
+
+def works_out(code: str, line: int | None = None, *, whole: bool = False) -> frozenset[str]:
+    """What a program works out, as text: the values of its last statement and of the one at `line`, of all if `whole`.
+
+    What a `print` is given counts, the `print` itself does not; a lone name or number works nothing out. So programs
+    that bind nothing can be told to try the same: the fix of `print(area(3))` defines `area` and has `area(3)` again.
+    """
+    tree = parse(code)
+    found: set[str] = set()
+    for node in tree.body if tree is not None else ():
+        at_line = line is not None and node.lineno <= line <= (node.end_lineno or node.lineno)
+        if whole or at_line or (tree and node is tree.body[-1]):
+            value = getattr(node, "value", None) if isinstance(node, ast.Expr | ast.Assign | ast.Return) else None
+            printed = isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("print", "display")
+            values = value.args if printed and isinstance(value, ast.Call) else [value]
+            found |= {ast.unparse(v) for v in values if isinstance(v, ast.Call | ast.BinOp | ast.Subscript)}
+    return frozenset(text for text in found if len(text) >= _TELLING)
+
+
+_TELLING = 4
+"""Characters of an expression from which on it is a step of its own."""
+
+
+def only_constants(before: str, after: str) -> str | None:
+    """The name whose value `before` computes and `after` only states, None where there is none.
+
+    That is the case where `after` works nothing out (what it binds are literals, or names put together), though
+    `before` called something; or where no name goes into the value of one that both are for, as one did before.
+    """
+    tree, fixed = parse(before), parse(after)
+    if tree is None or fixed is None:
+        return None
+    had, has = _bound(tree), _bound(fixed)
+    called = any(isinstance(n, ast.Call) for value in had.values() for n in ast.walk(value))
+    if called and has and not any(map(_computes, fixed.body)):
+        return next(iter(has))
+    stated = {name for name, value in had.items() if _is_literal(value)}  # these may stand in the value itself as well
+    for name in sorted(goals(before) & has.keys() & had.keys()):
+        arithmetic = any(isinstance(n, ast.BinOp) for n in ast.walk(has[name]))
+        if _inputs(had[name]) - stated and not _inputs(has[name]) and not arithmetic:
+            return name
+    return None
+
+
+def runs_nothing(code: str) -> bool:
+    """Whether a program only imports and defines."""
+    tree = parse(code)
+    return tree is not None and all(
+        isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for node in tree.body
+    )
+
+
+def _bound(tree: ast.Module) -> dict[str, ast.expr]:
+    """The value that each name is last bound to by an assignment of its own."""
+    return {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _computes(node: ast.stmt) -> bool:
+    """Whether a statement works something out: an operation on a number, a loop, a call of more than a choice."""
+    for item in ast.walk(node):
+        if isinstance(item, ast.For | ast.While | ast.comprehension | ast.FunctionDef | ast.ClassDef):
+            return True
+        if isinstance(item, ast.Call) and getattr(item.func, "id", "") not in _CHOICES:
+            return True
+        if isinstance(item, ast.BinOp) and any(isinstance(n, ast.Constant) for n in (item.left, item.right)):
+            return True
+    return False
+
+
+_CHOICES = frozenset({"print", "max", "min", "len", "round", "int", "float", "abs", "display", "str"})
+
+
+def _is_literal(value: ast.expr) -> bool:
+    try:
+        ast.literal_eval(value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return not isinstance(value, ast.Dict | ast.List | ast.Set | ast.Tuple)
+
+
+def _inputs(value: ast.expr) -> set[str]:
+    """The names that go into a value, those that are only called left out."""
+    called = {id(n.func) for n in ast.walk(value) if isinstance(n, ast.Call)}
+    modules = {id(n.value) for n in ast.walk(value) if isinstance(n, ast.Attribute) and id(n) in called}
+    return {n.id for n in ast.walk(value) if isinstance(n, ast.Name) and id(n) not in called | modules}
 
 
 def handlers(code: str) -> int:

@@ -7,16 +7,27 @@ stricter, as the paper (CLEANER, arXiv 2601.15141) says nothing about it. Whatev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn
-from retcon.purify.names import assertions, definitions, effects, goals, handlers, needs
-from retcon.purify.noop import is_noop
+from retcon.purify.kept import Cut, Edit, Kept, Refused, edited, prose
+from retcon.purify.names import (
+    assertions,
+    definitions,
+    effects,
+    goals,
+    handlers,
+    needs,
+    reads,
+    works_out,
+)
+from retcon.purify.noop import is_noop, is_program, weak
 from retcon.purify.saar import FAILURES
 from retcon.purify.similarity import at_least
-from retcon.purify.splice import program, purify
+from retcon.purify.splice import can_be_shallow, program, purify
 
 Reason = Literal[
     "end",
@@ -30,6 +41,11 @@ Reason = Literal[
     "swallowed",
     "state",
     "effects",
+    "constant",
+    "unexecuted",
+    "told",
+    "plan",
+    "words",
 ]
 REASONS: dict[Reason, str] = {
     "end": "no later call works",
@@ -43,6 +59,11 @@ REASONS: dict[Reason, str] = {
     "swallowed": "the fix catches more exceptions instead",
     "state": "it left names that are used later and that the fix does not define",
     "effects": "it did something outside the session that the fix does not do again",
+    "constant": "nothing but constants is left of what the failed call computed",
+    "unexecuted": "the fix defines, and runs nothing of it",
+    "told": "the fix's own output speaks of an error",
+    "plan": "an assertion failed: the plan was wrong, and a shallow repair would keep its words",
+    "words": "what stays would speak of what is taken out",
 }
 
 
@@ -66,11 +87,14 @@ class LeftAlone:
 
 @dataclass(frozen=True, slots=True)
 class Purified:
-    """trajectory: with its raw turns in `abandoned`. splices, left: in the order of the raw turns."""
+    """trajectory: with its raw turns in `abandoned`. splices, left, edits: in the order of the raw turns. cuts: the
+    sentences and comments that edits leave out, with the rule of each."""
 
     trajectory: Trajectory
     splices: tuple[Splice, ...]
     left: tuple[LeftAlone, ...]
+    edits: tuple[Edit, ...] = ()
+    cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,38 +116,73 @@ class Offline:
 
     def __call__(self, trajectory: Trajectory) -> Purified:
         """The purified trajectory. A pure function; applied to its own result it changes nothing."""
-        turns = list(trajectory.turns)
+        turns = trajectory.turns
+        starts = _run_starts(turns)
+        if not starts:
+            return Purified(trajectory, (), ())
+        after = _After(turns, "\n".join(s.text for s in trajectory.prompt))
         splices: list[Splice] = []
         left: list[LeftAlone] = []
         # From the last run to the first, so that what follows a run is what will follow it in the result.
-        for start in reversed(_run_starts(turns)):
+        for start in reversed(starts):
             stop, reason = _run_end(turns, start)
             if reason is None and stop - start > self.attempts:
                 reason = "attempts"
-            first = stop
+            objection: tuple[Reason, str] | None = (reason, "") if reason else None
             for at in range(start, stop):
                 if not failed(turns[at]):
                     continue
-                objection = (reason, "") if reason else self._objection(turns, at, stop)
+                if reason is None:
+                    objection = self._objection(after, at, stop)
                 if objection is None:
-                    first = at
+                    splices.append(Splice(at, stop, self._shallow(turns[at], turns[stop])))
+                    after.spliced(splices[-1])
                     break
                 left.append(LeftAlone(at, *objection))
-                record = RepairRecord("unrepaired", 0, reason=_phrase(*objection))
-                turns[at] = replace(turns[at], repair=record)
-            if first < stop:
-                fixed = purify(turns[first : stop + 1], self.gamma)
-                splices.append(Splice(first, stop, fixed.repair is not None and fixed.repair.decision == "shallow"))
-                # The places of the raw turns stay valid for the runs before: they only look behind `first`.
-                turns[first : stop + 1] = [fixed]
-        if splices:
-            turns = _unscored_after(turns, min(s.failure for s in splices))
-        changed = replace(trajectory, turns=tuple(turns)) if left or splices else trajectory
-        return Purified(changed, tuple(reversed(splices)), tuple(sorted(left, key=lambda one: one.turn)))
+                if objection[0] == "words":
+                    reason = "words"  # of what is tried later in the run the same words would stay
+        if not splices and not left:
+            return Purified(trajectory, (), ())
+        splices.reverse()
+        left.sort(key=lambda one: one.turn)
+        result = self._put_together(turns, splices, left, after.kept)
+        cuts = tuple(sorted(after.kept.cut))
+        return Purified(replace(trajectory, turns=result), tuple(splices), tuple(left), after.kept.edits(), cuts)
 
-    def _objection(self, turns: Sequence[Turn], at: int, stop: int) -> tuple[Reason, str] | None:
-        """Why turn `stop` is no fix of turn `at`; None where it is one."""
-        failure, fix = turns[at], turns[stop]
+    def _put_together(
+        self, turns: Sequence[Turn], splices: Sequence[Splice], left: Sequence[LeftAlone], kept: Kept
+    ) -> tuple[Turn, ...]:
+        edits = {edit.turn: edit for edit in kept.edits()}
+        of_splice = {splice.failure: splice for splice in splices}
+        reasons = {one.turn: RepairRecord("unrepaired", 0, reason=_phrase(one.reason, one.detail)) for one in left}
+        out: list[Turn] = []
+        number = 0
+        while number < len(turns):
+            turn, words, call = turns[number], number, number
+            splice = of_splice.get(number)
+            if splice is not None:
+                turn, call = purify(turns[number : splice.fix + 1], self.gamma), splice.fix
+                words = number if splice.shallow else splice.fix
+                told = [c._asdict() for c in kept.cut_for(number)]
+                if told and turn.repair is not None:
+                    turn = replace(turn, repair=replace(turn.repair, extra={"cut": told}))
+            elif number in reasons:
+                turn = replace(turn, repair=reasons[number])
+            if splices and number > splices[0].failure:
+                turn = replace(turn, segments=tuple(_unscored(s) for s in turn.segments))
+            if words in edits or call in edits:
+                turn = edited(turn, edits.get(words), edits.get(call))
+            out.append(turn)
+            number = call + 1
+        return tuple(out)
+
+    def _shallow(self, failure: Turn, fix: Turn) -> bool:
+        """What `purify` decides, without making the turn."""
+        return can_be_shallow(failure, fix) and at_least(program(failure.calls), program(fix.calls), self.gamma)
+
+    def _objection(self, after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
+        """Why turn `stop` is no fix of turn `at`; None where it is one, and all that speaks of the failure was cut."""
+        failure, fix = after.turns[at], after.turns[stop]
         if {c.name for c in failure.calls} != {c.name for c in fix.calls}:
             return "unrelated", "another tool"
         if not self._same_step(failure, fix):
@@ -136,55 +195,119 @@ class Offline:
             return "assertion", min(gone)
         if sum(map(_handlers, fix.calls)) > sum(map(_handlers, failure.calls)):
             return "swallowed", ""
-        return self._lost(turns, at, stop) if self.state == "check" else None
+        if (poor := weak(failure, fix)) is not None:
+            return poor
+        if self.state == "check" and (lost := after.lost(at, stop)) is not None:
+            return lost
+        shallow = self._shallow(failure, fix)
+        if (
+            shallow
+            and any(o.error_type == "AssertionError" for o in failure.observations)
+            and _WORDS.search(prose(failure))
+        ):
+            return "plan", ""
+        refused = after.refused(at, stop, shallow=shallow)
+        return None if refused is None else ("words", f"{refused.rule}: {refused.text}")
 
     def _same_step(self, failure: Turn, fix: Turn) -> bool:
-        """Whether two turns try the same: alike by γ, or the fix binds a name that the failure was for.
+        """Whether two turns try the same: alike by γ, or the fix binds a name that the failure was for, or works out
+        the very expression that it failed on.
 
         Of a program that failed on an import nothing ran, and a rewrite without it has another end: any name counts.
         """
         if at_least(program(failure.calls), program(fix.calls), self.gamma):
             return True
-        bound = frozenset().union(*(definitions(c.code) for c in fix.calls if _is_program(c)))
+        bound = frozenset().union(*(definitions(c.code) for c in fix.calls if is_program(c)))
+        again = frozenset().union(*(works_out(c.code, whole=True) for c in fix.calls if is_program(c)))
         for call, observation in zip(failure.calls, failure.observations, strict=True):
-            if not _is_program(call) or observation.status == "ok":
+            if not is_program(call) or observation.status == "ok":
                 continue
             wanted = goals(call.code, _line(observation))
             if observation.error_type in ("ImportError", "ModuleNotFoundError"):
                 wanted = definitions(call.code)
-            if wanted & bound:
+            if wanted & bound or works_out(call.code, _line(observation)) & again:
                 return True
         return False
 
     def _alike(self, call: ToolCall, other: ToolCall) -> bool:
         return call.name == other.name and at_least(program((call,)), program((other,)), self.gamma)
 
-    def _lost(self, turns: Sequence[Turn], at: int, stop: int) -> tuple[Reason, str] | None:
+
+class _After:
+    """What follows in the result, folded in from the end of the transcript: which names it needs, and what it says."""
+
+    def __init__(self, turns: Sequence[Turn], prompt: str) -> None:
+        self.turns = turns
+        self.kept = Kept(turns, prompt)
+        self._at = len(turns)
+        self._needed: dict[str, bool] = {}
+        """Of each name that follows whether it is read before it is bound."""
+        self._imported: dict[tuple[str, str], int] | None = None
+
+    def spliced(self, splice: Splice) -> None:
+        """Take in a splice: its fix stays, with the words of its failure where it is shallow."""
+        words = splice.failure if splice.shallow else splice.fix
+        self._need(self.turns[splice.fix])
+        self.kept.fold(splice.fix, words, trouble=_spoken_after(self.turns[splice.fix]), stays=False)
+        self._at = splice.failure
+
+    def refused(self, at: int, stop: int, *, shallow: bool) -> Refused | None:
+        self._back_to(stop)
+        if _spoken_after(self.turns[stop]):
+            self.kept.told_more()
+        return self.kept.objection(at, stop, shallow=shallow)
+
+    def lost(self, at: int, stop: int) -> tuple[Reason, str] | None:
         """What of the turns `at` to `stop` (without it) is needed in the end, and would be gone."""
-        had = {pair for t in turns[:at] for c, o in _answered(t) if o == "ok" for pair in effects(c.code).imported}
+        self._back_to(stop)
         lost: set[str] = set()
         outside: set[str] = set()
-        for turn in turns[at:stop]:
+        for turn in self.turns[at:stop]:
             for call, observation in zip(turn.calls, turn.observations, strict=True):
                 if call.extra.get("language") == "shell":
                     return "effects", "a shell command"
-                if not _is_program(call):
+                if not is_program(call):
                     continue
                 left = effects(call.code, _line(observation))
                 # An import that stands earlier too gives the same name again.
-                lost |= (left.defined - {name for name, text in left.imported if (name, text) in had}) | left.changed
+                again = {name for name, text in left.imported if self._imports().get((name, text), at) < at}
+                lost |= (left.defined - again) | left.changed
                 outside |= left.outside
-        for call in turns[stop].calls:
+        for call in self.turns[stop].calls:
             outside -= effects(call.code).outside
         if outside:
             return "effects", min(outside)
-        for turn in turns[stop:]:
-            for call, _ in _answered(turn):
-                needed = needs(call.code, frozenset(lost))
-                if needed:
-                    return "state", ", ".join(sorted(needed))
-                lost -= effects(call.code).defined
-        return None
+        needed: set[str] = set()
+        for call, _ in _answered(self.turns[stop]):
+            needed |= needs(call.code, frozenset(lost))
+            lost -= effects(call.code).defined
+        needed |= {name for name in lost if self._needed.get(name)}
+        return ("state", ", ".join(sorted(needed))) if needed else None
+
+    def _back_to(self, stop: int) -> None:
+        """Take in all turns after `stop` that were not yet: they stay as they are."""
+        while self._at > stop + 1:
+            self._at -= 1
+            turn = self.turns[self._at]
+            self._need(turn)
+            trouble = _spoken_after(turn) or (bool(turn.calls) and not _works(turn))
+            self.kept.fold(self._at, self._at, trouble=trouble, stays=failed(turn))
+
+    def _need(self, turn: Turn) -> None:
+        for call, _ in reversed(_answered(turn)):
+            self._needed.update(dict.fromkeys(effects(call.code).defined, False))
+            self._needed.update(dict.fromkeys(reads(call.code), True))
+
+    def _imports(self) -> dict[tuple[str, str], int]:
+        """Where each import was made first by a call that worked."""
+        if self._imported is None:
+            self._imported = {}
+            for n, turn in enumerate(self.turns):
+                for call, status in _answered(turn):
+                    if status == "ok" and "import" in call.code:
+                        for pair in effects(call.code).imported:
+                            self._imported.setdefault(pair, n)
+        return self._imported
 
 
 def failed(turn: Turn) -> bool:
@@ -239,6 +362,9 @@ def _run_end(turns: Sequence[Turn], start: int) -> tuple[int, Reason | None]:
     return at, "unclear" if turns[at].calls else "answered"
 
 
+_WORDS = re.compile(r"(?:[^\W\d_]{2,}[^\w]+){3}")
+
+
 def _phrase(reason: Reason, detail: str) -> str:
     return f"{REASONS[reason]}: {detail}" if detail else REASONS[reason]
 
@@ -246,11 +372,7 @@ def _phrase(reason: Reason, detail: str) -> str:
 def _answered(turn: Turn) -> list[tuple[ToolCall, str]]:
     """The programs of a turn that were run, each with its status."""
     pairs = zip(turn.calls, turn.observations, strict=False)
-    return [(c, o.status) for c, o in pairs if _is_program(c)]
-
-
-def _is_program(call: ToolCall) -> bool:
-    return not call.malformed and "code" in call.arguments and call.extra.get("language") != "shell"
+    return [(c, o.status) for c, o in pairs if is_program(c)]
 
 
 def _line(observation: Observation) -> int | None:
@@ -265,12 +387,6 @@ def _asserted(call: ToolCall) -> frozenset[str]:
 
 def _handlers(call: ToolCall) -> int:
     return handlers(call.code)
-
-
-def _unscored_after(turns: Sequence[Turn], first: int) -> list[Turn]:
-    """After the first splice, log-probs were taken under another history: unknown, hence None."""
-    later = [replace(t, segments=tuple(_unscored(s) for s in t.segments)) for t in turns[first + 1 :]]
-    return [*turns[: first + 1], *later]
 
 
 def _unscored(segment: Segment) -> Segment:

@@ -24,7 +24,7 @@ def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
     sim = similarity(program(failure.calls), program(fix.calls))
     if sim < gamma:
         written, calls, reason = _deep(fix), fix.calls, "similarity below gamma"
-    elif not (_can_cut(failure) and _can_cut(fix)):
+    elif not can_be_shallow(failure, fix):
         written, calls, reason = _deep(fix), fix.calls, UNALIGNED
     else:
         written, calls = _shallow(failure, fix)
@@ -40,6 +40,11 @@ def program(calls: Sequence[ToolCall]) -> str:
         call.code if call.malformed or "code" in call.arguments else json.dumps(call.arguments, sort_keys=True)
         for call in calls
     )
+
+
+def can_be_shallow(failure: Turn, fix: Turn) -> bool:
+    """Whether the words of the one and the calls of the other can be put together at all."""
+    return _can_cut(failure) and _can_cut(fix)
 
 
 def _can_cut(turn: Turn) -> bool:

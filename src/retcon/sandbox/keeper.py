@@ -230,7 +230,7 @@ class Keeper:
         return {}
 
     def _keep_again(self) -> None:
-        """Have the interpreter that a rollback went back to make another copy of itself, once the rollback is answered and
+        """Have the interpreter that a rollback went back to make another copy of itself, once that is answered and
         nobody waits for it. What keeps it from that is told to the next operation."""
         if self._owed is None:
             return

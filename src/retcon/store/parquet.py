@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -34,15 +33,13 @@ def parquet_source(path: Path) -> Source:
 
 
 class Rows:
-    """The rows of a file. share: how much of them was read. keep: whether those stay that a writer has not seen yet."""
+    """The rows of a file. share: how much of them was read as records."""
 
     def __init__(self, path: Path, file: Any) -> None:
         self._path = path
         self._file = file
         self.schema = file.schema_arrow
-        self._groups: deque[tuple[int, Any]] = deque()
         self.share = 0.0
-        self.keep = False
         first = file.metadata.row_group(0) if file.metadata.num_row_groups else None
         codec = first.column(0).compression.lower() if first is not None and first.num_columns else "snappy"
         self.codec = "none" if codec == "uncompressed" else codec
@@ -54,9 +51,7 @@ class Rows:
         number = 0
         total = max(1, self._file.metadata.num_rows)
         try:
-            for batch in self._file.iter_batches(batch_size=_ROWS):
-                if self.keep:
-                    self._groups.append((number, batch))
+            for _, batch in self.groups():
                 for row in batch.to_pylist():
                     number += 1
                     yield Record(_json(row, f"{self._path}, row {number}"), number, str(self._path), "row")
@@ -64,24 +59,25 @@ class Rows:
         except (pyarrow.ArrowException, OSError) as error:
             raise RecordError(f"{self._path}, row {number + 1}: the file cannot be read further: {error}") from error
 
-    def group_of(self, number: int) -> tuple[int, Any]:
-        """The rows among which row `number` (1-based) is, and how many stand before them; earlier ones are let go."""
-        while number > self._groups[0][0] + self._groups[0][1].num_rows:
-            self._groups.popleft()
-        return self._groups[0]
+    def groups(self) -> Iterator[tuple[int, Any]]:
+        """The rows as columns, some at a time, with how many stand before them; anew at each call."""
+        before = 0
+        for batch in self._file.iter_batches(batch_size=_ROWS):
+            yield before, batch
+            before += batch.num_rows
 
 
 class RowsWriter:
-    """Writes rows of a file to another of the same columns."""
+    """Writes rows of a file to another of the same columns. It reads them itself, as records may be read far ahead."""
 
     def __init__(self, rows: object, out: IO[bytes]) -> None:
         if not isinstance(rows, Rows):
             raise TypeError("a source that is no Parquet")
         import pyarrow.parquet as pq
 
-        rows.keep = True
-        self._rows = rows
+        self._schema = rows.schema
         self._writer = pq.ParquetWriter(out, rows.schema, compression=rows.codec)
+        self._groups = rows.groups()
         self._group: tuple[int, Any] | None = None
         self._kept: list[tuple[int, bytes | None]] = []
 
@@ -89,11 +85,10 @@ class RowsWriter:
         """The columns are written with the first rows."""
 
     def add(self, record: Record, data: bytes) -> None:
-        group = self._rows.group_of(record.number)
-        if group is not self._group:
+        while self._group is None or record.number > self._group[0] + self._group[1].num_rows:
             self._flush()
-            self._group = group
-        self._kept.append((record.number - 1 - group[0], None if data is record.data else data))
+            self._group = next(self._groups)
+        self._kept.append((record.number - 1 - self._group[0], None if data is record.data else data))
 
     def end(self) -> None:
         self._flush()
@@ -109,7 +104,7 @@ class RowsWriter:
         changed = {at: data for at, (_, data) in enumerate(self._kept) if data is not None}
         if changed:
             table = self._changed(table, changed)
-        self._writer.write_table(table.cast(self._rows.schema))
+        self._writer.write_table(table.cast(self._schema))
         self._kept = []
 
     def _changed(self, table: Any, changed: dict[int, bytes]) -> Any:
@@ -118,7 +113,7 @@ class RowsWriter:
 
         new = {at: msgspec.json.decode(data) for at, data in changed.items()}
         old = {at: msgspec.json.decode(_json(table.slice(at, 1).to_pylist()[0], "row")) for at in changed}
-        for n, field in enumerate(self._rows.schema):
+        for n, field in enumerate(self._schema):
             name = field.name
             other = {at: row[name] for at, row in new.items() if row.get(name) != old[at][name]}
             if not other:

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from retcon.chat.chat import Chat
 from retcon.chat.render import Told, render
 from retcon.core.codec import from_dict
@@ -21,6 +19,8 @@ from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.store.records import Record, open_source
 from retcon.transcripts.detect import Detector
 from retcon.transcripts.items import context_of, find_items, text_of
+from retcon.transcripts.sample import sampled
+from retcon.transcripts.style import decoded
 from retcon.transcripts.text import PLACES
 from retcon.transcripts.types import Json
 
@@ -63,10 +63,11 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_ids: int | None
 
 def read_rendered(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
     """The trajectories of a file, with their records: ours as they are, others in the chat's template."""
-    detector = Detector()
-    for record in open_source(file).records:
+    source, detector, known = sampled(open_source(file), "auto")
+    for record in source.records:
         try:
-            yield from ((record, one) for one in rendered(decoded(record), detector, chat, record.where))
+            value = known[record.number] if record.number in known else decoded(record)
+            yield from ((record, one) for one in rendered(value, detector, chat, record.where))
         except RecordError as error:
             raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
 
@@ -92,14 +93,6 @@ def told_before(record: Json, trajectory: Trajectory) -> list[Told]:
         else:
             before.append(("system" if segment.text in systems else "user", segment.text))
     return before
-
-
-def decoded(record: Record) -> Json:
-    """The value of a record. Raises RecordError where it is no JSON."""
-    try:
-        return msgspec.json.decode(record.data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"{record.where}: not JSON: {error}") from error
 
 
 def _until_learnt(trajectory: Trajectory) -> Trajectory:

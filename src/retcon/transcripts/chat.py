@@ -44,7 +44,7 @@ class ItemsReading:
         self.trajectories: Sequence[Trajectory] = (reading.trajectory,)
 
     def purified(self, results: Sequence[Purified]) -> Json:
-        items = self._reading.items(results[0].splices)
+        items = self._reading.items(results[0])
         return without_stale(replaced(self._record, self._path, items), self._path)
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
@@ -53,7 +53,7 @@ class ItemsReading:
             self._record.get("prompt") if isinstance(self._record, dict) and self._path == ("completion",) else None
         )
         before = tuple(context) if isinstance(context, list) else ()
-        for pair, sides in zip(in_text, self._reading.sides(results[0].splices), strict=True):
+        for pair, sides in zip(in_text, self._reading.sides(results[0]), strict=True):
             if not all(isinstance(item, dict) and "role" in item for side in sides for item in side):
                 yield pair  # TRL knows no other messages
                 continue

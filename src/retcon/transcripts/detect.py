@@ -19,16 +19,20 @@ _SHOWN = 20
 class Detector:
     """Finds the format of records. A record that several formats match is of its file's, which `learn` decides.
 
-    name: `auto`, or a format's. main: the file's format, None while that is not known. Raises RecordError for another
-    name, with the nearest.
+    name: `auto`, or a format's. decided: the place of the file's format among those that the name means, None while
+    that is not known; main: that format. Raises RecordError for another name, with the nearest.
     """
 
-    def __init__(self, name: str = "auto") -> None:
+    def __init__(self, name: str = "auto", decided: int | None = None) -> None:
         self._formats = named(name)
-        self.main: Format | None = self._formats[0] if len(self._formats) == 1 else None
+        self.decided = 0 if len(self._formats) == 1 else decided
         self.name = name
         self._looked = 0
         self._unknown: Sequence[int] = ()
+
+    @property
+    def main(self) -> Format | None:
+        return None if self.decided is None else self._formats[self.decided]
 
     def others(self, number: int) -> str:
         """For the message on a record that is no transcript: how many more there are, as far as was looked."""
@@ -46,7 +50,7 @@ class Detector:
         self._looked = len(records)
         self._unknown = [n for n, at in places.items() if at is None and not is_transcript(records[n])]
         if own:
-            self.main = self._formats[min(own, key=lambda at: (-own[at], at))]
+            self.decided = min(own, key=lambda at: (-own[at], at))
 
     def matches(self, record: Json) -> bool:
         """Whether any format does."""

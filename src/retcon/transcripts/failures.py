@@ -2,6 +2,7 @@
 
 A live rollout has a status from the tool. A stored transcript often has only what was printed, so that each verdict
 here names the rule that it comes from, and what could also be a program's own words is `unclear` rather than judged.
+Every wording that a rule is for, and what only looks like one, stands in tests/outputs, with who prints it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import builtins
 import re
 from dataclasses import dataclass
 
-import msgspec
-
 from retcon.core.types import Status
+from retcon.transcripts import wordings
+from retcon.transcripts.fields import fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,20 @@ class Verdict:
 
 RULES = {
     "status": "the format's own field",
-    "traceback": "a Python traceback with at least one frame",
+    "traceback": "a Python traceback: its heading, and a frame or the exception after it",
     "jupyter": "the heading of a Jupyter traceback, which names the exception",
+    "frames": "a traceback whose heading was cut off: a frame, then the exception",
     "syntax": "the place and caret of a program that does not compile, then the SyntaxError",
     "exception-line": "the whole output is one line, a built-in exception and its message",
+    "last-line": "the last line is a built-in exception and its message, and the program never names it",
+    "exception-repr": "the whole output is the repr of a built-in exception",
+    "message": "Python's own message of an exception, after a label such as `Error:`",
+    "harness": "a sentence of a harness that the call failed",
     "exit-code": "a whole first or last line, or a JSON field, that gives an exit code other than 0",
-    "timeout": "a whole first or last line that says that the call ran out of time",
+    "field": "a field of a JSON output that says that the call failed",
+    "timeout": "a whole first or last line, or a JSON field, that says that the call ran out of time",
+    "killed": "a whole first or last line that says that memory or a signal ended the call",
+    "shell": "a shell's line that it cannot run the command",
     "malformed": "the arguments are JSON that cannot be read",
 }
 UNCLEAR = "own-words"
@@ -42,36 +51,65 @@ UNCLEAR = "own-words"
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _HEADING = r"Traceback \(most recent call last\)"
 _JUPYTER = re.compile(rf"^(?:-{{20,}}\s+)?(?P<type>[A-Za-z_][\w.]*(?: [a-z]+)*)[ \t]{{2,}}{_HEADING}", re.MULTILINE)
-_PLAIN = re.compile(rf"{_HEADING}:?[ \t]*\r?\n\s*(?:File |Cell In|\^|\[|\.\.\.)|^[ \t]*{_HEADING}:?\s*\Z", re.MULTILINE)
+_PLAIN = re.compile(
+    rf"{_HEADING}:?[ \t]*\r?\n[\s|+-]*(?:File |Cell In|\^|\[|\.\.\.|<)|^[ \t]*{_HEADING}:?\s*\Z", re.MULTILINE
+)
+_TRIMMED = re.compile(rf"^[ \t]*(?:[\w ]{{1,20}}: ?)?{_HEADING}:?[ \t]*$", re.MULTILINE)
 _EXCEPTION = re.compile(r"^ ?(?P<type>[A-Za-z_][\w.]*)(?:: |:?[ \t]*$)", re.MULTILINE)
+_FRAME = re.compile(r'^[ \t]*File "[^"\n]{1,300}", line \d+, in \S', re.MULTILINE)
+_REPR = re.compile(r"(?P<type>[A-Za-z_][\w.]*)\((?:['\"].*|\d+,? .*)?\)", re.DOTALL)
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 _SYNTAX = re.compile(
-    r"^\s*(?:File [^\n]*, line \d+|Cell In ?\[\d+\], line \d+)[^\n]*\n"
+    r"^[ \t]*(?:File [^\n]{0,300}(?:, line \d+|>:\d+)|Cell In ?\[\d+\], line \d+|<[\w-]{1,40}>:\d+)[^\n]*\n"
     r"(?:[^\n]*\n){0,3}?(?P<type>SyntaxError|IndentationError|TabError): ",
     re.MULTILINE,
 )
-_ENTRY = re.compile(
-    r"Cell In ?\[\d+\], line (?P<cell>\d+)"
-    r"|<ipython-input[^>]*>[^\n]*\n(?:[^\n]*\n)*?-+> ?(?P<arrow>\d+)"
-    r'|File "[^"\n]*", line (?P<file>\d+), in <(?:module|cell line)'
-)
-_EXIT = re.compile(
-    r"\W*(?:(?:command|process|script|program|shell)\s+)?(?:(?:exited|failed|finished|terminated|completed)\s+)?"
-    r"(?:with\s+)?(?:non-?zero\s+)?(?:exit|return)[ _-]?(?:code|status|value)?\W{0,4}(?P<code>-?\d+)\W*"
-    r"|<(?P<tag>returncode|exit_code)>\s*(?P<tagged>-?\d+)\s*</(?P=tag)>",
-    re.IGNORECASE,
-)
-_EXIT_FIELDS = ("exit_code", "returncode", "return_code", "exit_status", "exitcode")
-_TIMEOUT = re.compile(
-    r"\W*(?:error:\s*)?(?:the\s+)?(?:(?:code|command|script|program|process|cell|tool|execution|call)\s+)*"
-    r"(?:has\s+)?(?:timed\s+out(?:\s+(?:after|waiting)\s[^\n]*)?|timeout\s+(?:after|exceeded|of)\s[^\n]*|timeout!?)\W*",
-    re.IGNORECASE,
-)
+_CELL = re.compile(r'Cell In ?\[\d+\], line (?P<cell>\d+)|File "[^"\n]*", line (?P<file>\d+), in <(?:module|cell line)')
+_ARROW = re.compile(r"^-+> ?(\d+)", re.MULTILINE)
 _OWN_TRACEBACK = re.compile(r"print_exc|format_exc|exc_info|excepthook|showtraceback|\.exception\(|Traceback|print_tb")
 _BUILTIN = frozenset(
-    name for name, item in vars(builtins).items() if isinstance(item, type) and issubclass(item, BaseException)
+    name
+    for name, item in vars(builtins).items()
+    if isinstance(item, type) and issubclass(item, BaseException) and not issubclass(item, Warning)
 )
-_TIMEOUTS = frozenset({"TimeoutError", "TimeoutExpired", "TimeoutException", "CellTimeoutError"})
+_TIMEOUTS = frozenset({"TimeoutError", "TimeoutExpired", "TimeoutException", "CellTimeoutError", "FunctionTimedOut"})
+_NOTES = ("[Jupyter current working directory", "[Jupyter Python interpreter", "[Current working directory",
+          "[Python interpreter", "Now let's retry: take care")  # fmt: skip
+_BRACKETS = "[]()<>*#`=_-~\"' \t❌⚠️.!"
+_EDGE = 600
+"""Characters of a first or last line beyond which it is no harness's sentence."""
+
+_START = re.compile(r"[^\w<{]*([\w.]+|<)")
+_SECOND = re.compile(r"[ \t]+(\w+)")
+_DIGITS = frozenset("0123456789")
+_FIRST = frozenset(
+    {"error", "exception", "failure", "failed", "stderr", "an", "the", "code", "python", "python3", "cell", "command"}
+    | {"script", "program", "process", "tool", "execution", "kernel", "call", "request", "container", "sandbox", "exit"}
+    | {"exitcode", "return", "returncode", "exited", "finished", "terminated", "completed", "ended", "died", "with"}
+    | {"has", "been", "time", "timed", "timeout", "timelimitexceeded", "killed", "stopped", "interrupted", "aborted"}
+    | {"maximum", "max", "cpu", "wall", "tle", "oom", "ran", "out", "memory", "exceeded", "mle", "memorylimitexceeded"}
+    | {"bus", "illegal", "floating", "fatal", "dead", "deadkernel", "your", "runtime", "compilation", "compile"}
+    | {"bash", "sh", "zsh", "dash", "ksh", "bin", "usr", "jupyter", "current", "now", "nonzero", "non", "exit_code"}
+    | {"return_code", "exit_status", "<"}
+)
+"""How a line of `wordings` begins, or one of _NOTES."""
+_HINTS: tuple[str, ...] = (
+    "exit",
+    "code",
+    "time",
+    "tle",
+    "kill",
+    "memory",
+    "error",
+    "exception",
+    "fault",
+    "kernel",
+    "found",
+    "fail",
+)
+_HINTS += ("limit", "interrupt", "signal", "abort", "such file", "module", "denied", "syntax", "died", "illegal", "mle")
+_HINTS += ("directory", "interpreter", "retry", "terminated", "stopped", "output", "oom", "open file")
+_EXCEPTIONS = frozenset(name.lower() for name in _BUILTIN | _TIMEOUTS)
 
 
 def may_fail(output: str) -> bool:
@@ -83,15 +121,34 @@ def may_fail(output: str) -> bool:
         return True
     if "E" in output and "Error: " in output and any(name in output for name in _SYNTAX_ERRORS):
         return True
+    if ("F" in output and 'File "' in output) or ("C" in output and "Code execution failed" in output):
+        return True
     # The other rules are about whole first and last lines, or whole outputs that are one line or one JSON object.
     stripped = output.strip()
+    if stripped[:1] == "{":
+        return True
     end = stripped.find("\n")
-    edges = (stripped if end < 0 else stripped[:end] + stripped[stripped.rfind("\n") :]).lower()
-    if "e" in edges and ("exit" in edges or "return" in edges or "imed" in edges or "timeout" in edges):
+    if end < 0:
+        return _suspect(stripped)
+    return _suspect(stripped[:end]) or _suspect(stripped[stripped.rfind("\n") + 1 :])
+
+
+def _suspect(line: str) -> bool:
+    """Whether a first or last line could be a harness's sentence or an exception: most are told by their first word."""
+    if line[:1] in _DIGITS:
+        return False
+    found = _START.match(line)
+    if found is None:
+        return False
+    word = found[1].lower()
+    if word in _FIRST:
+        if word == "the" and (second := _SECOND.match(line, found.end())) and second[1].lower() not in _FIRST:
+            return False
+        lower = line[:_EDGE].lower()
+        return any(hint in lower for hint in _HINTS)
+    if "rror" in word or "xception" in word or word in _EXCEPTIONS or word.rpartition(".")[2] in _EXCEPTIONS:
         return True
-    if stripped[:1] == "{" and ("exit" in output or "return" in output):
-        return True
-    return end < 0 and _EXCEPTION.match(stripped) is not None
+    return ("(" in line and "(<" in line) or "sh: " in line or "egmentation" in line or "python" in word
 
 
 def looks_clean(output: str) -> bool:
@@ -104,33 +161,53 @@ def judge(output: str, code: str = "") -> Verdict | None:
     if not may_fail(output):
         return None
     text = _ANSI.sub("", output)
+    if (stripped := text.strip())[:1] in "{[" and (found := fields_of(stripped)) is not None:
+        if found.own(code):
+            return Verdict("ok", UNCLEAR)
+        if found.status is not None:
+            return Verdict(found.status, found.rule, found.error_type)
+        # What ended well may still have words of a failure on the way: only what is said to be an error is judged.
+        return judge(found.text, code) if found.text else None
     return (
         _traceback(text, code)
         or _does_not_compile(text, code)
-        or _exit_code(text, code)
-        or _timed_out(text, code)
+        or _smolagents(text, code)
+        or _sentence(text, code)
         or _exception_line(text, code)
     )
 
 
 def _traceback(text: str, code: str) -> Verdict | None:
-    if "Traceback" not in text:
-        return None
-    headings = list(_JUPYTER.finditer(text))
-    if headings:
-        rule, named = "jupyter", headings[-1]["type"]
-    elif _PLAIN.search(text):
+    if "Traceback" in text and (headings := list(_JUPYTER.finditer(text))):
+        rule, named, start = "jupyter", headings[-1]["type"], headings[-1].end()
+    elif "Traceback" in text and (_PLAIN.search(text) or _trimmed(text)):
         rule, named = "traceback", None
+        start = text.rindex("Traceback (most recent call last)") + len("Traceback (most recent call last)")
+    elif (frame := _cut_off(text)) is not None:
+        rule, named, start = "frames", None, frame
     else:
         return None
     if _OWN_TRACEBACK.search(code):
         return Verdict("ok", UNCLEAR)
-    start = text.rindex("Traceback (most recent call last)") + len("Traceback (most recent call last)")
     error_type = named or _last_exception(text[start:])
     if error_type is not None and error_type.lower().startswith("timeout") and " " in error_type:
         return Verdict("timeout", rule, "Timeout")  # a kernel that no longer answers has no exception of its own
     status: Status = "timeout" if error_type in _TIMEOUTS else "error"
     return Verdict(status, rule, error_type, _entry(text))
+
+
+def _trimmed(text: str) -> bool:
+    """Whether a heading stands on a line of its own, its frames left out, and the exception after it."""
+    found = _TRIMMED.search(text)
+    after = found and _EXCEPTION.search(text, found.end())
+    return bool(after and _named(after["type"]))
+
+
+def _cut_off(text: str) -> int | None:
+    """Where frames begin that end in an exception though no heading is before them; None where there are none."""
+    found = _FRAME.search(text) if "File " in text and "Traceback" not in text else None
+    after = found and _EXCEPTION.search(text, found.end())
+    return found.end() if found and after and _named(after["type"]) else None
 
 
 def _last_exception(text: str) -> str | None:
@@ -140,7 +217,11 @@ def _last_exception(text: str) -> str | None:
 
 
 def _entry(text: str) -> int | None:
-    found = _ENTRY.search(text)
+    old = text.find("<ipython-input")
+    found = _ARROW.search(text, old) if old >= 0 else None
+    if found:
+        return int(found[1])
+    found = _CELL.search(text)
     return int(found[found.lastgroup or 0]) if found else None
 
 
@@ -153,47 +234,115 @@ def _does_not_compile(text: str, code: str) -> Verdict | None:
     return Verdict("error", "syntax", found["type"], 0)
 
 
-def _exit_code(text: str, code: str) -> Verdict | None:
-    stripped = text.strip()
-    if stripped.startswith("{") and stripped.endswith("}"):
-        try:
-            fields = msgspec.json.decode(stripped.encode("utf-8", "replace"))
-        except msgspec.DecodeError:
-            fields = {}
-        for name in _EXIT_FIELDS:
-            if type(value := fields.get(name)) is int:
-                return Verdict("error", "exit-code", f"exit {value}") if value else None
-    for line in _ends(stripped):
-        found = _EXIT.fullmatch(line)
-        value = int(found["code"] or found["tagged"]) if found else 0
-        if value:
-            return Verdict("ok", UNCLEAR) if line in code else Verdict("error", "exit-code", f"exit {value}")
+def _smolagents(text: str, code: str) -> Verdict | None:
+    found = wordings.SMOLAGENTS.search(text)
+    if found is None:
+        return None
+    if "execution failed" in code.lower():
+        return Verdict("ok", UNCLEAR)
+    cause = wordings.SMOLAGENTS_CAUSE.search(text, found.end())
+    return Verdict("error", "harness", cause["type"].rpartition(".")[2] if cause else None)
+
+
+def _sentence(text: str, code: str) -> Verdict | None:
+    """What a harness wrote before or after what the program printed."""
+    written = code.lower()
+    for line in _ends(text):
+        if not _suspect(line):
+            continue
+        bare = line.strip(_BRACKETS)
+        exit_code = _exit_code(line, bare)
+        if exit_code is not None:
+            if exit_code and not _writes(written, "exit", "return code", "returncode", line.lower()):
+                return _exited(exit_code)
+            if exit_code:
+                return Verdict("ok", UNCLEAR)
+            continue
+        if wordings.TIMEOUT.fullmatch(bare):
+            return _unless(_writes(written, "timed out", "timeout", "time out", "time limit", bare.lower()),
+                           Verdict("timeout", "timeout", "Timeout"))  # fmt: skip
+        if wordings.MEMORY.fullmatch(bare):
+            return _unless(_writes(written, "kill", "memory"), Verdict("limit", "killed", "MemoryError"))
+        if wordings.CRASH.fullmatch(bare):
+            return _unless(_writes(written, "fault", "signal", bare.lower()), Verdict("error", "killed"))
+        if wordings.SHELL.fullmatch(bare):
+            return _unless(_writes(written, "not found", "permission denied"), Verdict("error", "shell"))
+        if wordings.HARNESS.fullmatch(bare):
+            return _unless(_writes(written, "except", "error", "fail"), Verdict("error", "harness", _type_in(text)))
+        if wordings.MESSAGE.fullmatch(bare) and not _names_exception(bare):
+            compiled = "(<" in bare or "syntax" in bare or "indent" in bare
+            return _unless(_writes(written, "except", "error:"),
+                           Verdict("error", "message", line=0 if compiled else None))  # fmt: skip
     return None
 
 
-def _timed_out(text: str, code: str) -> Verdict | None:
-    if not any(_TIMEOUT.fullmatch(line) for line in _ends(text.strip())):
+def _names_exception(line: str) -> bool:
+    found = _EXCEPTION.match(line)
+    return found is not None and found["type"] != "Exception" and _named(found["type"])
+
+
+def _exit_code(line: str, bare: str) -> int | None:
+    """The exit code that a line gives; None where it gives none."""
+    found = wordings.EXIT.fullmatch(line if line.startswith("<") else bare)
+    if found is None or not (found["tagged"] or wordings.EXIT_REST.fullmatch(found["rest"] or "")):
         return None
-    written = code.lower()
-    if "timed out" in written or "timeout" in written:
-        return Verdict("ok", UNCLEAR)
-    return Verdict("timeout", "timeout", "Timeout")
+    return int(found["code"] or found["tagged"])
+
+
+def _exited(code: int) -> Verdict:
+    """124 is that of `timeout(1)`, 137 what is left of a process that was killed: most often for its memory."""
+    status: Status = "timeout" if code == 124 else "limit" if code in (137, -9) else "error"
+    return Verdict(status, "exit-code", f"exit {code}")
+
+
+def _writes(code: str, *words: str) -> bool:
+    return bool(code) and any(word in code for word in words)
+
+
+def _unless(own: bool, verdict: Verdict) -> Verdict:
+    return Verdict("ok", UNCLEAR) if own else verdict
+
+
+def _type_in(text: str) -> str | None:
+    return next((name for name in re.findall(r"\b([A-Z]\w*(?:Error|Exception))\b", text[:4000])), None)
 
 
 def _exception_line(text: str, code: str) -> Verdict | None:
+    """An exception without any traceback: the whole output, or what was printed last."""
     stripped = text.strip()
-    found = None if "\n" in stripped else _EXCEPTION.match(stripped)
-    if found is None:
+    whole = "\n" not in stripped
+    if found := _REPR.fullmatch(stripped) if len(stripped) < 10_000 else None:
+        rule = "exception-repr"
+    else:
+        found = _EXCEPTION.match(stripped if whole else _ends(stripped)[-1])
+        rule = "exception-line" if whole else "last-line"
+    if found is None or not _named(found["type"]):
         return None
-    package, _, name = found["type"].rpartition(".")
-    if name not in _BUILTIN and not (package and name.endswith(("Error", "Exception"))):
+    name = found["type"].rpartition(".")[2]
+    if not whole and rule == "last-line" and name not in _BUILTIN:
         return None
     if "except" in code or name in code:
         return Verdict("ok", UNCLEAR)
     line = 0 if name in _SYNTAX_ERRORS else None
-    return Verdict("timeout" if name in _TIMEOUTS else "error", "exception-line", name, line)
+    return Verdict("timeout" if name in _TIMEOUTS else "error", rule, name, line)
 
 
-def _ends(text: str) -> tuple[str, ...]:
-    """First and last line of a text that is stripped."""
-    return (text.partition("\n")[0].strip(), text.rpartition("\n")[2].strip()) if text else ()
+def _named(dotted: str) -> bool:
+    """Whether this names an exception: a built-in one, or one of a package by its convention."""
+    package, _, name = dotted.rpartition(".")
+    return name in _BUILTIN or name in _TIMEOUTS or (bool(package) and name.endswith(("Error", "Exception")))
+
+
+def _ends(text: str) -> list[str]:
+    """First and last lines: what stands at the edge, with what harnesses put around it left out."""
+    stripped = text.strip()
+    if not stripped:
+        return []
+    first, _, rest = stripped.partition("\n")
+    lines = [first.strip()]
+    while rest:
+        rest, _, last = rest.rpartition("\n")
+        if (last := last.strip()) and not last.startswith(_NOTES):
+            lines.append(last)
+            break
+    return [line for line in lines if len(line) <= _EDGE]

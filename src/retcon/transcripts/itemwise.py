@@ -17,7 +17,7 @@ from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.items import context_of, replaced
+from retcon.transcripts.items import context_of, replaced, with_text
 from retcon.transcripts.pieces import Call, Output, Piece, PieceKind, PieceReading, shown_call
 from retcon.transcripts.stale import without_stale
 from retcon.transcripts.types import Certainty, Json, Reading
@@ -57,6 +57,16 @@ class Itemwise:
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         """The items of a group, from the pieces that it now has."""
         return [item for piece in pieces for item in parts(piece)]
+
+    def reworded(self, piece: Piece, text: str) -> Piece:
+        """A piece of words of which only this text is to be left, in its items too; see `with_words`."""
+        moved = parts(piece)
+        new = [self.with_words(moved[0], text), *moved[1:]] if moved else []
+        return changed(piece, text=text, payload={**piece.payload, _PARTS: new})
+
+    def with_words(self, item: Json, text: str) -> Json:
+        """An item that moves with its words (in a piece without items they stand in that of the call), with others."""
+        return {**item, "content": with_text(item.get("content"), text)} if isinstance(item, dict) else item
 
     def forgotten(self, item: Json) -> Json:
         """An item that stands after a repair, without what repeats the history before it."""
@@ -100,11 +110,13 @@ class ItemwiseReading:
         for piece in pieces:
             owned[piece.owner].append(piece)
         groups: list[Json] = [format.original(own) for own in owned]
-        self.reading = PieceReading(groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context)
+        self.reading = PieceReading(
+            groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context, reword=format.reworded
+        )
         self.trajectories: Sequence[Trajectory] = (self.reading.trajectory,)
 
     def purified(self, results: Sequence[Purified]) -> Json:
-        groups = self.reading.items(results[0].splices)
+        groups = self.reading.items(results[0])
         items = [item for group in groups if isinstance(group, list) for item in group]
         before = zip(items, self.place.items, strict=False)
         same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
@@ -134,10 +146,10 @@ class Pieces:
         last = self._last
         self._add("said", text, [item] if moved is None else moved, new=last is None or apart or last.kind != "said")
 
-    def called(self, item: Json, calls: Sequence[Call]) -> None:
-        """Calls; those of items that follow each other are of one turn."""
+    def called(self, item: Json, calls: Sequence[Call], shown: str = "") -> None:
+        """Calls; those of items that follow each other are of one turn. shown: how they stand in the item's text."""
         last = self._last
-        shown = "".join(map(shown_call, calls))
+        shown = shown or "".join(map(shown_call, calls))
         if last is not None and last.kind == "call":
             later = tuple(c._replace(char=c.char + len(last.text)) for c in placed(calls))
             self.all[-1] = changed(
@@ -182,6 +194,12 @@ def parts(piece: Piece) -> list[Json]:
     """The items that move with a piece."""
     found = piece.payload.get(_PARTS)
     return found if isinstance(found, list) else []
+
+
+def loose_words(pieces: Sequence[Piece]) -> str | None:
+    """Words that stand in the item of the call after them; None where the pieces have none."""
+    loose = [piece.text for piece in pieces if piece.kind == "said" and not parts(piece)]
+    return "".join(loose) if loose else None
 
 
 def placed(calls: Sequence[Call]) -> tuple[Call, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
@@ -17,10 +17,11 @@ from retcon.store.compression import plain_name
 from retcon.store.outputs import Output
 from retcon.store.parquet import ParquetWriter
 from retcon.store.partial import SUFFIX, Partial
-from retcon.store.records import KINDS, STDIN, WHOLE, Source, Writer, open_source, writer
+from retcon.store.records import KINDS, STDIN, WHOLE, Record, Source, Writer, open_source, writer
+from retcon.transcripts.ahead import Ahead, Pool, Work
 from retcon.transcripts.report import SHOWN, Count, total
 from retcon.transcripts.run import Purifier, Sinks
-from retcon.transcripts.sample import sampled
+from retcon.transcripts.sample import Sampled, sampled
 
 STATE = "retcon-purify" + SUFFIX + ".json"
 
@@ -35,7 +36,8 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """inputs: files, or `-`; out: a file, a folder (into_folder), or `-`. names: each input's name in the folder."""
+    """inputs: files, or `-`; out: a file, a folder (into_folder), or `-`. names: each input's name in the folder.
+    jobs: processes; how many is no part of what is made, so that a run may be gone on with by more or fewer."""
 
     inputs: Sequence[Path]
     out: Path
@@ -47,6 +49,7 @@ class Job:
     skip_bad: bool = False
     audit: Path | None = None
     pairs: Path | None = None
+    jobs: int = 1
 
     @property
     def state_path(self) -> Path:
@@ -129,6 +132,7 @@ class Run:
         self._state = _load(job) if resume else _State(job.options())
         self._total = sum(p.stat().st_size for p in job.inputs if p != STDIN and p.exists())
         self._done = 0
+        self._pool: Pool | None = None
 
     def __call__(self, tell: Callable[[int, int], None], stop: Callable[[], bool]) -> list[Count]:
         """The counts of each input. tell: takes MB done and in all. stop: asked after each record.
@@ -142,6 +146,7 @@ class Run:
         for name, path in (("audit", self.job.audit), ("pairs", self.job.pairs)):
             if path is not None:
                 kept[name] = Partial(path, state.sizes.get(name) if state.sizes else None)
+        self._pool = Pool(self.job.jobs) if self.job.jobs > 1 else None
         try:
             for index in range(state.file, len(self.job.inputs)):
                 self._one(index, kept, tell, stop)
@@ -150,6 +155,9 @@ class Run:
                 for sink in kept.values():
                     sink.discard()
             raise
+        finally:
+            if self._pool is not None:
+                self._pool.close()
         out = kept.pop("out", None)
         for sink in (*kept.values(), *([out] if out is not None else [])):
             sink.commit()
@@ -163,11 +171,12 @@ class Run:
         """One input; `kept` has the files that are open, `out` among them where it is one for all."""
         job, state = self.job, self._state
         try:
-            source, detector, values = sampled(open_source(job.inputs[index]), job.format, skip_bad=job.skip_bad)
+            first = sampled(open_source(job.inputs[index]), job.format, skip_bad=job.skip_bad)
         except RecordError as error:
             if index == 0:
                 raise  # nothing was done yet
             raise self._stopped(str(error), index, 0, None, kept) from error
+        source = first.source
         going_on = index == state.file and state.records > 0
         skip = state.records if index == state.file else 0
         if "out" not in kept:
@@ -179,23 +188,22 @@ class Run:
             write = self._writing = _writer(source, kept["out"].out, job, index, going_on=begun)
         if len(self.counts) == index:
             self.counts.append(Count())
-        purifier = Purifier(
-            job.offline, detector, Sinks(*(kept[n].out.write if n in kept else None for n in ("audit", "pairs"))),
-            self.counts[index], drop_unrepaired=job.drop_unrepaired, values=values,
-        )  # fmt: skip
+        purifier, records = self._purifier(first, kept, self.counts[index], skip)
         before = self._done
-        number = 0
+        done = 0
         try:
             if not begun:
                 write.begin()
-            for number, record in enumerate(source.records, 1):
+            for number, record in enumerate(records, 1):
                 if number <= skip:
+                    done = number
                     continue
                 try:
                     data = purifier(record)
                 except RecordError as error:
                     if not job.skip_bad:
-                        raise
+                        why = f"{error}{first.detector.others(record.number)}"
+                        raise self._stopped(why, index, done, source, kept) from error
                     purifier.count.bad += 1
                     if len(purifier.count.bad_at) < SHOWN:
                         purifier.count.bad_at.append(record.number)
@@ -204,6 +212,7 @@ class Run:
                     data = None
                 if data is not None:
                     write.add(record, data)
+                done = number
                 if number % 64 == 0:
                     self._done = before + source.read()
                     tell(self._done >> 20, max(self._total, self._done) >> 20)
@@ -213,8 +222,7 @@ class Run:
             if job.into_folder or last:
                 write.end()
         except RecordError as error:
-            why = f"{error}{detector.others(record.number)}" if number else str(error)
-            raise self._stopped(why, index, max(0, number - 1), source, kept) from error
+            raise self._stopped(str(error), index, done, source, kept) from error
         except OSError as error:
             raise RecordError(f"{job.out} cannot be written: {error}") from error
         self._done = before + source.read()
@@ -222,6 +230,22 @@ class Run:
         if job.into_folder:
             self._writing = None
             kept.pop("out").commit()
+
+    def _purifier(
+        self, first: Sampled, kept: Mapping[str, _Sink], count: Count, skip: int
+    ) -> tuple[Purifier | Ahead, Iterable[Record]]:
+        """What purifies the records of a source, and these; on several cores where the job says so."""
+        job, (source, detector, values) = self.job, first
+        sinks = Sinks(*(kept[n].out.write if n in kept else None for n in ("audit", "pairs")))
+        if self._pool is None:
+            purifier = Purifier(
+                job.offline, detector, sinks, count, drop_unrepaired=job.drop_unrepaired, values=values
+            )  # fmt: skip
+            return purifier, source.records
+        values.clear()  # each process decodes its own
+        work = Work(job.offline, job.format, detector.decided, job.drop_unrepaired, "audit" in kept, "pairs" in kept)
+        ahead = Ahead(self._pool, source.records, work, sinks, count, skip=skip)
+        return ahead, ahead
 
     def _open(self, index: int, size: int | None) -> _Sink:
         job = self.job

@@ -14,7 +14,9 @@ import msgspec
 
 from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
-from retcon.purify.offline import Splice
+from retcon.purify.kept import Edit, rewritten
+from retcon.purify.offline import Purified, Splice
+from retcon.purify.words import without
 from retcon.transcripts.failures import Verdict, judge
 from retcon.transcripts.types import Json
 
@@ -54,6 +56,8 @@ class Piece:
 
 Rebuild = Callable[[Json, Sequence[Piece]], Json]
 """An item and the pieces that it is to have, to the new item."""
+Reword = Callable[["Piece", str], "Piece"]
+"""A piece of words and what is to be left of them, to the new piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +69,23 @@ class _Span:
     end: int
 
 
+def reworded(piece: Piece, text: str) -> Piece:
+    """The piece with another text, where its item is made anew of texts."""
+    return replace(piece, text=text)
+
+
 class PieceReading:
-    """One transcript of pieces. apart: an item holds either words or a call (blocks), never both (messages)."""
+    """One transcript of pieces. apart: an item holds either words or a call (blocks), never both (messages). reword:
+    for pieces whose words stand in their payload too."""
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
-        *, apart: bool = False, context: str = "", task: str = "",
+        *, apart: bool = False, context: str = "", task: str = "", reword: Reword = reworded,
     ) -> None:  # fmt: skip
         self._items = items
         self._pieces = list(pieces)
         self._rebuild = rebuild
+        self._reword = reword
         self._apart = apart
         self._spans = _spans(self._pieces, apart)
         first = self._spans[0].start if self._spans else len(self._pieces)
@@ -85,44 +96,62 @@ class PieceReading:
             stop="turns" if turns and turns[-1].calls else "answer",
         )  # fmt: skip
 
-    def items(self, splices: Sequence[Splice]) -> list[Json]:
-        """The items with these splices made."""
-        return self._put_together(self._joined(splices))
+    def items(self, result: Purified) -> list[Json]:
+        """The items with the splices made, and without what was cut."""
+        return self._put_together(self.spliced(result))
 
-    def spliced(self, splices: Sequence[Splice]) -> list[Piece]:
-        """The pieces with these splices made."""
-        return self._joined(splices)
+    def spliced(self, result: Purified) -> list[Piece]:
+        """The pieces with the splices made, and without what was cut."""
+        return self._joined(self._edited(result.edits), result.splices)
 
-    def sides(
-        self, splices: Sequence[Splice]
-    ) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
+    def sides(self, result: Purified) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
         """For each splice the items before it (purified), what stands there now, and what failed."""
+        pieces, splices = self._edited(result.edits), result.splices
         for n, splice in enumerate(splices):
             failure, fix = self._spans[splice.failure], self._spans[splice.fix]
-            before = self._joined(splices[:n], until=failure.start)
-            written = self._written(failure, fix, splice.shallow)
+            before = self._joined(pieces, splices[:n], until=failure.start)
+            written = self._written(pieces, failure, fix, splice.shallow)
             failed = self._pieces[failure.start : (failure.call or failure.start) + 1]
             yield self._messages(before), self._messages(written), self._messages(failed)
+
+    def _edited(self, edits: Sequence[Edit]) -> list[Piece]:
+        """The pieces, those of edited turns without what was cut."""
+        pieces = list(self._pieces)
+        for edit in edits:
+            span = self._spans[edit.turn]
+            at = 0
+            for n in range(span.start, span.end if span.call is None else span.call):
+                piece = pieces[n]
+                if piece.kind != "said":
+                    continue
+                end = at + len(piece.text)
+                inside = [(max(s, at) - at, min(e, end) - at) for s, e in edit.words if s < end and e > at]
+                pieces[n] = self._reword(piece, without(piece.text, inside)) if inside else piece
+                at = end
+            if edit.program is not None and span.call is not None:
+                for n in range(span.call, span.end):
+                    pieces[n] = _rewritten(pieces[n], edit.program)
+        return pieces
 
     def _messages(self, pieces: Sequence[Piece]) -> tuple[Message, ...]:
         return tuple(item for item in self._put_together(pieces) if isinstance(item, dict))
 
-    def _joined(self, splices: Sequence[Splice], until: int | None = None) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _joined(self, pieces: Sequence[Piece], splices: Sequence[Splice], until: int | None = None) -> list[Piece]:
+        joined: list[Piece] = []
         done = 0
         for splice in splices:
             failure, fix = self._spans[splice.failure], self._spans[splice.fix]
-            pieces += self._pieces[done : failure.start]
-            pieces += self._written(failure, fix, splice.shallow)
+            joined += pieces[done : failure.start]
+            joined += self._written(pieces, failure, fix, splice.shallow)
             done = (fix.call if fix.call is not None else fix.end - 1) + 1
-        return pieces + self._pieces[done:until]
+        return [*joined, *pieces[done:until]]
 
-    def _written(self, failure: _Span, fix: _Span, shallow: bool) -> list[Piece]:
+    def _written(self, pieces: Sequence[Piece], failure: _Span, fix: _Span, shallow: bool) -> list[Piece]:
         if fix.call is None or failure.call is None:
             raise ValueError("a splice joins turns with calls")
         if not shallow:
-            return self._pieces[fix.start : fix.call + 1]
-        said, call = self._pieces[failure.start : failure.call], self._pieces[fix.call]
+            return list(pieces[fix.start : fix.call + 1])
+        said, call = pieces[failure.start : failure.call], pieces[fix.call]
         if self._apart:
             return [*said, call]
         home = self._pieces[failure.call].owner
@@ -142,6 +171,15 @@ class PieceReading:
             self._items[owner] if own == before[owner] else self._rebuild(self._items[owner], own)
             for owner, own in after.items()
         ]
+
+
+def _rewritten(piece: Piece, program: tuple[str, str]) -> Piece:
+    """A call whose program stands anew; an output whose item repeats it (OpenHands)."""
+    if piece.kind not in ("call", "output"):
+        return piece
+    payload = rewritten(dict(piece.payload), *program)
+    text = rewritten(piece.text, *program) if piece.kind == "call" else piece.text
+    return replace(piece, text=text, payload=payload)  # type: ignore[arg-type]
 
 
 def _spans(pieces: Sequence[Piece], apart: bool) -> list[_Span]:

@@ -23,9 +23,9 @@ class Count:
     transcripts: those that were read; without_calls: those of them that no tool was called in. calls: those that have
     an output; failed: those of them that failed. rules, types: failed calls by the rule that saw it and by exception.
     shallow, deep: turns repaired; attempts_removed: failed turns taken out. left: failed turns that stay, by reason.
-    dropped: transcripts left out. bad: records that could not be read; unread: transcripts without a call, though
-    something in them (unread_as) says that tools were called; bad_at, unread_at: the numbers of the first.
-    bytes_before, bytes_after: of the records.
+    cut: sentences and comments that spoke of what was taken out, by rule. dropped: transcripts left out. bad: records
+    that could not be read; unread: transcripts without a call, though something in them (unread_as) says that tools
+    were called; bad_at, unread_at: the numbers of the first. bytes_before, bytes_after: of the records.
     """
 
     formats: Counter[str] = field(default_factory=Counter)
@@ -39,6 +39,7 @@ class Count:
     deep: int = 0
     attempts_removed: int = 0
     left: Counter[str] = field(default_factory=Counter)
+    cut: Counter[str] = field(default_factory=Counter)
     changed: int = 0
     dropped: int = 0
     bad: int = 0
@@ -66,17 +67,25 @@ class Count:
             self.attempts_removed += splice.fix - splice.failure
         for left in result.left:
             self.left[left.reason] += 1
+        self.cut.update(cut.rule for cut in result.cuts)
         if result.splices and len(self.examples) < EXAMPLES:
             self.examples.append(_example(result.trajectory))
 
     def add(self, other: Count) -> None:
-        """Add another's counts; its examples are not taken over."""
+        """Add another's counts; its lists, of examples and of numbers of its records, are not taken over."""
         for name in self.__slots__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, Counter):
                 mine.update(theirs)
             elif isinstance(mine, int):
                 setattr(self, name, mine + theirs)
+
+    def take(self, other: Count) -> None:
+        """Add what another counted of records of this file that come next: its lists too, as long as they are short."""
+        self.add(other)
+        for name, most in (("examples", EXAMPLES), ("bad_at", SHOWN), ("unread_at", SHOWN)):
+            mine = getattr(self, name)
+            mine += getattr(other, name)[: max(0, most - len(mine))]
 
     def to_dict(self) -> dict[str, object]:
         """JSON types; counters as objects, most first."""
@@ -91,7 +100,8 @@ class Count:
         """What `to_dict` gave."""
         count = cls()
         for name in cls.__slots__:
-            value = values[name]
+            if (value := values.get(name)) is None:
+                continue  # counted as nothing
             setattr(count, name, Counter(value) if isinstance(value, dict) else value)
         return count
 

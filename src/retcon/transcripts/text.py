@@ -83,7 +83,7 @@ class _TextReading:
     def purified(self, results: Sequence[Purified]) -> Json:
         if not isinstance(self._record, dict):
             raise RecordError("a record of text is an object")
-        new = [str(reading.items(own.splices)[0]) for reading, own in zip(self._readings, results, strict=True)]
+        new = [str(reading.items(own)[0]) for reading, own in zip(self._readings, results, strict=True)]
         value: Json = new if isinstance(self._record[self._place], list) else new[0]
         return without_stale({**self._record, self._place: value}, (self._place,))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import cast
 
 from retcon.transcripts.failures import Verdict
-from retcon.transcripts.items import text_of
+from retcon.transcripts.items import text_of, with_text
 from retcon.transcripts.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
 from retcon.transcripts.pieces import Call, Output, Piece, PieceKind, shown_call
 from retcon.transcripts.registry import register
@@ -36,24 +37,23 @@ class Anthropic(Itemwise):
                 calls = placed([_call(b) for b in blocks]) if kind == "call" else ()
                 outputs = tuple(map(_output, blocks)) if kind == "output" else ()
                 shown = "".join(map(shown_call, calls)) or "".join(o.text for o in outputs) or text_of(blocks)
-                pieces.append(Piece(kind, owner, shown, calls, outputs, {"items": [(item, b) for b in blocks]}))
+                pieces.append(Piece(kind, owner, shown, calls, outputs, {"items": blocks, "home": item}))
         return pieces
 
     def original(self, pieces: Sequence[Piece]) -> list[Json]:
         return [_home(pieces)]
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        blocks = [block for piece in pieces for _, block in _moved(piece)]
-        return [{**_home(pieces), "content": blocks}]
+        blocks = [block for piece in pieces for block in parts(piece)]
+        return [{**_home(pieces), "content": blocks if isinstance(_home(pieces).get("content"), list) else blocks[0]}]
 
-
-def _moved(piece: Piece) -> list[tuple[Item, Json]]:
-    """The blocks that move with a piece, each with the message that it is from."""
-    return cast(list[tuple[Item, Json]], parts(piece))
+    def reworded(self, piece: Piece, text: str) -> Piece:
+        return replace(piece, text=text, payload={**piece.payload, "items": with_text(parts(piece), text)})
 
 
 def _home(pieces: Sequence[Piece]) -> dict[str, Json]:
-    return cast(dict[str, Json], _moved(pieces[0])[0][0])
+    """The message that a piece's blocks are of."""
+    return cast(dict[str, Json], pieces[0].payload["home"])
 
 
 def _blocks(item: Item) -> Sequence[Json]:

@@ -6,7 +6,17 @@ import re
 from collections.abc import Sequence
 
 from retcon.transcripts.failures import Verdict
-from retcon.transcripts.itemwise import Item, Itemwise, Pieces, arguments_of, part_of, parts, some_id, string
+from retcon.transcripts.itemwise import (
+    Item,
+    Itemwise,
+    Pieces,
+    arguments_of,
+    loose_words,
+    part_of,
+    parts,
+    some_id,
+    string,
+)
 from retcon.transcripts.pieces import Call, Output, Piece
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
@@ -89,8 +99,9 @@ class Chat02(Itemwise):
 
 def _written(pieces: Pieces, item: Item, text: str, programs: Sequence[str]) -> None:
     """Words, then programs, all in one message."""
-    pieces.said(item, _words(text), moved=[], apart=True)
-    pieces.called(item, [Call("python", {"code": "\n".join(programs)})])
+    words = _words(text)
+    pieces.said(item, words, moved=[], apart=True)
+    pieces.called(item, [Call("python", {"code": "\n".join(programs)})], text[len(words) :])
 
 
 def _words(text: str) -> str:
@@ -100,11 +111,11 @@ def _words(text: str) -> str:
 
 def _with_words(pieces: Sequence[Piece]) -> list[Json]:
     """The fix's message, with the words that it is to have where they stand in it."""
-    words = "".join(p.text for p in pieces if p.kind == "said" and not parts(p))
+    words = loose_words(pieces)
     items = [item for piece in pieces for item in parts(piece)]
     first = next((p for p in pieces if p.kind == "call"), None)
     home = parts(first)[0] if first is not None and parts(first) else None
-    if not isinstance(home, dict) or not isinstance(text := home.get("content"), str):
+    if words is None or not isinstance(home, dict) or not isinstance(text := home.get("content"), str):
         return items
     new = {**home, "content": words + text[len(_words(text)) :]}
     return [new if item is home else item for item in items]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -74,25 +75,37 @@ class InText(Hermes):
     markers of Qwen's template, of which a decoder that skips special ids leaves the roles."""
 
     certainty = Certainty.TAGGED_TEXT
-    _round = re.compile(
-        r"(?P<calls><tool_call>.*?</tool_call>)"
-        r"(?P<glue>\s*(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:user|tool)?\s*)"
+    _answers = re.compile(
+        r"\s*(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:user|tool)?\s*"
         r"(?P<answers>(?:<tool_response>.*?</tool_response>\s*)+)"
-        r"(?P<end>(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\s*)?)",
+        r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\s*)?",
         re.DOTALL,
     )
 
     def cut(self, text: str, answered: bool) -> list[Cut]:
         cuts: list[Cut] = []
         at = 0
-        for found in self._round.finditer(text):
-            if found.start() > at:
-                cuts.append(Cut("said", text[at : found.start()]))
-            calls = tuple(Call(c.name, c.arguments, c.char) for c in hermes.find_calls(found["calls"]))
-            cuts.append(Cut("call", found["calls"], calls))
-            cuts.append(Cut("output", text[found.start("glue") : found.end()], (), self.outputs(found["answers"])))
-            at = found.end()
+        for start, answers in self._rounds(text):
+            if start > at:
+                cuts.append(Cut("said", text[at:start]))
+            written = text[start : answers.start()]
+            calls = tuple(Call(c.name, c.arguments, c.char) for c in hermes.find_calls(written))
+            cuts.append(Cut("call", written, calls))
+            cuts.append(Cut("output", answers[0], (), self.outputs(answers["answers"])))
+            at = answers.end()
         return [*cuts, Cut("said", text[at:])] if text[at:] or not cuts else cuts
+
+    def _rounds(self, text: str) -> Iterator[tuple[int, re.Match[str]]]:
+        """Where calls that are answered begin, and their answers, with what stands around these."""
+        last = text.rfind("</tool_response>")
+        start = text.find(hermes.OPEN)
+        at = start + len(hermes.OPEN)
+        while start >= 0 and 0 <= (closing := text.find(hermes.CLOSE, at)) < last:
+            at = closing + len(hermes.CLOSE)
+            if (answers := self._answers.match(text, at)) is not None:
+                yield start, answers
+                start = text.find(hermes.OPEN, answers.end())
+                at = start + len(hermes.OPEN)
 
     def clean_inside(self, text: str) -> int | None:
         return inside(self, text) if "<tool_response>" in text else 0

@@ -56,9 +56,10 @@ class LangChain(Itemwise):
         if not isinstance(home, dict) or not isinstance(fix, dict):
             return [home]
         calls = {key: value for key, value in _inside(fix).items() if key in _MOVED}
-        inside = {**{k: v for k, v in _inside(home).items() if k not in _MOVED}, **calls}
-        under = next((key for key in _INSIDE if part_of(home, key)), None)
-        return [{**home, under: inside} if under is not None else inside]
+        return [_with_inside(home, {**{k: v for k, v in _inside(home).items() if k not in _MOVED}, **calls})]
+
+    def with_words(self, item: Json, text: str) -> Json:
+        return _with_inside(item, super().with_words(_inside(item), text))
 
 
 def _inside(item: Json) -> Item:
@@ -66,6 +67,11 @@ def _inside(item: Json) -> Item:
         if found := part_of(item, key):
             return found
     return item if isinstance(item, dict) else {}
+
+
+def _with_inside(item: Json, inside: Json) -> Json:
+    under = next((key for key in _INSIDE if part_of(item, key)), None)
+    return {**item, under: inside} if under is not None and isinstance(item, dict) else inside
 
 
 def _kind(item: Item) -> str:

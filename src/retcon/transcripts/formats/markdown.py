@@ -49,11 +49,14 @@ class Markdown(Plain):
 
     def _blocks(self, text: str) -> Iterator[tuple[int, int, int, int]]:
         """Closed blocks of Python: where the fence, the program, the closing line and what follows it begin."""
-        at = 0
+        at, end, after = 0, -1, 0
         while (opening := self._open.search(text, at)) is not None:
             at = opening.end()
-            end, after = _closed(text, at)
-            if end < len(text) and text[opening.start() - 1 : opening.start()] != "`":
+            if end < at - 1:  # what closes an earlier one that is none of Python closes this one too
+                end, after = _closing(text, at)
+            if end == len(text):
+                return
+            if text[opening.start() - 1 : opening.start()] != "`":
                 yield opening.start(), at, max(at, end), after
                 at = after
 
@@ -103,12 +106,19 @@ def _fence(text: str, start: int) -> int:
 
 def _closed(text: str, start: int) -> tuple[int, int]:
     """Where the text of a fenced block from `start` ends, and where what follows its closing line begins."""
+    end, after = _closing(text, start)
+    return max(start, end), after
+
+
+def _closing(text: str, start: int) -> tuple[int, int]:
+    """Where the line break before the first closing line from `start` on is, and where what follows the line begins;
+    the end of the text where there is none."""
     at = start - 1  # the closing line may follow the opening one at once
     while (at := text.find("\n```", at)) >= 0:
         line_end = text.find("\n", at + 4)
         line_end = len(text) if line_end < 0 else line_end
         if not text[at + 4 : line_end].strip(" \t\r"):
-            return max(start, at), min(len(text), line_end + 1)
+            return at, min(len(text), line_end + 1)
         at += 4
     return len(text), len(text)
 

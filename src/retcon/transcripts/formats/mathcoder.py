@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from retcon.core.errors import RecordError
 from retcon.transcripts.chat import ItemsReading
 from retcon.transcripts.failures import looks_clean
-from retcon.transcripts.items import find_items, text_of
+from retcon.transcripts.items import find_items, text_of, with_text
 from retcon.transcripts.pieces import Call, Output, Piece, PieceReading
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Json, Reading
@@ -66,9 +66,12 @@ def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:
     return found if found and any(i.get("role") == "execution" for i in found[1]) else None
 
 
-def _whole(item: Json, _: Sequence[Piece]) -> Json:
-    """Blocks are moved whole, and never take parts of each other."""
-    return item
+def _whole(item: Json, pieces: Sequence[Piece]) -> Json:
+    """Blocks are moved whole, and never take parts of each other; their own text may have lost some of it."""
+    text = "".join(piece.text for piece in pieces)
+    if not isinstance(item, dict) or text_of(item.get("content")) == text:
+        return item
+    return {**item, "content": with_text(item.get("content"), text)}
 
 
 register(Blocks())

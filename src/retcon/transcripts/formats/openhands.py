@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 from retcon.transcripts.failures import Verdict
 from retcon.transcripts.items import text_of
-from retcon.transcripts.itemwise import Item, Itemwise, Pieces, arguments_of, part_of, parts, some_id, string
+from retcon.transcripts.itemwise import (
+    Item,
+    Itemwise,
+    Pieces,
+    arguments_of,
+    loose_words,
+    part_of,
+    parts,
+    some_id,
+    string,
+)
 from retcon.transcripts.pieces import Call, Output, Piece
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
@@ -40,12 +50,22 @@ class OpenHands(Itemwise):
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         """The fix's events, the first action with the words that it is to have."""
-        words = "".join(p.text for p in pieces if p.kind == "said")
+        words = loose_words(pieces)
         items = [item for piece in pieces for item in parts(piece)]
+        if words is None:
+            return items
         for n, item in enumerate(items):
             if isinstance(item, dict) and (item.get("kind") == "ActionEvent" or item.get("action") in _RUNS):
                 return [*items[:n], _with_thought(item, words), *items[n + 1 :]]
         return items
+
+    def with_words(self, item: Json, text: str) -> Json:
+        message, args = part_of(item, "llm_message"), part_of(item, "args")
+        if not isinstance(item, dict):
+            return item
+        if message:
+            return {**item, "llm_message": super().with_words(message, text)}
+        return {**item, "args": {**args, "content" if args.get("content") else "thought": text}}
 
 
 def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:

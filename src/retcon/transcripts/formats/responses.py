@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.transcripts.failures import Verdict
-from retcon.transcripts.items import text_of
+from retcon.transcripts.items import text_of, with_text
 from retcon.transcripts.itemwise import Item, Itemwise, Pieces, Place, arguments_of, lists, part_of, some_id, string
 from retcon.transcripts.pieces import Call, Output, Piece
 from retcon.transcripts.registry import register
@@ -58,6 +58,11 @@ class Responses(Itemwise):
             else:
                 pieces.beside(item)  # a search, an item reference
         return pieces.all
+
+    def with_words(self, item: Json, text: str) -> Json:
+        if isinstance(item, dict) and not _text(item):
+            return {**item, "summary": with_text(item.get("summary"), text)}
+        return super().with_words(item, text)
 
 
 def _text(item: Json) -> str:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 from retcon.transcripts.failures import Verdict
 from retcon.transcripts.items import text_of
-from retcon.transcripts.itemwise import Item, Itemwise, Pieces, arguments_of, part_of, parts, some_id, string
+from retcon.transcripts.itemwise import (
+    Item,
+    Itemwise,
+    Pieces,
+    arguments_of,
+    loose_words,
+    part_of,
+    parts,
+    some_id,
+    string,
+)
 from retcon.transcripts.pieces import Call, Output, Piece
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
@@ -34,7 +44,7 @@ class Smolagents(Itemwise):
                 continue
             calls = _calls(item)
             if not calls:
-                pieces.said(item, _said(item) or _observed(item), apart=True)
+                pieces.said(item, _said(item), apart=True)
                 continue
             pieces.said(item, _said(item), moved=[], apart=True)
             pieces.called(item, calls)
@@ -43,9 +53,12 @@ class Smolagents(Itemwise):
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         """The fix's step, with the words that it is to have."""
-        words = "".join(p.text for p in pieces if p.kind == "said")
+        words = loose_words(pieces)
         items = [item for piece in pieces for item in parts(piece)]
-        return [_with_words(item, words) if isinstance(item, dict) else item for item in items]
+        return items if words is None else [self.with_words(item, words) for item in items]
+
+    def with_words(self, item: Json, text: str) -> Json:
+        return _with_words(item, text) if isinstance(item, dict) else item
 
     def forgotten(self, item: Json) -> Json:
         return (

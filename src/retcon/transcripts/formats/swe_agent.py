@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from retcon.purify.kept import rewritten
 from retcon.purify.offline import Purified
-from retcon.transcripts.itemwise import Item, Itemwise, ItemwiseReading, Pieces, parts, string
+from retcon.transcripts.itemwise import Item, Itemwise, ItemwiseReading, Pieces, loose_words, parts, string
 from retcon.transcripts.pieces import Call, Output, Piece
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json, Reading
@@ -43,8 +44,14 @@ class SweAgent(Itemwise):
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         """The fix's step, with the thought that it is to have."""
-        words = "".join(p.text for p in pieces if p.kind == "said")
-        return [with_thought(item, words) for piece in pieces for item in parts(piece)]
+        words = loose_words(pieces)
+        items = [item for piece in pieces for item in parts(piece)]
+        return items if words is None else [with_thought(item, words) for item in items]
+
+    def with_words(self, item: Json, text: str) -> Json:
+        """A step without an action is nothing but its words."""
+        own = {name: text for name in ("response", "thought") if isinstance(item, dict) and item.get(name)}
+        return {**item, **own} if isinstance(item, dict) else item
 
     def forgotten(self, item: Json) -> Json:
         repeated = [name for name in _REPEATED if isinstance(item, dict) and item.get(name)]
@@ -56,15 +63,23 @@ class _SweReading(ItemwiseReading):
         new = super().purified(results)
         if not isinstance(new, dict) or not isinstance(history := new.get("history"), list):
             return new
-        steps = [p.owner for p in self.reading.spliced(results[0].splices)]
+        steps = [p.owner for p in self.reading.spliced(results[0])]
         messages = [m for m in history if isinstance(m, dict)]
         head, rounds = _rounds(messages)
         if len(rounds) != len(self.place.items):
             return {**new, "history": []}  # of another agent, or cut: what belongs to which step cannot be told
-        kept = [rounds[n] for n in dict.fromkeys(steps)]
-        for at, (step, own) in enumerate(zip(new["trajectory"], kept, strict=True)):
-            kept[at] = [with_thought(own[0], string(step.get("thought"))), *own[1:]]
-        return {**new, "history": [*head, *(message for own in kept for message in own)]}
+        kept: list[Json] = []
+        for n, step in zip(dict.fromkeys(steps), new["trajectory"], strict=True):
+            kept += [_with_words_of(rounds[n][0], step, self.place.items[n]), *rounds[n][1:]]
+        return {**new, "history": [*head, *kept]}
+
+
+def _with_words_of(message: Json, step: Item, before: Item) -> Json:
+    """The message of a step, whose words are now those of the step."""
+    if isinstance(message, dict) and "thought" in message:
+        return with_thought(message, string(step.get("thought")))
+    old = string(before.get("response"))
+    return rewritten(message, old, string(step.get("response"))) if old else message
 
 
 def with_thought(item: Json, words: str) -> Json:

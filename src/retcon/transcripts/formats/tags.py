@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from retcon.transcripts.chat import chat
@@ -24,8 +24,7 @@ class Tagged:
         self.certainty = Certainty.TAGS
         self.call, self.output = call, output
         self.sign = f"<{output}>"
-        self._opens = f"<{call}>"
-        self._block = re.compile(rf"<{call}>(?P<code>.*?)</{call}>", re.DOTALL)
+        self._opens, self._closes = f"<{call}>", f"</{call}>"
         self._answer = re.compile(rf"\s*<{output}>(?P<text>.*?)(?:</{output}>|\Z)", re.DOTALL)
 
     def used(self, said: Iterable[str], told: Iterable[str]) -> bool:
@@ -35,20 +34,31 @@ class Tagged:
     def cut(self, text: str, answered: bool) -> list[Cut]:
         cuts: list[Cut] = []
         at = 0
-        found = list(self._block.finditer(text))
-        for n, block in enumerate(found):
-            output = self._answer.match(text, block.end())
+        found = list(self._blocks(text))
+        for n, (start, code, end) in enumerate(found):
+            if start < at:
+                continue  # it stands in an output
+            output = self._answer.match(text, end)
             if output is None and not (answered and n + 1 == len(found)):
                 continue
-            if block.start() > at:
-                cuts.append(Cut("said", text[at : block.start()]))
-            at = block.end() if output is not None else len(text)
-            call = Call("python", {"code": _unfenced(block["code"])})
-            cuts.append(Cut("call", text[block.start() : at], (call,)))
+            if start > at:
+                cuts.append(Cut("said", text[at:start]))
+            at = end if output is not None else len(text)
+            cuts.append(Cut("call", text[start:at], (Call("python", {"code": _unfenced(code)}),)))
             if output is not None:
                 cuts.append(Cut("output", output[0], (), (Output(output["text"].strip("\n")),)))
                 at = output.end()
         return [*cuts, Cut("said", text[at:])] if text[at:] or not cuts else cuts
+
+    def _blocks(self, text: str) -> Iterator[tuple[int, str, int]]:
+        """Closed blocks: where the opening tag is, the program, and where what follows the closing tag begins."""
+        end = 0
+        while (start := text.find(self._opens, end)) >= 0:
+            code = start + len(self._opens)
+            if (closing := text.find(self._closes, code)) < 0:
+                return
+            end = closing + len(self._closes)
+            yield start, text[code:closing], end
 
     def outputs(self, text: str) -> tuple[Output, ...]:
         found = self._answer.match(text)
@@ -61,7 +71,7 @@ class Tagged:
         return all_clean(self.told_outputs(text) if told else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
-        return 1 if self._block.search(text) else 0
+        return 1 if next(self._blocks(text), None) is not None else 0
 
     def clean_inside(self, text: str) -> int | None:
         return inside(self, text) if self.sign in text else 0

@@ -1,0 +1,297 @@
+"""What stays after a splice, read from the end of a transcript to its beginning: does it speak of what was taken out?
+
+Whoever wrote it had seen the failure. Sentences and comments by which `words` says that they refer to it are cut where
+whole sentences are left; where they cannot be, the splice is refused. A failure that stays, and a user's word, give
+what is said after them something to refer to: only what stands before the next of these is looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Literal, NamedTuple
+
+from retcon.core.types import Turn
+from retcon.purify.names import parse
+from retcon.purify.words import Sentence, can_cut, referring, referring_comments, spans, without, without_comments
+
+Place = Literal["words", "comments", "tail"]
+_NUMBER = r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)"
+_CODELIKE = re.compile(rf"`([A-Za-z_]\w*)|\b([A-Za-z]\w*_\w+)|\b([A-Za-z_]\w{{2,}})(?=\()|({_NUMBER})")
+_TOKEN = re.compile(rf"[A-Za-z_]\w{{2,}}|{_NUMBER}")
+_SHORT = 4
+"""Characters from which on a number is telling: 42 may come from anywhere."""
+
+
+class Cut(NamedTuple):
+    """A sentence or comment that is left out. turn: of the raw trajectory. rule: of `words.RULES`."""
+
+    turn: int
+    rule: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What a raw turn stays with. words: stretches [start, end) of its text, before its call, that go. program: its
+    one call's program as it was and as it is to be, None where that stays."""
+
+    turn: int
+    words: tuple[tuple[int, int], ...] = ()
+    program: tuple[str, str] | None = None
+
+
+class _Flag(NamedTuple):
+    turn: int
+    place: Place
+    one: Sentence
+    fixed: bool
+    """Whether it stands where nothing may be cut."""
+
+
+@dataclass(slots=True)
+class _Cuts:
+    words: list[Sentence] = field(default_factory=list)
+    comments: list[Sentence] = field(default_factory=list)
+
+
+class Refused(NamedTuple):
+    """Why a splice would leave a contradiction. rule: of `words.RULES`, or `value` or `name`."""
+
+    rule: str
+    text: str
+
+
+class Kept:
+    """The turns of a trajectory that stay, folded in from the last to the first."""
+
+    def __init__(self, turns: Sequence[Turn], prompt: str) -> None:
+        self._turns = turns
+        self._prompt = prompt
+        self._flags: list[_Flag] = []
+        self._cuts: dict[int, _Cuts] = {}
+        self.cut: list[Cut] = []
+        self._cut_for: dict[int, list[Cut]] = {}
+        self._mentioned: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+        self._first: dict[str, int] | None = None
+
+    def fold(self, number: int, words: int, *, trouble: bool, stays: bool) -> None:
+        """Take in that turn `number` stays, with the words of turn `words`. trouble: whether what comes after its words
+        gives later ones something to refer to. stays: whether it failed and stays, so that nothing in it is cut."""
+        if trouble:
+            self.told_more()
+        turn = self._turns[number]
+        own: list[_Flag] = []
+        fixed = stays or _has_ids(turn) or _has_ids(self._turns[words])
+        own += [_Flag(words, "words", one, fixed) for one in referring(prose(self._turns[words]), "later")]
+        alone = len(turn.calls) == 1
+        for call in turn.calls:
+            own += [
+                _Flag(number, "comments", one, fixed or not alone) for one in referring_comments(call.code, "later")
+            ]
+        own += [_Flag(number, "tail", one, True) for one in referring(_tail(turn), "later")]
+        done = self._cuts.get(words, _Cuts()).words + self._cuts.get(number, _Cuts()).comments
+        self._flags += [flag for flag in own if flag.one not in done]
+        for token in _mentions(prose(self._turns[words])):
+            self._mentioned[token] = number
+        for text in chain(_said_to(turn), (call.code for call in turn.calls)):
+            self._told.update(dict.fromkeys(_TOKEN.findall(text), number))
+
+    def told_more(self) -> None:
+        """Something comes in between that all later words may refer to."""
+        self._flags.clear()
+
+    def objection(self, first: int, stop: int, *, shallow: bool) -> Refused | None:
+        """Why turn `stop` cannot take the place of `first` to `stop`; None where it can: then all that refers to what
+        is taken out has been cut."""
+        wanted = [*self._flags, *self._own(first, stop, shallow)]
+        if (lost := self._lost(first, stop, first if shallow else stop)) is not None:
+            return lost
+        by_place: dict[tuple[int, Place], list[_Flag]] = {}
+        for flag in wanted:
+            by_place.setdefault((flag.turn, flag.place), []).append(flag)
+        for (turn, place), flags in by_place.items():
+            if not self._can_cut(turn, place, [f.one for f in flags]) or any(f.fixed for f in flags):
+                one = next((f for f in flags if f.fixed), flags[0])
+                return Refused(one.one.rule or "", self._text(one))
+        for flag in wanted:
+            own = self._cuts.setdefault(flag.turn, _Cuts())
+            (own.words if flag.place == "words" else own.comments).append(flag.one)
+            self._cut_for.setdefault(first, []).append(Cut(flag.turn, flag.one.rule or "", self._text(flag)))
+        self.cut += self._cut_for.get(first, [])
+        self._flags.clear()
+        return None
+
+    def cut_for(self, first: int) -> list[Cut]:
+        """What was cut for the sake of the splice that begins with this turn."""
+        return sorted(self._cut_for.get(first, ()))
+
+    def edits(self) -> tuple[Edit, ...]:
+        """What was cut, by turn."""
+        out: list[Edit] = []
+        for turn, cuts in sorted(self._cuts.items()):
+            program = None
+            if cuts.comments:
+                code = self._turns[turn].calls[0].code
+                program = (code, without_comments(code, cuts.comments))
+            out.append(Edit(turn, tuple(spans(prose(self._turns[turn]), cuts.words)), program))
+        return tuple(out)
+
+    def _own(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
+        """What in the fix itself refers to the failure: its comments, what follows it, and, deep, its words."""
+        turn = self._turns[stop]
+        fixed = _has_ids(turn)
+        if not shallow:
+            yield from (_Flag(stop, "words", one, fixed) for one in referring(prose(turn), "fix"))
+        before = "\n".join(call.code for call in self._turns[first].calls)
+        for call in turn.calls:
+            for one in referring_comments(call.code, "fix"):
+                if call.code[one.start : one.end] not in before:
+                    yield _Flag(stop, "comments", one, fixed or len(turn.calls) > 1)
+        yield from (_Flag(stop, "tail", one, True) for one in referring(_tail(turn), "fix", but="seen"))
+
+    def _lost(self, first: int, stop: int, words: int) -> Refused | None:
+        """A name or value that is spoken of, and that only what is taken out has."""
+        gone = self._turns[first:stop]
+        told = {t for turn in gone for o in turn.observations for t in _TOKEN.findall(o.text) if len(t) >= _SHORT}
+        values = {t for t in told if t[0].isdigit()}
+        names = {t for turn in gone for call in turn.calls for t in _TOKEN.findall(call.code) if not t[0].isdigit()}
+        fix = self._turns[stop]
+        has = {t for text in (*_said_to(fix), *(c.code for c in fix.calls)) for t in _TOKEN.findall(text)}
+        own = _mentions(prose(self._turns[words]))
+        # What is said after the call was written before its output: a result in it is made up.
+        for token in sorted(t for t in _mentions(_tail(fix)) if "." in t and t[0].isdigit()):
+            if not any(seen.startswith(token) for seen in has) and self._firsts().get(token, first) >= first:
+                return Refused("value", token)
+        for token in sorted((values | names) - has):
+            at = stop if token in own and token in names else self._mentioned.get(token)
+            if at is not None and self._told.get(token, at) >= at and self._firsts().get(token, first) >= first:
+                return Refused("value" if token in values else "name", token)
+        return None
+
+    def _firsts(self) -> dict[str, int]:
+        """Where each token stands first, -1 for the prompt."""
+        if self._first is None:
+            self._first = dict.fromkeys(_TOKEN.findall(self._prompt), -1)
+            for n, turn in enumerate(self._turns):
+                for token in _TOKEN.findall("\n".join(s.text for s in turn.segments)):
+                    self._first.setdefault(token, n)
+        return self._first
+
+    def _can_cut(self, turn: int, place: Place, cuts: list[Sentence]) -> bool:
+        done = self._cuts.get(turn, _Cuts())
+        if place == "words":
+            return can_cut(prose(self._turns[turn]), [*done.words, *cuts])
+        if place == "tail":
+            return False
+        call, text = self._turns[turn].calls[0], self._turns[turn].text
+        # Of programs that were put together of several blocks, or are a shell's, no comment can be cut.
+        whole = any(written(call.code) in text for written in _WRITTEN) and call.extra.get("language") != "shell"
+        return whole and _same_program(call.code, [*done.comments, *cuts])
+
+    def _text(self, flag: _Flag) -> str:
+        turn = self._turns[flag.turn]
+        text = {"words": prose, "tail": _tail}.get(flag.place, lambda t: t.calls[0].code)(turn)
+        return text[flag.one.start : flag.one.end]
+
+
+def prose(turn: Turn) -> str:
+    """What a turn says before its first call."""
+    return turn.text[: turn.calls[0].char] if turn.calls else turn.text
+
+
+def rewritten(value: object, old: str, new: str) -> object:
+    """A JSON value in which a text stands anew wherever it stands: plain, or as JSON within a string."""
+    if isinstance(value, str):
+        return _rewritten_text(value, old, new)
+    if isinstance(value, list):
+        return [rewritten(item, old, new) for item in value]
+    if isinstance(value, dict):
+        return {key: rewritten(item, old, new) for key, item in value.items()}
+    return value
+
+
+def edited(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
+    """The turn with what two edits leave of its words and of its program."""
+    length = sum(end - start for start, end in words.words) if words else 0
+    segments = list(turn.segments)
+    if words and words.words:
+        at, rest = 0, list(words.words)
+        for n, segment in enumerate(segments):
+            if segment.kind not in ("sampled", "spliced"):
+                continue
+            end = at + len(segment.text)
+            inside = [(max(s, at) - at, min(e, end) - at) for s, e in rest if s < end and e > at]
+            segments[n] = replace(segment, text=without(segment.text, inside))
+            at = end
+    calls = tuple(replace(call, char=call.char - length) for call in turn.calls)
+    if program and program.program:
+        old, new = program.program
+        segments = [
+            replace(s, text=_rewritten_text(s.text, old, new)) if s.kind in ("sampled", "spliced") else s
+            for s in segments
+        ]
+        arguments = rewritten(calls[0].arguments, old, new)
+        calls = (replace(calls[0], arguments=arguments), *calls[1:])  # type: ignore[arg-type]
+    return replace(turn, segments=tuple(s for s in segments if s.text or s.ids), calls=calls)
+
+
+def _rewritten_text(text: str, old: str, new: str) -> str:
+    for written in _WRITTEN:
+        if (before := written(old)) in text:
+            return text.replace(before, written(new))
+    return text
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _ascii(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+_WRITTEN: tuple[Callable[[str], str], ...] = (
+    str, _escaped, _ascii, lambda text: _escaped(_escaped(text)), lambda text: _ascii(_ascii(text)),
+)  # fmt: skip
+"""How a program stands in a text: as it is, as JSON, and as JSON within JSON."""
+
+
+def _same_program(code: str, cuts: list[Sentence]) -> bool:
+    tree, other = parse(code), parse(without_comments(code, cuts))
+    return tree is not None and other is not None and ast.dump(tree) == ast.dump(other)
+
+
+def _tail(turn: Turn) -> str:
+    """What a turn says from its first call on beside the programs: between them and after. Calls that are written as
+    JSON have nothing beside them."""
+    if not turn.calls:
+        return ""
+    text = turn.text[turn.calls[0].char :]
+    codes = [call.code for call in turn.calls]
+    if all(code and code in text for code in codes):
+        for code in codes:
+            text = text.replace(code, "\n", 1)
+        return text
+    lines = {line for code in codes for line in code.split("\n")}
+    found = text.split("\n")
+    return "\n".join(line for line in found if line not in lines) if not lines.isdisjoint(found[1:]) else ""
+
+
+def _said_to(turn: Turn) -> Iterable[str]:
+    return (s.text for s in turn.segments if s.kind in ("observation", "prompt"))
+
+
+def _mentions(text: str) -> set[str]:
+    """Names and numbers that a text gives as code gives them."""
+    found = {next(filter(None, match)) for match in _CODELIKE.findall(text)}
+    return {token for token in found if not token[0].isdigit() or len(token) >= _SHORT}
+
+
+def _has_ids(turn: Turn) -> bool:
+    return any(s.ids is not None for s in turn.generated)

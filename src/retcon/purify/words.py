@@ -1,0 +1,283 @@
+"""Words that speak of a failure: named rules over sentences, and text without some of its sentences.
+
+What is spliced stays in a history that the failure is gone from. A sentence that apologises for it, names its exception
+or calls the program a corrected one has lost what it refers to. Each rule is a pattern over one sentence; in doubt a
+sentence counts as referring, as what is cut too much costs a sentence and what is cut too little teaches a lie.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Scope = Literal["fix", "later"]
+"""Where a sentence stands: written right after the failure, as the words or comments of its fix; or later."""
+
+_STATISTICS = (
+    r"(?<!standard )(?<!absolute )(?<!squared )(?<!mean )(?<!relative )(?<!rounding )(?<!margin of )(?<!percentage )"
+    r""
+)
+_NOUNS = (
+    r"(?:code|attempt|approach|program|call|response|implementation|snippet|run|execution|version|message"
+    r"|try|error)s?"
+)
+_WAYS = r"(?:approach|method|way|library|strategy|function|solution|module|package|technique)"
+
+RULES: dict[str, dict[Scope, str]] = {
+    "apology": {
+        "fix": r"apolog\w*|sorry|oops|whoops|my (?:mistake|bad|fault)|oversight|confusion(?! matri)",
+        "later": r"apolog\w*|sorry|oops|whoops|my (?:mistake|bad|fault)|oversight|confusion(?! matri)",
+    },
+    "error": {
+        "fix": rf"{_STATISTICS}errors?|exceptions?|traceback|bugs?|buggy|mistak\w*|fail(?:s|ed|ing|ures?)?|crash\w*"
+        r"|went wrong|(?:in|not )correct(?:ly)?|wrong(?:ly)?|forg[eo]t(?:ten)?|overlook\w*|missed|missing"
+        r"|misunder\w*"
+        r"|(?:it|this|that|code|function|method|approach|which) (?:did|does|do)(?:n['’]t| not) work"
+        r"|not (?:right|valid|working)|invalid|issues?|problem (?:with|is|was|in|here)"
+        r"|should(?:n['’]t| not)? have|unexpected\w*|undefined|complain\w*",
+        "later": r"(?:the|this|that|an|another|previous|earlier|above|last|same|import|syntax|name|type|value|index"
+        rf"|attribute|assertion|key) {_STATISTICS}(?:errors?"
+        rf"|exceptions?)(?! (?:term|bound|bar|margin|rate|estimate))"
+        r"|traceback|bugs?|mistak(?:e|en|enly)|forgot(?:ten)?|overlook\w*"
+        r"|(?:failed|fails) (?:to (?:run|execute|import|compile)|again|because|due)|went wrong"
+        r"|(?:it|that|code|which) did(?:n['’]t| not) work",
+    },
+    "fix": {
+        "fix": r"fix(?:e[sd]|ing)?|correct(?:ed|ing|ions?|s)|correct (?:this|that|it|the|my|our|your)"
+        r"|let['’]?s correct"
+        r"|revis\w+|re-?writ\w+|debug\w*|modif\w+|adjust\w*|amend\w*|rectif\w+|resolv\w+|workaround|work around"
+        r"|avoid(?:s|ing)? \w+|address (?:this|that|the)|handl(?:e|es|ing) (?:this|that|the|these|cases?)"
+        r"|updat(?:e|ed|ing)"
+        r"|improv\w+|chang(?:e|ed|ing) (?:the|my|our|it|this)|proper(?:ly)?|correctly|ensur\w+",
+        "later": r"fix(?:e[sd]|ing)? (?:this|that|it|the|my|our)|fixed|corrected|after (?:fix|correct)ing"
+        r"|correction"
+        r"|(?:let['’]?s|let me|I(?:['’]ll| will)) correct"
+        r"|(?:revised|modified|debugged|rewritten) (?:code|program|function|version)",
+    },
+    "again": {
+        "fix": r"again|once more"
+        r"|re-?(?:try|run|do|evaluate|calculate|compute|define|import|examine|consider|check|visit"
+        rf"|think|define|do)\w*|another {_WAYS}|another (?:attempt|try|error|mistake)|(?:a "
+        rf"|an )?(?:different|alternative|other|new) {_WAYS}"
+        r"|alternative(?:ly)?|try(?:ing)? (?:to |using |with |a |an |it|this|the )|next attempt|this time|still"
+        r"|plain python|(?:first|directly|explicitly|separately) (?:import|define|declare|convert)\w*",
+        "later": r"(?:try|run|execute|compile) (?:it |this |that |the (?:code|program) )?again|retry\w*"
+        r"|re-?run\w*|once more"
+        r"|another (?:attempt|try|error|mistake)|this time",
+    },
+    "instead": {
+        "fix": r"instead|rather than|as opposed to|in place of|switch(?:ing|ed)? to|no longer",
+        "later": r"instead of (?:using|the (?:previous|original))",
+    },
+    "previous": {
+        "fix": rf"(?:previous(?:ly)?|earlier|prior|last|above|original(?:ly)?|initial(?:ly)?|first|old"
+        rf"|existing|current|former|my) {_NOUNS}"
+        r"|previously|earlier|before (?:using|calling|the)",
+        "later": rf"(?:previous|earlier|prior|last|original|initial|old|former) {_NOUNS}",
+    },
+    "unavailable": {
+        "fix": r"(?:not|n['’]t|never|cannot|can['’]?t)(?: be| directly| currently| automatically| yet"
+        r"| properly| been| actually| have)*"
+        r" (?:available|installed|defined|imported|supported|recogni[sz]ed|accessible|found|implemented"
+        r"|included|callable"
+        r"|subscriptable|iterable|import|access|use|have|support|exist|accept|take|part|in the"
+        r"|a )\w*|unavailable|unsupported"
+        r"|without (?:using |importing )?(?:sympy|numpy|scipy|external|any)|no (?:module|attribute|access)|lack\w*"
+        r"|(?:too long|too slow|timed? ?out|only accepts?|expects?|requires?)",
+        "later": r"(?:not|n['’]t)(?: directly| currently| yet| been)* (?:available|installed|imported"
+        r"|supported)|unavailable|no module",
+    },
+    "seen": {
+        "fix": r"seems?|appears?|looks? like|apparently|turns? out|i (?:see|realiz|realis|notic)\w*"
+        r"|(?:we|you) can see"
+        r"|the (?:output|result|message|issue|reason|cause)|due to|because|since|as (?:sympy|numpy|the|we)\b.* not",
+        "later": r"(?:as|from) the (?:error|message|traceback)",
+    },
+    "exception": {
+        "fix": r"[A-Za-z]*(?:Error|Exception|Warning)\b",
+        "later": r"[A-Z][A-Za-z]*(?:Error|Exception)\b",
+    },
+}
+"""What each rule's pattern matches within a sentence, as whole words, by scope."""
+
+_PATTERNS: dict[Scope, dict[str, re.Pattern[str]]] = {
+    scope: {
+        rule: re.compile(rf"\b(?:{own[scope]})(?!\w)", re.IGNORECASE if rule != "exception" else 0)
+        for rule, own in RULES.items()
+    }
+    for scope in ("fix", "later")
+}
+_ANY: dict[Scope, re.Pattern[str]] = {
+    scope: re.compile("|".join(f"(?:{p.pattern})" for p in own.values()), re.IGNORECASE)
+    for scope, own in _PATTERNS.items()
+}
+_END = re.compile(r"[.!?:]+[\"')\]*`_]*(?=\s|\Z|<)|\n+|</?\w+>")
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:e\.g|i\.e|vs|etc|eqs?|figs?|dr|mr|mrs|approx|cf|no|resp)|(?:^|\s)\d{1,3})\Z", re.IGNORECASE
+)
+_LEANS = re.compile(
+    r"(?:it|this|that|these|those|they|which|however|but|so|therefore|thus|hence|then|instead|also"
+    r"|nevertheless|otherwise"
+    r"|to do (?:this|so|that)|here|specifically|for this)\b",
+    re.IGNORECASE,
+)
+_ANSWER = re.compile(r"\\boxed|<solution>|</solution>|\banswer\b", re.IGNORECASE)
+_NUMBERED = re.compile(r"\s*(?:\(?\d{1,2}[.)]|[A-Za-z][.)])\s")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """[start, end) of a text. rule: why it refers to what is gone, None where it does not."""
+
+    start: int
+    end: int
+    rule: str | None = None
+
+
+def sentences(text: str) -> list[Sentence]:
+    """The sentences of a text, without the space and tags between; a line break ends one unless the next line goes on
+    in small letters."""
+    found: list[Sentence] = []
+    start = 0
+    for end in _END.finditer(text):
+        mark = end[0]
+        if mark[0] == "." and _ABBREVIATION.search(text, max(start, end.start() - 8), end.start()):
+            continue
+        if mark[0] == "\n" and len(mark) == 1 and text[end.end() : end.end() + 1].islower():
+            continue
+        outside = mark[0] in "\n<"
+        _add(found, text, start, end.start() if outside else end.end())
+        start = end.end()
+    _add(found, text, start, len(text))
+    return found
+
+
+def _add(found: list[Sentence], text: str, start: int, end: int) -> None:
+    inside = text[start:end]
+    if stripped := inside.strip():
+        at = start + inside.index(stripped[0])
+        found.append(Sentence(at, at + len(stripped)))
+
+
+def rule_of(sentence: str, scope: Scope, but: str = "") -> str | None:
+    """The first rule by which a sentence refers to a failure, None where none does. but: a rule that is left out."""
+    if not _ANY[scope].search(sentence):
+        return None
+    return next((rule for rule, own in _PATTERNS[scope].items() if rule != but and own.search(sentence)), None)
+
+
+def referring(text: str, scope: Scope, but: str = "") -> list[Sentence]:
+    """The sentences that refer to a failure, and those that lean on one of them right before. but: a rule left out."""
+    if scope == "later" and not _ANY[scope].search(text):
+        return []
+    out: list[Sentence] = []
+    before: Sentence | None = None
+    for one in sentences(text):
+        words = text[one.start : one.end]
+        rule = rule_of(words, scope, but)
+        if rule is None and before is not None and "\n\n" not in text[before.end : one.start] and _LEANS.match(words):
+            rule = before.rule
+        before = None
+        if rule is not None:
+            before = Sentence(one.start, one.end, rule)
+            out.append(before)
+    return out
+
+
+def can_cut(text: str, cuts: Sequence[Sentence]) -> bool:
+    """Whether what is left without these sentences is whole: no answer, no item of a numbered list, nothing that
+    introduces what stays, and at least one sentence of three words."""
+    gone = {one.start for one in cuts}
+    left = [one for one in sentences(text) if one.start not in gone]
+    if not any(len(re.findall(r"[^\W\d_]{2,}", text[one.start : one.end])) >= 3 for one in left):
+        return False
+    for one in cuts:
+        words = text[one.start : one.end]
+        if _ANSWER.search(words) or _NUMBERED.match(text, text.rfind("\n", 0, one.start) + 1):
+            return False
+        if words.endswith(":") and any(other.start > one.end for other in left):
+            return False
+    return True
+
+
+def spans(text: str, cuts: Sequence[Sentence]) -> list[tuple[int, int]]:
+    """The stretches to take out of the text for these sentences, in order: with the space that they leave, and with
+    their line where nothing else stands on it."""
+    merged: list[tuple[int, int]] = []
+    for one in sorted(cuts, key=lambda c: c.start):
+        if merged and not text[merged[-1][1] : one.start].strip(" \t"):
+            merged[-1] = (merged[-1][0], one.end)
+        else:
+            merged.append((one.start, one.end))
+    out: list[tuple[int, int]] = []
+    for start, end in merged:
+        line, line_end = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+        before, after = text[line:start], text[end : len(text) if line_end < 0 else line_end]
+        if not before.strip() and not after.strip() and line_end >= 0:
+            out.append((line, line_end + 1))
+        elif after.strip():
+            out.append((start, end + len(after) - len(after.lstrip(" \t"))))
+        else:
+            out.append((start - len(before) + len(before.rstrip(" \t")), end))
+    return out
+
+
+def without(text: str, stretches: Sequence[tuple[int, int]]) -> str:
+    """The text without these stretches."""
+    kept: list[str] = []
+    at = 0
+    for start, end in stretches:
+        kept.append(text[at:start])
+        at = end
+    return "".join([*kept, text[at:]])
+
+
+def comments(code: str) -> Iterator[Sentence]:
+    """The comments of a program: each from its `#` to the end of its line. None of one that cannot be read."""
+    starts = [0]
+    for line in code.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if token.type == tokenize.COMMENT:
+                at = starts[token.start[0] - 1] + token.start[1]
+                yield Sentence(at, at + len(token.string))
+    except (tokenize.TokenError, SyntaxError, IndexError):
+        return
+
+
+def referring_comments(code: str, scope: Scope) -> list[Sentence]:
+    """The comments that refer to a failure, and the lines that go on with one of them."""
+    if "#" not in code:
+        return []
+    out: list[Sentence] = []
+    before: Sentence | None = None
+    for one in comments(code):
+        words = code[one.start + 1 : one.end].strip()
+        rule = rule_of(words, scope, but="seen")  # a comment explains the program: `since` and `because` are its own
+        goes_on = before is not None and code[before.end : one.start].strip() == "" and words[:1].islower()
+        if rule is None and before is not None and goes_on and code[before.end - 1] not in ".!?:":
+            rule = before.rule
+        before = None
+        if rule is not None:
+            before = Sentence(one.start, one.end, rule)
+            out.append(before)
+    return out
+
+
+def without_comments(code: str, cuts: Sequence[Sentence]) -> str:
+    """The program without these comments; a line that was nothing else goes too."""
+    if not cuts:
+        return code
+    first = code
+    for one in sorted(cuts, key=lambda c: c.start, reverse=True):
+        line = code.rfind("\n", 0, one.start) + 1
+        if code[line : one.start].strip():
+            code = code[: one.start].rstrip(" \t") + code[one.end :]
+        else:
+            code = code[:line] + code[one.end :].removeprefix("\n")
+    return code if code.startswith("\n") is first.startswith("\n") else code.lstrip("\n")

@@ -1,0 +1,110 @@
+"""Outputs that are a record of the execution themselves: JSON, or a Python dict, with exit code, stderr, success."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from retcon.core.types import Status
+
+_EXIT = ("exit_code", "returncode", "return_code", "exit_status", "exitcode", "exitCode", "returnCode")
+_SUCCESS = ("success", "run_success", "is_success", "succeeded", "ok")
+_FAILED = ("is_error", "isError", "failed", "timed_out", "timeout")
+_ERRORS = ("traceback", "stderr", "error", "exception", "error_message", "errors")
+_OUTPUTS = frozenset({"stdout", "stderr", "output", "result", "run_result", "traceback", "logs", "reason", *_EXIT})
+_STATUSES: dict[str, tuple[Status, str]] = {
+    "error": ("error", "field"), "failed": ("error", "field"), "failure": ("error", "field"),
+    "runtimeerror": ("error", "field"), "runtime_error": ("error", "field"), "compile_error": ("error", "field"),
+    "timeout": ("timeout", "timeout"), "timelimitexceeded": ("timeout", "timeout"), "timed_out": ("timeout", "timeout"),
+    "memorylimitexceeded": ("limit", "killed"), "oom": ("limit", "killed"), "killed": ("limit", "killed"),
+}  # fmt: skip
+_LARGEST = 200_000
+_CUT = ("Traceback (most recent call last):\\n", "Traceback (most recent call last)\\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What a record says. status: None where no field does; text: then what it gives as error, "" for nothing.
+    names: the fields that say it."""
+
+    status: Status | None
+    rule: str
+    error_type: str | None
+    text: str
+    names: tuple[str, ...]
+
+    def own(self, code: str) -> bool:
+        """Whether the program may have made this record itself: it has one of the names as a string."""
+        return any(f"{quote}{name}{quote}" in code for name in self.names for quote in "'\"")
+
+
+def fields_of(text: str) -> Fields | None:
+    """What the output says as a record; None where it is none, and is to be read as text.
+
+    SandboxFusion (`status`, `run_result` with `return_code`), code-judge (`success`, `run_success`), shells behind an
+    API (`exit_code`, `stderr`). A record that was cut in the middle of a traceback counts by that.
+    """
+    record = _decoded(text)
+    if record is None:
+        return _cut_in_traceback(text)
+    inner = record.get("run_result")
+    parts = [record, *([inner] if isinstance(inner, dict) else [])]
+    if not any(_OUTPUTS & part.keys() for part in parts):
+        return None
+    names = tuple(name for part in parts for name in part if name in {*_EXIT, *_SUCCESS, *_FAILED, *_ERRORS, "status"})
+    errors = [v for part in reversed(parts) for n in _ERRORS if isinstance(v := part.get(n), str) and v.strip()]
+    error = errors[0] if errors else ""
+    for part in reversed(parts):
+        status = part.get("status")
+        if isinstance(status, str) and status.lower() in _STATUSES and not (part is record and len(parts) > 1):
+            return Fields(*_STATUSES[status.lower()], _error_type(error), "", names)
+        for name in _EXIT:
+            if type(code := part.get(name)) is int and code:
+                kind: Status = "timeout" if code == 124 else "limit" if code in (137, -9) else "error"
+                return Fields(kind, "exit-code", _error_type(error) or f"exit {code}", "", names)
+        if any(part.get(name) is False for name in _SUCCESS):
+            late = any("timeout" in str(v).lower() for n, v in part.items() if n == "reason")
+            return Fields("timeout" if late else "error", "field", _error_type(error), "", names)
+        if any(part.get(name) is True for name in _FAILED):
+            late = part.get("timed_out") is True or part.get("timeout") is True
+            return Fields("timeout" if late else "error", "field", _error_type(error), "", names)
+    if isinstance(status := record.get("status"), str) and status.lower() in _STATUSES:
+        return Fields(*_STATUSES[status.lower()], _error_type(error), "", names)
+    codes = any(type(part.get(name)) is int for part in parts for name in _EXIT)
+    told = codes or any(type(part.get(name)) is bool for part in parts for name in _SUCCESS)
+    return Fields(None, "", None, "" if told else error, names)
+
+
+def _decoded(text: str) -> Mapping[str, object] | None:
+    """The record that the text is; one that Python printed is read as well."""
+    if not text.startswith("{") or not text.endswith("}"):
+        return None
+    try:
+        value = msgspec.json.decode(text.encode("utf-8", "replace"))
+    except msgspec.DecodeError:
+        if len(text) > _LARGEST or not text.startswith("{'"):
+            return None
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+    return value if isinstance(value, dict) and all(isinstance(k, str) for k in value) else None
+
+
+def _cut_in_traceback(text: str) -> Fields | None:
+    """A record that cannot be read for its end is missing, with a traceback in one of its strings."""
+    at = next((text.find(heading) for heading in _CUT if heading in text), -1)
+    named = at > 0 and any(f"{q}{name}{q}:" in text[:at] for name in _ERRORS for q in "'\"")
+    if not named:
+        return None
+    plain = text[at:].replace("\\n", "\n").replace('\\"', '"')
+    return Fields(None, "", None, plain, _ERRORS)
+
+
+def _error_type(error: str) -> str | None:
+    """The exception that an error's last line names."""
+    name = error.strip().rpartition("\n")[2].partition(":")[0].strip().rpartition(".")[2]
+    return name if name.isidentifier() and name[:1].isupper() else None

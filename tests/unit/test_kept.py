@@ -1,0 +1,181 @@
+"""What stays after a repair does not speak of what was taken out: it is cut, or the failure is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from foreign import FAILED, FIXED, FORMATS, Step, answer, fails, user, works
+from retcon.core.types import Segment
+from retcon.purify.kept import rewritten
+from retcon.purify.offline import Offline, Purified
+from retcon.transcripts.detect import Detector
+from retcon.transcripts.formats.mint import MINT
+
+ASK = user("the root of 16?")
+OTHER = "import math\nvalues = [n for n in range(9) if n * n == 16]\nroot = values[-1] * len('abc')\nprint(root)"
+FAIL = fails(FAILED, "AttributeError", 2, "We take the root of it.")
+
+
+def purify(*steps: Step) -> Purified:
+    (trajectory,) = MINT.read(FORMATS["mint"](steps), "t").trajectories
+    return Offline()(trajectory)
+
+
+def reasons(result: Purified) -> list[tuple[str, str]]:
+    return [(left.reason, left.detail.partition(":")[0]) for left in result.left]
+
+
+def test_the_words_of_a_deep_fix_lose_what_refers_to_the_failure() -> None:
+    result = purify(ASK, FAIL, works(OTHER, "4", "Sorry, an error. Now we list all squares below 81."))
+    assert [s.shallow for s in result.splices] == [False]
+    assert "Sorry" not in result.trajectory.text
+    assert "Now we list all squares below 81." in result.trajectory.text
+    assert [(cut.rule, cut.text) for cut in result.cuts] == [("apology", "Sorry, an error.")]
+    repair = result.trajectory.turns[0].repair
+    assert repair is not None
+    assert [cut["rule"] for cut in repair.extra["cut"]] == ["apology"]  # type: ignore[attr-defined]
+    assert "Sorry" in result.trajectory.turns[0].abandoned[-1].text  # raw attempts stay as they were
+
+
+@pytest.mark.parametrize("words", ["Sorry, an error.", "Let me fix that and try again."])
+def test_a_deep_fix_with_no_other_words_is_left_alone(words: str) -> None:
+    assert reasons(purify(ASK, FAIL, works(OTHER, "4", words)))[0][0] == "words"
+
+
+def test_later_turns_lose_what_refers_to_the_failure_unless_they_would_lose_the_answer() -> None:
+    fix = works(FIXED, "4.0", "sqrt it is")
+    result = purify(ASK, FAIL, fix, answer("After fixing the error we see it. The root of 16 is 4."))
+    assert result.trajectory.turns[-1].text == "The root of 16 is 4."
+    refused = purify(ASK, FAIL, fix, answer("After fixing the error, the answer is 4. So much for roots of it."))
+    assert reasons(refused) == [("words", "error")]
+    assert not refused.cuts
+
+
+def test_a_failure_that_stays_and_a_user_are_something_to_refer_to() -> None:
+    fix = works(FIXED, "4.0", "sqrt it is")
+    sorry = answer("Sorry for the error. The root of 16 is 4.")
+    for between in (user("that is wrong"), fails("f(", "NameError", 1, "And now we go on to the next.")):
+        result = purify(ASK, FAIL, fix, between, sorry)
+        assert result.splices
+        assert "Sorry for the error." in result.trajectory.turns[-1].text
+
+
+def test_a_value_that_only_the_removed_output_had_is_missed() -> None:
+    failure = replace(FAIL, output="half is 12.345\n" + FAIL.output)
+    fix = works(FIXED, "4.0", "sqrt it is")
+    assert reasons(purify(ASK, failure, fix, answer("Twice 12.345 is what we want here."))) == [("words", "value")]
+    assert purify(ASK, failure, works(FIXED, "12.345"), answer("Twice 12.345 is what we want here.")).splices
+
+
+def test_a_plan_that_an_assertion_refutes_keeps_its_words() -> None:
+    code = "def twice(n):\n    return n + {}\n\nassert twice(4) == 8"
+    failure = fails(code.format(2), "AssertionError", 4, "We add two to the number to double it.")
+    assert reasons(purify(ASK, failure, works(code.format("n"), "ok"))) == [("plan", "")]
+
+
+@pytest.mark.parametrize(
+    ("fix", "output", "reason"),
+    [
+        ("root = 4\nprint(root)", "4", "constant"),
+        ("def root_of(n):\n    import math\n    root = math.sqrt(n)\n    return root\n", "", "unexecuted"),
+        (FIXED, "Error: the root could not be taken", "told"),
+    ],
+)
+def test_a_fix_that_lost_the_plan_runs_nothing_or_tells_of_an_error_is_none(fix: str, output: str, reason: str) -> None:
+    failure = "def root_of(n):\n    import math\n    root = math.sqroot(n)\n    return root\nroot_of(16)"
+    first = fails(failure, "AttributeError", 5) if reason == "unexecuted" else FAIL
+    assert reasons(purify(ASK, first, works(fix, output)))[0][0] in (reason, "unclear")
+
+
+def test_words_with_ids_are_never_cut() -> None:
+    (raw,) = MINT.read(
+        FORMATS["mint"]([ASK, FAIL, works(FIXED), answer("Sorry for that. It is 4 now.")]), "t"
+    ).trajectories
+    last = replace(raw.turns[-1], segments=(Segment("sampled", raw.turns[-1].text, (1, 2)),))
+    assert reasons(Offline()(replace(raw, turns=(*raw.turns[:-1], last)))) == [("words", "apology")]
+
+
+COMMENTED = FIXED.replace("root =", "# Fixed: sqrt instead of sqroot\nroot =")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("inspect", "ours")])
+def test_every_format_is_written_without_what_was_cut(name: str) -> None:
+    shell = name == "swe_agent"  # whose comments stay, and whose effects cannot be told
+    steps: Sequence[Step] = [
+        ASK,
+        fails(FAILED, "AttributeError", 2, "We take its root."),
+        works(FIXED if shell else COMMENTED, "4.0", "Sorry. Here it is."),
+        works("print(2 * root)", "8.0", "Sorry for the mistake. Now we double it."),
+        answer("I fixed the error before. The root of 16 is 4."),
+    ]
+    record: Any = FORMATS[name](steps)
+    found = Detector().format_of(record)
+    assert found is not None
+    reading = found.read(record, "t")
+    results = [Offline(state="ignore" if shell else "check")(trajectory) for trajectory in reading.trajectories]
+    new = reading.purified(results)
+    out = msgspec.json.encode(new).decode()
+    assert results[0].splices
+    assert "ixed" not in out
+    assert "Sorry for the" not in out
+    assert ("Now we double it." in out) is (name != "sharegpt_functions")  # which has no words beside calls
+    assert "The root of 16 is 4." in out
+    assert [c.code for t in results[0].trajectory.turns for c in t.calls] == [FIXED, "print(2 * root)"]
+    for pair in reading.pairs(results):
+        assert "Fixed" not in str(pair.chosen)
+    again = found.read(new, "t").trajectories
+    assert [t.text for t in again] == [r.trajectory.text for r in results]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "kind"),
+    [
+        ("anthropic", "content", "text"),
+        ("langchain", "data.content", "text"),
+        ("langchain_flat", "content", "text"),
+        ("responses", "content", "output_text"),
+        ("responses", "summary", "summary_text"),
+        ("openhands_sdk", "llm_message.content", "text"),
+        ("messages", "content", "text"),
+    ],
+)
+def test_words_in_several_parts_are_cut_and_other_parts_stay(name: str, words: str, kind: str) -> None:
+    record: Any = FORMATS[name]([ASK, FAIL, works(FIXED, "4.0"), answer("unlike any other")])
+    items = next(v for v in record.values() if isinstance(v, list) and "unlike any other" in str(v))
+    *path, key = words.split(".")
+    last = items[-1]
+    for name_of in path:
+        last = last[name_of]
+    if key == "summary":
+        del last["content"], last["role"]
+        last["type"] = "reasoning"
+    image = {"type": "image", "source": "x"}
+    last[key] = [{"type": kind, "text": "Sorry. The root "}, image, {"type": kind, "text": "of 16 is 4."}]
+    found = Detector().format_of(record)
+    assert found is not None
+    reading = found.read(record, "t")
+    (result,) = map(Offline(), reading.trajectories)
+    assert [cut.rule for cut in result.cuts] == ["apology"]
+    new: Any = reading.purified([result])
+    out = msgspec.json.encode(new).decode()
+    assert "Sorry" not in out
+    assert '{"type":"image","source":"x"}' in out
+    assert found.read(new, "t").trajectories[0].text == result.trajectory.text
+
+
+def test_a_comment_in_a_program_of_several_blocks_is_not_cut() -> None:
+    fix = FIXED.replace("print", "</execute> and <execute>\n# Fixed: sqrt instead of sqroot\nprint")
+    assert reasons(purify(ASK, FAIL, works(fix, "4.0"), answer("The root of 16 is 4."))) == [("words", "fix")]
+
+
+def test_a_program_is_written_anew_at_any_depth_of_json() -> None:
+    old, new = 'a = "é"\nb', 'a = "é"'
+    deep = msgspec.json.encode({"code": msgspec.json.encode({"code": old}).decode()}).decode()
+    assert rewritten({"x": [old, 1, deep]}, old, new) == {
+        "x": [new, 1, msgspec.json.encode({"code": msgspec.json.encode({"code": new}).decode()}).decode()]
+    }

@@ -1,0 +1,81 @@
+"""Sentences that speak of a failure: found by their rules, and cut only where whole sentences are left."""
+
+from __future__ import annotations
+
+import pytest
+
+from retcon.purify.words import can_cut, referring, referring_comments, sentences, spans, without, without_comments
+
+
+def kept(text: str) -> str:
+    return without(text, spans(text, referring(text, "fix")))
+
+
+@pytest.mark.parametrize(
+    ("sentence", "rule"),
+    [
+        ("Oops, another try.", "apology"),
+        ("I apologize for the oversight.", "apology"),
+        ("That raised a NameError.", "exception"),
+        ("There was an error in the code.", "error"),
+        ("I forgot to import it.", "error"),
+        ("Let me fix that.", "fix"),
+        ("Here is the corrected code:", "fix"),
+        ("Let us try again.", "again"),
+        ("I will use a different approach.", "again"),
+        ("We use a loop instead of the function.", "instead"),
+        ("The previous code took the root.", "previous"),
+        ("The solve function is not available.", "unavailable"),
+        ("It seems that x has no value.", "seen"),
+    ],
+)
+def test_a_sentence_refers_by_a_rule(sentence: str, rule: str) -> None:
+    assert [one.rule for one in referring(sentence, "fix")] == [rule]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The standard error of the mean is 0.1.",
+        "The margin of error is 3 percent.",
+        "Now we substitute x into the second equation.",
+        "The sum of the roots is 5.",
+        "The number of days Sam did not work is 6.",
+        "Let us verify this calculation.",
+    ],
+)
+def test_a_sentence_about_the_task_does_not(sentence: str) -> None:
+    assert referring(sentence, "later") == []
+
+
+def test_only_the_sentences_that_refer_are_cut_and_what_leans_on_them() -> None:
+    assert kept("Sorry, my mistake. This was careless. Now we take the root of 16.") == "Now we take the root of 16."
+    assert kept("We take the root of 16.\nI apologize for that.\nIt is 4 in all.\n") == "We take the root of 16.\n"
+    assert kept("<thought> Sorry. We add 2 and 3 up. </thought>") == "<thought> We add 2 and 3 up. </thought>"
+
+
+def test_sentences_end_where_they_end() -> None:
+    text = "Take e.g. 3.14 as pi. Then\ngo on. 1. First, add."
+    assert [text[s.start : s.end] for s in sentences(text)] == [
+        "Take e.g. 3.14 as pi.",
+        "Then\ngo on.",
+        "1. First, add.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I apologize for the oversight.",  # nothing would be left
+        "We add them up as planned. The corrected answer is 4.",
+        "We add these up as planned.\n1. Sorry.\n2. We go on then.",
+        "Here is the corrected sum: we add all of them up as planned.",
+    ],
+)
+def test_what_cannot_be_cut(text: str) -> None:
+    assert not can_cut(text, referring(text, "fix"))
+
+
+def test_comments_are_cut_from_programs_and_strings_are_not() -> None:
+    code = "# Since sympy is not available,\n# go by hand\nx = 1  # fixed\ny = '# error'  # the sum"
+    assert without_comments(code, referring_comments(code, "fix")) == "x = 1\ny = '# error'  # the sum"
