@@ -24,6 +24,8 @@ from datetime import date
 from pathlib import Path
 from typing import Protocol
 
+from results import add_json, save
+
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Tier
 
@@ -157,7 +159,11 @@ async def runners(workers: int | None, tier: Tier | None) -> AsyncIterator[list[
         yield [Ours(pool), Fresh(asyncio.Semaphore(pool.fleet.size))]
 
 
-async def compare(chosen: list[Case], rounds: int, workers: int | None, tier: Tier | None) -> None:
+async def compare(
+    chosen: list[Case], rounds: int, workers: int | None, tier: Tier | None
+) -> dict[str, dict[str, float]]:
+    """Prints what it finds; calls a second (medians), by runner and case."""
+    rates: dict[str, dict[str, float]] = {}
     async with runners(workers, tier) as every:
         print(f"{'case':28}" + "".join(f"{runner.name:>42}" for runner in every) + f"{'ratio (wall, CPU)':>22}")
         for case in chosen:
@@ -166,6 +172,9 @@ async def compare(chosen: list[Case], rounds: int, workers: int | None, tier: Ti
                 for runner in every:
                     took[runner.name].append(await take(case, runner, cpu_of_tree))
             print(f"{case.name:28}" + "".join(f"{say(case, t):>42}" for t in took.values()) + ratios(took), flush=True)
+            for name, results in took.items():
+                rates.setdefault(name, {})[case.name] = len(case.calls) / statistics.median(t.seconds for t in results)
+    return rates
 
 
 def say(case: Case, took: list[Took]) -> str:
@@ -195,12 +204,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--tier", choices=("namespaces", "landlock", "rlimits"))
     parser.add_argument("--only", nargs="+", choices=[case.name for case in every])
+    add_json(parser)
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Linux {platform.release()}")
     chosen = [case for case in cases(arguments.calls) if not arguments.only or case.name in arguments.only]
-    asyncio.run(compare(chosen, arguments.rounds, arguments.workers, arguments.tier))
+    rates = asyncio.run(compare(chosen, arguments.rounds, arguments.workers, arguments.tier))
+    if arguments.json:
+        save(arguments.json, {"calls/s": rates}, command="benchmarks/sandbox.py", measures=["src/retcon/sandbox"])
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from results import add_json, save
+
 LIMIT = 4.0  # seconds of a call, in ours and in the floor; what rStar2-Agent sets for code-judge
 CLIENTS = 4
 PROGRAMS = {
@@ -182,7 +184,11 @@ def started(name: str, words: list[str]) -> Iterator[Service]:
         process.wait()
 
 
-def measure(services: list[Service], rounds: int, seconds: float, only: list[str]) -> None:
+def measure(
+    services: list[Service], rounds: int, seconds: float, only: list[str]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Prints what it finds; by workload and service the medians."""
+    every: dict[str, dict[str, dict[str, float]]] = {}
     for name, work in workloads(seconds).items():
         if only and name not in only:
             continue
@@ -198,12 +204,14 @@ def measure(services: list[Service], rounds: int, seconds: float, only: list[str
             for service, results in found.items()
             if results
         }
+        every[name] = medians
         for service, figures in medians.items():
             said = ", ".join(f"{key} {value:.3g}" for key, value in figures.items())
             against = ""
             if service != "ours" and "ours" in medians and "calls/s" in figures:
                 against = f"   ours is {medians['ours']['calls/s'] / figures['calls/s']:.1f} times that"
             print(f"{name:>10}  {service:<10} {said}{against}", flush=True)
+    return every
 
 
 def main() -> None:
@@ -213,6 +221,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--code-judge", metavar="URL")
     parser.add_argument("--only", default="")
+    add_json(parser)
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
@@ -226,7 +235,11 @@ def main() -> None:
         if arguments.code_judge:
             parts = urlsplit(arguments.code_judge)
             services.append(Service("code-judge", str(parts.hostname), int(parts.port or 80), None))
-        measure(services, arguments.rounds, arguments.seconds, [name for name in arguments.only.split(",") if name])
+        found = measure(
+            services, arguments.rounds, arguments.seconds, [name for name in arguments.only.split(",") if name]
+        )
+    if arguments.json:
+        save(arguments.json, found, command="benchmarks/service.py", measures=["src/retcon/sandbox"])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from datetime import date
 from pathlib import Path
 
+from results import add_json, save
+
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Session
 
@@ -29,8 +31,9 @@ async def milliseconds(work: Callable[[], Awaitable[object]]) -> float:
     return 1000 * (time.perf_counter() - started)
 
 
-async def cells(pool: SandboxPool, sessions: int) -> str:
-    """The same cell, `CELLS` times, in many sessions; the first ones start their worker, which is a line of its own."""
+async def cells(pool: SandboxPool, sessions: int) -> tuple[float, list[float]]:
+    """Median milliseconds of (a start with an empty cell, each of `CELLS` cells after it), over many sessions; the
+    start is that of the worker."""
     starts: list[float] = []
     costs: list[list[float]] = [[] for _ in range(CELLS)]
     for _ in range(sessions):
@@ -40,12 +43,7 @@ async def cells(pool: SandboxPool, sessions: int) -> str:
             code = f"x{number} = [{number}] * 1000\nprint(sum(x{number}))"
             costs[number].append(await milliseconds(lambda session=session, code=code: session.run(code)))  # type: ignore[misc]
         await session.close()
-    medians = [statistics.median(cost) for cost in costs]
-    return (
-        f"start with an empty cell {statistics.median(starts):.1f} ms; cell 1: {medians[0]:.2f} ms, cell {CELLS // 2}: "
-        f"{medians[CELLS // 2 - 1]:.2f}, cell {CELLS}: {medians[-1]:.2f}; last five over first five "
-        f"{statistics.mean(medians[-5:]) / statistics.mean(medians[:5]):.2f}"
-    )
+    return statistics.median(starts), [statistics.median(cost) for cost in costs]
 
 
 async def states(session: Session) -> tuple[float, float]:
@@ -61,10 +59,16 @@ async def states(session: Session) -> tuple[float, float]:
     return statistics.median(taken), statistics.median(undone)
 
 
-async def measure(tier: str | None, sessions: int) -> None:
+async def measure(tier: str | None, sessions: int) -> dict[str, float]:
     async with SandboxPool(workers=1, tier=tier) as pool:  # type: ignore[arg-type]
         print(f"tier {pool.tier}, medians")
-        print(await cells(pool, sessions))
+        start, medians = await cells(pool, sessions)
+        print(
+            f"start with an empty cell {start:.1f} ms; cell 1: {medians[0]:.2f} ms, cell {CELLS // 2}: "
+            f"{medians[CELLS // 2 - 1]:.2f}, cell {CELLS}: {medians[-1]:.2f}; last five over first five "
+            f"{statistics.mean(medians[-5:]) / statistics.mean(medians[:5]):.2f}"
+        )
+        found = {"start": start, "first cell": medians[0], "20th cell": medians[-1]}
         for scratch, heap in ((0, 0), (1, 0), (16, 0), (0, 10), (0, 100)):
             session = await pool.session()
             await session.run(
@@ -72,19 +76,25 @@ async def measure(tier: str | None, sessions: int) -> None:
                 f"for n in range({scratch}): open(f'f{{n}}', 'wb').write(os.urandom(1 << 20))"
             )
             taken, undone = await states(session)
+            if not scratch and not heap:
+                found |= {"checkpoint": taken, "rollback": undone}
             print(f"scratch {scratch} MB, heap {heap} MB: checkpoint {taken:.1f} ms, rollback {undone:.1f} ms")
             await session.close()
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tier", choices=("namespaces", "landlock", "rlimits"))
     parser.add_argument("--sessions", type=int, default=30)
+    add_json(parser)
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Linux {platform.release()}")
-    asyncio.run(measure(arguments.tier, arguments.sessions))
+    found = asyncio.run(measure(arguments.tier, arguments.sessions))
+    if arguments.json:
+        save(arguments.json, {"ms": found}, command="benchmarks/sessions.py", measures=["src/retcon/sandbox"])
 
 
 if __name__ == "__main__":

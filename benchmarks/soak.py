@@ -8,7 +8,7 @@ Of the calls 2 % loop for ever (until --timeout seconds), 10 % raise, 2 % import
 their own. The cells come in sessions of ten: each sets variables and a file to numbers of its own, takes a checkpoint,
 spoils all of it, goes back and asks what is there; every fourth spoils by ending its interpreter. Every --kill-seconds
 SIGKILL takes a worker that is running something, every tenth time a zygote. A call is run again by the sandbox itself;
-what still comes back as `infrastructure`, and a session that was lost to a kill, is begun again here, three times at
+what still comes back as `infrastructure`, and a session that was lost to a kill, is begun again here, some times at
 most, as a rollout's client would. --http: the same against `retcon sandbox serve` in a process of its own.
 
 Ends with exit code 1 where something was lost or got another's answer, or where something is left: a process, a
@@ -39,12 +39,14 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
+from results import add_json, save
+
 from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Result, Sandbox, Session, Tier
 
-TRIES = 4
+TRIES = 20  # a session that takes long on a busy machine meets several kills
 CELLS = 10  # of a session
 SESSIONS = 32  # at a time
 
@@ -253,6 +255,11 @@ async def soak(arguments: argparse.Namespace) -> bool:
         f"{early:.0f} in the first quarter, {late:.0f} in the last (medians), {max(watch.own):.0f} at most; sandbox: "
         f"{max(watch.theirs):.0f} MiB (shared pages counted once), {watch.processes} processes\nleft: {left}"
     )
+    if arguments.json:
+        endless = sum(program(number)[0] == "endless" for number in range(calls))
+        found = {"calls": calls, "cells": CELLS * sessions, "endless": endless, "seconds": round(seconds, 1)}
+        found |= {"killed": watch.killed.total(), "early MiB": round(early), "late MiB": round(late)}
+        save(arguments.json, found, command="benchmarks/soak.py", measures=["src/retcon/sandbox"])
     return all(answers) and not any(left.values())
 
 
@@ -280,6 +287,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=1.0)
     parser.add_argument("--tier", choices=("namespaces", "landlock", "rlimits"))
     parser.add_argument("--http", action="store_true")
+    add_json(parser)
     parser.add_argument("--kill-seconds", type=float, default=1.0, help="0: nobody is killed")
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]

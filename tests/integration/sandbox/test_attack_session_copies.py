@@ -54,7 +54,8 @@ def session(jail: Jail) -> Attacked:
 @pytest.mark.parametrize(
     "work",
     [
-        "def work(w):\n    os.write(w, b'x')\n    while True:\n        if os.fork() == 0:\n            eat(100)\n            while True: pass",
+        "def work(w):\n    if os.fork() == 0:\n        while True: pass\n    os.write(w, b'x')\n"
+        "    while True:\n        if os.fork() == 0:\n            eat(100)\n            while True: pass",
         "def work(w):\n    for _ in range(8):\n        if os.fork() == 0:\n            eat(100)\n            while True: pass\n    spin(w)",
         "def work(w):\n    threading.Thread(target=spin, args=(w,), daemon=True).start()\n    while True: pass",
     ],
