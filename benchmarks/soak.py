@@ -6,7 +6,7 @@ python benchmarks/soak.py [--calls 45000] [--cells 10000] [--workers N] [--tier 
 
 Of the calls 2 % loop for ever (until --timeout seconds), 10 % raise, 2 % import numpy, the rest print a number of
 their own. The cells come in sessions of ten: each sets variables and a file to numbers of its own, takes a checkpoint,
-spoils all of it, goes back and asks what is there; every fourth spoils by ending its interpreter. Every --kill-seconds
+spoils all of it, goes back and asks what is there; one in five spoils by ending its interpreter. Every --kill-seconds
 SIGKILL takes a worker that is running something, every tenth time a zygote. A call is run again by the sandbox itself;
 what still comes back as `infrastructure`, and a session that was lost to a kill, is begun again here, some times at
 most, as a rollout's client would. --http: the same against `retcon sandbox serve` in a process of its own.
