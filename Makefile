@@ -58,7 +58,7 @@ mutants: setup
 	$(BIN)/python tests/mutants.py $(ARGS)
 
 base: setup
-	$(BIN)/python -m retcon.train.base $(ARGS)
+	$(BIN)/python -m retcon.basemodel.make $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(CORE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -30,12 +30,12 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import LoraSection, RLSection
 from retcon.core.types import Sample
-from retcon.engine.devices import look_at_machine
-from retcon.engine.local import LocalEngine
+from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
-from retcon.train.computing import Computing
-from retcon.train.lora import Adapter
-from retcon.train.model import BASE, start_model
+from retcon.models.devices import look_at_machine
+from retcon.models.lora import Adapter
+from retcon.models.placing import BASE, start_model
+from retcon.train.kernels.computing import Computing
 from retcon.train.old_logprobs import Mismatch, recompute
 from retcon.train.optim import adamw
 from retcon.train.sync import EngineWeights

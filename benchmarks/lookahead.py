@@ -28,11 +28,11 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.types import Trajectory
-from retcon.engine.devices import Placement
+from retcon.models.devices import Placement
+from retcon.models.placing import model_folder, place_training, start_model
 from retcon.purify.saar import Shown
 from retcon.tasks.registry import task_set, training_prompts
 from retcon.tasks.teacher import Rates
-from retcon.train.model import model_folder, place_training, start_model
 from retcon.train.optim import torch_settings
 from retcon.train.rollouts import open_rollouts
 from retcon.train.selection import draw_groups

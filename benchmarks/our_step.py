@@ -28,11 +28,11 @@ from retcon.config.schema import Recipe
 from retcon.core.cost import cpu_seconds
 from retcon.core.seeds import derive
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.engine.devices import Placement, place
-from retcon.engine.local import LocalEngine
+from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
+from retcon.models.devices import Placement, place
 from retcon.sandbox.pool import SandboxPool
-from retcon.train.computing import computing_of
+from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.sync import EngineWeights
 from retcon.train.update import group_samples, update

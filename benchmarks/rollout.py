@@ -48,10 +48,10 @@ from results import add_json, save
 from transformers import PreTrainedModel
 from workload import FOLDER, Plan, describe, read
 
-from retcon.engine.local import LocalEngine
-from retcon.engine.stats import EngineStats
+from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.stats import EngineStats
 from retcon.engine.types import SamplingParams
-from retcon.train.model import BASE
+from retcon.models.placing import BASE
 
 PROMPT, COUNT = 48, 64
 MEASURES = ("src/retcon/engine", "src/retcon/rollout")

@@ -41,13 +41,13 @@ from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.cost import Meter
 from retcon.core.types import Trajectory
-from retcon.engine.devices import Placement
+from retcon.models.devices import Placement
+from retcon.models.placing import model_folder, place_training, start_model
 from retcon.rollout.demonstrate import demonstrations
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set, training_prompts
 from retcon.tasks.teacher import Rates
-from retcon.train.computing import computing_of
-from retcon.train.model import model_folder, place_training, start_model
+from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.selection import draw_groups, to_train

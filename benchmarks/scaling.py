@@ -33,8 +33,8 @@ import torch
 from measure import VOCAB, machine, small_model
 from results import add_json, save
 
-from retcon.engine.local import LocalEngine
-from retcon.engine.stats import EngineStats
+from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.stats import EngineStats
 from retcon.engine.types import SamplingParams
 
 BUDGET_MB = 32

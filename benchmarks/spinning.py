@@ -33,7 +33,7 @@ def one_way(busy: int) -> None:
     import torch
     from measure import small_model
 
-    from retcon.engine.local import LocalEngine
+    from retcon.engine.local.engine import LocalEngine
     from retcon.engine.types import SamplingParams
 
     torch.set_num_threads(2)

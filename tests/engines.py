@@ -47,7 +47,7 @@ def scripted() -> ScriptedEngine:
 
 
 def local(name: str) -> Generator:
-    from retcon.engine.local import LocalEngine
+    from retcon.engine.local.engine import LocalEngine
 
     return LocalEngine(model_of(name), max_len=MAX_LEN, tokenizer=TOKENIZER)
 

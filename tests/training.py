@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from retcon.basemodel.tokenizer import build_tokenizer
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
@@ -30,7 +31,6 @@ from retcon.core.errors import RetconError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.store import jsonl
 from retcon.tasks.types import Task
-from retcon.train.base_tokenizer import build_tokenizer
 from retcon.train.dpo import run_dpo
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines import GREEDY, MAX_LEN, MODELS, TOKENIZER, VOCAB, WINDOW, assert_exact, model_of, prompts, run
-from retcon.engine.local import LocalEngine
+from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch

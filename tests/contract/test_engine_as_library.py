@@ -13,8 +13,8 @@ import pytest
 from engines import MAX_LEN, model_of
 from retcon.core.errors import ComputeWarning
 from retcon.core.memory import available_memory
-from retcon.engine import decoder
-from retcon.engine.local import LocalEngine
+from retcon.engine.local import decoder
+from retcon.engine.local.engine import LocalEngine
 
 pytestmark = pytest.mark.torch
 
@@ -22,7 +22,7 @@ PROGRAM = """
 import os, threading, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 torch.set_num_threads({threads})
-from retcon.engine.local import LocalEngine
+from retcon.engine.local.engine import LocalEngine
 before = dict(os.environ)
 model = Qwen3ForCausalLM(Qwen3Config(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
                                      num_key_value_heads=1, head_dim=8, intermediate_size=8))

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MistralC
 
 from engines import GREEDY, MAX_LEN, VOCAB, assert_exact, make_model, model_of, prompts, run
 from retcon.core.errors import EngineError
-from retcon.engine.local import LocalEngine
+from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch

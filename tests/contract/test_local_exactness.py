@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engines import GREEDY, MAX_LEN, MODELS, assert_exact, kept_ids, model_of, plain, plain_logits, prompts, run
-from retcon.engine.local import LocalEngine
+from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli import serve as serve_command
+from retcon.cli.sandbox import serve as serve_command
 from retcon.core.errors import MissingExtra
 from serving import server
 

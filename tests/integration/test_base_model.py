@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from retcon.basemodel.make import copied
+from retcon.basemodel.tokenizer import build_tokenizer
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
-from retcon.train.base import copied
-from retcon.train.base_tokenizer import build_tokenizer
-from retcon.train.model import BASE
+from retcon.models.placing import BASE
 
 pytestmark = pytest.mark.torch
 TOKENIZER = load_tokenizer(BASE)

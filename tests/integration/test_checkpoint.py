@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError, RecordError
-from retcon.train.model import model_folder, start_model
+from retcon.models.placing import model_folder, start_model
 from retcon.train.sft import run_sft
 from training import make_base, make_demonstrations, small_recipe
 
@@ -171,7 +171,7 @@ def test_a_missing_checkpoint_names_the_nearest(world):
 
 
 def test_scratch_is_seeded(world, monkeypatch):
-    monkeypatch.setattr("retcon.train.model.BASE", world / "base")
+    monkeypatch.setattr("retcon.models.placing.BASE", world / "base")
     state = torch.get_rng_state()
     one, same, other = (start_model("scratch", seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(state, torch.get_rng_state())

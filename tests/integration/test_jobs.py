@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.jobs import Job, JobFailed, run_chains
+from retcon.cli.quickstart.jobs import Job, JobFailed, run_chains
 
 
 class Record:

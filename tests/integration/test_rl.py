@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 from retcon.cli.arguments import checkpoint_folder
 from retcon.config.schema import LoraSection
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
-from retcon.engine.local import LocalEngine
+from retcon.engine.local.engine import LocalEngine
+from retcon.models.lora import Adapter
 from retcon.store import jsonl
 from retcon.train import rl
-from retcon.train.lora import Adapter
 from retcon.train.rl import run_rl
 from training import Graded, Ones, make_base, small_recipe
 

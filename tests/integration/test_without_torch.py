@@ -76,7 +76,12 @@ def python(request: pytest.FixtureRequest) -> Python:
 def test_all_that_is_left_of_training_imports(python: Python) -> None:
     done = python(IMPORT_ALL)
     assert done.returncode == 0, done.stderr
-    for name in ("retcon.rollout.loop", "retcon.evaluate.runner", "retcon.report.html", "retcon.cli.quickstart"):
+    for name in (
+        "retcon.rollout.loop",
+        "retcon.evaluate.runner",
+        "retcon.report.html",
+        "retcon.cli.quickstart.command",
+    ):
         assert name in done.stdout.splitlines()
 
 

@@ -16,7 +16,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Trajectory
-from retcon.engine.local import LocalEngine
+from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.saar import Saar
 from retcon.purify.weights import splice_weights

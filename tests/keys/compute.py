@@ -18,7 +18,7 @@ from keys.acting import Lab, acts, run
 from keys.rollouts import scripted
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
-from retcon.train.model import place_training
+from retcon.models.placing import place_training
 from retcon.train.rl import run_rl
 from training import Graded
 

@@ -14,9 +14,9 @@ from retcon.config.schema import Recipe
 from retcon.core.seeds import derive
 from retcon.core.types import Status, Trajectory
 from retcon.engine.scripted import Reply, ScriptedEngine
+from retcon.models.placing import start_model
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
-from retcon.train.model import start_model
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.sync import EngineWeights
 from training import Ones

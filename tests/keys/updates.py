@@ -15,9 +15,9 @@ from keys.acting import Lab, acts
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.models.placing import start_model
 from retcon.train.batch import collate
-from retcon.train.logprobs import token_logprobs
-from retcon.train.model import start_model
+from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.update import group_samples, update
 
 RATIO = math.log(1.25)

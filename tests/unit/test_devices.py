@@ -11,7 +11,7 @@ from transformers import GPT2Config, PretrainedConfig, Qwen3Config
 from retcon.config.load import load_recipe
 from retcon.config.schema import ComputeSection
 from retcon.core.errors import RecipeError
-from retcon.engine.devices import Gpu, Machine, Placement, choose, crowding, look_at_machine, supports, torch_threads
+from retcon.models.devices import Gpu, Machine, Placement, choose, crowding, look_at_machine, supports, torch_threads
 
 pytestmark = pytest.mark.torch
 PLAIN = Machine("Some CPU", frozenset({"avx2"}), cores=4)

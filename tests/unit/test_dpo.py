@@ -19,9 +19,9 @@ from retcon.core.pair import Completion, Pair
 from retcon.core.types import Sample
 from retcon.store.pairs import write_pairs
 from retcon.train.batch import collate
-from retcon.train.computing import Computing
 from retcon.train.dpo import dpo_loss, dpo_step, summed
-from retcon.train.logprobs import token_logprobs
+from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.preferences import Preference, read_preferences
 
 pytestmark = pytest.mark.torch

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from retcon.core.errors import CheckpointError
-from retcon.engine.loading import load_model
+from retcon.models.loading import load_model
 
 pytestmark = pytest.mark.torch
 

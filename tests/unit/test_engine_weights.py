@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import LoraSection
-from retcon.train.lora import Adapter
+from retcon.models.lora import Adapter
 from retcon.train.sync import EngineWeights
 
 pytestmark = pytest.mark.torch

@@ -24,9 +24,9 @@ from transformers import (
 
 from retcon.config.schema import RLSection
 from retcon.core.types import Sample
-from retcon.train.computing import Computing
-from retcon.train.forward import forwards, why_not_packed
-from retcon.train.norms import quick_norms
+from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.forward import forwards, why_not_packed
+from retcon.train.kernels.norms import quick_norms
 from retcon.train.update import minibatch_update
 
 pytestmark = pytest.mark.torch

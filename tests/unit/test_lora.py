@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import LoraSection
 from retcon.core.errors import CheckpointError, MissingExtra, RecipeError
-from retcon.train.lora import Adapter, check_lora
+from retcon.models.lora import Adapter, check_lora
 from retcon.train.optim import adamw
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from retcon.config.schema import RLSection
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
-from retcon.train.computing import Computing
+from retcon.train.kernels.computing import Computing
 from retcon.train.old_logprobs import LARGE, Mismatch, recompute
 from retcon.train.update import update
 

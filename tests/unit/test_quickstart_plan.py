@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.ledger import Ledger, finished
-from retcon.cli.plan import make_plan
+from retcon.cli.quickstart.ledger import Ledger, finished
+from retcon.cli.quickstart.plan import make_plan
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.evaluate.result import Result, Setting, write_result
 

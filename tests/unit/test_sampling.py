@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engines import kept_ids
-from retcon.engine.sampling import CELL, RANKED_GROWTH, RandomStream, Sampler, argmax, invert
+from retcon.engine.local.sampling import CELL, RANKED_GROWTH, RandomStream, Sampler, argmax, invert
 from retcon.engine.types import SamplingParams
 
 pytestmark = pytest.mark.torch

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from retcon.engine.forward import STRETCH_IDS, STRETCH_LOGITS, stretch_end
+from retcon.engine.local.forward import STRETCH_IDS, STRETCH_LOGITS, stretch_end
 
 pytestmark = pytest.mark.torch
 

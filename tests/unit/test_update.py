@@ -12,8 +12,8 @@ from retcon.config.schema import RLSection
 from retcon.core.errors import TrainingDiverged, UnscoredIds
 from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.train.batch import collate
-from retcon.train.computing import Computing
-from retcon.train.logprobs import token_logprobs
+from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.update import group_samples, minibatch_update, update
 
 pytestmark = pytest.mark.torch

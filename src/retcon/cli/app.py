@@ -18,8 +18,8 @@ from retcon.cli.dpo import dpo
 from retcon.cli.eval import evaluate
 from retcon.cli.interrupt import Interrupted
 from retcon.cli.purify import purify
-from retcon.cli.quickstart import quickstart
-from retcon.cli.sandbox import sandbox
+from retcon.cli.quickstart.command import quickstart
+from retcon.cli.sandbox.commands import sandbox
 from retcon.cli.sft import sft
 from retcon.cli.show import show
 from retcon.cli.train import train

@@ -10,9 +10,9 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.cli.progress import Tell
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
+from retcon.models.placing import model_folder
 from retcon.rollout.demonstrate import write_demonstrations
 from retcon.tasks.registry import task_set
-from retcon.train.model import model_folder
 
 SECTIONS = ("task", "rollout", "sandbox")
 

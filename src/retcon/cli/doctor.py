@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.sandbox_doctor import mark, print_advice, sandbox_rows
+from retcon.cli.sandbox.doctor import mark, print_advice, sandbox_rows
 from retcon.core.installing import how_to_install, requirements
 from retcon.core.memory import available_memory
 

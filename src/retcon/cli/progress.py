@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from retcon.engine.devices import Placement
+    from retcon.models.devices import Placement
 
 FILE = "RETCON_PROGRESS"
 """Environment variable: a file that a parent process reads `{"label", "done", "total"}` from."""

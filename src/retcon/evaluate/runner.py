@@ -28,7 +28,7 @@ from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
 
 if TYPE_CHECKING:  # it brings torch
-    from retcon.engine.devices import Placement
+    from retcon.models.devices import Placement
 
 Progress = Callable[[int, int], None]
 """Rollouts done, of how many, over all settings."""
@@ -151,9 +151,9 @@ def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = Non
     try:
         import torch
 
-        from retcon.engine.devices import place, set_threads
-        from retcon.engine.loading import load_config, load_model
-        from retcon.engine.local import LocalEngine
+        from retcon.engine.local.engine import LocalEngine
+        from retcon.models.devices import place, set_threads
+        from retcon.models.loading import load_config, load_model
     except ImportError as error:
         raise MissingExtra(f"evaluating needs torch ({error.name}): {how_to_install('train')}") from error
     where = place(recipe, load_config(checkpoint), ("rollout_dtype",))

@@ -14,7 +14,7 @@ from torch import Tensor
 from retcon.core.errors import UnscoredIds
 from retcon.core.seeds import derive
 from retcon.core.types import Sample
-from retcon.train.buckets import Size, buckets
+from retcon.train.kernels.buckets import Size, buckets
 
 
 @dataclass(frozen=True, slots=True)

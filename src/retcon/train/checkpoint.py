@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 
 from retcon.core.cost import Cost
 from retcon.core.errors import CheckpointError
-from retcon.engine.loading import load_model
+from retcon.models.loading import load_model
+from retcon.models.lora import CONFIG, WEIGHTS, Adapter
 from retcon.train.files import whole_folder, write_json
 from retcon.train.folder import RunFolder
-from retcon.train.lora import CONFIG, WEIGHTS, Adapter
 
 KEPT = 2
 TOKENIZER_FILES = (

@@ -17,13 +17,13 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import DPOSection, Recipe
 from retcon.core.fingerprint import fingerprint
 from retcon.core.types import Sample
-from retcon.engine.devices import OnPlace, Placement
-from retcon.engine.loading import load_config
+from retcon.models.devices import OnPlace, Placement
+from retcon.models.loading import load_config
+from retcon.models.placing import model_folder, place_training, start_model
 from retcon.train.batch import epoch_batch
-from retcon.train.computing import DEFAULT, Computing, computing_of
 from retcon.train.folder import open_run
-from retcon.train.forward import forwards
-from retcon.train.model import model_folder, place_training, start_model
+from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
+from retcon.train.kernels.forward import forwards
 from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
 from retcon.train.preferences import Preference, read_preferences
 from retcon.train.session import OnStep, Session

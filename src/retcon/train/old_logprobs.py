@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
-from retcon.train.computing import Computing
-from retcon.train.forward import forwards
+from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.forward import forwards
 
 LARGE = 0.02
 """Nats an id, on average, beyond which there is a warning."""

@@ -11,8 +11,8 @@ from torch.utils import deterministic
 from transformers import PreTrainedModel
 
 from retcon.core.errors import TrainingDiverged
-from retcon.engine.devices import Placement, torch_threads
-from retcon.engine.loading import without_bars
+from retcon.models.devices import Placement, torch_threads
+from retcon.models.loading import without_bars
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
-from retcon.engine.local import LocalEngine
+from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
 from retcon.purify.mixing import Schedule, constant
 from retcon.purify.saar import Saar

@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from retcon.config.schema import Recipe
 from retcon.core.cost import Cost, Meter
-from retcon.engine.devices import Placement
+from retcon.models.devices import Placement
+from retcon.models.lora import Adapter
+from retcon.models.placing import model_folder, start_model
 from retcon.train.checkpoint import (
     Progress,
     load_adapter,
@@ -24,10 +26,8 @@ from retcon.train.checkpoint import (
     save_checkpoint,
     save_model,
 )
-from retcon.train.computing import computing_of
 from retcon.train.folder import RunFolder
-from retcon.train.lora import Adapter
-from retcon.train.model import model_folder, start_model
+from retcon.train.kernels.computing import computing_of
 from retcon.train.sync import EngineWeights
 
 Metrics = Mapping[str, float | None]

@@ -16,14 +16,14 @@ from retcon.config.schema import Recipe, SFTSection
 from retcon.core.fingerprint import fingerprint
 from retcon.core.seeds import derive
 from retcon.core.types import Sample
-from retcon.engine.devices import OnPlace
-from retcon.engine.loading import load_config
+from retcon.models.devices import OnPlace
+from retcon.models.loading import load_config
+from retcon.models.placing import model_folder, place_training
 from retcon.train.batch import epoch_batch
-from retcon.train.computing import DEFAULT, Computing
 from retcon.train.demonstrations import read_samples
 from retcon.train.folder import open_run
-from retcon.train.forward import forwards
-from retcon.train.model import model_folder, place_training
+from retcon.train.kernels.computing import DEFAULT, Computing
+from retcon.train.kernels.forward import forwards
 from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
 from retcon.train.session import OnStep, Session
 

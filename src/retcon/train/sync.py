@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from retcon.train.lora import Adapter, merged_weight
+from retcon.models.lora import Adapter, merged_weight
 
 
 class EngineWeights:

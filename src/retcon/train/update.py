@@ -13,11 +13,11 @@ from retcon.config.schema import RLSection
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.purify.weights import splice_weights
-from retcon.train.advantage import dapo, grpo
+from retcon.train.algorithms.advantage import dapo, grpo
+from retcon.train.algorithms.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss
 from retcon.train.batch import check_scored, minibatches
-from retcon.train.computing import DEFAULT, Computing
-from retcon.train.forward import Part, forwards
-from retcon.train.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss
+from retcon.train.kernels.computing import DEFAULT, Computing
+from retcon.train.kernels.forward import Part, forwards
 from retcon.train.old_logprobs import Mismatch, recompute
 from retcon.train.optim import apply
 

@@ -15,7 +15,7 @@ from retcon.cli.interrupt import interruptible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from retcon.cli.plan import Plan
+    from retcon.cli.quickstart.plan import Plan
 
 
 def quickstart(
@@ -39,7 +39,7 @@ def quickstart(
     need_training()
     from rich.console import Console
 
-    from retcon.cli.plan import make_plan
+    from retcon.cli.quickstart.plan import make_plan
 
     names = [name.strip() for name in arms.split(",") if name.strip()]
     plan = make_plan(
@@ -48,16 +48,16 @@ def quickstart(
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {out}; go on with: {command}"):
         seconds = _work(plan, jobs or len(os.sched_getaffinity(0)), Console(stderr=True))
-        from retcon.cli.finish import finish
+        from retcon.cli.quickstart.finish import finish
 
         finish(plan, seconds, command, Console())
 
 
 def _work(plan: Plan, at_once: int, console: Console) -> float:
     """Does what is not done yet; wall seconds of this and all earlier sessions."""
-    from retcon.cli.board import board_for
-    from retcon.cli.jobs import run_chains
-    from retcon.cli.ledger import Ledger, finished
+    from retcon.cli.quickstart.board import board_for
+    from retcon.cli.quickstart.jobs import run_chains
+    from retcon.cli.quickstart.ledger import Ledger, finished
 
     ledger = Ledger(plan)
     todo = [stage for stage in plan.stages if not finished(stage)]

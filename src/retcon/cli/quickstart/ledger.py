@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from retcon.cli.plan import Plan, Stage
+from retcon.cli.quickstart.plan import Plan, Stage
 from retcon.core.errors import CheckpointError
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of

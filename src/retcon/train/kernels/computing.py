@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retcon.config.schema import ComputeSection
-from retcon.engine.devices import Placement, TrainDtype
+from retcon.models.devices import Placement, TrainDtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from retcon.core.errors import ComputeWarning
-from retcon.engine.attention import FreshJob, Plan, forward
-from retcon.engine.invariance import Invariance, linear_layers, probe
-from retcon.engine.lean import Lean, room, why_not
+from retcon.engine.local.attention import FreshJob, Plan, forward
+from retcon.engine.local.invariance import Invariance, linear_layers, probe
+from retcon.engine.local.lean import Lean, room, why_not
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from retcon import __version__
 from retcon.cli.arguments import command_line
 from retcon.cli.doctor import look_at_machine
-from retcon.cli.plan import Plan
+from retcon.cli.quickstart.plan import Plan
 from retcon.core.types import Trajectory
 from retcon.report.choose import showcase_in
 from retcon.report.html import write_page

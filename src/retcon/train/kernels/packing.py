@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from retcon.core.types import Sample
-from retcon.train.buckets import Size, buckets
+from retcon.train.kernels.buckets import Size, buckets
 
 MASK = 1 << 24
 """Elements of an attention mask at most: samples whose mask would be larger do not share their prompt."""

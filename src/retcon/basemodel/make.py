@@ -1,4 +1,4 @@
-"""The base model inside the package, made anew: `make base`, or `python -m retcon.train.base`.
+"""The base model inside the package, made anew: `make base`, or `python -m retcon.basemodel.make`.
 
 A Qwen3 configuration of 0.68 M parameters, trained from scratch on synthetic text (`retcon.tasks.corpus`) and on
 repeated random ids. Seeded; under an hour on 2 cores; continues where it was. What it saw and what it can do stands in
@@ -22,9 +22,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from retcon.basemodel.data import Row, document_rows, repeated_row
+from retcon.basemodel.tokenizer import build_tokenizer
 from retcon.core.seeds import derive
-from retcon.train.base_data import Row, document_rows, repeated_row
-from retcon.train.base_tokenizer import build_tokenizer
 
 SAVE_EVERY = 250
 

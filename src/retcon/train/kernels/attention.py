@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from retcon.train.packing import Bucket, Packing
+from retcon.train.kernels.packing import Bucket, Packing
 
 NAME = "retcon_packed"
 SHORT = 1024

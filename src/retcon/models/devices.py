@@ -18,7 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from retcon.config.schema import ComputeSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
-from retcon.engine.waiting import calm_threads
+from retcon.models.waiting import calm_threads
 
 TrainDtype = Literal["float32", "bfloat16"]
 RolloutDtype = Literal["float32", "bfloat16", "float16"]

@@ -28,17 +28,17 @@ from transformers import PreTrainedModel
 
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
-from retcon.engine.attention import shapes
-from retcon.engine.decoder import decoder_for
-from retcon.engine.machine import free_memory
-from retcon.engine.requests import GenerateCall, Request, ScoreCall
-from retcon.engine.scheduler import Scheduler
-from retcon.engine.slabs import Memory, capacity_for
-from retcon.engine.stats import EngineStats
+from retcon.engine.local.attention import shapes
+from retcon.engine.local.decoder import decoder_for
+from retcon.engine.local.machine import free_memory
+from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
+from retcon.engine.local.scheduler import Scheduler
+from retcon.engine.local.slabs import Memory, capacity_for
+from retcon.engine.local.stats import EngineStats
+from retcon.engine.local.support import check_model
 from retcon.engine.stops import StopStrings
-from retcon.engine.support import check_model
 from retcon.engine.types import Generation, SamplingParams, check_params
-from retcon.engine.waiting import calm_threads
+from retcon.models.waiting import calm_threads
 
 T = TypeVar("T")
 
@@ -58,8 +58,8 @@ class LocalEngine:
     what twice max_requests of max_len need, a quarter of the free memory at most, of which `reserved` bytes do not
     count: who shares the device has yet to take them. tokenizer: needed for stop strings alone.
 
-    `decoding` says what computes the forwards, and why; it is logged too (`retcon.engine.decoder`, INFO). With more
-    than one thread on a CPU, torch's are made to sleep while they wait (see `calm_threads`).
+    `decoding` says what computes the forwards, and why; it is logged too (`retcon.engine.local.decoder`, INFO). With
+    more than one thread on a CPU, torch's are made to sleep while they wait (see `calm_threads`).
 
     Raises EngineError for a model whose state the cache cannot hold, or a budget that does not hold one request. After
     a change of the weights call `invalidate`. One event loop at a time: a call from a new loop forgets the requests of

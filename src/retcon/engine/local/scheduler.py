@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from retcon.engine.decoder import Decoder
-from retcon.engine.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
-from retcon.engine.prompts import Prompts
-from retcon.engine.requests import GenerateCall, Request, ScoreCall, common_prefix
-from retcon.engine.sampling import Sampler
-from retcon.engine.slabs import Memory, Place
-from retcon.engine.stats import EngineStats
+from retcon.engine.local.decoder import Decoder
+from retcon.engine.local.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
+from retcon.engine.local.prompts import Prompts
+from retcon.engine.local.requests import GenerateCall, Request, ScoreCall, common_prefix
+from retcon.engine.local.sampling import Sampler
+from retcon.engine.local.slabs import Memory, Place
+from retcon.engine.local.stats import EngineStats
 
 COMPACT_AT = 0.75
 """Requests of a slab that decode are moved together when fewer than this share of the slots up to the last of them do:

@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from retcon.train.computing import DEFAULT
-from retcon.train.linear import product
+from retcon.train.kernels.computing import DEFAULT
+from retcon.train.kernels.linear import product
 
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int = DEFAULT.logits_chunk) -> Tensor:

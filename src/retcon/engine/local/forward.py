@@ -15,9 +15,9 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from retcon.engine.attention import DecodeJob, FreshJob, PastJob, Plan, Store
-from retcon.engine.invariance import Invariance
-from retcon.engine.slabs import LINE, Place, padded
+from retcon.engine.local.attention import DecodeJob, FreshJob, PastJob, Plan, Store
+from retcon.engine.local.invariance import Invariance
+from retcon.engine.local.slabs import LINE, Place, padded
 
 FORWARD_IDS = 2048
 """Ids of one forward about at most: how long those that decode wait for those that are fed."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from retcon.cli.execute import execute
-from retcon.cli.sandbox_doctor import sandbox_doctor
-from retcon.cli.serve import serve
+from retcon.cli.sandbox.doctor import sandbox_doctor
+from retcon.cli.sandbox.execute import execute
+from retcon.cli.sandbox.serve import serve
 
 sandbox = typer.Typer(
     name="sandbox",

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AttentionInterface, PreTrainedModel
 
 from retcon.core.errors import EngineError
-from retcon.engine.slabs import Slab
+from retcon.engine.local.slabs import Slab
 
 NAME = "retcon"
 UNKNOWN = ("softcap", "s_aux", "position_bias")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
-from retcon.engine.attention import Plan
-from retcon.engine.machine import free_memory
+from retcon.engine.local.attention import Plan
+from retcon.engine.local.machine import free_memory
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, nearest
-from retcon.engine.devices import USES, Placement, Use, place
-from retcon.engine.loading import load_config, load_model
-from retcon.train.lora import check_lora
+from retcon.models.devices import USES, Placement, Use, place
+from retcon.models.loading import load_config, load_model
+from retcon.models.lora import check_lora
 
 BASE = Path(__file__).parent.parent / "assets" / "base"
 NAMED = ("base", "scratch")

@@ -11,14 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from retcon.core.types import Sample
-from retcon.train.attention import NAME
 from retcon.train.batch import Batch, collate, micro_batches
-from retcon.train.checkpointing import checkpointed
-from retcon.train.computing import Computing
-from retcon.train.linear import quick_linears
-from retcon.train.logprobs import gather_logprobs, token_logprobs
-from retcon.train.norms import quick_norms
-from retcon.train.packing import pack, packed_batches
+from retcon.train.kernels.attention import NAME
+from retcon.train.kernels.checkpointing import checkpointed
+from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.linear import quick_linears
+from retcon.train.kernels.logprobs import gather_logprobs, token_logprobs
+from retcon.train.kernels.norms import quick_norms
+from retcon.train.kernels.packing import pack, packed_batches
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

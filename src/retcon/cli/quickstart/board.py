@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from retcon.cli.jobs import Board, Job
 from retcon.cli.progress import Lines
+from retcon.cli.quickstart.jobs import Board, Job
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from retcon.engine.requests import Request
-from retcon.engine.slabs import Memory
+from retcon.engine.local.requests import Request
+from retcon.engine.local.slabs import Memory
 
 KEPT = 256
 """Prompts whose last logits are kept at most."""
