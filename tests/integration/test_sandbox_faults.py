@@ -196,6 +196,18 @@ def test_a_killed_zygote_costs_no_call() -> None:
     using(work, workers=3)
 
 
+def test_a_session_that_begins_under_a_killed_zygote_waits_for_the_next_one() -> None:
+    async def work(pool: SandboxPool) -> None:
+        for number in range(5):  # no call between, which would start a zygote of its own
+            os.kill(pool.fleet.zygotes["bare"], signal.SIGKILL)
+            session = await pool.session()
+            result = await session.run(f"print({number})")
+            assert (result.status, result.stdout) == ("ok", f"{number}\n"), result
+            await session.close()
+
+    using(work, workers=1)
+
+
 def test_a_cancelled_call_ends() -> None:
     async def work(pool: SandboxPool) -> None:
         call = asyncio.create_task(pool.run("import time\ntime.sleep(60)"))

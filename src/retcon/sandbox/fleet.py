@@ -24,6 +24,7 @@ from retcon.sandbox.waiting import Waiting
 from retcon.sandbox.zygotes import ZygoteHandle
 
 FORKS = max(2, os.cpu_count() or 1)  # of one profile at a time: more at once would all come later
+ATTEMPTS = 2  # at what a worker's death ends
 ZYGOTE_DEATHS = 3  # in a row, with no worker in between, after which a profile is given up
 
 
@@ -50,7 +51,7 @@ class Fleet:
         self._idle: dict[str, list[WorkerHandle]] = {}
         self._forking: Counter[str] = Counter()
         self._zygotes: dict[str, ZygoteHandle] = {}
-        self._heating: set[str] = set()
+        self._heating: dict[str, asyncio.Event] = {}  # set once there is a zygote, or why there is none
         self._deaths: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -130,6 +131,9 @@ class Fleet:
             self._busy.clear()
             self._idle.clear()
             self._zygotes.clear()
+            for heated in self._heating.values():  # of those that were cancelled before they began
+                heated.set()
+            self._heating.clear()
             folder.remove()
 
     async def take(self, profile: str) -> WorkerHandle:
@@ -154,13 +158,39 @@ class Fleet:
             raise
 
     async def extra(self, profile: str) -> WorkerHandle:
-        """A new worker beyond `size`, for a session: it is the caller's to kill. Raises SandboxUnavailable."""
-        if profile not in self._ready():
-            self.give(await self.take(profile), keep=True)  # which starts the zygote
-        zygote = self._zygotes.get(profile) or self._zygotes.get(BARE.name)
-        if zygote is None:
-            raise _closed()
-        return await self._start_worker(zygote)
+        """A new worker beyond `size`, for a session: it is the caller's to kill. Raises SandboxUnavailable.
+
+        One whose zygote dies meanwhile, or that is killed before it is ready, is forked once more.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._start_worker(await self._zygote(profile))
+            except SandboxUnavailable as error:
+                fault = error
+        raise fault
+
+    async def _zygote(self, profile: str) -> ZygoteHandle:
+        """The zygote of that profile (or of `bare`, where it cannot be had), started where there is none.
+
+        Raises SandboxUnavailable where neither can be had, or the fleet is closed.
+        """
+        while self._folder is not None:
+            zygote = self._zygotes.get(profile)
+            if zygote is not None and zygote.alive:
+                return zygote
+            await self._heated(profile).wait()
+            if profile not in self._ready() and profile in self.faults:
+                if profile == BARE.name:
+                    raise SandboxUnavailable(self.faults[profile])
+                profile = BARE.name
+        raise _closed()
+
+    def _heated(self, profile: str) -> asyncio.Event:
+        """Start the profile's zygote, unless that is under way; set once it is ready, or once it has failed."""
+        if profile not in self._heating:
+            self._heating[profile] = asyncio.Event()
+            self._spawn(profile, self._heat(profile))
+        return self._heating[profile]
 
     def give(self, worker: WorkerHandle, *, keep: bool) -> None:
         """Give a worker back. keep: whether it may serve again."""
@@ -200,9 +230,8 @@ class Fleet:
         if self._folder is None:
             return
         for profile in self._waiting.profiles():
-            if profile not in self._ready() and profile not in self._heating:
-                self._heating.add(profile)
-                self._spawn(profile, self._heat(profile))
+            if profile not in self._ready():
+                self._heated(profile)
         open_to = self._ready()
         while (turn := self._waiting.oldest(open_to)) is not None:
             wanted = min(self._waiting.count(turn), FORKS) - self._forking[turn]
@@ -250,6 +279,7 @@ class Fleet:
                 )
             self._deaths[profile] += 1
             await self._start_zygote(profile)
+            self.faults.pop(profile, None)
         except (SandboxUnavailable, OSError) as error:
             self.faults[profile] = str(error)
             if profile == BARE.name:
@@ -260,7 +290,8 @@ class Fleet:
                 while self._waiting.count(BARE.name) and (worker := self._pop_idle(BARE.name)) is not None:
                     self._place(worker)
         finally:
-            self._heating.discard(profile)
+            if (heated := self._heating.pop(profile, None)) is not None:
+                heated.set()
         self._grow()
 
     async def _start_zygote(self, profile: str) -> None:
@@ -284,7 +315,6 @@ class Fleet:
             if zygote.alive:  # the machine's fault: whoever waits must not wait for ever
                 self._fail(profile, str(error), everyone=False)
         else:
-            self._deaths[profile] = 0
             self._place(worker)
         finally:
             self._forking[profile] -= 1
@@ -294,6 +324,7 @@ class Fleet:
         self._made += 1
         worker = await zygote.fork(self.folder / f"w{self._made}", self.tier or self._asked or "", self._uids)
         self.tier = worker.tier
+        self._deaths[zygote.profile] = 0
         return worker
 
     def _fail(self, profile: str, message: str, *, everyone: bool) -> None:

@@ -93,6 +93,7 @@ class ZygoteHandle:
                 try:
                     socket.send_fds(self._channel, [order], [theirs.fileno()])
                 except OSError as error:
+                    self._lose()
                     raise SandboxUnavailable(
                         f"the zygote of sandbox profile {self.profile!r} takes no orders: {error}"
                     ) from error
