@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from saar_cost import COLD_START, ONE_THREAD, lookahead_ids, policy
+from saar_cost import COLD_START, ONE_THREAD, lookahead_tokens, policy
 
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
@@ -65,7 +65,7 @@ def figures(made: list[Trajectory]) -> dict[str, float]:
         "attempts a failed turn": statistics.mean(repair.attempts for repair in repairs),
         "turns with a second attempt": len(again),
         "… of them repaired in the end": sum(repair.decision in fixed for repair in again) / max(1, len(again)),
-        "ids in lookaheads, a rollout": sum(map(lookahead_ids, made)) / len(made),
+        "ids in lookaheads, a rollout": sum(map(lookahead_tokens, made)) / len(made),
         "right rollouts": sum((t.reward or 0) > 0 for t in made) / len(made),
     }
 

@@ -119,7 +119,7 @@ async def main() -> None:
         [
             *("run.threads=1", f"rl.lr={shape.LR}", f"rl.minibatches={options.minibatches}"),
             *("compute.device=cpu", f"compute.dtype={dtype}", f"compute.rollout_dtype={dtype}"),
-            f"compute.micro_batch_ids={micro_batch}",
+            f"compute.micro_batch_tokens={micro_batch}",
         ],
     )
     where = place(recipe, shape.model_config())

@@ -169,7 +169,7 @@ def decoding(models: dict[str, PreTrainedModel], batch: int, rounds: int) -> Fig
     prompts = torch.randint(0, VOCAB, (batch, PROMPT), generator=torch.Generator().manual_seed(batch))
     lists = prompts.tolist()
     ways: Ways = {}
-    print(f"\ndecoding, batch {batch}: prompts of {PROMPT} ids, {COUNT} ids each")
+    print(f"\ndecoding, batch {batch}: prompts of {PROMPT} tokens, {COUNT} tokens each")
     for name, model in models.items():
         bare = Bare(models["fp32"], model.dtype, PROMPT + COUNT)  # type: ignore[arg-type]
         engine = LocalEngine(model, max_len=PROMPT + COUNT, max_requests=batch)
@@ -189,17 +189,17 @@ def decoding(models: dict[str, PreTrainedModel], batch: int, rounds: int) -> Fig
 
 def table(took: dict[str, list[Took]], sampled: int) -> Figures:
     figures: Figures = {}
-    print(f"{'':22} {'ids per CPU-second':>30} {'CPU-s':>8} {'wall s':>8}")
+    print(f"{'':22} {'tokens per CPU-second':>30} {'CPU-s':>8} {'wall s':>8}")
     for name, values in took.items():
         cpu = [value.cpu for value in values]
         wall = statistics.median(value.wall for value in values)
         print(f"{name:22} {rates(sampled, cpu):>30} {statistics.median(cpu):8.2f} {wall:8.2f}")
-        figures[name] = {"ids per CPU-second": sampled / statistics.median(cpu), "wall s": wall}
+        figures[name] = {"tokens per CPU-second": sampled / statistics.median(cpu), "wall s": wall}
     return figures
 
 
 def ratio(ours: str, theirs: str, took: dict[str, list[Took]]) -> Figures:
-    """Of ids per CPU-second, and of the wall's seconds, round by round."""
+    """Of tokens per CPU-second, and of the wall's seconds, round by round."""
     name, pairs = f"{ours} to {theirs}", list(zip(took[ours], took[theirs], strict=True))
     by_cpu = [b.cpu / a.cpu for a, b in pairs]
     by_wall = [b.wall / a.wall for a, b in pairs]

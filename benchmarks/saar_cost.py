@@ -111,10 +111,10 @@ class Arm:
                 ),
             ),
             "calls": per(made, sum(t.raw_calls for t in made)),
-            "ids sampled": per(made, sum(t.sampled_ids for t in made)),
-            "… in lookaheads": per(made, sum(lookahead_ids(t) for t in made)),
+            "tokens sampled": per(made, sum(t.sampled_tokens for t in made)),
+            "… in lookaheads": per(made, sum(lookahead_tokens(t) for t in made)),
             "… scored": per(made, sum(len(s.ids or ()) for t in made for s in t.segments if s.kind == "spliced")),
-            "ids trained on": per(samples, sum(len(s.ids) for s in samples)),
+            "tokens trained on": per(samples, sum(len(s.ids) for s in samples)),
         }
 
 
@@ -122,7 +122,7 @@ def per(things: list, total: float) -> float:
     return total / max(1, len(things))
 
 
-def lookahead_ids(trajectory: Trajectory) -> int:
+def lookahead_tokens(trajectory: Trajectory) -> int:
     """Ids sampled in attempts that followed a failure with its history frozen."""
     count = 0
     for turn in trajectory.turns:

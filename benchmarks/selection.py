@@ -5,7 +5,7 @@
     python benchmarks/selection.py COLD [--steps 20] [--tasks 600]
 
 Trains the quickstart's baseline from the cold start, once for each selection, for the same number of steps; per step:
-rollouts made and trained on, groups trained on whose rewards differ, ids sampled, CPU seconds (rollouts with their
+rollouts made and trained on, groups trained on whose rewards differ, tokens sampled, CPU seconds (rollouts with their
 tools, and update); then the share of rollouts that are right in the last five steps, which is about the tasks that the
 selection drew and no evaluation. The pass rates are measured by the cold start, which is told apart.
 """
@@ -46,7 +46,7 @@ def row(name: str, lines: Sequence[Mapping[str, float]], prompts: int) -> str:
     cpu = lines[-1]["cpu_s"] / len(lines)
     right = fmean(line["pass_rate"] for line in lines[-5:])
     return (
-        f"{name:<16}{mean('rollouts'):>8.0f}{mean('kept'):>9.0f}{told:>8.1f}{mean('sampled_ids'):>9.0f}"
+        f"{name:<16}{mean('rollouts'):>8.0f}{mean('kept'):>9.0f}{told:>8.1f}{mean('sampled_tokens'):>9.0f}"
         f"{cpu:>8.2f}{right:>8.2f}"
     )
 

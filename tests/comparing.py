@@ -84,7 +84,7 @@ def metrics(rng: random.Random, *, failures: float, purified: bool, steps: int =
                 "pass_rate": min(1.0, 0.45 + 0.4 * (1 - fading) + rng.gauss(0, 0.03)),
                 "raw_failures": raw,
                 "failures": 0.2 * raw if purified else raw,
-                "sampled_ids": 96 * (60 + 30 * fading),
+                "sampled_tokens": 96 * (60 + 30 * fading),
                 "rollouts": 96,
                 "spliced_share": 0.3 * fading if purified else 0.0,
                 "cpu_s": 1.5 * step,

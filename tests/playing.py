@@ -23,7 +23,7 @@ from retcon.tools.scripted import Answer, ScriptedTool, State
 from retcon.tools.types import StatefulTool, Tool
 
 TASK = Task("t", "What is 6 times 7?", "42")
-LIMITS = Limits(max_ids=4000, max_turns=6, lookahead_ids=4000)
+LIMITS = Limits(max_tokens=4000, max_turns=6, lookahead_tokens=4000)
 
 
 def call(code: str, reasoning: str = "") -> str:

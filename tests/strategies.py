@@ -31,9 +31,9 @@ FAILED: tuple[Status, ...] = ("error", "timeout", "limit", "malformed")
 
 
 @st.composite
-def segments(draw: st.DrawFn, kind: Kind, *, scored: bool = True, max_ids: int = 5) -> Segment:
+def segments(draw: st.DrawFn, kind: Kind, *, scored: bool = True, max_tokens: int = 5) -> Segment:
     """A segment with ids; `sampled` and `spliced` ones have log-probs, unless scored=False."""
-    ids = tuple(draw(st.lists(st.integers(0, 300), min_size=1, max_size=max_ids)))
+    ids = tuple(draw(st.lists(st.integers(0, 300), min_size=1, max_size=max_tokens)))
     known = scored and kind in ("sampled", "spliced")
     values = tuple(draw(st.lists(logprobs, min_size=len(ids), max_size=len(ids)))) if known else None
     return Segment(kind, draw(texts), ids, values, draw(extras))

@@ -114,7 +114,7 @@ def small_recipe(base: Path, **sections: dict[str, object]) -> Recipe:
     """Seconds, not minutes; SAAR on, so that lookaheads and splices are part of what must repeat."""
     values: dict[str, dict[str, object]] = {
         "model": {"path": str(base)},
-        "rollout": {"max_ids": 96, "max_turns": 4, "lookahead_ids": 64},
+        "rollout": {"max_tokens": 96, "max_turns": 4, "lookahead_tokens": 64},
         "repair": {"kind": "saar", "attempts": 3, "probability": 0.8},
         "sft": {"steps": 60, "batch": 10, "lr": 1e-2, "checkpoint_every": 7},
         "rl": {"steps": 8, "prompts": 2, "group": 8, "lr": 5e-4, "checkpoint_every": 2},

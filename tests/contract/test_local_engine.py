@@ -45,8 +45,8 @@ def test_a_request_that_cannot_be_served_fails_alone(qwen3: Any) -> None:
     for error, words in zip(
         errors,
         (
-            "64 ids leave no room",
-            "65 ids are more than max_len 64",
+            "64 tokens leave no room",
+            "65 tokens are more than max_len 64",
             "no ids",
             f"vocabulary of {VOCAB}",
             "temperature",

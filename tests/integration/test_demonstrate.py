@@ -16,7 +16,7 @@ from retcon.tasks.numbers import problems
 
 @pytest.mark.parametrize("style", ["markdown", "hermes"])
 def test_demonstrations_hold_failures_repairs_and_answers(tmp_path: Path, style: str) -> None:
-    recipe = Recipe.model_validate({"sft": {"demonstrations": 40}, "rollout": {"max_ids": 2000}})
+    recipe = Recipe.model_validate({"sft": {"demonstrations": 40}, "rollout": {"max_tokens": 2000}})
     chat = Chat(ByteTokenizer(), style=style)  # type: ignore[arg-type]
     steps: list[tuple[int, int]] = []
     path = write_demonstrations(recipe, chat, tmp_path / "d.jsonl", on_progress=lambda *s: steps.append(s))

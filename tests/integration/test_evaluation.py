@@ -17,7 +17,7 @@ from retcon.tasks.registry import task_set
 
 RECIPE = load_recipe(
     None,
-    ["evaluate.problems=3", "evaluate.samples=4", "rollout.max_ids=2000", "sandbox.workers=1", "repair.kind=saar"],
+    ["evaluate.problems=3", "evaluate.samples=4", "rollout.max_tokens=2000", "sandbox.workers=1", "repair.kind=saar"],
 )
 
 

@@ -137,7 +137,7 @@ def test_a_trajectory_gets_its_reward(grading: Grading) -> None:
     assert grading.run(grading.grader.grade(task, right)).reward == 1.0
     graded = grading.run(grading.grader.grade(task, wrong))
     assert (graded.reward, graded.answer) == (-1.0, "0.4")
-    assert grading.run(grading.grader.grade(task, replace(right, stop="max_ids"))).reward == -1.0
+    assert grading.run(grading.grader.grade(task, replace(right, stop="max_tokens"))).reward == -1.0
     assert grading.run(grading.grader.grade(task, replace(right, stop="infrastructure"))).reward is None
     hangs = grading.run(grading.grader.grade(task, answered(r"\boxed{9^{9^{9^9}}}")))
     assert (hangs.reward, hangs.stop) == (None, "infrastructure")

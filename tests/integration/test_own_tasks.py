@@ -40,9 +40,9 @@ class Few(Ones):
         return replace(trajectory, reward=1.0 if trajectory.id.endswith("0") else -1.0)
 
 
-def run(base: Path, out: Path, tasks: Ones, max_ids: int = 16, **rl: int) -> list[str]:
+def run(base: Path, out: Path, tasks: Ones, max_tokens: int = 16, **rl: int) -> list[str]:
     """The tasks that each step drew, in order."""
-    recipe = small_recipe(base, rl={**SMALL, **rl}, rollout={"max_ids": max_ids}, repair={"kind": "none"})
+    recipe = small_recipe(base, rl={**SMALL, **rl}, rollout={"max_tokens": max_tokens}, repair={"kind": "none"})
     run_rl(recipe, base, out, tasks=tasks)
     kept = [jsonl.read(out / f"trajectories/step-00000{n}.jsonl") for n in (1, recipe.rl.steps)]
     return [t.task for step in kept for t in step if t.provenance.index == 0]
@@ -59,29 +59,29 @@ def test_a_set_with_fewer_tasks_than_a_step_is_refused_before_there_is_a_run(bas
 
 
 def test_the_run_says_which_tasks_it_is_of_and_goes_on_with_no_others(base, tmp_path):
-    run(base, tmp_path / "run", Few(), max_ids=40)
+    run(base, tmp_path / "run", Few(), max_tokens=40)
     about = json.loads((tmp_path / "run/run.json").read_text())
     assert about["recipe"]["task"]["name"] == "few"
     assert about["inputs"]["tasks"].startswith("few ")
-    run(base, tmp_path / "run", Few(), max_ids=40)
+    run(base, tmp_path / "run", Few(), max_tokens=40)
     for other in (Few(questions=("go", "come", "leave")), Few(system="be brief")):
         with pytest.raises(CheckpointError, match=r"started from other tasks \(few \w{16}, now few \w{16}\)"):
-            run(base, tmp_path / "run", other, max_ids=40)
+            run(base, tmp_path / "run", other, max_tokens=40)
     with pytest.raises(CheckpointError, match=r"task\.name was 'few', is 'ones'"):
-        run(base, tmp_path / "run", Ones(), max_ids=40)
+        run(base, tmp_path / "run", Ones(), max_tokens=40)
 
 
 def test_prompts_that_are_too_long_are_counted_and_left_out(base, tmp_path):
     tasks = Few(questions=("go", "a long story " * 9, "come", "stay"))
-    with pytest.warns(TaskWarning, match=r"max_ids = 16.* 1 of the first 4 tasks .*left out"):
+    with pytest.warns(TaskWarning, match=r"max_tokens = 16.* 1 of the first 4 tasks .*left out"):
         assert run(base, tmp_path / "run", tasks) == ["few/0", "few/2", "few/2", "few/3"]
     all_turns = [len(t.turns) for t in jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl")]
     assert min(all_turns) > 0
 
 
 def test_where_all_are_too_long_nothing_begins(base, tmp_path):
-    with pytest.raises(RecipeError, match=r"rollout\.max_ids = 5: 3 prompts in a row leave no room"):
-        run(base, tmp_path / "run", Few(), max_ids=5)
+    with pytest.raises(RecipeError, match=r"rollout\.max_tokens = 5: 3 prompts in a row leave no room"):
+        run(base, tmp_path / "run", Few(), max_tokens=5)
     assert not (tmp_path / "run").exists()
 
 

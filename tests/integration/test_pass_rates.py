@@ -27,8 +27,8 @@ from retcon.train.rl import run_rl
 from training import Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
-NUMBERS = load_recipe(None, ["rollout.max_ids=2000", "sandbox.workers=1"])
-TINY = load_recipe(None, ["rollout.max_ids=100", "rollout.lookahead_ids=0", "sandbox.workers=1"])
+NUMBERS = load_recipe(None, ["rollout.max_tokens=2000", "sandbox.workers=1"])
+TINY = load_recipe(None, ["rollout.max_tokens=100", "rollout.lookahead_tokens=0", "sandbox.workers=1"])
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_an_interrupted_measurement_goes_on_and_measures_nothing_twice(base, tmp
 
 def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_path):
     out = tmp_path / "rates.jsonl"
-    sections = ("rollout.max_ids=100", "rollout.lookahead_ids=0", "sandbox.workers=1")
+    sections = ("rollout.max_tokens=100", "rollout.lookahead_tokens=0", "sandbox.workers=1")
     words = ["difficulty", str(base), *sections, "--tasks", "3", "--rollouts", "2", "--out", str(out)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
@@ -124,7 +124,7 @@ def trained_on(base: Path, tmp_path: Path, rates: list[PassRate], **select: obje
     recipe = small_recipe(
         base,
         rl={"prompts": 2, "group": 2, "steps": 2},
-        rollout={"max_ids": 16},
+        rollout={"max_tokens": 16},
         repair={"kind": "none"},
         select={"pass_rates": str(file), **select},
     )

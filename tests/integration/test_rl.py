@@ -33,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(base, out, rewards, **sections):
-    recipe = small_recipe(base, **{"rl": SMALL, "rollout": {"max_ids": 16}, "repair": {"kind": "none"}, **sections})
+    recipe = small_recipe(base, **{"rl": SMALL, "rollout": {"max_tokens": 16}, "repair": {"kind": "none"}, **sections})
     lines = []
     run_rl(recipe, base, out, tasks=Graded(rewards=rewards), on_step=lines.append)
     return lines
@@ -173,7 +173,7 @@ def test_adapters_end_up_in_a_plain_model(base, tmp_path):
 
 
 def test_a_run_says_where_it_computes_and_keeps_it(base, tmp_path):
-    recipe = small_recipe(base, rl=SMALL, rollout={"max_ids": 16}, compute={"attention": "eager"})
+    recipe = small_recipe(base, rl=SMALL, rollout={"max_tokens": 16}, compute={"attention": "eager"})
     told = []
     run_rl(recipe, base, tmp_path / "run", tasks=Ones(), on_place=lambda place: told.append(place.line))
     assert len(told) == 1
@@ -192,7 +192,7 @@ def test_what_cannot_be_computed_here_is_refused_before_there_is_a_run(base, tmp
 
 
 def test_an_interrupt_loses_no_step(zygote, base, tmp_path):
-    recipe = small_recipe(base, rl={**SMALL, "steps": 1000, "checkpoint_every": 1000}, rollout={"max_ids": 16})
+    recipe = small_recipe(base, rl={**SMALL, "steps": 1000, "checkpoint_every": 1000}, rollout={"max_tokens": 16})
     pid = done = 0
     for name, value in zygote.run("rl", recipe, base, tmp_path / "run"):
         if name == "pid":

@@ -76,7 +76,7 @@ def test_no_history_is_committed_that_the_interpreter_would_not_have_told():
 def test_the_recipe_says_whether_rollouts_have_sessions():
     def observed(*overrides: str) -> list[str]:
         async def work() -> list[str]:
-            recipe = load_recipe(None, ["rollout.max_ids=900", "sandbox.output_chars=200", *overrides])
+            recipe = load_recipe(None, ["rollout.max_tokens=900", "sandbox.output_chars=200", *overrides])
             engine = ScriptedEngine(ByteTokenizer(), [call("n = 1"), call("n = n + 1\nn"), DONE])
             async with open_world(recipe, engine, Chat(ByteTokenizer())) as world:
                 (group,) = await world.roll_out(

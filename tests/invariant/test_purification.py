@@ -85,12 +85,12 @@ def test_limits_hold(script: Script, repair: Saar, limit: Limits):
     p = play(script, OUTCOMES, repair=repair, limits=limit, max_tokens=200)
     assert len(p.turns) <= limit.max_turns
     assert all(len(turn.raw()) <= 1 + repair.attempts for turn in p.turns)
-    room = limit.max_ids + limit.lookahead_ids
+    room = limit.max_tokens + limit.lookahead_tokens
     for (_, ids), params in zip(p.engine.seen, p.engine.params, strict=True):
         assert 0 < params.max_tokens <= room - len(ids)
     trailing = [s for s in p.turns[-1].segments if s not in p.turns[-1].generated] if p.turns else []
     assert len(history_ids(p.trajectory)) - sum(len(s.ids) for s in trailing) <= max(
-        limit.max_ids, sum(len(s.ids) for s in p.trajectory.prompt)
+        limit.max_tokens, sum(len(s.ids) for s in p.trajectory.prompt)
     )
 
 

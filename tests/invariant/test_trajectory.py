@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retcon.core.errors import MissingIds, UnscoredIds
+from retcon.core.errors import MissingIds, UnscoredTokens
 from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import KINDS, Provenance, RepairRecord, Segment, Trajectory, Turn
 from strategies import repaired_turns, segments, trajectories
@@ -47,7 +47,7 @@ def test_unscored_ids_are_refused_for_training_and_are_unknown_otherwise(traject
     if not unscored:
         to_sample(trajectory)
         return
-    with pytest.raises(UnscoredIds, match=r"t1: \d+ spliced ids"):
+    with pytest.raises(UnscoredTokens, match=r"t1: \d+ spliced ids"):
         to_sample(trajectory)
     sample = to_sample(trajectory, scored=False)
     for spliced, logprob in zip(sample.spliced, sample.logprobs, strict=True):
@@ -72,7 +72,7 @@ def test_no_sampled_id_is_lost_in_a_repair(turn: Turn) -> None:
         assert [s.kind for s in attempt.generated] == ["sampled"]  # as it happened: nothing spliced
         assert attempt.raw() == (attempt,)
     trajectory = Trajectory("t", "task", (), (turn,))
-    assert trajectory.sampled_ids == sum(len(s.ids or ()) for a in attempts for s in a.generated)
+    assert trajectory.sampled_tokens == sum(len(s.ids or ()) for a in attempts for s in a.generated)
     assert trajectory.raw_calls == len(attempts)
     assert trajectory.raw_seconds == pytest.approx(sum(o.seconds for a in attempts for o in a.observations))
     fixed = turn.repair.decision != "unrepaired"

@@ -24,8 +24,9 @@ from retcon.train.sft import run_sft
 from training import Graded, make_base, make_demonstrations
 
 QUICK = (
-    "compute.device=cpu", "rollout.max_ids=16", "rollout.max_turns=2", "rollout.lookahead_ids=0", "sandbox.workers=1",
-    "rl.steps=1", "rl.prompts=1", "rl.group=4", "sft.steps=1", "sft.batch=4", "dpo.steps=1", "dpo.batch=4",
+    "compute.device=cpu", "rollout.max_tokens=16", "rollout.max_turns=2", "rollout.lookahead_tokens=0",
+    "sandbox.workers=1", "rl.steps=1", "rl.prompts=1", "rl.group=4", "sft.steps=1",
+    "sft.batch=4", "dpo.steps=1", "dpo.batch=4",
 )  # fmt: skip
 """Changes to the defaults that make every run a matter of a second; a case may change them again."""
 

@@ -80,7 +80,7 @@ def attention_of_the_model(recipe: Recipe, lab: Lab) -> set[str]:
     return {module.config._attn_implementation for module, _ in calls}
 
 
-@acts("compute.micro_batch_ids", (1, 4), (10_000, 1), given=["compute.share_prompts=false"])
+@acts("compute.micro_batch_tokens", (1, 4), (10_000, 1), given=["compute.share_prompts=false"])
 def forwards_of_four_samples(recipe: Recipe, lab: Lab) -> int:
     return len(supervised_calls(recipe, lab, "Qwen3Model"))
 

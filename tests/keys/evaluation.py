@@ -11,7 +11,7 @@ from retcon.evaluate.result import Result, read_result
 from retcon.evaluate.runner import evaluate, run_evaluation, settings_of
 from retcon.tasks.registry import task_set
 
-SMALL = ("evaluate.problems=1", "evaluate.samples=1", "rollout.max_ids=100")
+SMALL = ("evaluate.problems=1", "evaluate.samples=1", "rollout.max_tokens=100")
 
 
 def evaluated(recipe: Recipe, lab: Lab) -> Result:
@@ -42,7 +42,12 @@ def problems_that_are_drawn(recipe: Recipe, lab: Lab) -> list[str]:
     return [problem.task for problem in evaluated(recipe, lab).settings["t1"].problems]
 
 
-@acts("evaluate.repair", ("none", 1), ("saar", 0), given=(*SMALL, "rollout.max_ids=2000", "rollout.lookahead_ids=1000"))
+@acts(
+    "evaluate.repair",
+    ("none", 1),
+    ("saar", 0),
+    given=(*SMALL, "rollout.max_tokens=2000", "rollout.lookahead_tokens=1000"),
+)
 def failed_calls_that_an_evaluation_lets_stand(recipe: Recipe, lab: Lab) -> int:
     """Of a model that fails, then works, then answers."""
     tokenizer, said = ByteTokenizer(), ["```python\nnothing\n```", "```python\nprint(1)\n```", "\\boxed{1}"]

@@ -23,7 +23,7 @@ from training import Ones
 
 Replies = Sequence[Reply] | Callable[[str, str, int], str]
 TASK = Task("t", "go", "1")
-ROOM = ("rollout.max_ids=2000", "rollout.max_turns=6", "rollout.lookahead_ids=2000", "rl.group=2")
+ROOM = ("rollout.max_tokens=2000", "rollout.max_turns=6", "rollout.lookahead_tokens=2000", "rl.group=2")
 SAAR = (*ROOM, 'repair.kind="saar"')
 REPAIRED = [call("print(a)"), call("print(1)"), "1"]
 FAILING = [call(f"print({name})") for name in "abcdefgh"] * 4
@@ -76,7 +76,7 @@ def seed_of_a_rollout(recipe: Recipe, lab: Lab) -> int | None:
     return roll(recipe, lab).first.provenance.seed
 
 
-@acts("rollout.max_ids", (60, 60), (110, 110), given=ROOM)
+@acts("rollout.max_tokens", (60, 60), (110, 110), given=ROOM)
 def ids_of_a_model_that_does_not_end(recipe: Recipe, lab: Lab) -> int:
     return sum(len(s.ids or ()) for s in roll(recipe, lab, ["word " * 900]).first.segments)
 
@@ -86,7 +86,7 @@ def turns_of_a_model_that_keeps_calling(recipe: Recipe, lab: Lab) -> int:
     return len(roll(recipe, lab, FAILING).first.turns)
 
 
-@acts("rollout.lookahead_ids", (0, 0), (20, 1), (2000, 3), given=(*SAAR, "rollout.max_ids=30"))
+@acts("rollout.lookahead_tokens", (0, 0), (20, 1), (2000, 3), given=(*SAAR, "rollout.max_tokens=30"))
 def attempts_that_there_is_room_for(recipe: Recipe, lab: Lab) -> int:
     """The prompt takes 10 ids, a failure 20."""
     return len(roll(recipe, lab, FAILING).first.turns[0].abandoned)

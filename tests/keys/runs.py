@@ -11,7 +11,7 @@ from retcon.train.rl import run_rl
 ONE = ("rl.minibatches=1", "rl.lr=1.0e-3")
 
 
-@acts("task.name", ("numbers", {"numbers"}), given=["rollout.max_ids=160"])
+@acts("task.name", ("numbers", {"numbers"}), given=["rollout.max_tokens=160"])
 def family_of_the_tasks(recipe: Recipe, lab: Lab) -> set[str]:
     out = lab.out()
     run_rl(recipe, lab.base, out)

@@ -17,7 +17,7 @@ from retcon.train.prompts import Prompts
 from retcon.train.selection import draw_groups
 from training import Ones
 
-ROC = ('select.kind="roc"', "rollout.max_ids=2000", "rollout.max_turns=4")
+ROC = ('select.kind="roc"', "rollout.max_tokens=2000", "rollout.max_turns=4")
 RIGHT, WRONG = r"\boxed{1}", r"\boxed{2}"
 
 

@@ -52,7 +52,7 @@ def demonstrated(recipe: Recipe, lab: Lab) -> list[Trajectory]:
     return run(demonstrations(recipe, Chat(load_tokenizer(lab.base))))
 
 
-ROOM = ("rollout.max_ids=2000", "rollout.max_turns=6")
+ROOM = ("rollout.max_tokens=2000", "rollout.max_turns=6")
 
 
 @acts("sft.demonstrations", (2, 2), (5, 5), given=ROOM)
@@ -74,7 +74,7 @@ def supervised_steps(recipe: Recipe, lab: Lab) -> int:
 def times_that_30_demonstrations_are_gone_through(recipe: Recipe, lab: Lab) -> int:
     """In three steps; ids of all steps over ids of all demonstrations."""
     whole = lab.supervised(recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"batch": 30, "steps": 1})}))
-    return round(sum(line["ids"] for line in lab.supervised(recipe)[1]) / whole[1][0]["ids"])
+    return round(sum(line["tokens"] for line in lab.supervised(recipe)[1]) / whole[1][0]["tokens"])
 
 
 @acts("sft.lr", (1e-3, 1e-3), (1e-2, 1e-2))

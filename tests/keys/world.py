@@ -16,7 +16,7 @@ from retcon.engine.types import SamplingParams
 from retcon.rollout.world import open_world
 from retcon.tasks.types import Task
 
-LONG = ("rollout.max_ids=4000", "rollout.max_turns=6", "sandbox.output_chars=200")
+LONG = ("rollout.max_tokens=4000", "rollout.max_turns=6", "sandbox.output_chars=200")
 
 
 def observed(recipe: Recipe, *programs: str) -> list[Observation]:

@@ -285,11 +285,11 @@ def test_22_a_marker_of_several_ids_is_a_clean_boundary(style, marker):
 def test_23_a_fix_over_the_budget_is_no_fix():
     long = GOOD + " #" + "x" * 200
     replies = [call(BAD), call(long), call(GOOD), DONE]
-    roomy = play(replies, {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_ids=500))
+    roomy = play(replies, {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_tokens=500))
     assert roomy.texts[0] == call(long)
-    tight = play(replies, {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_ids=250))
+    tight = play(replies, {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_tokens=250))
     assert tight.texts == [call(GOOD), DONE]
-    none = play(replies, {BAD: "error"}, repair=Saar(attempts=1), limits=replace(LIMITS, max_ids=250))
+    none = play(replies, {BAD: "error"}, repair=Saar(attempts=1), limits=replace(LIMITS, max_tokens=250))
     assert none.texts[0] == call(BAD)
     assert (decisions(none)[0], none.turns[0].repair.reason) == ("unrepaired", "the fix does not fit the budget")
 

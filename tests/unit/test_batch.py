@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from retcon.core.errors import UnscoredIds
+from retcon.core.errors import UnscoredTokens
 from retcon.core.types import Sample
 from retcon.train.batch import check_scored, collate, epoch_batch, micro_batches, minibatches
 
@@ -39,13 +39,13 @@ def test_an_id_that_nothing_predicts_is_refused():
 def test_ids_without_logprobs_are_refused():
     scored = sample(3)
     check_scored(scored)
-    with pytest.raises(UnscoredIds, match="1 ids"):
+    with pytest.raises(UnscoredTokens, match="1 ids"):
         check_scored(Sample(scored.ids, scored.mask, (None, None, None), scored.spliced))
 
 
 def test_micro_batches_hold_everything_within_the_budget():
     samples = [sample(n) for n in (5, 30, 6, 5, 12, 4, 11)]
-    batches = micro_batches(samples, max_ids=24)
+    batches = micro_batches(samples, max_tokens=24)
     assert sorted(len(s.ids) for b in batches for s in b) == [4, 5, 5, 6, 11, 12, 30]
     assert [[len(s.ids) for s in b] for b in batches] == [[30], [12, 11], [6, 5, 5], [4]]
 

@@ -75,7 +75,7 @@ def direct(model, reference: torch.Tensor, beta: float) -> torch.Tensor:
     return dpo_loss(found[:, 0], found[:, 1], reference=(reference[:, 0], reference[:, 1]), beta=beta)[0]
 
 
-@pytest.mark.parametrize("computing", [Computing(), Computing(micro_batch_ids=8), Computing(share_prompts=False)])
+@pytest.mark.parametrize("computing", [Computing(), Computing(micro_batch_tokens=8), Computing(share_prompts=False)])
 def test_the_step_is_down_the_gradient_of_the_loss_however_it_is_cut(model, computing):
     reference = torch.tensor([[-14.0, -15.0], [-9.0, -8.0]])
     section = DPOSection(beta=0.3, lr=0.1, warmup=0.0, steps=2, max_grad_norm=1e9)
@@ -157,6 +157,6 @@ def test_what_is_no_pair_is_refused_by_line(tmp_path, row, part):
 
 def test_long_pairs_are_counted_and_left_out(tmp_path):
     with pytest.warns(TaskWarning, match="1 of 2 pairs are longer than the model's 20 positions"):
-        assert len(read(tmp_path, ROW, {**ROW, "chosen": "x" * 30}, max_ids=20)) == 1
+        assert len(read(tmp_path, ROW, {**ROW, "chosen": "x" * 30}, max_tokens=20)) == 1
     with pytest.raises(RecordError, match="holds no pair"):
         read(tmp_path)

@@ -68,7 +68,7 @@ def worded(*lengths: int) -> list[Task]:
 def test_prompts_that_leave_no_room_are_left_out_or_refused():
     room = prompt_ids(CHAT, worded(5)[0]) + 1  # for one id after a question of 5 letters
     assert [t.id for t in fitting(worded(5, 6, 4), CHAT, room)] == ["t0", "t2"]
-    with pytest.raises(RecipeError, match=rf"max_ids = {room}.* 2 of 3 problems .*t2, has {room + 4} ids"):
+    with pytest.raises(RecipeError, match=rf"max_tokens = {room}.* 2 of 3 problems .*t2, has {room + 4} tokens"):
         refuse_long(worded(5, 6, 10), CHAT, room, "problems")
     refuse_long(worded(5, 4), CHAT, room, "problems")
 

@@ -104,12 +104,12 @@ def test_the_best_arm_of_each_figure_is_bold(tmp_path: Path) -> None:
     def one(mean: float) -> dict[str, float]:
         return {"mean": mean, "low": mean - 0.125, "high": mean + 0.125}
 
-    arms = {"a": {"pass1_t1": one(0.5), "ids": one(9)}, "b": {"pass1_t1": one(0.25), "ids": one(7)}}
+    arms = {"a": {"pass1_t1": one(0.5), "tokens": one(9)}, "b": {"pass1_t1": one(0.25), "tokens": one(7)}}
     root = repository(tmp_path, "{run.summary:arms}", {"summary": {"arms": arms}})
     ((_, text),) = outdated(root).items()
     assert "| | a | b |\n|---|---|---|\n" in text
     assert "| pass@1, T = 1 | **.500** [.375–.625] | .250 [.125–.375] |\n" in text
-    assert "| ids, T = 1 | 9 [9–9] | **7** [7–7] |\n" in text
+    assert "| tokens, T = 1 | 9 [9–9] | **7** [7–7] |\n" in text
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -90,14 +90,14 @@ def assert_alike(one, other, **tolerance):
         torch.testing.assert_close(one[name], other[name], **tolerance)
 
 
-PLAIN = Computing(micro_batch_ids=1, share_prompts=False)
+PLAIN = Computing(micro_batch_tokens=1, share_prompts=False)
 """Every sample on its own, as it is."""
 WAYS = {
-    "together": Computing(micro_batch_ids=10**6, share_prompts=False),
-    "shared": Computing(micro_batch_ids=10**6),
-    "shared, cut": Computing(micro_batch_ids=64),
-    "checkpointed": Computing(micro_batch_ids=64, checkpointing=True),
-    "sliced": Computing(micro_batch_ids=64, logits_chunk=100),
+    "together": Computing(micro_batch_tokens=10**6, share_prompts=False),
+    "shared": Computing(micro_batch_tokens=10**6),
+    "shared, cut": Computing(micro_batch_tokens=64),
+    "checkpointed": Computing(micro_batch_tokens=64, checkpointing=True),
+    "sliced": Computing(micro_batch_tokens=64, logits_chunk=100),
 }
 
 
@@ -123,7 +123,7 @@ def test_every_way_has_the_same_gradient(model, way, samples):
 )
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_accumulated_gradients_are_those_of_one_batch(qwen, samples, config, checkpointing):
-    parts, whole = (Computing(micro_batch_ids=n, checkpointing=checkpointing) for n in (64, 10**6))
+    parts, whole = (Computing(micro_batch_tokens=n, checkpointing=checkpointing) for n in (64, 10**6))
     assert_alike(*(gradient(qwen, samples, c, config)[0] for c in (parts, whole)), atol=1e-7, rtol=1e-4)
 
 

@@ -70,14 +70,14 @@ def test_masked_ids_count_for_nothing_whatever_they_hold():
     found, gradient = loss_of([[1.0, math.inf]], [[1.0, 1.0]], [[1, 0]])
     assert found.value.item() == pytest.approx(-1.0)
     assert found.kl.item() == pytest.approx(0.0)
-    assert found.surprise.item() == pytest.approx(1.0)
+    assert found.entropy_estimate.item() == pytest.approx(1.0)
     assert gradient[0, 1].item() == 0.0
 
 
 def test_kl_and_surprise():
     found, _ = loss_of([[1.0, 2.0]], [[1.0, 1.0]])
     assert found.kl.item() == pytest.approx((0 + (2 - 1 - math.log(2))) / 2, rel=1e-5)
-    assert found.surprise.item() == pytest.approx((1 + 1 - math.log(2)) / 2, rel=1e-5)
+    assert found.entropy_estimate.item() == pytest.approx((1 + 1 - math.log(2)) / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("aggregate", ["token", "sequence"])
@@ -89,7 +89,7 @@ def test_parts_of_a_minibatch_add_up(aggregate):
         loss_of(ratios[i : i + 1], advantages[i : i + 1], MASK[i : i + 1], aggregate=aggregate, totals=totals)
         for i in range(2)
     ]
-    for name in ("value", "clipped", "kl", "surprise"):
+    for name in ("value", "clipped", "kl", "entropy_estimate"):
         assert sum(getattr(p, name).item() for p, _ in parts) == pytest.approx(getattr(whole, name).item())
     torch.testing.assert_close(torch.cat([g for _, g in parts]), gradient)
 
@@ -115,7 +115,7 @@ def test_weights_multiply_terms_and_leave_the_denominators():
     # ρ Â w / 6, and nothing where the clip cut it off
     torch.testing.assert_close(gradient, torch.tensor([[-2.0, 0.0, -1.8], [1.0, 0.0, 2.0]]) / 6)
     plain, _ = loss_of(ratios, advantages)
-    assert (found.clipped, found.kl, found.surprise) == (plain.clipped, plain.kl, plain.surprise)
+    assert (found.clipped, found.kl, found.entropy_estimate) == (plain.clipped, plain.kl, plain.entropy_estimate)
 
 
 def test_weights_of_one_change_no_bit():

@@ -18,10 +18,10 @@ sizes = st.lists(st.builds(Size, st.integers(1, 3000), st.one_of(st.just(0), st.
 
 
 @given(sizes, st.one_of(st.none(), st.integers(1, 5000)))
-def test_buckets_hold_everything_and_little_padding(sizes, max_ids):
-    found = buckets(sizes, max_ids=max_ids)
+def test_buckets_hold_everything_and_little_padding(sizes, max_tokens):
+    found = buckets(sizes, max_tokens=max_tokens)
     assert sorted(i for bucket in found for i in bucket) == list(range(len(sizes)))
-    assert buckets(sizes, max_ids=max_ids) == found
+    assert buckets(sizes, max_tokens=max_tokens) == found
     for bucket in found:
         rows = [sizes[i] for i in bucket]
         width, prefix = max(r.own for r in rows), max(r.prefix for r in rows)
@@ -29,7 +29,7 @@ def test_buckets_hold_everything_and_little_padding(sizes, max_ids):
         if len(rows) > 1:
             assert sum(r.own for r in rows) >= (1 - PADDING) * len(rows) * width
             assert sum(r.own + r.prefix for r in rows) >= (1 - PADDING) * len(rows) * (width + prefix)
-            assert max_ids is None or len(rows) * width <= max_ids
+            assert max_tokens is None or len(rows) * width <= max_tokens
 
 
 @given(sizes)
@@ -87,11 +87,11 @@ def test_every_id_sees_what_it_sees_in_its_sample_and_no_more(samples, share):
 
 
 @given(sampled(), st.integers(1, 200), st.booleans())
-def test_micro_batches_keep_to_the_budget(samples, max_ids, share):
-    found = packed_batches(samples, max_ids, share=share)
+def test_micro_batches_keep_to_the_budget(samples, max_tokens, share):
+    found = packed_batches(samples, max_tokens, share=share)
     assert sorted(id(s) for batch in found for s in batch) == sorted(map(id, samples))
     for batch in found:
         packing = pack(batch, share=share, dtype=torch.float32, device=torch.device("cpu"))
-        assert packing.ids.numel() <= max_ids or len(batch) == 1
-    padded = micro_batches(samples, max_ids)
+        assert packing.ids.numel() <= max_tokens or len(batch) == 1
+    padded = micro_batches(samples, max_tokens)
     assert sorted(id(s) for batch in padded for s in batch) == sorted(map(id, samples))

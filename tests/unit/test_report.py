@@ -121,7 +121,7 @@ def test_the_showcase_of_a_run_is_from_its_latest_step_that_has_one(tmp_path: Pa
 
 def test_an_evaluation_fits_eighty_columns_and_tells_pass_at_16() -> None:
     found = result(random.Random(0), 0.5, 0.3, samples=16)
-    wide = {name: replace_ids(setting, 12345.6) for name, setting in found.settings.items()}
+    wide = {name: replace_tokens(setting, 12345.6) for name, setting in found.settings.items()}
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(result_table(msgspec.structs.replace(found, settings=wide)))
     text = console.export_text()
@@ -131,8 +131,8 @@ def test_an_evaluation_fits_eighty_columns_and_tells_pass_at_16() -> None:
     assert "purification off" in text
 
 
-def replace_ids(setting: Setting, ids: float) -> Setting:
-    problems = [msgspec.structs.replace(p, ids=ids + n) for n, p in enumerate(setting.problems)]
+def replace_tokens(setting: Setting, tokens: float) -> Setting:
+    problems = [msgspec.structs.replace(p, tokens=tokens + n) for n, p in enumerate(setting.problems)]
     return msgspec.structs.replace(setting, problems=problems)
 
 

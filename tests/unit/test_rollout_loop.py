@@ -75,7 +75,7 @@ def test_turns_run_out_with_the_last_call_run():
 def test_a_generation_that_is_cut_off_runs_no_call():
     whole = play([call("a"), DONE], {})
     first = len(whole.engine.seen[0][1])
-    p = play([call("a"), DONE], {}, limits=replace(LIMITS, max_ids=first + len(call("a"))))
+    p = play([call("a"), DONE], {}, limits=replace(LIMITS, max_tokens=first + len(call("a"))))
     assert p.trajectory.stop == "length"
     assert (p.turns[0].text, p.turns[0].calls, p.tool.executed) == (call("a"), (), [])
     assert len(history_ids(p.trajectory)) == first + len(call("a"))
@@ -84,9 +84,9 @@ def test_a_generation_that_is_cut_off_runs_no_call():
 def test_ids_run_out_with_an_observation():
     whole = play([call("a"), DONE], {})
     first = len(whole.engine.seen[1][1])
-    p = play([call("a"), DONE], {}, limits=replace(LIMITS, max_ids=first))
+    p = play([call("a"), DONE], {}, limits=replace(LIMITS, max_tokens=first))
     assert (p.trajectory.stop, len(p.turns), p.tool.executed) == ("length", 1, ["a"])
-    p = play([call("a"), DONE], {}, limits=replace(LIMITS, max_ids=first + 1))
+    p = play([call("a"), DONE], {}, limits=replace(LIMITS, max_tokens=first + 1))
     assert (p.trajectory.stop, p.turns[1].text) == ("length", DONE[0])
 
 
@@ -100,7 +100,7 @@ def test_no_history_has_more_ids_than_the_limit_whatever_tools_print(repair, sta
     whole = play(reply, {"a": answer}, repair=repair)
     start = len(whole.engine.seen[0][1]) + len(call("a")) + 1
     for limit in range(start, start + 60):
-        limits = replace(LIMITS, max_ids=limit, lookahead_ids=500)
+        limits = replace(LIMITS, max_tokens=limit, lookahead_tokens=500)
         p = play(reply, {"a": answer}, repair=repair, limits=limits)
         ids = history_ids(p.trajectory)
         assert (p.trajectory.stop, len(ids)) == ("length", limit)
@@ -110,7 +110,7 @@ def test_no_history_has_more_ids_than_the_limit_whatever_tools_print(repair, sta
 
 
 def test_a_prompt_that_leaves_no_room_is_not_asked():
-    p = play([DONE], {}, limits=replace(LIMITS, max_ids=10))
+    p = play([DONE], {}, limits=replace(LIMITS, max_tokens=10))
     assert (p.trajectory.stop, p.turns, p.engine.seen, p.engine.released) == ("length", (), [], ["t/0/0"])
 
 
@@ -192,16 +192,16 @@ def test_what_fits_leaves_room_to_go_on_but_for_an_answer():
     used = len(history_ids(p.trajectory))
     prompt = used - len([i for t in p.turns for s in t.segments for i in s.ids])
 
-    def fits(*turns, max_ids, max_turns=2):
-        limits = Limits(max_ids, max_turns, lookahead_ids=500)
+    def fits(*turns, max_tokens, max_turns=2):
+        limits = Limits(max_tokens, max_turns, lookahead_tokens=500)
         return TurnLookahead(None, limits, history=range(prompt), number=0, state=None).fits(*turns)
 
-    assert fits(step, answer, max_ids=used)
-    assert not fits(step, answer, max_ids=used - 1)
+    assert fits(step, answer, max_tokens=used)
+    assert not fits(step, answer, max_tokens=used - 1)
     after_step = len(p.engine.seen[1][1])
-    assert fits(step, max_ids=after_step + 1)
-    assert not fits(step, max_ids=after_step)
-    assert not fits(step, answer, max_ids=used, max_turns=1)
+    assert fits(step, max_tokens=after_step + 1)
+    assert not fits(step, max_tokens=after_step)
+    assert not fits(step, answer, max_tokens=used, max_turns=1)
 
 
 def test_a_turn_that_ends_otherwise_is_closed_by_the_template():

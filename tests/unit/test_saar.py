@@ -112,12 +112,12 @@ def test_a_failure_of_the_infrastructure_in_the_lookahead_ends_the_rollout(secon
 
 def test_without_room_for_another_attempt_the_failure_stays():
     used = len(history_ids(play([call(BAD), DONE], {BAD: "error"}).trajectory)) - len(DONE) - 1
-    limits = replace(LIMITS, max_ids=used + 20, lookahead_ids=0)
+    limits = replace(LIMITS, max_tokens=used + 20, lookahead_tokens=0)
     p = play([call(BAD), "x" * 30, "y" * 30, DONE], {BAD: "error"}, repair=Saar(attempts=2), limits=limits)
     assert decisions(p) == ["unrepaired", None]
     assert [a.stop for a in p.turns[0].abandoned] == ["length", "length"]
     assert p.engine.seen[1][1] == p.engine.seen[2][1]  # what was cut off is not shown
-    p = play([call(BAD)], {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_ids=used, lookahead_ids=0))
+    p = play([call(BAD)], {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_tokens=used, lookahead_tokens=0))
     assert decisions(p) == ["unrepaired"]
     assert p.turns[0].abandoned == ()
     assert p.trajectory.stop == "length"

@@ -16,7 +16,7 @@ from retcon.report.runs import Run, read_metrics
 from retcon.report.summary import figures, write_summary
 
 NAMES = ("pass1_t1", "pass8_t1", "pass1", "pass8", "failed_calls_t1", "failed_calls")
-COSTS = ("ids", "rollouts", "wall_s", "cpu_s")
+COSTS = ("tokens", "rollouts", "wall_s", "cpu_s")
 
 
 def scored(*groups: list[Trajectory]) -> Result:

@@ -59,8 +59,8 @@ def unrepaired() -> Turn:
 def test_a_trajectory_as_it_stands() -> None:
     assert printed(show_trajectory(lived(shallow()))).splitlines() == [
         "────────────────────────────── trajectory run/3-1 ──────────────────────────────",
-        "task task-7 · 1 call, 0 failed · as sampled: 3 calls, 2 failed · 0 ids sampled ·",
-        "purifier armed",
+        "task task-7 · 1 call, 0 failed · as sampled: 3 calls, 2 failed · 0 tokens ",
+        "sampled · purifier armed",
         "     user │ what is it?",
         "turn 1 · call ──────────────────────────────────────────────────────────────────",
         "   repair │ shallow: program replaced · similarity 0.83 · 2 attempts",

@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import RLSection
-from retcon.core.errors import TrainingDiverged, UnscoredIds
+from retcon.core.errors import TrainingDiverged, UnscoredTokens
 from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.train.batch import collate
 from retcon.train.kernels.computing import Computing
@@ -68,8 +68,8 @@ def test_logprobs_equal_a_plain_forward_whatever_the_padding(model):
 def test_micro_batches_equal_one_batch(model, algorithm):
     samples = [sample(n, a, learnt=k, first=n) for n, a, k in ((9, 1.0, 4), (14, -0.5, 7), (20, 2.0, 2), (11, -1.0, 5))]
     config = CONFIG.model_copy(update={"algorithm": algorithm})
-    whole, metrics = moved(model, samples, config, computing=Computing(micro_batch_ids=1000))
-    parts, of_parts = moved(model, samples, config, computing=Computing(micro_batch_ids=20))
+    whole, metrics = moved(model, samples, config, computing=Computing(micro_batch_tokens=1000))
+    parts, of_parts = moved(model, samples, config, computing=Computing(micro_batch_tokens=20))
     assert_moved_alike(whole, parts)
     assert metrics | {"padding": 0} == pytest.approx(of_parts | {"padding": 0}, rel=1e-4)
 
@@ -111,7 +111,7 @@ def test_unscored_ids_are_refused_before_anything_moves(model):
     bad = Sample(bad.ids, bad.mask, (None,) * 9, bad.spliced, bad.advantages)
     trained = copy.deepcopy(model)
     optimizer = torch.optim.SGD(trained.parameters())
-    with pytest.raises(UnscoredIds):
+    with pytest.raises(UnscoredTokens):
         update(trained, optimizer, [good, bad], CONFIG, seed=0, step=1)
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in trained.state_dict().items())
 
@@ -134,7 +134,7 @@ def test_a_group_becomes_samples_with_advantages():
     assert [s.weights for s in samples] == [None, None]
     with pytest.raises(ValueError, match="no reward"):
         group_samples([trajectory(1.0), trajectory(None)], CONFIG)
-    with pytest.raises(UnscoredIds):
+    with pytest.raises(UnscoredTokens):
         group_samples([trajectory(1.0), trajectory(-1.0, None)], CONFIG)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from playing import call, play
-from retcon.core.errors import UnscoredIds
+from retcon.core.errors import UnscoredTokens
 from retcon.core.sample import to_sample
 from retcon.core.types import RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.saar import Saar
@@ -54,14 +54,14 @@ def test_a_ratio_beyond_what_a_float_holds_is_cut_too():
     [(None, (-1.0,) * 4, "turn 0.*under the purified prefix"), ((-1.0,) * 3, None, "from when it was sampled")],
 )
 def test_what_is_not_known_is_not_one(now, was, message):
-    with pytest.raises(UnscoredIds, match=message):
+    with pytest.raises(UnscoredTokens, match=message):
         splice_weights(repaired(now=now, was=was), 2.0)
 
 
 def test_a_splice_whose_attempts_are_gone_cannot_be_weighed():
     trajectory = repaired(now=(-1.0,) * 3, was=(-1.0,) * 4)
     turn = replace(trajectory.turns[0], abandoned=())
-    with pytest.raises(UnscoredIds, match="from when it was sampled"):
+    with pytest.raises(UnscoredTokens, match="from when it was sampled"):
         splice_weights(replace(trajectory, turns=(turn,)), 2.0)
 
 

@@ -49,13 +49,13 @@ class TaskSection(Section):
 
 
 class RolloutSection(Section):
-    max_ids: Positive = Field(320, description="ids of a trajectory at most, prompt and observations included")
+    max_tokens: Positive = Field(320, description="tokens of a trajectory at most, prompt and observations included")
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
-    lookahead_ids: NonNegative = Field(160, description="room beyond max_ids for a repair's lookahead")
+    lookahead_tokens: NonNegative = Field(160, description="room beyond max_tokens for a repair's lookahead")
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: NonNegative = Field(0, description="keeps the k most probable ids; 0 is off")
-    min_p: Probability = Field(0.0, description="keeps ids of at least this share of the most probable one's "
+    top_k: NonNegative = Field(0, description="keeps the k most probable tokens; 0 is off")
+    min_p: Probability = Field(0.0, description="keeps tokens of at least this share of the most probable one's "
                                "probability; 0 is off")  # fmt: skip
 
 
@@ -106,13 +106,13 @@ class ComputeSection(Section):
         "weights")  # fmt: skip
     attention: Literal["auto", "sdpa", "eager"] = Field("auto", description="auto | sdpa | eager; auto: sdpa where the "
         "model has it")  # fmt: skip
-    micro_batch_ids: Positive = Field(2048, description="padded ids of one forward and backward: bounds memory")
+    micro_batch_tokens: Positive = Field(2048, description="padded tokens of one forward and backward: bounds memory")
     checkpointing: bool = Field(False, description="keep no activations inside a layer, compute them again in the "
                                 "backward: less memory, more time")  # fmt: skip
-    logits_chunk: Positive = Field(1 << 24, description="logits (ids × vocabulary) of a training step that exist at "
+    logits_chunk: Positive = Field(1 << 24, description="logits (tokens × vocabulary) of a training step that exist at "
                                    "once")  # fmt: skip
     share_prompts: bool = Field(
-        True, description="ids that samples of a micro-batch begin with alike are computed once"
+        True, description="tokens that samples of a micro-batch begin with alike are computed once"
     )
     kv_memory_mb: NonNegative = Field(0, description="for the keys and values of rollouts, MiB; 0: chosen by what is "
                                       "free")  # fmt: skip
@@ -196,9 +196,9 @@ class RLSection(Section):
     clip_high: Rate | Literal["auto"] = Field("auto", description="ε_high; auto: .2 in grpo, .28 in dapo")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
-    mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced ids get no gradient where "
-                                        "the advantage is negative")  # fmt: skip
-    splice_weight: Literal["none", "truncated"] = Field("none", description="of spliced ids in the loss; truncated: "
+    mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced tokens get no gradient "
+                                        "where the advantage is negative")  # fmt: skip
+    splice_weight: Literal["none", "truncated"] = Field("none", description="of spliced tokens in the loss; truncated: "
                            "π(c′|purified) / π(c′|lookahead), splice_weight_cap at most")  # fmt: skip
     splice_weight_cap: Rate = 2.0
     old_logprobs: Literal["engine", "recompute"] = Field("engine", description="π_old of the ratio: engine, the "

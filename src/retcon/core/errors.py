@@ -18,7 +18,7 @@ class RecipeError(RetconError):
     """A recipe or an override is wrong: names the file, the line, the key and the nearest valid key."""
 
 
-class UnscoredIds(RetconError):
+class UnscoredTokens(RetconError):
     """A sample was asked for while ids under its loss mask have no log-prob."""
 
 

@@ -24,7 +24,7 @@ class Completion:
 
     def __post_init__(self) -> None:
         if self.mask is not None and (self.ids is None or len(self.mask) != len(self.ids)):
-            raise ValueError(f"a mask of {len(self.mask)} for {len(self.ids or ())} ids")
+            raise ValueError(f"a mask of {len(self.mask)} for {len(self.ids or ())} tokens")
 
 
 @dataclass(frozen=True, slots=True)

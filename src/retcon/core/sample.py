@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retcon.core.errors import MissingIds, UnscoredIds
+from retcon.core.errors import MissingIds, UnscoredTokens
 from retcon.core.types import TRAINED, Sample, Trajectory
 
 
@@ -22,7 +22,7 @@ def history_ids(trajectory: Trajectory) -> tuple[int, ...]:
 def to_sample(trajectory: Trajectory, *, scored: bool = True) -> Sample:
     """The sample of a trajectory; the mask is 1 on `sampled` and `spliced` ids, 0 elsewhere.
 
-    scored=False (for supervised training) allows ids without log-probs. Raises MissingIds, and UnscoredIds where ids
+    scored=False (for supervised training) allows ids without log-probs. Raises MissingIds, and UnscoredTokens where ids
     under the mask have no log-probs.
     """
     mask: list[int] = []
@@ -33,8 +33,8 @@ def to_sample(trajectory: Trajectory, *, scored: bool = True) -> Sample:
         count = len(segment.ids or ())
         learnt = segment.kind in TRAINED
         if learnt and scored and segment.logprobs is None and count:
-            raise UnscoredIds(
-                f"trajectory {trajectory.id}: {count} {segment.kind} ids have no log-probs; "
+            raise UnscoredTokens(
+                f"trajectory {trajectory.id}: {count} {segment.kind} tokens have no log-probs; "
                 "score them under the purified prefix first"
             )
         mask.extend([int(learnt)] * count)

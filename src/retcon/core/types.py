@@ -45,7 +45,7 @@ class Segment:
             if self.kind not in TRAINED:
                 raise ValueError(f"a {self.kind} segment has no log-probs")
             if self.ids is None or len(self.logprobs) != len(self.ids):
-                raise ValueError(f"{len(self.logprobs)} log-probs for {len(self.ids or ())} ids")
+                raise ValueError(f"{len(self.logprobs)} log-probs for {len(self.ids or ())} tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Trajectory:
         return math.fsum(o.seconds for t in self.turns for a in t.raw() for o in a.observations)
 
     @property
-    def sampled_ids(self) -> int:
+    def sampled_tokens(self) -> int:
         """Ids that the model generated for this trajectory, abandoned attempts among them."""
         return sum(len(s.ids or ()) for t in self.turns for a in t.raw() for s in a.generated)
 

@@ -48,7 +48,7 @@ def run_difficulty(
     MissingExtra without torch.
     """
     chat = chat_of(recipe, checkpoint)
-    stream = fitting(training_prompts(task_set(recipe.task.name), recipe.run.seed), chat, recipe.rollout.max_ids)
+    stream = fitting(training_prompts(task_set(recipe.task.name), recipe.run.seed), chat, recipe.rollout.max_tokens)
     wanted = {t.id: t for t in islice(stream, tasks)}
     model = fingerprint(checkpoint)
     try:
@@ -106,7 +106,7 @@ async def measure(
                 tasks[start : start + CHUNK],
                 count=rollouts,
                 sampling=SamplingParams(
-                    section.temperature, section.top_p, section.top_k, section.min_p, max_tokens=section.max_ids
+                    section.temperature, section.top_p, section.top_k, section.min_p, max_tokens=section.max_tokens
                 ),
                 seed=derive("difficulty", recipe.run.seed),
                 step=0,

@@ -26,7 +26,7 @@ class Problem(msgspec.Struct, frozen=True):
     samples: int
     passed: int
     failed_calls: float
-    ids: float
+    tokens: float
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ def score(
                 samples=len(kept),
                 passed=sum((t.reward or 0) > 0 for t in kept),
                 failed_calls=statistics.fmean(t.raw_failures for t in kept) if kept else 0.0,
-                ids=statistics.fmean(t.sampled_ids for t in kept) if kept else 0.0,
+                tokens=statistics.fmean(t.sampled_tokens for t in kept) if kept else 0.0,
             )
         )
     return Setting(temperature, top_p, problems, lost, dict(failure_types), dict(stops), cpu_s, wall_s)

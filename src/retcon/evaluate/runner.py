@@ -45,7 +45,7 @@ MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
     """The two settings by name; both at T = 1, so that neither is the recipe's own sampling."""
-    room = recipe.rollout.max_ids
+    room = recipe.rollout.max_tokens
     return {
         "t1": SamplingParams(max_tokens=room),
         "top_p": SamplingParams(top_p=recipe.evaluate.top_p, max_tokens=room),
@@ -72,7 +72,7 @@ def run_evaluation(
         return out / "result.json"
     chat = chat_of(recipe, checkpoint)
     tasks = task_set(recipe.task.name).evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
-    refuse_long(tasks, chat, recipe.rollout.max_ids, "problems")
+    refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
     engine = load_policy(recipe, checkpoint, on_place)
     count = len(tasks) * recipe.evaluate.samples
     for name, params in missing.items():
@@ -162,7 +162,7 @@ def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = Non
     model = load_model(checkpoint, where.rollout_dtype, attention=where.attention)
     model.to(torch.device(where.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
     set_threads(where.threads)
-    room = recipe.rollout.max_ids + recipe.rollout.lookahead_ids
+    room = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
     return LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS, kv_memory_mb=recipe.compute.kv_memory_mb)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from retcon.core.errors import UnscoredIds
+from retcon.core.errors import UnscoredTokens
 from retcon.core.types import Segment, Trajectory, Turn
 
 
@@ -13,7 +13,7 @@ def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ..
 
     Both by the weights that sampled: the denominator is known from when the model wrote the fix with its failures
     before it, the numerator from scoring the splice. Id by id, as token-level truncated importance sampling is in verl
-    and TRL. Raises UnscoredIds where one of the two is not known, ValueError where cap is not above 0.
+    and TRL. Raises UnscoredTokens where one of the two is not known, ValueError where cap is not above 0.
     """
     if not cap > 0:
         raise ValueError(f"cap must be above 0, not {cap}")
@@ -28,7 +28,7 @@ def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ..
             for logprob in _logprobs(segment):
                 was = next(sampled, None)
                 if logprob is None or was is None:
-                    raise UnscoredIds(
+                    raise UnscoredTokens(
                         f"trajectory {trajectory.id}, turn {number}: a spliced id has no log-prob "
                         + ("under the purified prefix" if logprob is None else "from when it was sampled")
                     )

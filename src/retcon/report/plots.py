@@ -32,8 +32,8 @@ CURVES = (
     Curve("pass_rate", "pass_rate", "Rollouts that pass", "share of rollouts", top=1.0),
     Curve("failed_calls_raw", "raw_failures", "Failed calls as they happened", "per rollout"),
     Curve("failed_calls_purified", "failures", "Failed calls as trained on", "per rollout"),
-    Curve("sampled_ids", "sampled_ids", "Ids sampled", "per rollout", per="rollouts"),
-    Curve("spliced_share", "spliced_share", "Spliced ids among those trained on", "share of ids"),
+    Curve("sampled_tokens", "sampled_tokens", "Tokens sampled", "per rollout", per="rollouts"),
+    Curve("spliced_share", "spliced_share", "Spliced tokens among those trained on", "share of tokens"),
 )
 
 

@@ -32,7 +32,7 @@ ROWS = (
     Row("pass8", "pass@8, top-p", 3, 1),
     Row("failed_calls_t1", "failed calls, T = 1", 2, -1),
     Row("failed_calls", "failed calls, top-p", 2, -1),
-    Row("ids", "ids, T = 1", 0, -1),
+    Row("tokens", "tokens, T = 1", 0, -1),
     Row("train_failed_calls_raw", "failed in training, raw", 2, -1),
     Row("train_failed_calls", "  as trained on", 2, 0),
     Row("rollouts", "training: rollouts", 0, 0),
@@ -95,7 +95,7 @@ def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds:
     return table
 
 
-SECTION_ENDS = ("pass8", "ids", "train_failed_calls")
+SECTION_ENDS = ("pass8", "tokens", "train_failed_calls")
 
 
 def interval_note(seeds: int) -> str:
@@ -122,7 +122,7 @@ def result_table(result: Result) -> Table:
     figures: list[tuple[str, Callable[[Setting], list[float]], int]] = [
         *((f"pass@{k}", lambda s, k=k: s.passes(k), 3) for k in PASS_AT),
         ("failed calls", lambda s: s.per_problem(lambda p: p.failed_calls), 2),
-        ("ids", lambda s: s.per_problem(lambda p: p.ids), 1),
+        ("tokens", lambda s: s.per_problem(lambda p: p.tokens), 1),
     ]
     for label, values, digits in figures:
         if any(known := [values(s) for s in settings]):

@@ -67,7 +67,7 @@ def _header(trajectory: Trajectory) -> RenderableType:
         f"task {trajectory.task}",
         _calls(trajectory.calls, trajectory.failures),
         f"as sampled: {_calls(trajectory.raw_calls, trajectory.raw_failures)}",
-        f"{trajectory.sampled_ids} ids sampled",
+        f"{trajectory.sampled_tokens} tokens sampled",
         "purifier armed" if trajectory.provenance.purified else "no purifier",
     ]
     return Group(Rule(plain(f"trajectory {trajectory.id}", "bold"), style="bold"), plain(" · ".join(facts), "dim"))

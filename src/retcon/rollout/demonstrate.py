@@ -41,14 +41,14 @@ async def demonstrations(
     rollout = recipe.rollout.model_copy(update={"max_turns": recipe.sft.max_turns})
     recipe = recipe.model_copy(update={"rollout": rollout})
     teacher = Teacher({f"{p.task().id}/0/0": p for p in drawn}, chat, rates)
-    refuse_long([p.task() for p in drawn], chat, recipe.rollout.max_ids, "training problems")
+    refuse_long([p.task() for p in drawn], chat, recipe.rollout.max_tokens, "training problems")
     made: list[Trajectory] = []
     async with open_world(recipe, teacher, chat) as world:
         for start in range(0, total, CHUNK):
             groups = await world.roll_out(
                 [p.task() for p in drawn[start : start + CHUNK]],
                 count=1,
-                sampling=SamplingParams(max_tokens=recipe.rollout.max_ids),
+                sampling=SamplingParams(max_tokens=recipe.rollout.max_tokens),
                 seed=recipe.run.seed,
                 step=0,
                 grade=tasks.grade,

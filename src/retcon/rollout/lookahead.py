@@ -32,7 +32,7 @@ class TurnLookahead:
 
     async def attempt(self, shown: Sequence[Turn]) -> Turn | None:
         ids = self._history + ids_of(s for turn in shown for s in turn.segments)
-        room = self._limits.max_ids + self._limits.lookahead_ids - len(ids)
+        room = self._limits.max_tokens + self._limits.lookahead_tokens - len(ids)
         if room <= 0:
             return None
         turn = await self._sampler.turn(
@@ -50,7 +50,7 @@ class TurnLookahead:
         if self._number + len(turns) > self._limits.max_turns:
             return False
         used = len(self._history) + len(ids_of(s for turn in turns for s in turn.segments))
-        return used < self._limits.max_ids or (used == self._limits.max_ids and turns[-1].stop == "answer")
+        return used < self._limits.max_tokens or (used == self._limits.max_tokens and turns[-1].stop == "answer")
 
     async def settle(self, failure: Turn, committed: Sequence[Turn]) -> list[Turn]:
         """The turns that a repair commits, scored under the history that they get.

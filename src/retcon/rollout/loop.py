@@ -51,7 +51,7 @@ async def rollout(
     prompt = chat.prompt(task.question, task.system)
     turns: list[Turn] = []
     history = list(ids_of(prompt))
-    stop: Stop | None = "length" if len(history) >= limits.max_ids else None
+    stop: Stop | None = "length" if len(history) >= limits.max_tokens else None
     try:
         async with open_tools(tools, id) as opened:
             while stop is None:
@@ -60,14 +60,14 @@ async def rollout(
                     history,
                     number=len(turns),
                     attempt=0,
-                    room=limits.max_ids - len(history),
+                    room=limits.max_tokens - len(history),
                     run=state.run if armed else opened.run,
                 )
                 committed: Sequence[Turn] = [turn]
                 if armed and not broken(turn) and armed.failed(turn):
                     lookahead = TurnLookahead(sampler, limits, history, len(turns), state)
                     committed, stop = await _repaired(armed, turn, lookahead)
-                committed = within(committed, limits.max_ids - len(history), chat)
+                committed = within(committed, limits.max_tokens - len(history), chat)
                 turns.extend(committed)
                 history.extend(ids_of(s for t in committed for s in t.segments))
                 stop = stop or _stop(turns, len(history), limits)
@@ -101,4 +101,4 @@ def _stop(turns: Sequence[Turn], used: int, limits: Limits) -> Stop | None:
         return "answer"
     if len(turns) >= limits.max_turns:
         return "turns"
-    return "length" if used >= limits.max_ids else None
+    return "length" if used >= limits.max_tokens else None

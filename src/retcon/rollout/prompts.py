@@ -17,7 +17,7 @@ def prompt_ids(chat: Chat, task: Task) -> int:
     return sum(len(segment.ids or ()) for segment in chat.prompt(task.question, task.system))
 
 
-def fitting(tasks: Iterable[Task], chat: Chat, max_ids: int) -> Iterator[Task]:
+def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task]:
     """The tasks whose prompts leave room for an id at least, in their order.
 
     Raises RecipeError where so many in a row do not fit that none can be expected to, or none of all does.
@@ -25,7 +25,7 @@ def fitting(tasks: Iterable[Task], chat: Chat, max_ids: int) -> Iterator[Task]:
     left_out, any_fitted, shortest = 0, False, 0
     for task in tasks:
         length = prompt_ids(chat, task)
-        if length < max_ids:
+        if length < max_tokens:
             left_out, any_fitted = 0, True
             yield task
             continue
@@ -35,18 +35,18 @@ def fitting(tasks: Iterable[Task], chat: Chat, max_ids: int) -> Iterator[Task]:
             break
     if left_out and (left_out == PATIENCE or not any_fitted):
         raise RecipeError(
-            f"rollout.max_ids = {max_ids}: {left_out} prompts in a row leave no room for an answer; the shortest has "
-            f"{shortest} ids: raise rollout.max_ids"
+            f"rollout.max_tokens = {max_tokens}: {left_out} prompts in a row leave no room for an answer; the "
+            f"shortest has {shortest} tokens: raise rollout.max_tokens"
         )
 
 
-def refuse_long(tasks: Sequence[Task], chat: Chat, max_ids: int, what: str) -> None:
+def refuse_long(tasks: Sequence[Task], chat: Chat, max_tokens: int, what: str) -> None:
     """Raises RecipeError where prompts leave no room to answer. what: names the tasks, such as `problems`."""
     lengths = {task.id: prompt_ids(chat, task) for task in tasks}
-    long = {id: length for id, length in lengths.items() if length >= max_ids}
+    long = {id: length for id, length in lengths.items() if length >= max_tokens}
     if long:
         id, longest = max(long.items(), key=lambda item: item[1])
         raise RecipeError(
-            f"rollout.max_ids = {max_ids}: the prompts of {len(long)} of {len(tasks)} {what} leave no room for an "
-            f"answer; the longest, of {id}, has {longest} ids: raise rollout.max_ids"
+            f"rollout.max_tokens = {max_tokens}: the prompts of {len(long)} of {len(tasks)} {what} leave no room for "
+            f"an answer; the longest, of {id}, has {longest} tokens: raise rollout.max_tokens"
         )

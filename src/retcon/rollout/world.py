@@ -60,7 +60,7 @@ class World:
             engine=self.engine,
             tools={self.tool.name: self.tool},
             chat=self.chat,
-            limits=Limits(section.max_ids, section.max_turns, section.lookahead_ids),
+            limits=Limits(section.max_tokens, section.max_turns, section.lookahead_tokens),
             sampling=sampling,
             seed=seed,
             step=step,

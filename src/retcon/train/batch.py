@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retcon.core.errors import UnscoredIds
+from retcon.core.errors import UnscoredTokens
 from retcon.core.seeds import derive
 from retcon.core.types import Sample
 from retcon.train.kernels.buckets import Size, buckets
@@ -60,15 +60,17 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device 
 
 
 def check_scored(sample: Sample) -> None:
-    """Raises UnscoredIds where an id under the mask has no log-prob: None is not zero."""
+    """Raises UnscoredTokens where an id under the mask has no log-prob: None is not zero."""
     missing = sum(m and p is None for m, p in zip(sample.mask, sample.logprobs, strict=True))
     if missing:
-        raise UnscoredIds(f"{missing} ids of a sample have no log-prob; score them under the purified prefix first")
+        raise UnscoredTokens(
+            f"{missing} tokens of a sample have no log-prob; score them under the purified prefix first"
+        )
 
 
-def micro_batches(samples: Sequence[Sample], max_ids: int) -> list[list[Sample]]:
-    """Samples of like length together (see `buckets`), each batch of at most `max_ids` padded ids."""
-    found = buckets([Size(len(s.ids)) for s in samples], max_ids=max_ids)
+def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
+    """Samples of like length together (see `buckets`), each batch of at most `max_tokens` padded ids."""
+    found = buckets([Size(len(s.ids)) for s in samples], max_tokens=max_tokens)
     return [[samples[i] for i in bucket] for bucket in found]
 
 

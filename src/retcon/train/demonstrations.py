@@ -29,10 +29,10 @@ SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
 SYSTEM = frozenset({"system", "developer"})
 
 
-def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_ids: int | None = None) -> list[Sample]:
+def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Sample]:
     """The samples of a file of trajectories or transcripts. What the model wrote is learnt, nothing else.
 
-    vocabulary: ids that the model has. max_ids: positions that it has, None for any number; longer samples are left
+    vocabulary: ids that the model has. max_tokens: positions that it has, None for any number; longer samples are left
     out, which a TaskWarning counts. Raises RecordError, which begins with the file and line, at a record that is
     neither, has ids of another vocabulary, or holds text where it should have ids; and where nothing is left to learn.
     """
@@ -47,12 +47,14 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_ids: int | None
             raise RecordError(f"{record.where}: id {max(sample.ids)}, and the model has {vocabulary}: another model's")
         if not any(sample.mask):
             continue
-        if max_ids is not None and len(sample.ids) > max_ids:
+        if max_tokens is not None and len(sample.ids) > max_tokens:
             long.append(len(sample.ids))
         else:
             samples.append(sample)
     if long:
-        told = f"{file}: {len(long)} of {len(long) + len(samples)} demonstrations are longer than the model's {max_ids}"
+        told = (
+            f"{file}: {len(long)} of {len(long) + len(samples)} demonstrations are longer than the model's {max_tokens}"
+        )
         if not samples:
             raise RecordError(f"{told} positions: none is left to learn from")
         warnings.warn(f"{told} positions (the longest has {max(long)}), and are left out", TaskWarning, stacklevel=2)

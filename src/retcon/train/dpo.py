@@ -66,7 +66,7 @@ def run_dpo(
     config = load_config(folder).get_text_config()
     chat = Chat(load_tokenizer(folder), style=recipe.model.style)
     longest = getattr(config, "max_position_embeddings", None)
-    preferences = read_preferences(pairs, chat, vocabulary=config.vocab_size, max_ids=longest)
+    preferences = read_preferences(pairs, chat, vocabulary=config.vocab_size, max_tokens=longest)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
     run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs)
     if run.finished:

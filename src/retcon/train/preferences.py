@@ -28,10 +28,10 @@ class Preference:
     rejected: Sample
 
 
-def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_ids: int | None = None) -> list[Preference]:
+def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Preference]:
     """The pairs of a file. Ids are taken where the file has them, with its masks; messages go through the chat's
     template, and what counts is the last turn from its first call on; text is encoded as it stands, and all of it
-    counts. Pairs of which a side is longer than max_ids are left out, which a TaskWarning counts.
+    counts. Pairs of which a side is longer than max_tokens are left out, which a TaskWarning counts.
 
     Raises RecordError, which begins with the file and line, at a record that is no pair, or has ids of another
     vocabulary; and where there is no pair.
@@ -46,12 +46,12 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_ids: int | 
         highest = max(*pair.chosen.ids, *pair.rejected.ids)
         if highest >= vocabulary:
             raise RecordError(f"{record.where}: id {highest}, and the model has {vocabulary}: another model's")
-        if max_ids is not None and max(len(pair.chosen.ids), len(pair.rejected.ids)) > max_ids:
+        if max_tokens is not None and max(len(pair.chosen.ids), len(pair.rejected.ids)) > max_tokens:
             long += 1
         else:
             found.append(pair)
     if long:
-        told = f"{file}: {long} of {long + len(found)} pairs are longer than the model's {max_ids} positions"
+        told = f"{file}: {long} of {long + len(found)} pairs are longer than the model's {max_tokens} positions"
         if not found:
             raise RecordError(f"{told}: none is left to learn from")
         warnings.warn(f"{told}, and are left out", TaskWarning, stacklevel=2)
@@ -84,7 +84,7 @@ def _of_tokens(tokens: Mapping[str, Json], side: str) -> Sample:
     if not isinstance(mask, list):
         mask = [1] * len(ids)
     if len(mask) != len(ids) or not all(type(i) is int for i in (*prompt, *ids, *mask)):
-        raise RecordError(f"tokens.{side} has {len(ids)} ids and a mask of {len(mask)}; both are whole numbers")
+        raise RecordError(f"tokens.{side} has {len(ids)} tokens and a mask of {len(mask)}; both are whole numbers")
     return _sample(prompt, ids, mask)
 
 

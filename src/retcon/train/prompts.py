@@ -61,7 +61,7 @@ class Prompts:
 
     def _epoch(self, number: int) -> Iterator[Task]:
         stream = training_prompts(self.tasks, self._recipe.run.seed, number)
-        stream = fitting(stream, self._chat, self._recipe.rollout.max_ids)
+        stream = fitting(stream, self._chat, self._recipe.rollout.max_tokens)
         if self._rates is None:
             return stream
         section = self._recipe.select
@@ -70,7 +70,7 @@ class Prompts:
     def _identity(self) -> str:
         """A hash of the tasks at the stream's beginning, by content. Warns where prompts are too long."""
         digest = hashlib.sha256(json.dumps([self.tasks.name, self.tasks.system]).encode())
-        limit = self._recipe.rollout.max_ids
+        limit = self._recipe.rollout.max_tokens
         looked, long = 0, []
         for task in islice(training_prompts(self.tasks, self._recipe.run.seed), min(self._needed, LOOK)):
             content = [task.id, task.question, task.answer, task.system, dict(task.meta)]
@@ -80,9 +80,9 @@ class Prompts:
                 long.append(length)
         if 0 < len(long) < looked:
             warnings.warn(
-                f"rollout.max_ids = {limit}: the prompts of {len(long)} of the first {looked} tasks leave no room for "
-                f"an answer (the longest has {max(long)} ids); such tasks are left out: raise rollout.max_ids to train "
-                "on them",
+                f"rollout.max_tokens = {limit}: the prompts of {len(long)} of the first {looked} tasks leave no room "
+                f"for an answer (the longest has {max(long)} tokens); such tasks are left out: raise "
+                "rollout.max_tokens to train on them",
                 TaskWarning,
                 stacklevel=2,
             )

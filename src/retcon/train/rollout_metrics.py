@@ -15,9 +15,9 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Metrics of all rollouts of a step, those that selection will drop among them; (prompts, G').
 
     reward: mean. pass_rate: share with a positive reward. raw_failures, failures: failed calls a trajectory, as they
-    happened and after purification. raw_calls: likewise. spliced_share: of the ids under the loss mask. sampled_ids: in
-    all, lookaheads among them. repairs by decision: in all; unaligned: those that are deep only because a call did not
-    begin on a token boundary. rollouts, infrastructure: made, and lost to faults. Means and shares are over graded
+    happened and after purification. raw_calls: likewise. spliced_share: of the tokens in the loss mask. sampled_tokens:
+    in all, lookaheads among them. repairs by decision: in all; unaligned: those that are deep only because a call did
+    not begin on a token boundary. rollouts, infrastructure: made, and lost to faults. Means and shares are over graded
     rollouts alone.
     """
     made = [t for group in groups for t in group]
@@ -32,7 +32,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         "failures": _mean([t.failures for t in graded]),
         "raw_calls": _mean([t.raw_calls for t in graded]),
         "spliced_share": _spliced_share(graded),
-        "sampled_ids": sum(t.sampled_ids for t in made),
+        "sampled_tokens": sum(t.sampled_tokens for t in made),
         "rollouts": len(made),
         "infrastructure": len(made) - len(graded),
         **{decision: decisions.count(decision) for decision in DECISIONS},

@@ -44,7 +44,7 @@ class TrainingRollouts:
             tasks,
             count=rollouts_per_prompt(recipe),
             sampling=SamplingParams(
-                section.temperature, section.top_p, section.top_k, section.min_p, max_tokens=section.max_ids
+                section.temperature, section.top_p, section.top_k, section.min_p, max_tokens=section.max_tokens
             ),
             seed=recipe.run.seed,
             step=step,
@@ -73,7 +73,7 @@ async def open_rollouts(
     chat = Chat(load_tokenizer(tokenizer), style=recipe.model.style, system=tasks.system)
     engine = LocalEngine(
         weights.model,
-        max_len=recipe.rollout.max_ids + recipe.rollout.lookahead_ids,
+        max_len=recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens,
         max_requests=min(recipe.rl.prompts * rollouts_per_prompt(recipe), MAX_REQUESTS),
         kv_memory_mb=recipe.compute.kv_memory_mb,
         reserved=reserved,

@@ -57,7 +57,7 @@ def run_sft(
         demonstrations,
         Chat(load_tokenizer(start), style=recipe.model.style),
         vocabulary=config.get_text_config().vocab_size,
-        max_ids=getattr(config.get_text_config(), "max_position_embeddings", None),
+        max_tokens=getattr(config.get_text_config(), "max_position_embeddings", None),
     )
     inputs = {"model": fingerprint(start), "demonstrations": fingerprint(demonstrations)}
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
@@ -110,4 +110,4 @@ def sft_step(
             loss += value.item()
     lr = warmup_cosine(step, config.steps, peak=config.lr, warmup=config.warmup)
     norm = apply(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm)
-    return {"loss": loss, "lr": lr, "grad_norm": norm, "ids": total}
+    return {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": total}

@@ -38,14 +38,14 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dapo": Algorithm(dapo, "token", clip_high=0.28),  # arXiv 2503.14476, section 4.1
 }
 
-METRICS = ("loss", "clip_fraction", "kl", "surprise", "grad_norm", "padding")
+METRICS = ("loss", "clip_fraction", "kl", "entropy_estimate", "grad_norm", "padding")
 
 
 def group_samples(group: Sequence[Trajectory], config: RLSection) -> list[Sample]:
     """The samples of a graded group, each with its rollout's advantage on all of its ids.
 
     With config.splice_weight `truncated`, spliced ids have their importance weights (see `splice_weights`). Raises
-    ValueError for an ungraded rollout, UnscoredIds where ids to be learnt have no log-prob.
+    ValueError for an ungraded rollout, UnscoredTokens where ids to be learnt have no log-prob.
     """
     weigh = config.splice_weight == "truncated"
     rewards = []
@@ -78,7 +78,7 @@ def update(
     """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them, and the mismatch
     of log-probs (see `Mismatch`) before the first of them.
 
-    The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredIds,
+    The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredTokens,
     TrainingDiverged.
     """
     for sample in samples:
@@ -106,19 +106,20 @@ def minibatch_update(
     computing: Computing = DEFAULT,
     mismatch: Mismatch | None = None,
 ) -> dict[str, float]:
-    """One optimiser step. Returns loss, clip_fraction, kl (old to new), surprise, grad_norm, and padding: the share of
-    padding in what attention computed, of which the linear layers see as much, or none (see `packing`). mismatch:
-    gets the log-probs.
+    """One optimiser step. Returns loss, clip_fraction, kl (old to new), entropy_estimate, grad_norm, and padding: the
+    share of padding in what attention computed, of which the linear layers see as much, or none (see `packing`).
+    mismatch: gets the log-probs.
 
-    Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and surprise
-    are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would move on momentum.
+    Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and
+    entropy_estimate are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would
+    move on momentum.
     """
     model.eval()
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
     learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
     if not learnt:
         return dict.fromkeys(METRICS, 0.0)
-    sums = dict.fromkeys(("loss", "clip_fraction", "kl", "surprise"), 0.0)
+    sums = dict.fromkeys(("loss", "clip_fraction", "kl", "entropy_estimate"), 0.0)
     computed = totals.ids / sum(sum(s.mask) for s in learnt)
     ids = padded = 0
     with forwards(model, learnt, computing) as parts:
@@ -130,7 +131,7 @@ def minibatch_update(
             sums["loss"] += loss.value.item()
             sums["clip_fraction"] += loss.clipped.item()
             sums["kl"] += loss.kl.item() * computed
-            sums["surprise"] += loss.surprise.item() * computed
+            sums["entropy_estimate"] += loss.entropy_estimate.item() * computed
             ids, padded = ids + part.ids, padded + part.padded
     norm = apply(model, optimizer, lr=config.lr, max_grad_norm=config.max_grad_norm)
     return {**sums, "grad_norm": norm, "padding": 1 - ids / padded}

@@ -122,7 +122,7 @@ class LocalEngine:
         self._check_ids(request_id, ids)
         if len(ids) >= self.max_len:
             raise EngineError(
-                f"request {request_id}: {len(ids)} ids leave no room to generate within max_len {self.max_len}; "
+                f"request {request_id}: {len(ids)} tokens leave no room to generate within max_len {self.max_len}; "
                 "shorten the history or raise max_len"
             )
         check_params(request_id, params)
@@ -147,7 +147,7 @@ class LocalEngine:
         self._check_ids(request_id, ids)
         if len(ids) > self.max_len:
             raise EngineError(
-                f"request {request_id}: {len(ids)} ids are more than max_len {self.max_len}; "
+                f"request {request_id}: {len(ids)} tokens are more than max_len {self.max_len}; "
                 "shorten the history or raise max_len"
             )
         if not 1 <= start <= len(ids):
@@ -189,7 +189,7 @@ class LocalEngine:
         if self._closed:
             raise EngineError(f"request {request_id}: the engine is closed")
         if not ids:
-            raise EngineError(f"request {request_id}: no ids to continue")
+            raise EngineError(f"request {request_id}: no tokens to continue")
         if min(ids) < 0 or max(ids) >= self._vocab:
             raise EngineError(
                 f"request {request_id}: ids {min(ids)}…{max(ids)} are outside the model's vocabulary of {self._vocab}"

@@ -27,7 +27,7 @@ def check_model(model: PreTrainedModel, max_len: int) -> None:
     if positions is not None and max_len > positions:
         raise EngineError(
             f"max_len {max_len} is more than the {positions} positions of {name}; lower "
-            "max_len (in a recipe: rollout.max_ids + rollout.lookahead_ids)"
+            "max_len (in a recipe: rollout.max_tokens + rollout.lookahead_tokens)"
         )
     _check_layers(name, config, max_len)
     if getattr(config, "num_kv_shared_layers", 0):
@@ -50,6 +50,6 @@ def _check_layers(name: str, config: object, max_len: int) -> None:
         if kind == "full_attention" or (kind == "sliding_attention" and window and max_len <= window):
             continue
         if kind == "sliding_attention":
-            raise EngineError(f"{name} attends over a sliding window of {window} ids, less than max_len {max_len}; "
+            raise EngineError(f"{name} attends over a sliding window of {window} tokens, less than max_len {max_len}; "
                               f"lower max_len to {window}")  # fmt: skip
         raise EngineError(f"{name} has {kind} layers, whose state the slotted cache cannot hold")

@@ -26,8 +26,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """value: scalar, with gradient. clipped: share of ids whose gradient the clip cut off. kl: KL(old ‖ new), nats an
-    id. surprise: mean -log π(id), nats, which on sampled ids estimates the entropy. The last three without gradient.
+    """value: scalar, with gradient. clipped: share of ids whose gradient the clip cut off. kl: KL(old ‖ new), nats a
+    token. entropy_estimate: mean -log π(token), nats, over sampled tokens. The last three without gradient.
 
     All are sums divided by the whole minibatch's totals, so those of its micro-batches add up to its own.
     """
@@ -35,7 +35,7 @@ class Loss:
     value: Tensor
     clipped: Tensor
     kl: Tensor
-    surprise: Tensor
+    entropy_estimate: Tensor
 
 
 def policy_loss(
@@ -79,9 +79,9 @@ def policy_loss(
         cut = learnt & (((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low)))
         # The k3 estimator: unbiased under the old policy and never negative (Schulman, "Approximating KL", 2020).
         kl = (ratio - 1 - difference).masked_fill(~mask, 0.0).sum()
-        surprise = -logprobs.masked_fill(~mask, 0.0).sum()
+        entropy_estimate = -logprobs.masked_fill(~mask, 0.0).sum()
     count = max(totals.ids, 1)
-    return Loss(value, cut.sum() / count, kl / count, surprise / count)
+    return Loss(value, cut.sum() / count, kl / count, entropy_estimate / count)
 
 
 def negative_spliced(advantages: Tensor, spliced: Tensor) -> Tensor:

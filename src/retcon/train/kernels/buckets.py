@@ -17,18 +17,20 @@ class Size:
     prefix: int = 0
 
 
-def buckets(sizes: Sequence[Size], *, max_ids: int | None = None, max_mask: int | None = None) -> list[list[int]]:
+def buckets(sizes: Sequence[Size], *, max_tokens: int | None = None, max_mask: int | None = None) -> list[list[int]]:
     """Indices of `sizes` in buckets, the longest rows first; rows with and without a prefix do not mix.
 
     Where a bucket has more than one row, at most PADDING of its rows' ids is padding, and likewise of what they see,
-    which is padded to the longest prefix and the longest row. max_ids: padded ids of a bucket; a longer row goes alone.
-    max_mask: rows × ids × what they see, where there are prefixes of several lengths.
+    which is padded to the longest prefix and the longest row. max_tokens: padded, of a bucket; a longer row goes alone.
+    max_mask: rows × tokens × what they see, where there are prefixes of several lengths.
     """
     order = sorted(range(len(sizes)), key=lambda i: (sizes[i].prefix > 0, -sizes[i].own, -sizes[i].prefix))
-    return list(_greedy(order, sizes, max_ids, max_mask))
+    return list(_greedy(order, sizes, max_tokens, max_mask))
 
 
-def _greedy(order: list[int], sizes: Sequence[Size], max_ids: int | None, max_mask: int | None) -> Iterator[list[int]]:
+def _greedy(
+    order: list[int], sizes: Sequence[Size], max_tokens: int | None, max_mask: int | None
+) -> Iterator[list[int]]:
     bucket: list[int] = []
     own = seen = longest = 0
     for index in order:
@@ -42,7 +44,7 @@ def _greedy(order: list[int], sizes: Sequence[Size], max_ids: int | None, max_ma
                 bool(size.prefix) != bool(first.prefix)
                 or own + size.own < (1 - PADDING) * count * first.own
                 or seen + size.own + size.prefix < (1 - PADDING) * count * (first.own + prefix)
-                or (max_ids is not None and count * first.own > max_ids)
+                or (max_tokens is not None and count * first.own > max_tokens)
                 or (max_mask is not None and prefix > 0 and area > max_mask)
             ):
                 yield bucket

@@ -12,14 +12,14 @@ from retcon.models.devices import Placement, TrainDtype
 class Computing:
     """Of the forwards and backwards of one optimiser step.
 
-    micro_batch_ids: padded ids of one forward and backward; a longer sample goes alone. Bounds memory, and on a CPU
+    micro_batch_tokens: padded ids of one forward and backward; a longer sample goes alone. Bounds memory, and on a CPU
     more is also slower, as it leaves the cache. dtype: of the matrix products and attention (autocast); weights,
     gradients, optimiser and log-probs stay float32. checkpointing: keep no activations inside a layer and compute them
     again in the backward. logits_chunk: logits (ids × vocabulary) that exist at once; 2²⁴ are 64 MiB in float32.
     share_prompts: the ids that the samples of a micro-batch begin with alike are computed once.
     """
 
-    micro_batch_ids: int = 2048
+    micro_batch_tokens: int = 2048
     dtype: TrainDtype = "float32"
     checkpointing: bool = False
     logits_chunk: int = 1 << 24
@@ -32,7 +32,7 @@ DEFAULT = Computing()
 def computing_of(section: ComputeSection, place: Placement) -> Computing:
     """What a recipe's section comes to where the training is placed."""
     return Computing(
-        micro_batch_ids=section.micro_batch_ids,
+        micro_batch_tokens=section.micro_batch_tokens,
         dtype=place.dtype,
         checkpointing=section.checkpointing,
         logits_chunk=section.logits_chunk,

@@ -68,7 +68,7 @@ def why_not_packed(model: PreTrainedModel, longest: int) -> str | None:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
     for kind in dict.fromkeys(kinds):
         if kind == "sliding_attention" and window and longest > window:
-            return f"{name} attends over a window of {window} ids, and a sample has {longest}"
+            return f"{name} attends over a window of {window} tokens, and a sample has {longest}"
         if kind not in ("full_attention", "sliding_attention"):
             return f"{name} has {kind} layers"
     return None
@@ -76,9 +76,9 @@ def why_not_packed(model: PreTrainedModel, longest: int) -> str | None:
 
 def _parts(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing, packs: bool) -> Iterator[Part]:
     if packs:
-        batches = packed_batches(samples, computing.micro_batch_ids, share=computing.share_prompts)
+        batches = packed_batches(samples, computing.micro_batch_tokens, share=computing.share_prompts)
     else:
-        batches = micro_batches(samples, computing.micro_batch_ids)
+        batches = micro_batches(samples, computing.micro_batch_tokens)
     for part in batches:
         batch = collate(part, device=model.device)
         with torch.autocast(model.device.type, DTYPES[computing.dtype], enabled=computing.dtype != "float32"):

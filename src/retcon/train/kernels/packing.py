@@ -104,8 +104,8 @@ def families(samples: Sequence[Sample]) -> list[Family]:
     return found
 
 
-def packed_batches(samples: Sequence[Sample], max_ids: int, *, share: bool) -> list[list[Sample]]:
-    """Micro-batches of at most `max_ids` computed ids, families together; a longer sample goes alone.
+def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool) -> list[list[Sample]]:
+    """Micro-batches of at most `max_tokens` computed ids, families together; a longer sample goes alone.
 
     A family that does not fit is cut, and each part computes its prompt.
     """
@@ -116,7 +116,7 @@ def packed_batches(samples: Sequence[Sample], max_ids: int, *, share: bool) -> l
         cost = 0
         for sample in members:
             own = len(sample.ids) - family.prompt
-            if cost and cost + own <= max_ids:
+            if cost and cost + own <= max_tokens:
                 cost += own
                 parts[-1][1].append(sample)
                 parts[-1] = (cost, parts[-1][1])
@@ -133,7 +133,7 @@ def packed_batches(samples: Sequence[Sample], max_ids: int, *, share: bool) -> l
             room -= cost
         else:
             batches.append([*part])
-            room = max_ids - cost
+            room = max_tokens - cost
     return batches
 
 
