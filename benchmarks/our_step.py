@@ -25,12 +25,12 @@ from transformers import Qwen3ForCausalLM
 
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.core.cost import cpu_seconds
 from retcon.core.seeds import derive
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.devices import Placement, place
+from retcon.runs.cost import cpu_seconds
 from retcon.sandbox.pool import SandboxPool
 from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings

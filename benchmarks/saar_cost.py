@@ -39,11 +39,11 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
-from retcon.core.cost import Meter
 from retcon.core.types import Trajectory
 from retcon.models.devices import Placement
 from retcon.models.placing import model_folder, place_training, start_model
 from retcon.rollout.demonstrate import demonstrations
+from retcon.runs.cost import Meter
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set, training_prompts
 from retcon.tasks.teacher import Rates

@@ -24,8 +24,8 @@ from statistics import fmean
 from retcon.cli.arguments import checkpoint_folder
 from retcon.config.load import load_recipe
 from retcon.config.shipped import find_recipe
-from retcon.core.cost import cpu_seconds
 from retcon.evaluate.difficulty import run_difficulty
+from retcon.runs.cost import cpu_seconds
 from retcon.train.rl import run_rl
 
 ARMS: dict[str, tuple[str, ...]] = {

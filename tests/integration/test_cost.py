@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from retcon.core.cost import Cost, Meter, cpu_seconds
+from retcon.runs.cost import Cost, Meter, cpu_seconds
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
 

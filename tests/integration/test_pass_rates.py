@@ -16,10 +16,10 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
-from retcon.core.fingerprint import fingerprint
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate.difficulty import measure, run_difficulty
 from retcon.store import jsonl
+from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, read_pass_rates
 from retcon.tasks.registry import task_set, training_prompts
 from retcon.tasks.types import Task

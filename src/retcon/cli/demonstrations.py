@@ -12,40 +12,32 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
 from retcon.models.placing import model_folder
 from retcon.rollout.demonstrate import write_demonstrations
+from retcon.runs.comparing import differing, relevant
+from retcon.store.whole import explained, write_json
 from retcon.tasks.registry import task_set
-
-SECTIONS = ("task", "rollout", "sandbox")
 
 
 def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell) -> None:
     """Writes `file` unless it is there. A file without a note beside it is the user's own and is taken as it is.
 
-    Raises CheckpointError where the note says that another recipe made the file, or nothing can be written.
+    Raises CheckpointError where the note says that another recipe made the file, StorageError where nothing can be
+    written.
     """
     note = file.with_name(f"{file.name}.recipe.json")
-    about = _about(recipe)
+    about = relevant(recipe, "demonstrations")
     if file.exists():
-        if note.exists() and json.loads(note.read_text(encoding="utf-8")) != about:
-            raise CheckpointError(f"{file}: another recipe wrote it (see {note.name}): remove both, or name another")
+        changed = list(differing(json.loads(note.read_text(encoding="utf-8")), about)) if note.exists() else []
+        if changed:
+            raise CheckpointError(
+                f"{file}: another recipe wrote it ({'; '.join(changed)}; see {note.name}): remove both, or name another"
+            )
         return
     chat = Chat(
         load_tokenizer(model_folder(recipe.model.path)),
         style=recipe.model.style,
         system=task_set(recipe.task.name).system,
     )
-    try:
+    with explained(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{note} could not be written: {error}") from error
+    write_json(note, about)
     write_demonstrations(recipe, chat, file, on_progress=tell)
-
-
-def _about(recipe: Recipe) -> dict[str, object]:
-    """What the demonstrations depend on, as JSON gives it back."""
-    whole = recipe.model_dump(mode="json")
-    about = {section: whole[section] for section in SECTIONS}
-    about["model.style"] = recipe.model.style
-    about["run.seed"] = recipe.run.seed
-    about["sft"] = {"demonstrations": recipe.sft.demonstrations, "max_turns": recipe.sft.max_turns}
-    return about

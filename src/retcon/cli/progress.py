@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from retcon.store.whole import write_whole
+
 if TYPE_CHECKING:
     from retcon.models.devices import Placement
 
@@ -76,6 +78,4 @@ class Lines:
 
 
 def _write(path: Path, label: str, done: int, total: int) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"label": label, "done": done, "total": total}))
-    partial.replace(path)
+    write_whole(path, json.dumps({"label": label, "done": done, "total": total}))

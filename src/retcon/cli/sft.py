@@ -35,7 +35,7 @@ def sft(
     settings = load_recipe(find_recipe(recipe), overrides or ())
     need_training()
     from retcon.cli.demonstrations import ensure_demonstrations
-    from retcon.train.folder import check_run
+    from retcon.runs.folder import check_run
     from retcon.train.sft import run_sft
 
     check_run(out, kind="sft", recipe=settings)

@@ -7,7 +7,8 @@ descriptions.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -27,28 +28,48 @@ def one_or_several(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
+Work = Literal["sft", "dpo", "rl", "demonstrations"]
+"""What depends on parts of a recipe: runs of each kind, and the demonstrations that a run learns from."""
+
+
 class Section(BaseModel):
-    """A section of a recipe: unknown keys are refused, values are fixed once read."""
+    """A section of a recipe: unknown keys are refused, values are fixed once read.
+
+    matters_to: what depends on it, on all of its keys (None) or on some: where one of those changes, a run cannot be
+    resumed, and demonstrations are not those that were asked for.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    matters_to: ClassVar[Mapping[Work, tuple[str, ...] | None]] = {}
+
+    @classmethod
+    def keys_for(cls, work: Work) -> tuple[str, ...]:
+        """The keys that `work` depends on."""
+        if work not in cls.matters_to:
+            return ()
+        return cls.matters_to[work] or tuple(cls.model_fields)
 
 
 class RunSection(Section):
+    matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("seed",)}
     seed: int = Field(0, description="of every random stream of the run")
     threads: Positive = Field(1, description="torch threads; part of what makes a run repeat bit for bit")
 
 
 class ModelSection(Section):
+    matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("style",)}
     path: str = Field("base", description="a Hugging Face folder; `base` is the model inside the package, "
                       "`scratch` a new one with the base model's configuration")  # fmt: skip
     style: Literal["markdown", "hermes"] = Field("markdown", description="how the model writes a tool call")
 
 
 class TaskSection(Section):
+    matters_to: ClassVar = {"rl": None, "demonstrations": None}
     name: Literal["numbers"] = Field("numbers", description="which task set")
 
 
 class RolloutSection(Section):
+    matters_to: ClassVar = {"rl": None, "demonstrations": None}
     max_tokens: Positive = Field(320, description="tokens of a trajectory at most, prompt and observations included")
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
     lookahead_tokens: NonNegative = Field(160, description="room beyond max_tokens for a repair's lookahead")
@@ -60,6 +81,7 @@ class RolloutSection(Section):
 
 
 class RepairSection(Section):
+    matters_to: ClassVar = {"rl": None}
     kind: Literal["none", "saar"] = "none"
     attempts: NonNegative = Field(3, description="K: lookahead attempts at most")
     gamma: Probability = Field(0.5, description="γ: similarity from which a repair is shallow")
@@ -81,6 +103,7 @@ class RepairSection(Section):
 
 
 class SelectSection(Section):
+    matters_to: ClassVar = {"rl": None}
     kind: Literal["none", "roc"] = "none"
     oversample: Rate = Field(2.0, ge=1, description="G' / G: rollouts made for each one kept")
     draw: Literal["rank", "weighted"] = "rank"
@@ -97,6 +120,7 @@ class SelectSection(Section):
 
 
 class ComputeSection(Section):
+    matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None}
     device: str = Field("auto", description="auto: cuda where there is one, else cpu; or cpu, cuda, cuda:1")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of a training step's matrix products "
         "(autocast; weights and optimiser stay float32): auto | float32 | bfloat16; auto: float32 on a CPU, bfloat16 "
@@ -127,6 +151,7 @@ class ComputeSection(Section):
 
 
 class LoraSection(Section):
+    matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None}
     rank: NonNegative = Field(0, description="r of the adapters that are trained in place of the weights; 0: off, all "
                               "weights are trained")  # fmt: skip
     alpha: Rate = Field(32.0, description="α: what an adapter adds is scaled by α / r")
@@ -148,6 +173,7 @@ class LoraSection(Section):
 
 
 class SandboxSection(Section):
+    matters_to: ClassVar = {"rl": None, "demonstrations": None}
     url: tuple[str, ...] = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                                  "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
     workers: Positive = Field(2, description="calls at a time; servers have their own number")
@@ -173,6 +199,7 @@ class SandboxSection(Section):
 
 
 class SFTSection(Section):
+    matters_to: ClassVar = {"sft": None, "demonstrations": ("demonstrations", "max_turns")}
     demonstrations: Positive = 5000
     max_turns: Positive = Field(5, description="generations of a demonstration")
     steps: Positive = 300
@@ -185,6 +212,7 @@ class SFTSection(Section):
 
 
 class RLSection(Section):
+    matters_to: ClassVar = {"rl": None}
     algorithm: Literal["grpo", "dapo"] = "dapo"
     steps: Positive = 80
     prompts: Positive = Field(12, description="prompts a step")
@@ -213,6 +241,7 @@ class RLSection(Section):
 
 
 class DPOSection(Section):
+    matters_to: ClassVar = {"dpo": None}
     beta: Rate = Field(0.1, description="β: how much a change from the model that it starts from costs")
     steps: Positive = 100
     batch: Positive = Field(16, description="pairs a step")

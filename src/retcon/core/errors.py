@@ -11,7 +11,7 @@ class RetconError(Exception):
 
 
 class RecordError(RetconError):
-    """A stored trajectory cannot be read or written: names the file, the line and the field."""
+    """A stored record cannot be read, or not be written as it is: names the file, the line and the field."""
 
 
 class RecipeError(RetconError):
@@ -27,7 +27,11 @@ class MissingIds(RetconError):
 
 
 class CheckpointError(RetconError):
-    """A checkpoint or run folder is absent, broken, of another version, or could not be written."""
+    """A checkpoint or run folder is absent, broken, or of another version, recipe or model."""
+
+
+class StorageError(RetconError):
+    """A file or folder could not be written: names it, why, and the free space. What was there before is whole."""
 
 
 class TrainingDiverged(RetconError):

@@ -11,13 +11,13 @@ from pathlib import Path
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecordError, SandboxUnavailable
-from retcon.core.fingerprint import fingerprint
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.evaluate.runner import MOST_LOST, OnPlace, chat_of, load_policy
 from retcon.rollout.prompts import fitting
 from retcon.rollout.world import open_world
+from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
 from retcon.tasks.registry import task_set, training_prompts
 from retcon.tasks.types import Task

@@ -12,6 +12,7 @@ import msgspec
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Trajectory
 from retcon.evaluate.statistics import pass_at_k
+from retcon.store.whole import write_whole
 
 RESULT_FORMAT = 1
 PASS_AT = (1, 8, 16)
@@ -137,10 +138,5 @@ def read_result(path: Path) -> Result:
 
 
 def write_result(path: Path, result: Result) -> None:
-    """Writes result.json, whole or not at all. Raises CheckpointError where it cannot be written."""
-    partial = path.with_suffix(".json.partial")
-    try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
-        partial.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: the result could not be written: {error}") from error
+    """Writes result.json, whole or not at all. Raises StorageError where it cannot be written."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=1))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
-from retcon.core.cost import cpu_seconds
 from retcon.core.errors import CheckpointError, MissingExtra, SandboxUnavailable
 from retcon.core.installing import how_to_install
 from retcon.core.seeds import derive
@@ -23,6 +22,7 @@ from retcon.evaluate.result import Result, Setting, read_result, score, write_re
 from retcon.rollout.prompts import refuse_long
 from retcon.rollout.repairs import saar_of
 from retcon.rollout.world import open_world
+from retcon.runs.cost import cpu_seconds
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task

@@ -8,13 +8,13 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from retcon.core.errors import CheckpointError
 from retcon.core.types import Trajectory, Turn
 from retcon.report.plots import Curve
 from retcon.report.runs import Comparison
 from retcon.report.style import COLD_START, looks
 from retcon.report.summary import ABOUT, Figures, figures
 from retcon.report.tables import ROWS, SECTION_ENDS, Row, best_arm, interval_note, number, span
+from retcon.store.whole import write_whole
 
 
 def write_page(
@@ -25,13 +25,10 @@ def write_page(
     commands: Sequence[str],
 ) -> None:
     """Writes the page. pictures: PNG files, embedded. shown: a repaired trajectory, None where there is none.
-    commands: what repeats the run. Raises CheckpointError where it cannot be written.
+    commands: what repeats the run. Raises StorageError where it cannot be written.
     """
     text = page(comparison, {c: p.read_bytes() for c, p in pictures.items()}, shown, commands)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{path}: the page could not be written: {error}") from error
+    write_whole(path, text)
 
 
 def page(

@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from retcon.core.errors import RecordError
 from retcon.evaluate.result import Result, read_result
-
-Metrics = dict[str, float | None]
-"""One step of training, as a line of metrics.jsonl: name to value, None where there is none."""
+from retcon.runs.metrics import Metrics, read_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +56,3 @@ def read_run(folder: Path, seed: int) -> Run:
     Raises RecordError for a broken line of metrics (named), CheckpointError where the evaluation is absent or broken.
     """
     return Run(folder, seed, read_metrics(folder / "metrics.jsonl"), read_result(folder / "eval" / "result.json"))
-
-
-def read_metrics(path: Path) -> list[Metrics]:
-    """The numbers of each line of a metrics file; what is no number is left out. Raises RecordError by line."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise RecordError(f"{path}: the metrics cannot be read: {error}") from error
-    steps: list[Metrics] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            step = msgspec.json.decode(line, type=dict[str, object])
-        except msgspec.DecodeError as error:
-            raise RecordError(f"{path}, line {number}: not a step's metrics: {error}") from error
-        steps.append({k: v for k, v in step.items() if v is None or (isinstance(v, int | float))})
-    return steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,12 +18,13 @@ from retcon.core.errors import RecordError
 from retcon.core.types import Trajectory
 from retcon.store.lines import LineAppender
 from retcon.store.outputs import refuse_special
+from retcon.store.whole import whole_file
 
 
 def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
     """Write a whole file, atomically: it is there in full or, on any error, as it was before. Returns the count.
 
-    Raises RecordError where the file cannot be written (a full disk), or a number is not finite.
+    Raises StorageError where the file cannot be written (a full disk), RecordError for a number that is not finite.
     """
     return write_lines(path, map(line_of, trajectories))
 
@@ -33,22 +33,11 @@ def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
     """As `write`, of lines that end in a line end."""
     path = Path(path)
     refuse_special(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     count = 0
-    try:
-        with partial.open("wb") as file:
-            with _compressing(file, path) as out:
-                for line in lines:
-                    out.write(line)
-                    count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise RecordError(f"{path} could not be written, and is as it was before: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as file, _compressing(file, path) as out:
+        for line in lines:
+            out.write(line)
+            count += 1
     return count
 
 
@@ -138,12 +127,3 @@ def _compressing(file: IO[bytes], path: Path) -> contextlib.AbstractContextManag
         return contextlib.nullcontext(file)
     # No name and time inside: the same trajectories give the same bytes.
     return cast(IO[bytes], gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut, where the system knows how to."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -16,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from retcon.core.cost import Cost
 from retcon.core.errors import CheckpointError
 from retcon.models.loading import load_model
 from retcon.models.lora import CONFIG, WEIGHTS, Adapter
-from retcon.train.files import whole_folder, write_json
-from retcon.train.folder import RunFolder
+from retcon.runs.cost import Cost
+from retcon.runs.folder import RunFolder
+from retcon.store.whole import whole_folder, write_json
 
 KEPT = 2
 TOKENIZER_FILES = (
@@ -45,9 +47,9 @@ class Progress:
 def save_model(model: PreTrainedModel, tokenizer: Path, out: Path, adapter: Adapter | None = None) -> None:
     """`model` and the tokenizer files of the folder `tokenizer` as a Hugging Face folder `out`, whole or not at all.
 
-    adapter: which were merged into `model`, for `out/adapter`. Raises CheckpointError where it cannot be written.
+    adapter: which were merged into `model`, for `out/adapter`. Raises StorageError where it cannot be written.
     """
-    with whole_folder(out) as partial:
+    with whole_folder(out) as partial, _as_os_error():
         model.save_pretrained(partial)
         _copy_tokenizer(tokenizer, partial)
         if adapter is not None:
@@ -67,10 +69,10 @@ def save_checkpoint(
     """The state after `progress.step` steps; of older checkpoints the newest is kept beside it. adapter: what is
     trained, where that is not `model`.
 
-    Raises CheckpointError where it cannot be written; every older checkpoint is then still there.
+    Raises StorageError where it cannot be written; every older checkpoint is then still there.
     """
     target = run.checkpoint(progress.step)
-    with whole_folder(target) as partial:
+    with whole_folder(target) as partial, _as_os_error():
         if adapter is None:
             model.save_pretrained(partial)
         else:
@@ -81,6 +83,15 @@ def save_checkpoint(
     for _, old in run.checkpoints()[KEPT:]:
         shutil.rmtree(old)
     return target
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """The safetensors library wraps the system's errors in its own."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def newest_checkpoint(run: RunFolder) -> Path | None:

@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import DPOSection, Recipe
-from retcon.core.fingerprint import fingerprint
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training, start_model
+from retcon.runs.folder import open_run
+from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
-from retcon.train.folder import open_run
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine

@@ -12,12 +12,12 @@ from pathlib import Path
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
-from retcon.core.fingerprint import fingerprint
 from retcon.models.devices import OnPlace
 from retcon.models.placing import model_folder, place_training
+from retcon.runs.folder import RunFolder, open_run
+from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet, task_set
 from retcon.tasks.types import Task
-from retcon.train.folder import RunFolder, open_run
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.prompts import Prompts
 from retcon.train.rollout_metrics import rollout_metrics

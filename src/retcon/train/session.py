@@ -12,10 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from retcon.config.schema import Recipe
-from retcon.core.cost import Cost, Meter
 from retcon.models.devices import Placement
 from retcon.models.lora import Adapter
 from retcon.models.placing import model_folder, start_model
+from retcon.runs.cost import Cost, Meter
+from retcon.runs.folder import RunFolder
 from retcon.train.checkpoint import (
     Progress,
     load_adapter,
@@ -26,7 +27,6 @@ from retcon.train.checkpoint import (
     save_checkpoint,
     save_model,
 )
-from retcon.train.folder import RunFolder
 from retcon.train.kernels.computing import computing_of
 from retcon.train.sync import EngineWeights
 
@@ -63,8 +63,8 @@ class Session:
         # Steps that a kill undid were paid for all the same: their metrics lines, soon cut, know how much.
         lines = run.read_metrics()
         spent = Cost(
-            max(spent.cpu_s, *(line["cpu_s"] for line in lines), 0.0),
-            max(spent.wall_s, *(line["wall_s"] for line in lines), 0.0),
+            max(spent.cpu_s, *(line["cpu_s"] or 0.0 for line in lines), 0.0),
+            max(spent.wall_s, *(line["wall_s"] or 0.0 for line in lines), 0.0),
         )
         self._meter = Meter(spent)
         self.model, self._adapter = self._load(checkpoint)

@@ -11,6 +11,8 @@ from retcon.cli.quickstart.plan import Plan, Stage
 from retcon.core.errors import CheckpointError
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
+from retcon.runs.comparing import differing
+from retcon.store.whole import explained, write_whole
 
 FORMAT = 1
 
@@ -53,15 +55,11 @@ class Ledger:
         return self._book.seconds
 
     def save(self) -> None:
-        """Raises CheckpointError where the book cannot be written."""
+        """Raises StorageError where the book cannot be written."""
         book = msgspec.structs.replace(self._book, seconds=round(self.seconds, 2))
-        partial = self._path.with_suffix(".partial")
-        try:
+        with explained(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(msgspec.json.format(msgspec.json.encode(book), indent=1))
-            partial.replace(self._path)
-        except OSError as error:
-            raise CheckpointError(f"{self._path} could not be written: {error}") from error
+        write_whole(self._path, msgspec.json.format(msgspec.json.encode(book), indent=1))
 
 
 def finished(stage: Stage) -> bool:
@@ -84,12 +82,7 @@ def _read(path: Path) -> Book:
 
 
 def _check_same(out: Path, old: dict[str, dict[str, object]], new: dict[str, dict[str, object]]) -> None:
-    changed = [
-        f"{section}.{key} was {old.get(section, {}).get(key)!r}, is {value!r}"
-        for section, keys in new.items()
-        for key, value in keys.items()
-        if old.get(section, {}).get(key) != value
-    ]
+    changed = list(differing(old, new))
     if changed:
         raise CheckpointError(
             f"{out} was made with another recipe: {'; '.join(changed)}. "

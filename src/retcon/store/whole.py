@@ -1,4 +1,7 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Files and folders that are there whole or not at all, whatever happens while they are written.
+
+They are written beside their place, under a name that begins with `PARTIAL`, and renamed once they are on the disk.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from safetensors import SafetensorError
-
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import StorageError
 
 PARTIAL = ".partial-"
 
@@ -20,7 +22,7 @@ PARTIAL = ".partial-"
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `target`, in place of what was there, only once everything is on the disk.
 
-    On any error it is removed. Raises CheckpointError, with the free space, where the disk says no.
+    On any error it is removed. Raises StorageError, with the free space, where the disk says no.
     """
     partial = target.with_name(f"{PARTIAL}{target.name}")
     try:
@@ -39,21 +41,31 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def write_whole(target: Path, content: str) -> None:
-    """As `whole_folder`, for one file of text."""
-    partial = target.with_name(f"{PARTIAL}{target.name}")
+@contextmanager
+def whole_file(target: Path) -> Iterator[IO[bytes]]:
+    """As `whole_folder`, one file. Two processes that write the same one do not see each other; the last one wins."""
+    partial = target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
     try:
         with explained(target):
-            partial.write_text(content, encoding="utf-8")
-            _sync(partial)
+            with partial.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             partial.replace(target)
             _sync(target.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
+def write_whole(target: Path, content: str | bytes) -> None:
+    """`content`, text as UTF-8, as the file `target`, whole or not at all. Raises StorageError."""
+    with whole_file(target) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
 def write_json(target: Path, content: object) -> None:
-    """`content` as JSON in `target`, whole or not at all."""
+    """`content` as JSON in `target`, whole or not at all. Raises StorageError; ValueError for a number that is not
+    finite."""
     write_whole(target, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
@@ -68,16 +80,13 @@ def remove_partial(folder: Path) -> None:
 
 @contextmanager
 def explained(target: Path) -> Iterator[None]:
-    """A disk that says no (full, over quota, read-only) becomes a CheckpointError that says where and how much is free.
-
-    The safetensors library wraps the system's errors in its own.
-    """
+    """A disk that says no (full, over quota, read-only) becomes a StorageError that says where and how much is free."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{target} could not be written ({error}); {free_space(target)}. What was saved before is untouched: make "
-            "room and run the same command again to go on from there"
+    except OSError as error:
+        raise StorageError(
+            f"{target} could not be written, and is as it was before: {error}; {free_space(target)}: make room and run "
+            "the same command again"
         ) from error
 
 

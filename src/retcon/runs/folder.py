@@ -1,0 +1,103 @@
+"""The folder of a training run: what it is, its metrics, its trajectories, its checkpoints.
+
+run.json                     the run manifest
+metrics.jsonl                a line per step
+trajectories/step-000010.jsonl
+checkpoints/step-000020/     a Hugging Face folder, with the optimiser's state beside the weights
+final/                       a Hugging Face folder, once the run is over
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from retcon.config.schema import Recipe
+from retcon.core.types import Trajectory
+from retcon.runs.manifest import NAME, RunKind, check_place, manifest, note_place
+from retcon.runs.metrics import Metrics, read_metrics
+from retcon.store import jsonl
+from retcon.store.whole import explained, remove_partial, write_json, write_whole
+
+STEP = re.compile(r"step-(\d+)(\.jsonl)?")
+
+
+class RunFolder:
+    """One run's folder, opened for going on. Use `open_run`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.final = root / "final"
+        self.metrics = root / "metrics.jsonl"
+
+    @property
+    def finished(self) -> bool:
+        return self.final.is_dir()
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint after `step` steps lies, or will."""
+        return self.root / "checkpoints" / f"step-{step:06d}"
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """(step, folder) of every checkpoint, newest first."""
+        return _steps(self.root / "checkpoints")
+
+    def note_place(self, line: str) -> None:
+        """Keep in the manifest what the run computes on from here, where that is not what it computed on before."""
+        note_place(self.root, line)
+
+    def log(self, line: Mapping[str, float | None]) -> None:
+        """Append a step's metrics, handed to the system at once. Raises StorageError where the disk says no."""
+        with explained(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read_metrics(self) -> list[Metrics]:
+        """The lines of metrics.jsonl, up to one that was cut off as it was written. Raises RecordError by line."""
+        return read_metrics(self.metrics, cut_off=True)
+
+    def keep_trajectories(self, step: int, trajectories: Iterable[Trajectory]) -> None:
+        """Write the rollouts of `step`, those that were not trained on among them."""
+        with explained(self.root / "trajectories"):
+            (self.root / "trajectories").mkdir(exist_ok=True)
+        jsonl.write(self.root / "trajectories" / f"step-{step:06d}.jsonl", trajectories)
+
+    def cut(self, step: int) -> None:
+        """Forget metrics and trajectories of steps after `step`, which will be taken again."""
+        kept = [line for line in self.read_metrics() if (line["step"] or 0) <= step]
+        write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        for later, path in _steps(self.root / "trajectories"):
+            if later > step:
+                path.unlink()
+
+
+def open_run(
+    root: Path, *, kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None = None
+) -> RunFolder:
+    """The run in `root`, new where the folder is absent or empty.
+
+    inputs: name to fingerprint of what the run starts from. tasks: name of the task set, where it need not be the
+    recipe's. Raises CheckpointError where `root` holds something else: another format, kind, recipe or input, or no run
+    at all; nothing in it is touched then.
+    """
+    root = Path(root)
+    about = manifest(kind, recipe, inputs, tasks)
+    if not check_place(root, recipe, about):
+        write_json(root / NAME, about)
+    for folder in (root, root / "checkpoints"):
+        remove_partial(folder)
+    return RunFolder(root)
+
+
+def check_run(root: Path, *, kind: RunKind, recipe: Recipe) -> None:
+    """Raises what `open_run` will, but for other inputs: to be called before work that makes those. The folder is made
+    where it is absent, since only that tells whether it can be."""
+    check_place(Path(root), recipe, manifest(kind, recipe, {}, None))
+
+
+def _steps(folder: Path) -> list[tuple[int, Path]]:
+    if not folder.is_dir():
+        return []
+    found = [(int(m[1]), p) for p in folder.iterdir() if (m := STEP.fullmatch(p.name))]
+    return sorted(found, reverse=True)

@@ -1,0 +1,91 @@
+"""run.json, the run manifest: what a run is, what it started from, and what it computed on.
+
+{"format": 1, "version": …, "kind": "rl", "recipe": …, "inputs": {name: fingerprint}, "places": […]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from retcon import __version__
+from retcon.config.schema import Recipe
+from retcon.core.errors import CheckpointError
+from retcon.runs.comparing import differing, relevant
+from retcon.store.whole import explained, write_json
+
+FORMAT = 1
+NAME = "run.json"
+RunKind = Literal["sft", "dpo", "rl"]
+
+
+def manifest(kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None) -> dict[str, Any]:
+    """The manifest of a run that begins now. tasks: name of the task set, where it need not be the recipe's."""
+    values = recipe.model_dump(mode="json")
+    if tasks is not None:
+        values["task"]["name"] = tasks
+    return {"format": FORMAT, "version": __version__, "kind": kind, "recipe": values, "inputs": dict(inputs)}
+
+
+def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> bool:
+    """Whether there is a run of this manifest in `root`; else there is a folder for one.
+
+    Raises CheckpointError where `root` holds something else (another format, kind, recipe or input, or no run at all);
+    nothing in it is touched then. StorageError where no folder can be made.
+    """
+    if root.exists() and not root.is_dir():
+        raise CheckpointError(f"{root} is a file, not a run folder: choose another place for the run")
+    if (root / NAME).exists():
+        _check_same(root, recipe, about)
+        return True
+    if root.is_dir() and any(not p.name.startswith(".") for p in root.iterdir()):
+        raise CheckpointError(f"{root} is not empty and has no {NAME}: choose another folder, or empty this one")
+    with explained(root):
+        root.mkdir(parents=True, exist_ok=True)
+    return False
+
+
+def note_place(root: Path, line: str) -> None:
+    """Keep in the manifest what the run computes on from here, where that is not what it computed on before."""
+    file = root / NAME
+    about = json.loads(file.read_text(encoding="utf-8"))
+    if about.get("places", [])[-1:] != [line]:
+        write_json(file, {**about, "places": [*about.get("places", []), line]})
+
+
+def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
+    file = root / NAME
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+        version = there["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(file, error) from error
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{root} is a run folder of format {version} (retcon {there.get('version', '?')}), this is retcon "
+            f"{__version__} with format {FORMAT}: use that version, or start in another folder"
+        )
+    try:
+        found_kind, found_recipe, found_inputs = there["kind"], dict(there["recipe"]), dict(there["inputs"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    kind: RunKind = about["kind"]
+    if found_kind != kind:
+        raise CheckpointError(f"{root} holds a run of kind '{found_kind}', not '{kind}': choose another folder")
+    now = {section: about["recipe"][section] for section in relevant(recipe, kind)}
+    changed = list(differing(found_recipe, now))
+    if changed:
+        raise CheckpointError(
+            f"{root} was started with another recipe: {'; '.join(changed)}. Run it with the old values to go on, or "
+            "choose another folder"
+        )
+    for name, value in about["inputs"].items():
+        if found_inputs.get(name) != value:
+            was = found_inputs.get(name, "not recorded")
+            raise CheckpointError(f"{root} was started from other {name} ({was}, now {value}): choose another folder")
+
+
+def _unreadable(file: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{file} is broken ({error!r}): this run cannot be resumed; start it in another folder")
