@@ -9,8 +9,8 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_python_example_runs_and_says_what_the_readme_says() -> None:
-    (program,) = re.findall(r"```python\nimport.*?\n```\n\n## ", README.read_text(encoding="utf-8"), re.DOTALL)
-    program = program.removeprefix("```python\n").rpartition("\n```\n")[0]
+    (program,) = re.findall(r"```python\nimport.*?\n```\n", README.read_text(encoding="utf-8"), re.DOTALL)
+    program = program.removeprefix("```python\n").removesuffix("\n```\n")
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={"PYTHONPATH": "src"}
     )
@@ -22,9 +22,16 @@ def test_the_python_example_runs_and_says_what_the_readme_says() -> None:
     assert "NameError" in record
 
 
-def test_every_path_that_the_tree_names_is_there() -> None:
-    tree = README.read_text(encoding="utf-8").split("## The house")[1].split("core \u2190")[0]
-    names = re.findall(r"^ {4,6}(\S+/) ", tree, re.MULTILINE)
-    assert len(names) > 15
-    for name in names:
-        assert any((README.parent / base / name).is_dir() for base in ("", "src/retcon")), name
+def test_every_room_of_the_architecture_page_is_there_and_none_is_left_out() -> None:
+    page = (README.parent / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE))
+    rooms = (README.parent / "src/retcon").iterdir()
+    there = {room.name for room in rooms if room.suffix == ".py" or (room / "__init__.py").exists()}
+    assert named == there - {"__init__.py", "__main__.py"}
+
+
+def test_every_link_leads_somewhere() -> None:
+    pages = [README, *(README.parent / "docs").glob("*.md"), *README.parent.glob("CONTRIBUTING.md")]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

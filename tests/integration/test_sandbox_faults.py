@@ -208,6 +208,20 @@ def test_a_session_that_begins_under_a_killed_zygote_waits_for_the_next_one() ->
     using(work, workers=1)
 
 
+def test_a_worker_that_is_given_back_after_its_zygote_died_keeps_nobody_waiting() -> None:
+    async def work(pool: SandboxPool) -> None:
+        worker = await pool.fleet.take("bare")
+        waiting = asyncio.create_task(pool.fleet.take("bare"))
+        os.kill(pool.fleet.zygotes["bare"], signal.SIGKILL)
+        await until(lambda: not pool.fleet.zygotes)
+        pool.fleet.give(worker, keep=True)
+        async with asyncio.timeout(SOON):
+            pool.fleet.give(await waiting, keep=True)
+        assert (await pool.run("print(1)")).stdout == "1\n"
+
+    using(work, workers=1)
+
+
 def test_a_cancelled_call_ends() -> None:
     async def work(pool: SandboxPool) -> None:
         call = asyncio.create_task(pool.run("import time\ntime.sleep(60)"))

@@ -1,4 +1,23 @@
-"""Errors, each named after the boundary that was crossed. All say what was wrong, where, and what to do."""
+"""Errors, each named after the boundary that was crossed. All say what was wrong, where, and what to do.
+
+    RetconError
+    ├── RecipeError             a recipe, an override or a task set is wrong
+    ├── RecordError             a stored record cannot be read
+    ├── StorageError            a file or folder cannot be written
+    ├── CheckpointError         a checkpoint, model or run folder is absent, broken or another one
+    ├── MissingExtra            an optional package is not installed
+    ├── MissingIds              token ids were asked for of text
+    ├── UnscoredTokens          a sample has tokens to learn without a log-prob
+    ├── TrainingDiverged        a loss or gradient is no longer finite
+    ├── EngineError             an engine refuses a request
+    ├── InfrastructureFault     a rollout cannot go on, through no fault of the model
+    ├── SessionLost             a sandbox session is gone
+    └── SandboxUnavailable      the sandbox cannot be started or reached
+        ├── SandboxBusy         no worker was free in time
+        └── CheckpointRefused   a session keeps too many checkpoints
+
+Warnings: SandboxWarning, ComputeWarning, TaskWarning, all of UserWarning.
+"""
 
 from __future__ import annotations
 

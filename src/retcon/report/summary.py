@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from retcon.core.errors import CheckpointError
 from retcon.evaluate.result import K, Setting
 from retcon.evaluate.statistics import Interval, exactly, over_problems, over_seeds
 from retcon.report.runs import Comparison, Run
+from retcon.store.whole import write_whole
 
 LAST_STEPS = 10
 
@@ -47,12 +47,8 @@ def summarize(comparison: Comparison) -> dict[str, object]:
 
 
 def write_summary(path: Path, comparison: Comparison) -> None:
-    """Writes summary.json. Raises CheckpointError where it cannot be written."""
-    text = msgspec.json.format(msgspec.json.encode(summarize(comparison)), indent=1)
-    try:
-        path.write_bytes(text + b"\n")
-    except OSError as error:
-        raise CheckpointError(f"{path}: the summary could not be written: {error}") from error
+    """Writes summary.json. Raises StorageError where it cannot be written."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(summarize(comparison)), indent=1) + b"\n")
 
 
 def figures(runs: Sequence[Run]) -> Figures:

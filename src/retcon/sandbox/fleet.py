@@ -195,7 +195,8 @@ class Fleet:
     def give(self, worker: WorkerHandle, *, keep: bool) -> None:
         """Give a worker back. keep: whether it may serve again."""
         self._busy.discard(worker)
-        if not keep or not worker.alive or self._folder is None:
+        # Workers die with their zygote, which may be known before their own end is.
+        if not keep or not worker.alive or self._folder is None or worker.profile not in self._ready():
             worker.kill()
         else:
             self._place(worker)
@@ -299,6 +300,8 @@ class Fleet:
         self._made += 1
         old = self._zygotes.pop(profile, None)
         if old is not None:
+            for worker in self._idle.pop(profile, []):  # they died with it, and would take the room of others
+                worker.kill()
             await old.close()
         zygote = await ZygoteHandle.start(
             self._choose.profiles[profile], self._python or sys.executable, folder, folder / f"z{self._made}.log"
