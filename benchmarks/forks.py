@@ -16,13 +16,13 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from retcon.sandbox.profiles import BUILT_IN
-from retcon.sandbox.zygotes import ENVIRONMENT
+from retcon.sandbox.pool.profiles import BUILT_IN
+from retcon.sandbox.pool.zygote_handle import ENVIRONMENT
 
 MEASURE = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from retcon.sandbox import worker, zygote
+from retcon.sandbox.jail import worker, zygote
 problem = zygote.preload(sys.argv[4:], sys.argv[3])
 if problem:
     sys.exit(problem)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
-from retcon.sandbox import landlock
+from retcon.sandbox.jail.confine import landlock
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Result
 

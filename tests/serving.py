@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 from retcon.core.errors import SessionLost
-from retcon.sandbox.types import Limits, Result
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, as_program
 
 
 class Server:
@@ -63,8 +63,8 @@ class MemorySandbox:
         self.begun = 0
         self.wait: asyncio.Event | None = None
 
-    async def run(self, code: str, **options: Any) -> Result:
-        return await MemorySession(self).run(code, **options)
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        return await MemorySession(self).run(program, **options)
 
     async def session(self, *, limits: Limits | None = None) -> MemorySession:
         return MemorySession(self)
@@ -81,16 +81,7 @@ class MemorySession:
         self._frozen: dict[str, dict[str, Any]] = {}
         self._lost = ""
 
-    async def run(
-        self,
-        code: str,
-        *,
-        stdin: str = "",
-        limits: Limits | None = None,
-        files: Mapping[str, bytes] | None = None,
-        fetch: Sequence[str] = (),
-        echo: bool = True,
-    ) -> Result:
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         self._check()
         self._sandbox.begun += 1
         if self._sandbox.wait is not None:
@@ -98,7 +89,7 @@ class MemorySession:
         self._sandbox.runs += 1
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            exec(code, self._variables | {"lose": self._lose}, self._variables)
+            exec(as_program(program, options).code, self._variables | {"lose": self._lose}, self._variables)
         return Result("ok", stdout=out.getvalue(), exit_code=0)
 
     async def checkpoint(self) -> str:

@@ -25,10 +25,10 @@ from retcon.purify.noop import does_nothing
 from retcon.purify.words import referring, referring_comments
 from retcon.report.diff import _aligned
 from retcon.report.transcript import _prompt
-from retcon.sandbox.paths import to_write
-from retcon.sandbox.profiles import BUILT_IN, Chooser
+from retcon.sandbox.pool.paths import to_write
+from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
 from retcon.sandbox.service.body import parse
-from retcon.sandbox.service.refusal import Refused
+from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.types import Result
 from retcon.tasks.grade import boxed
 from retcon.tools.wording import Wording
@@ -51,7 +51,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def refused(body: Any) -> None:
-    with suppress(Refused):
+    with suppress(RequestRefused):
         parse(msgspec.json.encode(body), Body)
 
 

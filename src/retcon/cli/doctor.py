@@ -18,7 +18,7 @@ from retcon.core.installing import how_to_install, requirements
 from retcon.core.memory import available_memory
 
 if TYPE_CHECKING:
-    from retcon.sandbox.probe import Probe
+    from retcon.sandbox.doctor import Probe
 
 DEVELOPERS = "dev"
 """The extra that nobody lacks but who works on Retcon itself."""
@@ -65,9 +65,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 def diagnose() -> Diagnosis:
     """Looks at everything; starts one sandbox worker, imports no extra."""
     from retcon import __version__
-    from retcon.sandbox.machine import advice as sandbox_advice
-    from retcon.sandbox.machine import look
-    from retcon.sandbox.probe import probe
+    from retcon.sandbox.doctor import advice as sandbox_advice
+    from retcon.sandbox.doctor import look, probe
 
     packages = {extra: names for extra, names in requirements().items() if extra != DEVELOPERS}
     versions = {name: _installed(name) for names in packages.values() for name in names}

@@ -14,9 +14,8 @@ from retcon.engine.types import Generator, SamplingParams
 from retcon.purify.types import Repair
 from retcon.rollout.group import Grade, rollout_groups
 from retcon.rollout.limits import Limits
-from retcon.sandbox.client import token_from_environment
+from retcon.sandbox.client import SandboxRouter, token_from_environment
 from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.router import SandboxRouter
 from retcon.sandbox.types import Limits as SandboxLimits
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.types import Task

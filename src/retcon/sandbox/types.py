@@ -1,10 +1,10 @@
-"""The Sandbox protocol: a program in, a typed result out."""
+"""The sandbox in words: a program in, a typed result out, and the protocols of what runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 from retcon.core.types import Status
 
@@ -56,6 +56,92 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """What one call or one cell is asked to run.
+
+    code: runs as `__main__`, in a scratch folder that holds `files` (relative path to content). limits: the sandbox's
+    own where None. timeout: seconds, in place of both clocks of the limits. memory: MiB, in place of theirs.
+    echo: whether the last expression's repr becomes the result's value.
+
+    Of calls alone, as a session's cells find their files in the next: fetch: relative paths of files to hand back as
+    they are when the call has ended. One that is not there, is no ordinary file, lies behind a symbolic link or is
+    longer than what is left of 8 MiB for all is left out. wait: seconds that it may wait until it starts, which count
+    nowhere else; as long as it takes where None.
+
+    In the tier `namespaces` files and fetch may name absolute paths too, below the folders `pool.paths.WRITABLE`.
+
+    Raises ValueError, by name, for a limit that is not above 0, and code, stdin or files that are no text or no bytes.
+    """
+
+    code: str
+    stdin: str = ""
+    timeout: float | None = None
+    memory: int | None = None
+    limits: Limits | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    fetch: Sequence[str] = ()
+    echo: bool = True
+    wait: float | None = None
+
+    def __post_init__(self) -> None:
+        """Code may be any text: Python refuses what is none of its own. stdin may hold what `surrogateescape` makes of
+        bytes."""
+        for name, text in (("code", self.code), ("stdin", self.stdin)):
+            if not isinstance(text, str):
+                raise ValueError(f"{name} is a {type(text).__name__}: it must be a text")
+        try:
+            self.stdin.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"stdin is not Unicode: {error.reason} at character {error.start}") from error
+        for path, content in self.files.items():
+            if not isinstance(path, str):
+                raise ValueError(f"file {path!r} is named by a {type(path).__name__}: its path must be a text")
+            if not isinstance(content, bytes | bytearray | memoryview):
+                raise ValueError(f"the content of file {path!r} is a {type(content).__name__}: it must be bytes")
+        if self.timeout is not None or self.memory is not None:
+            Limits().with_(self.timeout, self.memory)
+
+    def limits_within(self, limits: Limits) -> Limits:
+        """What it runs under where `limits` hold for programs that give none of their own."""
+        return (self.limits or limits).with_(self.timeout, self.memory)
+
+
+class ProgramOptions(TypedDict, total=False):
+    """The fields of `Program` beside the code, as keywords of `run`. files: none where None."""
+
+    stdin: str
+    timeout: float | None
+    memory: int | None
+    limits: Limits | None
+    files: Mapping[str, bytes] | None
+    fetch: Sequence[str]
+    echo: bool
+    wait: float | None
+
+
+def as_program(asked: str | Program, options: ProgramOptions) -> Program:
+    """The program that `run` was asked for, be it given whole or as code; options take the place of its fields.
+
+    Raises ValueError as `Program` does, TypeError for an option that is none.
+    """
+    if isinstance(asked, Program) and not options:
+        return asked
+    given: dict[str, Any] = {**options}
+    if given.get("files", ()) is None:
+        given["files"] = {}
+    return replace(asked, **given) if isinstance(asked, Program) else Program(asked, **given)
+
+
+def as_cell(asked: str | Program, options: ProgramOptions) -> Program:
+    """As `as_program`, for a session. Raises ValueError too for what its cells do not have."""
+    program = as_program(asked, options)
+    if program.fetch or program.wait is not None:
+        name = "fetch" if program.fetch else "wait"
+        raise ValueError(f"{name} is for calls: a session's cell hands no files back and waits for nobody")
+    return program
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What became of one call.
 
@@ -63,7 +149,8 @@ class Result:
     `TimeoutError` for either clock, a signal's name (`SIGSEGV`), None where status is ok. stderr of a failure ends
     with a line that names it. value: repr of the last expression, None where there is none or it is None.
     exit_code: negative for a signal, None where no process ended. seconds: wall. peak_memory: bytes, resident.
-    tier: what held around the call. files: content of the files that were asked for and found (`Sandbox.run`, `fetch`).
+    tier: what held around it, None where nothing ran as far as is known. files: content of the files that were asked
+    for and found (`Program.fetch`).
     """
 
     status: Status
@@ -74,7 +161,7 @@ class Result:
     exit_code: int | None = None
     seconds: float = 0.0
     peak_memory: int = 0
-    tier: Tier = "rlimits"
+    tier: Tier | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -88,18 +175,8 @@ class Session(Protocol):
 
     id: str
 
-    async def run(
-        self,
-        code: str,
-        *,
-        stdin: str = "",
-        timeout: float | None = None,
-        memory: int | None = None,
-        limits: Limits | None = None,
-        files: Mapping[str, bytes] | None = None,
-        echo: bool = True,
-    ) -> Result:
-        """Run a cell; parameters as `Sandbox.run`. Raises SessionLost."""
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        """Run a cell, as `Sandbox.run`; it hands no files back and has no `wait`. Raises SessionLost."""
         ...
 
     async def checkpoint(self) -> str:
@@ -129,31 +206,12 @@ class Session(Protocol):
 class Sandbox(Protocol):
     """Runs untrusted Python. Every call starts from the same fresh interpreter and an empty folder."""
 
-    async def run(
-        self,
-        code: str,
-        *,
-        stdin: str = "",
-        timeout: float | None = None,
-        memory: int | None = None,
-        limits: Limits | None = None,
-        files: Mapping[str, bytes] | None = None,
-        fetch: Sequence[str] = (),
-        echo: bool = True,
-        wait: float | None = None,
-    ) -> Result:
-        """Run `code` as `__main__`, in a scratch folder that holds `files` (relative path to content).
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        """Run a program, or a text as one: `run("print(1)", timeout=5)` is `run(Program("print(1)", timeout=5))`.
 
-        limits: the sandbox's own where None. timeout: seconds, in place of both clocks of the limits. memory: MiB, in
-        place of theirs. echo: whether the last expression's repr becomes the result's value.
-        fetch: relative paths of files to hand back as they are when the call has ended. One that is not there, is no
-        ordinary file, lies behind a symbolic link or is longer than what is left of 8 MiB for all is left out.
-        In the tier `namespaces` either may name absolute paths too, below the folders `paths.WRITABLE`.
-        wait: seconds that it may wait until it starts, which count nowhere else; as long as it takes where None.
-
-        A fault of the sandbox itself is a result of status `infrastructure`. Raises ValueError for a limit that is not
-        above 0, a file path that leaves the scratch folder, or code that is no text; SandboxUnavailable where the
-        sandbox is not open, SandboxBusy where the call had to wait for too long.
+        A fault of the sandbox itself is a result of status `infrastructure`. Raises ValueError as `Program` does, and
+        for a file path that leaves the scratch folder; SandboxUnavailable where the sandbox is not open, SandboxBusy
+        where the call had to wait for too long.
         """
         ...
 

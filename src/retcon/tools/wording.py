@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retcon.core.types import Observation, ToolCall
-from retcon.sandbox.capture import cut_middle
+from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.types import Result
 
 SMALL_BUDGET = 200

@@ -20,8 +20,8 @@ UID = 4242
 BECOME = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from retcon.sandbox import kernel
-from retcon.sandbox.users import become, closed_to_others
+from retcon.sandbox.jail import kernel
+from retcon.sandbox.jail.confine.users import become, closed_to_others
 prefixes = [os.path.realpath(p) for p in (sys.base_prefix, sys.prefix)]
 closed = {c for p in prefixes if (c := closed_to_others(p))}
 kernel.unshare(0x00020000)

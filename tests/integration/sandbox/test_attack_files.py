@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jail import ALL, CALL, CONTAINED, NAMESPACES, Jail, contained_by
-from retcon.sandbox.paths import WRITABLE
-from retcon.sandbox.root import readable
+from retcon.sandbox.jail.confine.root import readable
+from retcon.sandbox.pool.paths import WRITABLE
 
 SECRET = "hunter2"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, Jail, contained_by
-from retcon.sandbox.syscalls import ARCHITECTURES, number
+from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, number
 
 MACHINE = os.uname().machine
 EXIT, MREMAP = {"x86_64": (60, 25), "aarch64": (93, 216)}.get(MACHINE, (0, 0))

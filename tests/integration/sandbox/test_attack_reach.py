@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, RLIMITS, Jail, contained_by
-from retcon.sandbox.syscalls import ARCHITECTURES, number
+from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, number
 
 MACHINE = os.uname().machine
 pytestmark = pytest.mark.skipif(MACHINE not in ARCHITECTURES, reason=f"no system call filter for {MACHINE}")

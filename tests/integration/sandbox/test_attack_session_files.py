@@ -14,7 +14,7 @@ from test_attack_session_copies import FORGE
 
 from jail import ALL, LANDLOCK, NAMESPACES, RLIMITS, Attacked, Jail, contained_by
 from retcon.core.errors import SessionLost
-from retcon.sandbox.folders import MEMORY
+from retcon.sandbox.pool.folders import MEMORY
 
 
 @pytest.fixture

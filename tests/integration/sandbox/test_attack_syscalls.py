@@ -7,8 +7,8 @@ import os
 import pytest
 
 from jail import ALL, CALL, CONTAINED, Jail, contained_by
-from retcon.sandbox.seccomp import ABSENT, DENIED, UNSUPPORTED
-from retcon.sandbox.syscalls import ARCHITECTURES, HIGHEST, number
+from retcon.sandbox.jail.confine.seccomp import ABSENT, DENIED, UNSUPPORTED
+from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, HIGHEST, number
 
 MACHINE = os.uname().machine
 pytestmark = pytest.mark.skipif(MACHINE not in ARCHITECTURES, reason=f"no system call filter for {MACHINE}")

@@ -9,15 +9,16 @@ import sys
 
 import pytest
 
+from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES
 from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.syscalls import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason="no filter for this machine")
 
 ASK = """
 import asyncio, sys, warnings
 from retcon.core.errors import SandboxUnavailable
-from retcon.sandbox import instructions, kernel, seccomp
+from retcon.sandbox.jail.confine import instructions, seccomp
+from retcon.sandbox.jail import kernel
 from retcon.sandbox.pool import SandboxPool
 
 async def ask(tier):

@@ -11,13 +11,12 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from retcon.sandbox.probe import Probe
+    from retcon.sandbox.doctor import Probe
 
 
 def sandbox_doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say which tiers can be had here, and why not the others; what was measured; what to install or enable."""
-    from retcon.sandbox.machine import advice, look
-    from retcon.sandbox.probe import Probe, probe_tiers
+    from retcon.sandbox.doctor import Probe, advice, look, probe_tiers
 
     machine = look()
     tiers = probe_tiers()

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retcon import __version__
 from retcon.core.errors import nearest
-from retcon.sandbox.service.calls import Calls
-from retcon.sandbox.service.code_judge import (
+from retcon.sandbox.service.apis.code_judge import (
     BatchJudged,
     BatchRan,
     BatchSubmission,
@@ -29,21 +28,26 @@ from retcon.sandbox.service.code_judge import (
     Status,
     Submission,
 )
-from retcon.sandbox.service.fusion import CodeRan, FusionApi, RunCode
+from retcon.sandbox.service.apis.fusion import CodeRan, FusionApi, RunCode
+from retcon.sandbox.service.apis.jupyter import JupyterApi, JupyterRan, RunJupyter
+from retcon.sandbox.service.apis.languages import Languages
+from retcon.sandbox.service.apis.own import Batch, Call, Cell, OwnApi, Results
+from retcon.sandbox.service.apis.own_sessions import Checkpoint, Open, Opened, SessionsApi
+from retcon.sandbox.service.calls import Calls
 from retcon.sandbox.service.http import answer, serving
-from retcon.sandbox.service.jupyter import JupyterApi, JupyterRan, RunJupyter
-from retcon.sandbox.service.languages import Languages
 from retcon.sandbox.service.metrics import CONTENT_TYPE, Metrics
 from retcon.sandbox.service.openapi import Endpoint, document, page
-from retcon.sandbox.service.own import Batch, Call, Cell, OwnApi, Results
-from retcon.sandbox.service.refusal import Refused
-from retcon.sandbox.service.sessions import Checkpoint, Open, Opened, SessionsApi
+from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.service.settings import Settings
 from retcon.sandbox.types import Result, Sandbox, Tier
 
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")
 """Answered without a token: they say what every server of this version does."""
-_SHAPES = {"retcon": Refused.as_own, "code-judge": Refused.as_fastapi, "SandboxFusion": Refused.as_fastapi}
+_SHAPES = {
+    "retcon": RequestRefused.as_own,
+    "code-judge": RequestRefused.as_fastapi,
+    "SandboxFusion": RequestRefused.as_fastapi,
+}
 
 
 class Health(Struct):
@@ -128,7 +132,7 @@ def _http_error(paths: list[str]) -> Callable[[Request, Exception], Any]:
             said = f"nothing is at {request.url.path}{nearest(request.url.path, paths)}"
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             said = f"{request.url.path} does not take {request.method}"
-        refused = Refused(error.status_code, "no_such_endpoint", said)
+        refused = RequestRefused(error.status_code, "no_such_endpoint", said)
         return answer(refused.as_own(), error.status_code, dict(error.headers or {}))
 
     return handler
@@ -136,7 +140,7 @@ def _http_error(paths: list[str]) -> Callable[[Request, Exception], Any]:
 
 async def _broken(_: Request, error: Exception) -> Response:
     """A fault of this program: its traceback goes to the log, not to the client."""
-    return answer(Refused(500, "internal", f"{type(error).__name__}: see the server's log").as_own(), 500)
+    return answer(RequestRefused(500, "internal", f"{type(error).__name__}: see the server's log").as_own(), 500)
 
 
 class Front:
@@ -164,13 +168,13 @@ class Front:
         response = answer(refused.as_own(), refused.status, {**(refused.headers or {}), "Connection": "close"})
         await response(scope, receive, counted)
 
-    def _refused(self, scope: Scope) -> Refused | None:
+    def _refused(self, scope: Scope) -> RequestRefused | None:
         given = dict(scope["headers"])
         if self._wanted is not None:
             if hmac.compare_digest(given.get(b"authorization", b""), self._wanted):
                 return None
             said = "give the server's token: Authorization: Bearer …"
-            return Refused(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
+            return RequestRefused(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
         if b"origin" in given:  # any page may send requests to its reader's own machine, and browsers say that it did
-            return Refused(403, "from_a_browser", "a server without a token takes no requests of web pages")
+            return RequestRefused(403, "from_a_browser", "a server without a token takes no requests of web pages")
         return None

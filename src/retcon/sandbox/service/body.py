@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 import msgspec
 
 from retcon.core.errors import nearest
-from retcon.sandbox.paths import inside_scratch, to_write
-from retcon.sandbox.service.refusal import Refused
+from retcon.sandbox.pool.paths import inside_scratch, to_write
+from retcon.sandbox.service.refusal import RequestRefused
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -31,12 +31,12 @@ def parse(body: bytes, kind: type[T]) -> T:
     """The body as a `kind`.
 
     Read by the standard library's parser: it takes lone surrogates, which a model's program may hold, and whose error
-    is then the program's own. Raises Refused (400 for what is no JSON, 422 for what is no `kind`).
+    is then the program's own. Raises RequestRefused (400 for what is no JSON, 422 for what is no `kind`).
     """
     try:
         data = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from error
+        raise RequestRefused(400, "invalid_json", f"the body is not JSON: {error}") from error
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -47,7 +47,7 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number in JSON")
 
 
-def _named(message: str, kind: type[msgspec.Struct]) -> Refused:
+def _named(message: str, kind: type[msgspec.Struct]) -> RequestRefused:
     # msgspec's own words stand at the end: what the caller wrote may hold the same, thousands of times.
     said, _, place = message.rpartition(_PLACE)
     path = ""
@@ -56,14 +56,14 @@ def _named(message: str, kind: type[msgspec.Struct]) -> Refused:
     if unknown := _UNKNOWN.search(message):
         valid, name = _fields_at(kind, path), _shown(unknown[1])
         hint = nearest(unknown[1], valid) or f" (there are {', '.join(valid)})"
-        return Refused.invalid(_join(path, name), f"unknown field '{name}'{hint}")
+        return RequestRefused.invalid(_join(path, name), f"unknown field '{name}'{hint}")
     if missing := _MISSING.search(message):
-        return Refused.invalid(_join(path, missing[1]), f"the field '{missing[1]}' is missing")
+        return RequestRefused.invalid(_join(path, missing[1]), f"the field '{missing[1]}' is missing")
     if choice := _CHOICE.search(message):
         valid = _choices_at(kind, path)
         what = f"'{_shown(choice[1])}' is not one of {', '.join(valid)}{nearest(choice[1], valid)}"
-        return Refused.invalid(path, what)
-    return Refused.invalid(path or None, message.replace("`", ""))
+        return RequestRefused.invalid(path, what)
+    return RequestRefused.invalid(path or None, message.replace("`", ""))
 
 
 def _shown(name: str) -> str:
@@ -119,34 +119,36 @@ def _struct_in(info: Any) -> Any:
 
 
 def decode_files(files: Mapping[str, str | None], field: str, tier: str) -> dict[str, bytes]:
-    """Base64 to bytes; a content of None is left out. tier: the server's. Raises Refused that names the file."""
+    """Base64 to bytes; a content of None is left out. tier: the server's. Raises RequestRefused that names the file."""
     decoded = {}
     try:
         to_write(files, tier)
     except ValueError as error:
-        raise Refused.invalid(field, str(error)) from error
+        raise RequestRefused.invalid(field, str(error)) from error
     for name, content in files.items():
         if content is None:
             continue
         try:
             decoded[name] = base64.b64decode(content, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise Refused.invalid(f"{field}.{name}", f"the content of file '{name}' is not base64: {error}") from error
+            raise RequestRefused.invalid(
+                f"{field}.{name}", f"the content of file '{name}' is not base64: {error}"
+            ) from error
     return decoded
 
 
 def check_paths(paths: Iterable[str], field: str, tier: str) -> list[str]:
-    """These paths. tier: the server's. Raises Refused for one in a folder that is not the program's."""
+    """These paths. tier: the server's. Raises RequestRefused for one in a folder that is not the program's."""
     try:
         return inside_scratch(paths, tier)
     except ValueError as error:
-        raise Refused.invalid(field, str(error)) from error
+        raise RequestRefused.invalid(field, str(error)) from error
 
 
 def check_text(text: str, field: str) -> str:
-    """Raises Refused for text that cannot be written as UTF-8."""
+    """Raises RequestRefused for text that cannot be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Refused.invalid(field, f"not Unicode: {error.reason} at character {error.start}") from error
+        raise RequestRefused.invalid(field, f"not Unicode: {error.reason} at character {error.start}") from error
     return text

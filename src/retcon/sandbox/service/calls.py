@@ -9,7 +9,7 @@ from dataclasses import replace
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.sandbox.service.gate import RETRY_AFTER_SECONDS, Gate
 from retcon.sandbox.service.metrics import Metrics
-from retcon.sandbox.service.refusal import Refused
+from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.service.settings import Settings
 from retcon.sandbox.types import Limits, Result, Sandbox, Tier
 
@@ -32,8 +32,8 @@ class Calls:
     async def run(self, api: str, call: Callable[[], Awaitable[Result]], *, patient: bool = False) -> Result:
         """Take a call in and count what became of it. patient: wait where there is no room.
 
-        Raises Refused (503) where there is no room or the sandbox is closed, 422 where the sandbox finds the call
-        itself wrong.
+        Raises RequestRefused: 503 where there is no room or the sandbox is closed, 422 where the sandbox finds the
+        call itself wrong.
         """
         if patient:
             await self.gate.wait()
@@ -47,19 +47,19 @@ class Calls:
         except SandboxUnavailable as error:
             raise unavailable(error) from error
         except ValueError as error:
-            raise Refused.invalid(None, str(error)) from error
+            raise RequestRefused.invalid(None, str(error)) from error
         finally:
             self.gate.leave()
         self.metrics.answered(api, result.status, time.perf_counter() - started)
         return result
 
     def check_bounds(self, seconds: dict[str, float | None], mib: dict[str, int | None]) -> None:
-        """Raises Refused for a field above what the service allows."""
+        """Raises RequestRefused for a field above what the service allows."""
         bounds = ((seconds, self.settings.max_timeout, "s"), (mib, self.settings.max_memory, "MiB"))
         for asked, most, unit in bounds:
             for name, value in asked.items():
                 if value is not None and value > most:
-                    raise Refused.invalid(name, f"{value:g} {unit}: this server allows {most:g} {unit} at most")
+                    raise RequestRefused.invalid(name, f"{value:g} {unit}: this server allows {most:g} {unit} at most")
 
     def too_long(self, code: str) -> str | None:
         """What is wrong with a program of that length, None where nothing is."""
@@ -73,8 +73,8 @@ def own_stderr(result: Result) -> str:
     return result.stderr.removesuffix(line) if result.error_type == "SystemExit" else result.stderr
 
 
-def unavailable(error: SandboxUnavailable, kind: str = "unavailable") -> Refused:
-    return Refused(503, kind, str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+def unavailable(error: SandboxUnavailable, kind: str = "unavailable") -> RequestRefused:
+    return RequestRefused(503, kind, str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
 def room_for(limits: Limits, text: str) -> Limits:

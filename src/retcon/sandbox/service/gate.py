@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from retcon.sandbox.service.refusal import Refused
+from retcon.sandbox.service.refusal import RequestRefused
 
 RETRY_AFTER_SECONDS = 1
 
@@ -27,9 +27,9 @@ class Gate:
         return len(self._waiting)
 
     def enter(self) -> None:
-        """Raises Refused (503 with Retry-After) where there is no room."""
+        """Raises RequestRefused (503 with Retry-After) where there is no room."""
         if self.inside >= self._room or self._waiting:
-            raise Refused(
+            raise RequestRefused(
                 503,
                 "busy",
                 f"{self.inside} calls are running or queued, which is all that this server takes: try again later",

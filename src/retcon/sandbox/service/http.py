@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retcon.sandbox.service.refusal import Refused
+from retcon.sandbox.service.refusal import RequestRefused
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -33,13 +33,13 @@ def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None)
     return Response(encoded(value), status, headers, "application/json")
 
 
-def serving(handler: Handler, shape: Callable[[Refused], dict[str, Any]]) -> Handler:
+def serving(handler: Handler, shape: Callable[[RequestRefused], dict[str, Any]]) -> Handler:
     """The handler, its refusals answered in the shape that its API has for errors."""
 
     async def endpoint(request: Request) -> Response:
         try:
             return await handler(request)
-        except Refused as refused:
+        except RequestRefused as refused:
             return answer(shape(refused), refused.status, dict(refused.headers or {}))
         except ClientGone:
             return Response(status_code=499)
@@ -48,7 +48,7 @@ def serving(handler: Handler, shape: Callable[[Refused], dict[str, Any]]) -> Han
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Raises Refused (413) where it is longer than `limit` bytes, ClientGone where it does not come to its end."""
+    """Raises RequestRefused (413) where it is longer than `limit` bytes, ClientGone where it breaks off."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -70,9 +70,11 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _too_long(size: int, limit: int, *, at_least: bool = False) -> Refused:
+def _too_long(size: int, limit: int, *, at_least: bool = False) -> RequestRefused:
     more = " or more" if at_least else ""
-    return Refused(413, "too_long", f"a body of {size} bytes{more}: at most {limit}", headers={"Connection": "close"})
+    return RequestRefused(
+        413, "too_long", f"a body of {size} bytes{more}: at most {limit}", headers={"Connection": "close"}
+    )
 
 
 class ClientGone(Exception):

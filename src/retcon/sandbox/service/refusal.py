@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is answered by an HTTP error.
 
     status: of HTTP. kind: a word that programs can rely on. field: path to what is wrong (`calls[3].timeout`), None
@@ -32,7 +32,7 @@ class Refused(Exception):
         self.extra = extra or {}
 
     @classmethod
-    def invalid(cls, field: str | None, message: str) -> Refused:
+    def invalid(cls, field: str | None, message: str) -> RequestRefused:
         return cls(422, "invalid", message, field=field)
 
     def as_own(self) -> dict[str, Any]:

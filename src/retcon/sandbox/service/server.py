@@ -15,7 +15,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import RetconError
 
 BACKLOG = 2048
 GRACE_SECONDS = 10
@@ -24,14 +24,18 @@ LAST_SECONDS = 45
 """When it is ended all the same: what is in flight, then the sandbox's own processes, have had their time."""
 
 
+class AddressUnavailable(RetconError):
+    """A service cannot listen where it was told to: says why, and what to choose instead."""
+
+
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. port: 0 takes any free one. Raises SandboxUnavailable where the address cannot be had."""
+    """A socket that listens. port: 0 takes any free one. Raises AddressUnavailable."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise SandboxUnavailable(f"--host {host}: {error.strerror or error}") from error
+        raise AddressUnavailable(f"--host {host}: {error.strerror or error}") from error
     opened = socket.socket(family, kind, protocol)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -40,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         opened.close()
         hint = ": choose another --port, or 0 for any that is free" if error.errno == errno.EADDRINUSE else ""
-        raise SandboxUnavailable(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from error
+        raise AddressUnavailable(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from error
     return opened
 
 

@@ -1,0 +1,255 @@
+"""A sandbox on another machine, or in another process on this one: `retcon sandbox serve` over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.sandbox.client.remote import (
+    Remote,
+    RequestAnswered,
+    ServerBroken,
+    ServerUnavailable,
+    SessionForgotten,
+    call_body,
+    cell_body,
+    wall_seconds,
+    with_limits,
+)
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Tier, as_cell, as_program
+
+T = TypeVar("T")
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between tries, doubled each time
+PROBE_SECONDS = 10.0
+TOKEN = "RETCON_SANDBOX_TOKEN"
+"""The environment variable that commands take a server's token from."""
+
+_result = msgspec.json.Decoder(Result)
+
+
+class SandboxClient:
+    """Implements `Sandbox` over a server.
+
+        async with SandboxClient("http://127.0.0.1:8088") as sandbox:
+            result = await sandbox.run("print(1 + 1)")
+
+    token: the server's, where it asks for one. tries: of a call whose server cannot be reached, breaks off or is busy
+    (502, 503, 504), with growing pauses; after the last its result is `infrastructure`. A call can be repeated since it
+    leaves nothing behind; what is asked of a session carries a key, so that the server does it once. limits: of calls
+    that give none, the server's own where None. connections: requests at a time, the others wait here. patience:
+    seconds that an answer may take beyond the call's wall limit, its time in the server's queue among them.
+
+    Raises SandboxUnavailable on entry where no server answers.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        tries: int = 5,
+        limits: Limits | None = None,
+        connections: int = 256,
+        patience: float = 900.0,
+    ) -> None:
+        if tries < 1:
+            raise ValueError(f"{tries} tries: it must be 1 or more")
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is no URL of a sandbox server: write it as http://host:port")
+        self.url = url
+        self._tries = tries
+        self._limits = limits
+        self._remote: Remote | None = None
+        self._tier: Tier | None = None
+        self._open = partial(Remote, url, token, connections=connections, patience=patience)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect. Raises SandboxUnavailable."""
+        if self._remote is not None:
+            return
+        self.connect()
+        try:
+            await repeated(self._tries, self.probe)
+        except ServerUnavailable as error:
+            await self.close()
+            raise SandboxUnavailable(f"no sandbox server answers: {error}") from error
+        except SandboxUnavailable:
+            await self.close()
+            raise
+
+    def connect(self) -> None:
+        """Be open, whether or not the server answers."""
+        if self._remote is None:
+            self._remote = self._open()
+
+    async def probe(self) -> None:
+        """Raises ServerUnavailable where the server does not answer, SandboxUnavailable where it is no sandbox's."""
+        remote = self._connected()
+        answer = (await remote.ask("GET", "/health", patience=PROBE_SECONDS)).json()
+        await remote.ask("GET", "/v1/ping", patience=PROBE_SECONDS)  # wants the token, unlike /health
+        if not isinstance(answer, dict) or "tier" not in answer:
+            raise SandboxUnavailable(f"{self.url} is no retcon sandbox server")
+        self._tier = answer["tier"]
+
+    async def close(self) -> None:
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            await remote.close()
+
+    @property
+    def tier(self) -> Tier:
+        """What holds around the server's calls. Raises SandboxUnavailable before a server answered."""
+        if self._tier is None:
+            raise SandboxUnavailable(f"{self.url}: no server has answered yet")
+        return self._tier
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        """See `Sandbox.run`."""
+        asked = with_limits(as_program(program, options), self._limits)
+        try:
+            return await repeated(self._tries, lambda: self.once(asked))
+        except ServerUnavailable as error:
+            return Result("infrastructure", stderr=str(error))
+
+    async def once(self, program: Program) -> Result:
+        """Ask for a call without repeating it. Raises ServerUnavailable, and as `run`."""
+        try:
+            response = await self._connected().ask("POST", "/v1/run", call_body(program), seconds=wall_seconds(program))
+        except RequestAnswered as answered:
+            return answered.result
+        except ServerBroken as error:
+            return Result("infrastructure", stderr=str(error))
+        return read_result(response)
+
+    async def session(self, *, limits: Limits | None = None) -> ClientSession:
+        """See `Sandbox.session`."""
+        try:
+            return await repeated(self._tries, lambda: self.open_session(limits or self._limits))
+        except ServerUnavailable as error:
+            raise SandboxUnavailable(f"no session: {error}") from error
+
+    async def open_session(self, limits: Limits | None, *, on_end: Callable[[], None] = lambda: None) -> ClientSession:
+        """Ask for a session without repeating it. on_end: called once it is closed or lost.
+
+        Raises ServerUnavailable, SandboxUnavailable.
+        """
+        remote = self._connected()
+        body = {} if limits is None else {"limits": msgspec.to_builtins(limits)}
+        answer = (await remote.ask("POST", "/v1/sessions", body)).json()
+        self._tier = answer["tier"]
+        return ClientSession(remote, answer["session"], self._tries, on_end)
+
+    def _connected(self) -> Remote:
+        if self._remote is None:
+            raise SandboxUnavailable("the sandbox client is not open: use `async with SandboxClient(...)`")
+        return self._remote
+
+
+class ClientSession:
+    """Implements `Session` over a server. What is asked of it is done once, however often the connection breaks."""
+
+    def __init__(self, remote: Remote, id: str, tries: int, on_end: Callable[[], None]) -> None:
+        self.id = id
+        self._remote = remote
+        self._tries = tries
+        self._on_end = on_end
+        self._lost: str | None = None
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        """See `Session.run`. Where the server stays away the result is `infrastructure`, and the session is lost."""
+        asked = as_cell(program, options)
+        try:
+            return read_result(await self._ask("POST", "/run", cell_body(asked), seconds=wall_seconds(asked)))
+        except RequestAnswered as answered:
+            return answered.result
+        except (ServerUnavailable, ServerBroken) as error:
+            return Result("infrastructure", stderr=str(error))
+
+    async def checkpoint(self) -> str:
+        name: str = (await self._stated("POST", "/checkpoints")).json()["checkpoint"]
+        return name
+
+    async def rollback(self, checkpoint: str) -> None:
+        await self._stated("POST", "/rollback", {"checkpoint": checkpoint})
+
+    async def discard(self, checkpoint: str) -> None:
+        with contextlib.suppress(SessionLost):  # and its checkpoints with it
+            await self._stated("DELETE", f"/checkpoints/{quote(checkpoint, safe='')}")
+
+    async def close(self) -> None:
+        if self._lost is None:
+            with contextlib.suppress(ServerUnavailable, SessionLost):  # the server closes what nobody uses
+                await self._ask("DELETE", "")
+            self._end("it was closed")
+
+    def _end(self, why: str) -> None:
+        if self._lost is None:
+            self._lost = why
+            self._on_end()
+
+    async def _stated(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        try:
+            return await self._ask(method, path, body)
+        except ServerUnavailable as error:
+            raise SessionLost(f"session {self.id}: {error}") from error
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, seconds: float = 0.0
+    ) -> httpx.Response:
+        if self._lost is not None:
+            raise SessionLost(f"session {self.id}: {self._lost}")
+        key = uuid.uuid4().hex
+        path = f"/v1/sessions/{self.id}{path}"
+        try:
+            return await repeated(self._tries, lambda: self._remote.ask(method, path, body, seconds=seconds, key=key))
+        except (ServerUnavailable, SessionForgotten) as error:
+            self._end(str(error))
+            raise
+
+
+def token_from_environment() -> str | None:
+    return os.environ.get(TOKEN) or None
+
+
+def read_result(response: httpx.Response) -> Result:
+    """Raises ServerUnavailable where it is none: something between here and the server has answered."""
+    try:
+        return _result.decode(response.content)
+    except msgspec.DecodeError as error:
+        raise ServerUnavailable(f"{response.url}: not a result: {error}") from error
+
+
+async def repeated(tries: int, ask: Callable[[], Awaitable[T]]) -> T:
+    """What `ask` gives, tried again after a ServerUnavailable; the last one is raised."""
+    pause = FIRST_PAUSE
+    while True:
+        tries -= 1
+        try:
+            return await ask()
+        except ServerUnavailable as fault:
+            if not tries:
+                raise
+            # Spread, so that those who were refused together do not come back together.
+            await asyncio.sleep(max(fault.after, pause) * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,0 +1,192 @@
+"""Several sandbox servers as one sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.client.client import FIRST_PAUSE, LONGEST_PAUSE, ClientSession, SandboxClient, repeated
+from retcon.sandbox.client.remote import ServerUnavailable, with_limits
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program
+
+WEAKEST_FIRST: tuple[Tier, ...] = ("rlimits", "landlock", "namespaces")
+
+
+class SandboxRouter:
+    """Implements `Sandbox` over the servers at `urls`; arguments as of `SandboxClient`.
+
+    A call goes to the server with the fewest calls and sessions of this router's. A server that cannot be reached or
+    breaks off is taken out, what was asked of it goes to another, and it comes back in once it answers again, which is
+    tried after growing pauses. Sessions stay with their server and are lost with it. Raises SandboxUnavailable on entry
+    where none of the servers answers.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str | None = None,
+        tries: int = 5,
+        limits: Limits | None = None,
+        connections: int = 256,
+        patience: float = 900.0,
+    ) -> None:
+        if not urls:
+            raise ValueError("a router needs one server at least")
+        self._servers = [
+            _Server(SandboxClient(url, token=token, tries=tries, connections=connections, patience=patience))
+            for url in dict.fromkeys(urls)
+        ]
+        self._tries = tries
+        self._limits = limits
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect; servers that do not answer yet may come in later. Raises SandboxUnavailable."""
+        if self._is_open:
+            return
+        self._is_open = True
+        await asyncio.gather(*(self._first_probe(server) for server in self._servers))
+        if not self.up:
+            why = "; ".join(server.why for server in self._servers)
+            await self.close()
+            raise SandboxUnavailable(f"no sandbox server answers: {why}")
+
+    async def close(self) -> None:
+        self._is_open = False
+        for server in self._servers:
+            server.up = False
+            await server.stop_probing()
+            await server.client.close()
+
+    @property
+    def tier(self) -> Tier:
+        """The weakest of the servers that have answered."""
+        tiers = [server.client.tier for server in self._servers if server.up]
+        if not tiers:
+            raise SandboxUnavailable("no sandbox server answers")
+        return min(tiers, key=WEAKEST_FIRST.index)
+
+    @property
+    def up(self) -> list[str]:
+        """The servers that calls go to."""
+        return [server.client.url for server in self._servers if server.up]
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        """See `Sandbox.run`."""
+        asked = with_limits(as_program(program, options), self._limits)
+
+        async def once() -> Result:
+            server = self._choose()
+            server.load += 1
+            try:
+                return await server.client.once(asked)
+            except ServerUnavailable as fault:
+                self._failed(server, fault)
+                raise
+            finally:
+                server.less()
+
+        try:
+            # Each server may fail once on top of the tries, so that one which is gone costs no call its tries.
+            return await repeated(self._tries + len(self._servers) - 1, once)
+        except ServerUnavailable as error:
+            return Result("infrastructure", stderr=str(error))
+
+    async def session(self, *, limits: Limits | None = None) -> Session:
+        """See `Sandbox.session`."""
+
+        async def once() -> ClientSession:
+            server = self._choose()
+            server.load += 1
+            try:
+                return await server.client.open_session(limits or self._limits, on_end=server.less)
+            except BaseException as error:
+                server.less()
+                if isinstance(error, ServerUnavailable):
+                    self._failed(server, error)
+                raise
+
+        try:
+            return await repeated(self._tries + len(self._servers) - 1, once)
+        except ServerUnavailable as error:
+            raise SandboxUnavailable(f"no session: {error}") from error
+
+    def _choose(self) -> _Server:
+        """The server to ask next.
+
+        Raises ServerUnavailable where none is there, SandboxUnavailable where this is not open.
+        """
+        if not self._is_open:
+            raise SandboxUnavailable("the sandbox router is not open: use `async with SandboxRouter(...)`")
+        there = [server for server in self._servers if server.up]
+        if not there:
+            raise ServerUnavailable("none of the sandbox servers answers: " + "; ".join(s.why for s in self._servers))
+        now = time.monotonic()
+        return min(there, key=lambda server: (server.rests_until > now, server.load))
+
+    def _failed(self, server: _Server, fault: ServerUnavailable) -> None:
+        if not fault.down:
+            server.rests_until = time.monotonic() + fault.after
+        elif server.up and self._is_open:
+            server.take_out(str(fault))
+
+    async def _first_probe(self, server: _Server) -> None:
+        server.client.connect()
+        try:
+            await server.client.probe()
+        except (ServerUnavailable, SandboxUnavailable) as error:
+            server.take_out(str(error))
+        else:
+            server.up = True
+
+
+class _Server:
+    """One of a router's servers. load: calls and sessions of the router in it. why: it is not `up`."""
+
+    def __init__(self, client: SandboxClient) -> None:
+        self.client = client
+        self.up = False
+        self.load = 0
+        self.rests_until = 0.0
+        self.why = ""
+        self._probing: asyncio.Task[None] | None = None
+
+    def less(self) -> None:
+        self.load -= 1
+
+    def take_out(self, why: str) -> None:
+        self.up, self.why = False, why
+        self._probing = asyncio.create_task(self._probe())
+
+    async def stop_probing(self) -> None:
+        task, self._probing = self._probing, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def _probe(self) -> None:
+        pause = FIRST_PAUSE
+        while not self.up:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                await self.client.probe()
+            except (ServerUnavailable, SandboxUnavailable) as error:
+                self.why = str(error)
+            else:
+                self.up = True

@@ -1,0 +1,99 @@
+"""What of this machine decides which tier can be had, and what to do about it: for `retcon doctor`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from retcon.sandbox.doctor.probing import Probe
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """None where a fact cannot be found.
+
+    user_namespaces: how many there may be (user.max_user_namespaces). unprivileged_namespaces: whether ordinary users
+    may make them, by the two switches that distributions have. landlock: whether it is among the active LSMs. cgroup:
+    whether there is cgroup v2 with memory and pids limits that this user may set. root: whether this is root.
+    """
+
+    system: str
+    user_namespaces: int | None
+    unprivileged_namespaces: bool | None
+    landlock: bool | None
+    cgroup: bool
+    root: bool
+
+
+def look() -> Machine:
+    return Machine(
+        system=sys.platform,
+        user_namespaces=_number("/proc/sys/user/max_user_namespaces"),
+        unprivileged_namespaces=_unprivileged(),
+        landlock=None if (lsm := _text("/sys/kernel/security/lsm")) is None else "landlock" in lsm.split(","),
+        cgroup=_cgroup(),
+        root=hasattr(os, "geteuid") and os.geteuid() == 0,
+    )
+
+
+def advice(machine: Machine, best: Probe) -> list[str]:
+    """What to install or enable, the most useful first; empty where nothing is missing."""
+    if machine.system != "linux":
+        return [f"the sandbox needs Linux, and this is {machine.system}: run it in a container or a virtual machine"]
+    if best.tier is None:
+        return [f"the sandbox cannot be had: {best.problem}"]
+    said = []
+    if best.tier != "namespaces":
+        if machine.user_namespaces == 0:
+            said.append("allow user namespaces: sysctl user.max_user_namespaces=15000")
+        elif machine.unprivileged_namespaces is False and not machine.root:
+            said.append(
+                "let ordinary users make namespaces: sysctl kernel.unprivileged_userns_clone=1 (Debian), "
+                "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)"
+            )
+        else:
+            said.append(
+                "namespaces are refused though the kernel has them: in a container, start it with "
+                "--security-opt seccomp=unconfined --security-opt apparmor=unconfined, or --cap-add SYS_ADMIN"
+            )
+        if machine.landlock is False:
+            said.append("start the kernel (5.13 or later) with landlock in its list of LSMs: lsm=landlock,…")
+        said.append(f"until then programs run under tier {best.tier}; see docs/sandbox.md for what that does not hold")
+    if not machine.cgroup:
+        said.append(
+            "a call's memory over all its processes is looked at every 50 ms, not bounded by the kernel: delegate a "
+            "cgroup v2 with its memory and pids controllers (systemd-run --user --scope -p Delegate=yes …)"
+        )
+    return said
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _number(path: str) -> int | None:
+    text = _text(path)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _unprivileged() -> bool | None:
+    clone = _number("/proc/sys/kernel/unprivileged_userns_clone")
+    restricted = _number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    if clone is None and restricted is None:
+        return None
+    return clone != 0 and restricted != 1
+
+
+def _cgroup() -> bool:
+    """Whether this process's own cgroup can have limited children."""
+    own = next((line[3:] for line in (_text("/proc/self/cgroup") or "").splitlines() if line.startswith("0::")), None)
+    if own is None:
+        return False
+    group = Path("/sys/fs/cgroup") / own.lstrip("/")
+    controllers = (_text(str(group / "cgroup.controllers")) or "").split()
+    return {"memory", "pids"} <= set(controllers) and os.access(group / "cgroup.procs", os.W_OK)

@@ -1,0 +1,215 @@
+"""One call, in the process that the worker forked for it: limits, then the program, then what it raised.
+
+Standard library only. Nothing that runs here is believed: the worker reads how this process ended from the kernel,
+and the record that is written at the end can only name an exception and carry the last expression's repr.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import builtins
+import gc
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import traceback
+from _signal import signal as handle  # without the enumerations that the module `signal` wraps its results in
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple, NoReturn, TypeAlias
+
+from retcon.sandbox.jail.capture import cut_middle
+from retcon.sandbox.jail.confine.confinement import Confinement
+from retcon.sandbox.jail.messages import Bounds, RunCall
+from retcon.sandbox.jail.program import (
+    compile_program,
+    exit_code,
+    flush_all,
+    print_exception,
+    rehearse,
+    show_source,
+    type_name,
+    write,
+)
+
+FILENAME = "<python>"
+RECORD_FD = 3
+NAME_CHARS = 200  # of an exception's class, which the program may have made up
+FDS = 256  # more than a worker ever has open
+SEEDED = ("numpy.random", "sympy.core.random")
+MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
+_GIVEN = dict(vars(builtins))
+__builtins__ = _GIVEN  # type: ignore[assignment]  # of the functions here: the program may replace the others
+Streams: TypeAlias = tuple[int, int, int, int]
+"""File descriptors for stdin, stdout, stderr and the record."""
+
+
+def install_cpu_handler() -> None:
+    """At the CPU limit: write out what was printed, then die of the signal. The kernel's SIGKILL is a second behind."""
+    handle(signal.SIGXCPU, _die_flushed)
+
+
+def _die_flushed(number: int, _frame: object) -> None:
+    try:
+        flush_all(())
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def prepare() -> None:
+    """In the worker, before it forks: all that a call would otherwise do anew. See `program.rehearse`."""
+    sys.argv = [FILENAME]
+    rehearse()
+    os.dup2(0, 0, inheritable=True)  # the first use of a function makes the table of its arguments
+    math.ceil(1.0)
+    resource.setrlimit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS))
+    reseed()
+
+
+class Setting(NamedTuple):
+    """What all calls of a worker share. baseline: bytes of address space of the warm interpreter."""
+
+    confinement: Confinement
+    scratch: str
+    baseline: int
+
+
+def run(call: RunCall, token: bytes, streams: Streams, setup: int, setting: Setting) -> NoReturn:
+    """Run the call and end the process. token: marks the record as the wrapper's.
+
+    setup: a pipe that takes the reason where the program could not be started. It is closed before the program runs,
+    which therefore cannot say that it was not.
+    """
+    leave = os._exit  # the program may replace the module's
+    code = 1
+    try:
+        try:
+            enter(call.files, call.limits, streams, setting)
+        except BaseException as error:
+            os.write(setup, f"{type(error).__name__}: {error}".encode()[: select.PIPE_BUF])
+            raise
+        os.closerange(RECORD_FD + 1, FDS)
+        reseed()
+        code = _program(call.code, token, call.limits.output_bytes, call.echo)
+    finally:
+        leave(code)
+
+
+def reseed() -> None:
+    """Give preloaded generators of random numbers a fresh state; `random` does it itself.
+
+    With a number: without one numpy takes five times as long, in each call, whether it draws a number or not.
+    """
+    for name in SEEDED:
+        module = sys.modules.get(name)
+        if module is not None:
+            module.seed(int.from_bytes(os.urandom(4), "big"))
+
+
+def enter(
+    files: dict[str, str],
+    limits: Bounds,
+    streams: Streams,
+    setting: Setting,
+    confine: Callable[[Confinement], None] = Confinement.confine_call,
+) -> None:
+    """Become the process of a call: its streams, user, folder, files (base64) and limits; `confine` last."""
+    os.setsid()
+    for target, fd in enumerate(streams):
+        os.dup2(fd, target, inheritable=target != RECORD_FD)
+    handle(signal.SIGINT, signal.default_int_handler)
+    install_cpu_handler()
+    confinement = setting.confinement
+    confinement.take_user(setting.scratch)
+    os.chdir(setting.scratch)
+    for name, content in files.items():
+        folder = os.path.dirname(name)
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+        with open(name, "wb") as file:
+            file.write(base64.b64decode(content))
+    memory = setting.baseline + (limits.memory_mb << 20)
+    cpu = math.ceil(limits.cpu_seconds)
+    _bound(resource.RLIMIT_AS, memory, memory + MEMORY_HEADROOM)
+    _bound(resource.RLIMIT_CPU, cpu, cpu + 1)
+    _bound(resource.RLIMIT_FSIZE, limits.file_mb << 20)
+    _bound(resource.RLIMIT_NPROC, confinement.tasks + limits.processes)
+    confine(confinement)
+    _bound(resource.RLIMIT_NOFILE, limits.open_files)
+    gc.enable()
+
+
+def _bound(kind: int, soft: int, hard: int | None = None) -> None:
+    """Set a limit, as far as the machine's own leaves it: that one cannot be raised."""
+    most = resource.getrlimit(kind)[1]
+    wanted = (soft, soft if hard is None else hard)
+    resource.setrlimit(kind, wanted if most < 0 else (min(wanted[0], most), min(wanted[1], most)))
+
+
+def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
+    """Run the program as Python would, its last expression kept where `echo`; return the exit code."""
+    streams = (sys.stdout, sys.stderr)  # the program may put others in their place
+    own, process, keep, put = os.getpid(), os.getpid, output_bytes, write
+    raised, value, code = "", "", 0
+    main = ModuleType("__main__")
+    sys.modules["__main__"] = main
+    show_source(source, FILENAME)
+    try:
+        value = _run_as_main(source, main, echo)
+    except SystemExit as stop:
+        code = exit_code(stop, streams)
+    except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
+        code, raised = 1, type_name(error)[:NAME_CHARS]
+        if process() == own:  # at once: what follows runs code of the program's, which may end the process
+            put(RECORD_FD, token + raised.encode("utf-8", "replace") + b"\0" + token)
+        if raised == "MemoryError":
+            _free_memory(error, main)
+        flush_all(streams)
+        show_source(source, FILENAME)  # once more, as the program may have emptied the cache
+        print_exception(error, __file__)
+    flush_all(streams)
+    if not raised and process() == own:  # not a fork of the program's that came to its end too
+        put(RECORD_FD, token + f"\0{cut_middle(value, keep)}".encode("utf-8", "replace") + token)
+    return code
+
+
+def record_bytes(output_bytes: int) -> int:
+    """The most that a record takes: a name, or as many characters of a value, of up to 4 bytes each."""
+    return 4 * max(output_bytes, NAME_CHARS) + len("\0=")
+
+
+def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
+    """Run the program and its exit handlers; `=` and the repr of its last expression, empty without one."""
+    value = ""
+    main.__dict__.update(__builtins__=builtins, __file__=FILENAME)
+    try:
+        body, last = compile_program(source, FILENAME, echo)
+        exec(body, main.__dict__)
+        if last is not None:
+            result = eval(last, main.__dict__)
+            if result is not None:
+                value = "=" + repr(result)
+        _finish()
+    except BaseException:
+        vars(builtins).update(_GIVEN)  # what follows runs code of the standard library
+        raise
+    return value
+
+
+def _finish() -> None:
+    """What an interpreter does at its end: wait for threads that are no daemons, run the exit handlers."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+    atexit._run_exitfuncs()
+
+
+def _free_memory(error: BaseException, main: ModuleType) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
+    traceback.clear_frames(error.__traceback__)
+    main.__dict__.clear()

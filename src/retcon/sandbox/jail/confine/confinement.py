@@ -1,0 +1,125 @@
+"""What holds around the calls of a worker, and how a call's process puts the rest of it on itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from retcon.sandbox.jail import kernel
+from retcon.sandbox.jail.confine.cgroup import Group
+from retcon.sandbox.jail.confine.landlock import Ruleset
+from retcon.sandbox.jail.confine.loopback import Traffic
+from retcon.sandbox.jail.confine.seccomp import Filter, own_signals
+from retcon.sandbox.jail.confine.users import become
+from retcon.sandbox.jail.messages import Facts
+from retcon.sandbox.jail.usage import children
+
+
+class Confinement:
+    """Made by `isolate`, once per worker; the worker and the calls that it forks read it.
+
+    tier: `namespaces`, `landlock` or `rlimits`. root: the folder in which scratch folders are made. writable: what a
+    call may have written to, to be emptied after it; `mode` is theirs, and their size has a bound where `bounded`.
+    proc: descriptor of a /proc, for the worker alone; vmstat: of the machine's /proc/vmstat, -1 where it is hidden.
+    tasks: how many processes of its uid a call may find running.
+
+    network, files, processes, own_user, system_calls: whether calls are kept from the network, from files that are not
+    theirs, from processes that are not theirs, from the rights of the user who started the worker, and from the parts
+    of the kernel that none needs. traffic: of the loopback that calls have for themselves, None where they have none.
+    group: the worker's cgroup, None where there is none, for the reason `no_group`.
+    """
+
+    def __init__(self, tier: str, root: str) -> None:
+        self.tier = tier
+        self.root = root
+        self.writable: tuple[str, ...] = (root,)
+        self.mode = 0o700
+        self.bounded = False
+        self.proc = self.vmstat = -1
+        self.tasks = 0
+        self.network = self.files = self.processes = self.own_user = self.system_calls = False
+        self.become: int | None = None
+        self.keeps: int | None = None
+        self.kill_reaches = False
+        self.only_own_signals = False
+        self.traffic: Traffic | None = None
+        self.group: Group | None = None
+        self.no_group = ""
+        self.ruleset: Ruleset | None = None
+        self.of_calls: Filter | None = None
+        self.of_sessions: Filter | None = None
+
+    def take_user(self, scratch: str) -> None:
+        """In the call's process: the worker's user becomes the call's, where that is left to it."""
+        if self.become is None:
+            return
+        os.chown(scratch, self.become, self.become)
+        if self.keeps is not None:
+            kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
+        become(self.become)
+        kernel.set_capabilities(self.keeps)
+
+    def confine_call(self) -> None:
+        """In the call's process, last: from here on it has threads, and processes in the tier `namespaces` alone."""
+        self._confine(self.of_calls)
+
+    def confine_session(self) -> None:
+        """As `confine_call`, but it may fork in every tier, as a checkpoint does. `kill_all` ends what it leaves."""
+        self._confine(self.of_sessions)
+
+    def _confine(self, rules: Filter | None) -> None:
+        if self.tier != "namespaces":
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user undoes it
+        if self.ruleset is not None:
+            self.ruleset.apply()
+        if self.only_own_signals:
+            Filter(own_signals(os.getpid())).apply()
+        if rules is not None:
+            rules.apply()
+
+    def kill_all(self) -> None:
+        """End every process that the worker's calls left.
+
+        In one step, which a process that forks cannot outrun, where the kernel knows which are the worker's
+        (`kill_reaches`); else those that it has as children at the moment.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            if self.kill_reaches:
+                os.kill(-1, signal.SIGKILL)
+                return
+            for pid in children(self.proc):
+                os.kill(pid, signal.SIGKILL)
+
+    def facts(self) -> Facts:
+        """For the pool: what holds, and in words what does not."""
+        return Facts(
+            tier=self.tier,
+            network=self.network,
+            files=self.files,
+            processes=self.processes,
+            own_user=self.own_user,
+            system_calls=self.system_calls,
+            no_cgroup=self.no_group,
+            unprotected=self.unprotected(),
+        )
+
+    def unprotected(self) -> list[str]:
+        """What calls are not kept from."""
+        said = []
+        if not self.files:
+            said.append("files: ordinary permissions alone guard them" + self._as_whom())
+        if not self.network:
+            said.append("the network, local services too")
+        if not self.processes:
+            said.append(
+                "other processes: they can be seen" + ("" if self.own_user or self.only_own_signals else " and ended")
+            )
+        if not self.system_calls:
+            said.append("system calls: none is filtered, and a call's processes may outlive it")
+        return said
+
+    def _as_whom(self) -> str:
+        if self.keeps is not None:
+            return ", and all can be read (Python lies in a folder that only root may enter)"
+        return "" if self.own_user else ", as for the user who started the sandbox"

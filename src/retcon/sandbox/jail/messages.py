@@ -1,0 +1,198 @@
+"""What the processes of a sandbox say to each other: host, zygote, worker, keeper. Standard library only.
+
+A message travels as JSON, the name of its kind and its fields in order: what names each field would be read, and
+touched in memory, in every call. Host and jail are of one version and share this file; a message of another form is no
+message, and whoever gets it raises ValueError.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, TypeAlias, get_args
+
+
+class Bounds(NamedTuple):
+    """`sandbox.types.Limits`, field by field."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    memory_mb: int
+    output_bytes: int
+    file_mb: int
+    open_files: int
+    processes: int
+
+
+class ForkOrder(NamedTuple):
+    """Host to zygote, with the descriptor of the worker's channel: fork one. root: its folder on the host.
+
+    tier: asked for, "" for the best. uids: (first, count) of the users that its calls may run as, None for the
+    sandbox's own.
+    """
+
+    root: str
+    tier: str
+    uids: list[int] | None = None
+
+
+class Imported(NamedTuple):
+    """Zygote to host: it is ready. packages: top-level names of what it has imported."""
+
+    packages: list[str]
+
+
+class Forked(NamedTuple):
+    """Zygote to host, with the worker's pidfd."""
+
+    pid: int
+
+
+class Failed(NamedTuple):
+    """Zygote or worker to host: what was asked for cannot be had."""
+
+    error: str
+
+
+class Facts(NamedTuple):
+    """Worker to host: it is ready. What holds around its calls, as `Confinement` has it.
+
+    no_cgroup: why it has none, "" where it has one. unprotected: in words, what calls are not kept from.
+    """
+
+    tier: str
+    network: bool
+    files: bool
+    processes: bool
+    own_user: bool
+    system_calls: bool
+    no_cgroup: str
+    unprotected: list[str]
+
+
+class RunCall(NamedTuple):
+    """Host to worker: run a program. files: path to content in base64. fetch: paths to hand back."""
+
+    code: str
+    stdin: str
+    limits: Bounds
+    files: dict[str, str]
+    echo: bool
+    fetch: list[str]
+
+
+class Outcome(NamedTuple):
+    """What became of a call or a cell: `sandbox.types.Result`, as far as a worker can say."""
+
+    status: str
+    error_type: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    value: str | None = None
+    exit_code: int | None = None
+    seconds: float = 0.0
+    peak_memory: int = 0
+
+
+class CallEnded(NamedTuple):
+    """Worker to host. files: those that were handed back, path to content in base64. ran: whether the program was
+    started. retire: whether the worker ends with this call."""
+
+    outcome: Outcome
+    files: dict[str, str]
+    ran: bool
+    retire: bool
+
+
+class OpenSession(NamedTuple):
+    """Host to worker: be the keeper of a session from here on. limits: that no cell's own exceed."""
+
+    limits: Bounds
+
+
+class RunCell(NamedTuple):
+    """Host to keeper: run a cell. As `RunCall`."""
+
+    code: str
+    stdin: str
+    limits: Bounds
+    files: dict[str, str]
+    echo: bool
+
+
+class MakeCheckpoint(NamedTuple):
+    """Host to keeper: make a checkpoint of that name."""
+
+    name: str
+
+
+class RollBack(NamedTuple):
+    """Host to keeper: go to that checkpoint."""
+
+    name: str
+
+
+class Discard(NamedTuple):
+    """Host to keeper: free that checkpoint."""
+
+    name: str
+
+
+class Kept(NamedTuple):
+    """Keeper to host, to whatever it was asked. outcome: of a cell that ran. memory: bytes that the session takes.
+
+    refused: why a checkpoint was. lost: why the interpreter is gone, "" where it is there. fault: whether that is the
+    machine's fault, and the session is over.
+    """
+
+    memory: int
+    outcome: Outcome | None = None
+    refused: str = ""
+    lost: str = ""
+    fault: bool = False
+
+
+Message: TypeAlias = (
+    ForkOrder
+    | Imported
+    | Forked
+    | Failed
+    | Facts
+    | RunCall
+    | CallEnded
+    | OpenSession
+    | RunCell
+    | MakeCheckpoint
+    | RollBack
+    | Discard
+    | Kept
+)
+_BY_NAME: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
+_RECORDS: dict[Any, tuple[int, Any]] = {
+    RunCall: (RunCall._fields.index("limits"), Bounds),
+    RunCell: (RunCell._fields.index("limits"), Bounds),
+    OpenSession: (OpenSession._fields.index("limits"), Bounds),
+    CallEnded: (CallEnded._fields.index("outcome"), Outcome),
+    Kept: (Kept._fields.index("outcome"), Outcome),
+}
+"""Where a message has a record within it, and of what kind."""
+
+
+def encoded(message: Message) -> bytes:
+    return json.dumps((type(message).__name__, message)).encode()
+
+
+def decoded(body: bytes) -> Message:
+    """Raises ValueError for what is none of the messages."""
+    try:
+        name, fields = json.loads(body)
+        kind = _BY_NAME[name]
+        if not isinstance(fields, list):
+            raise TypeError(f"the fields of {name} are no list")
+        if kind in _RECORDS:
+            place, record = _RECORDS[kind]
+            if fields[place] is not None:
+                fields[place] = record(*fields[place])
+        message: Message = kind(*fields)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"not a message of the sandbox's: {error}") from error
+    return message

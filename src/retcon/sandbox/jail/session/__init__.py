@@ -1,0 +1,1 @@
+"""A session inside: its interpreter, the frozen copies of it, and the keeper of both."""

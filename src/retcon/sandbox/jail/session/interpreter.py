@@ -1,0 +1,369 @@
+"""A session's interpreter: one cell after the other in one `__main__`, and frozen copies of it to go back to.
+
+Standard library only. It runs in the process of the untrusted code. What it says of a cell that ended goes to the
+keeper (`keeper`) between two copies of a token that the keeper drew for this cell: whatever a cell writes to whatever
+descriptor is not taken for it. Code that searches this process for the token (frames, `gc`, ctypes) can find it and
+have its failed cell called `ok`, or replace this file's functions. It gains what `try: ... except: pass` gains: the
+status of its own cell, and a state of its own choosing to be gone back to. How the process ended, its clocks, its
+memory, and which process is the copy are the kernel's word to the keeper; `infrastructure` cannot be said from here.
+
+A copy is made by fork: variables, modules, the state of `random` and the ids of objects are as they were, and so are
+the current folder and the place in each open file. Threads other than the main one, child processes and what was
+written to pipes, sockets, shared memory or unlinked files are not gone back on, and `os.getpid()` is another.
+"""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import sys
+import traceback
+from _signal import SIG_IGN, SIGINT, default_int_handler
+from _signal import signal as set_handler
+from collections.abc import Callable
+from marshal import loads
+from os import _exit, fork, getpid, getppid, sched_yield, waitpid
+from signal import pthread_sigmask, sigwaitinfo
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, NoReturn, NotRequired, TypedDict
+
+from retcon.sandbox.jail import child, kernel, wire
+from retcon.sandbox.jail.capture import cut_middle
+from retcon.sandbox.jail.confine.confinement import Confinement
+from retcon.sandbox.jail.confine.isolate import die_with_parent
+from retcon.sandbox.jail.messages import Bounds, RunCell
+from retcon.sandbox.jail.program import (
+    compile_program,
+    exit_code,
+    flush_all,
+    print_exception,
+    show_source,
+    type_name,
+    write,
+    write_error,
+)
+
+# What this file stands on is bound to names of its own: a cell may replace those of any module.
+_raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
+_before_fork = ctypes.pythonapi.PyOS_BeforeFork
+_after_fork_parent, _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
+CONTROL_FD = child.RECORD_FD
+WAKE = signal.SIGRTMAX - 3
+NAME = "<cell {}>"
+EARLY, DONE, FAILED = "!", "=", "-"
+"""What is said begins with one: the name of an exception that is still to be shown; how a cell ended, or that a copy
+was made; that none could be made."""
+
+
+def soft_limits(setting: child.Setting, limits: Bounds, spare: int) -> list[tuple[int, int]]:
+    """(kind, value) of what the interpreter sets on itself for a cell. spare: processes beside the cell's own."""
+    tasks = setting.confinement.tasks + limits.processes + spare
+    memory = setting.baseline + (limits.memory_mb << 20)
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+    return list(zip(kinds, (memory, limits.file_mb << 20, limits.open_files, tasks), strict=True))
+
+
+class CellCommand(TypedDict):
+    """Keeper to interpreter, by `marshal`: run a cell. token: stands around what is said of it, drawn when it is sent.
+
+    output: characters of the value that are kept. limits: (kind, value) as from `soft_limits`.
+    """
+
+    op: Literal["cell"]
+    token: NotRequired[bytes]
+    code: str
+    stdin: str
+    files: dict[str, bytes]
+    echo: bool
+    output: int
+    limits: list[tuple[int, int]]
+
+
+class FreezeCommand(TypedDict):
+    """Keeper to interpreter: make a frozen copy. alone: whether the interpreter has no thread but its first."""
+
+    op: Literal["freeze"]
+    token: NotRequired[bytes]
+    alone: bool
+
+
+def cell_command(cell: RunCell, setting: child.Setting, spare: int) -> CellCommand:
+    """spare: processes beside the cell's own."""
+    return {
+        "op": "cell",
+        "code": cell.code,
+        "stdin": cell.stdin,
+        "files": {name: base64.b64decode(content) for name, content in cell.files.items()},
+        "echo": cell.echo,
+        "output": cell.limits.output_bytes,
+        "limits": soft_limits(setting, cell.limits, spare),
+    }
+
+
+class OpenFile(NamedTuple):
+    """A descriptor of a regular file, so that it can be had again."""
+
+    fd: int
+    path: str
+    flags: int
+    position: int
+    inherited: bool
+
+
+def serve_cells(streams: child.Streams, setting: child.Setting, limits: Bounds, keeper: int) -> NoReturn:
+    """Run cells until the control channel closes. limits: those that no cell's own exceed. keeper: its process id."""
+    try:
+        child.enter({}, limits, streams, setting, Confinement.confine_session)
+        os.closerange(CONTROL_FD + 1, child.FDS)
+        child.reseed()
+        die_with_parent()
+        Interpreter(setting.scratch, keeper).serve()
+    finally:
+        _exit(1)
+
+
+class Interpreter:
+    """The state that outlasts a cell."""
+
+    def __init__(self, scratch: str, keeper: int) -> None:
+        self._scratch = scratch
+        self._keeper = keeper
+        self._pid = getpid()
+        self._control = socket.socket(fileno=CONTROL_FD)
+        self._count = 0
+        self._has_stdin = False
+        self._given = dict(vars(builtins))
+        self._changed: dict[str, Any] = {}
+        self._main = ModuleType("__main__")
+        sys.modules["__main__"] = self._main
+        self._operations: dict[str, Callable[[Any], None]] = {"cell": self._cell, "freeze": self._freeze}
+
+    def serve(self) -> NoReturn:
+        set_handler(SIGINT, SIG_IGN)
+        while True:
+            body = wire.receive_bytes(self._control)
+            if body is None:
+                _exit(0)
+            command = loads(body)
+            self._operations[command["op"]](command)
+
+    def _say(self, token: bytes, text: str) -> None:
+        try:
+            self._control.sendall(token + text.encode("utf-8", "replace") + token)
+        except OSError:  # the cell closed the channel: its exit code still says how it ended
+            _exit(0 if text.startswith(DONE + "\0") else 1)
+
+    def _cell(self, command: CellCommand) -> None:
+        self._count += 1
+        streams = (sys.stdout, sys.stderr)
+        raised, value = "", ""
+        try:
+            try:
+                self._prepare(command)
+                set_handler(SIGINT, default_int_handler)
+                value = self._run(command["code"], command["echo"])
+                flush_all(streams)
+            finally:
+                self._take_over()
+        except SystemExit as stop:
+            code = exit_code(stop, streams)
+            if code:
+                raised = "SystemExit"
+                write_error(f"SystemExit: {code}\n")
+        except BaseException as error:  # noqa: BLE001 - whatever the cell raised is its result
+            self._take_over()  # an interrupt may have come into the first
+            raised = type_name(error)[: child.NAME_CHARS]
+            if getpid() == self._pid:  # at once: what follows runs code of the cell's, which may end the process
+                self._say(command["token"], EARLY + raised)
+            self._free_room()
+            if raised == "MemoryError":
+                traceback.clear_frames(error.__traceback__)
+            flush_all(streams)
+            self._report(error, raised)
+        self._free_room()
+        flush_all(streams)
+        if getpid() != self._pid:  # a process that the cell forked ran to the cell's end, as it would to a program's
+            _exit(1 if raised else 0)
+        self._say(command["token"], f"{DONE}{raised}\0{cut_middle(value, command['output'])}")
+
+    def _prepare(self, command: CellCommand) -> None:
+        vars(builtins).update(self._changed)
+        self._provide(command["stdin"], command["files"])
+        self._main.__dict__["__file__"] = NAME.format(self._count)
+        show_source(command["code"], NAME.format(self._count))
+        for kind, soft in command["limits"]:
+            hard = _limit(kind)[1]
+            _raise_limit(kind, (soft if hard < 0 else min(soft, hard), hard))
+
+    def _run(self, source: str, echo: bool) -> str:
+        """Run the cell; `=` and the repr of its last expression, empty without one."""
+        body, last = compile_program(source, NAME.format(self._count), echo)
+        exec(body, self._main.__dict__)
+        result = None if last is None else eval(last, self._main.__dict__)
+        return "" if result is None else "=" + _to_text(result)
+
+    def _provide(self, stdin: str, files: dict[str, bytes]) -> None:
+        if stdin or self._has_stdin:
+            path = f"{self._scratch}/{os.urandom(8).hex()}"
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.unlink(path)
+            write(fd, stdin.encode("utf-8", "surrogateescape"))
+            os.lseek(fd, 0, os.SEEK_SET)
+            os.dup2(fd, 0)
+            os.close(fd)
+            sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+            self._has_stdin = bool(stdin)
+        for name, content in files.items():
+            path = f"{self._scratch}/{name}"
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
+
+    def _take_over(self) -> None:
+        """Allow no interrupt from here on; set aside what cells put in the place of builtins, as this file and what it
+        calls stand on them."""
+        set_handler(SIGINT, SIG_IGN)
+        given, now = self._given, builtins.__dict__
+        self._changed = {name: now[name] for name in given if name in now and now[name] is not given[name]}
+        now.update(given)
+
+    def _free_room(self) -> None:
+        """Take the memory that is kept for this file's own work."""
+        hard = _limit(resource.RLIMIT_AS)[1]
+        _raise_limit(resource.RLIMIT_AS, (hard, hard))
+
+    def _report(self, error: BaseException, name: str) -> None:
+        try:
+            print_exception(error, __file__)
+        except BaseException:  # noqa: BLE001 - the cell broke the traceback module, or its exception's own methods end it
+            write_error(f"{name}\n")
+
+    def _freeze(self, command: FreezeCommand) -> None:
+        """Make a frozen copy. It returns from here once it is woken; the original returns at once.
+
+        The copy is the keeper's child, so that no `os.wait()` of a cell meets it.
+        """
+        random = sys.modules.get("random")
+        state = random.getstate() if random is not None else None  # which a fork reseeds
+        flush_all(())
+        files, folder = _open_files(), self._scratch
+        with contextlib.suppress(OSError):  # a cell removed it
+            folder = os.getcwd()
+        mask = pthread_sigmask(signal.SIG_BLOCK, {WAKE})
+        try:
+            is_copy = _fork_sibling() if command["alone"] else _fork_orphan()
+            if is_copy:
+                self._sleep()
+        except OSError:
+            self._say(command["token"], FAILED)
+            return
+        finally:
+            pthread_sigmask(signal.SIG_SETMASK, mask)
+        if not is_copy:
+            self._say(command["token"], DONE)
+            return
+        if random is not None:
+            random.setstate(state)
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        for file in files:
+            _open_again(file)
+
+    def _sleep(self) -> None:
+        """Be the frozen copy until the keeper's signal: the kernel names its sender, so that no cell can wake it."""
+        self._pid = getpid()
+        while getppid() != self._keeper:  # for as long as the process between is still there
+            sched_yield()
+        die_with_parent()
+        while True:
+            sent = sigwaitinfo({WAKE})
+            if sent.si_pid == self._keeper and sent.si_code == 0:  # SI_USER, which only the kernel can say
+                return
+
+
+def _fork_orphan() -> bool:
+    """A copy by way of a process between, whose end makes it the keeper's. True in the copy. Raises OSError."""
+    own = getpid()
+    between = -1
+    try:
+        between = fork()
+        if between == 0:
+            if fork():
+                _exit(0)
+            return True
+    except OSError:
+        if getpid() != own:
+            _exit(1)
+        raise
+    if waitpid(between, 0)[1]:
+        raise OSError("no copy was made")
+    return False
+
+
+def _fork_sibling() -> bool:
+    """A copy by one fork, of a process with one thread: a child of this one's parent. True in the copy. Raises OSError.
+
+    It is what `os.fork` does, with a flag more: Python's own preparations, and the C library's note of its thread's id,
+    which the kernel writes. That library's locks need none, as no other thread holds one.
+    """
+    note = kernel.thread_id_note()
+    if note is None:
+        return _fork_orphan()
+    _before_fork()
+    try:
+        made = kernel.clone_sibling(note)
+    except OSError:
+        _after_fork_parent()
+        raise
+    if made == 0:
+        _after_fork_child()
+        return True
+    _after_fork_parent()
+    return False
+
+
+def _open_files() -> list[OpenFile]:
+    files = []
+    for fd in _open_descriptors():
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                path = ""
+                with contextlib.suppress(OSError):  # no /proc
+                    path = os.readlink(f"/proc/self/fd/{fd}")
+                flags, position = fcntl.fcntl(fd, fcntl.F_GETFL), os.lseek(fd, 0, os.SEEK_CUR)
+                files.append(OpenFile(fd, path, flags, position, os.get_inheritable(fd)))
+    return files
+
+
+def _open_descriptors() -> list[int]:
+    """Those of files at least: poll tells all that are not open, and that a file is ready."""
+    fds = range(CONTROL_FD + 1, _limit(resource.RLIMIT_NOFILE)[1])
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    try:
+        return [fd for fd, said in poller.poll(0) if not said & select.POLLNVAL]
+    except OSError:  # a cell has lowered its limit below what it has open
+        return list(fds)
+
+
+def _open_again(file: OpenFile) -> None:
+    """Bring a descriptor back to its place, in the file that now bears its path if that is another one."""
+    with contextlib.suppress(OSError):
+        try:
+            old, new = os.fstat(file.fd), os.stat(file.path, follow_symlinks=False)
+            if stat.S_ISREG(new.st_mode) and (old.st_dev, old.st_ino) != (new.st_dev, new.st_ino):
+                fd = os.open(file.path, file.flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+                os.dup2(fd, file.fd, inheritable=file.inherited)
+                os.close(fd)
+        finally:
+            os.lseek(file.fd, file.position, os.SEEK_SET)

@@ -1,0 +1,391 @@
+"""The worker's side of a session: its interpreter, the frozen copies, the snapshots of the scratch folder.
+
+A worker that was given to a session serves nothing else and ends with it. Between operations every process of the
+session is stopped: threads and processes that a cell left running go on with the next cell, in whose clocks and output
+they count, and an idle session takes no CPU time. Standard library only.
+
+Nothing that comes from inside decides more than the status of the cell that said it. Which processes there are, which
+of them is the interpreter and which a frozen copy, that they are stopped or have ended, and what they hold: that is
+asked of the kernel. Files are put back when every process of the session has ended but the copies, and those are
+stopped; with the rights of the session's user; and through no link (`beneath`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Collection
+
+from retcon.sandbox.jail import child, wire
+from retcon.sandbox.jail.capture import cut_middle
+from retcon.sandbox.jail.messages import (
+    Bounds,
+    Discard,
+    Kept,
+    MakeCheckpoint,
+    Message,
+    Outcome,
+    RollBack,
+    RunCell,
+)
+from retcon.sandbox.jail.session import processes
+from retcon.sandbox.jail.session.control import Control, Output, Said
+from retcon.sandbox.jail.session.copies import CheckpointImpossible, Child, Copy, InterpreterGone, held, only_new
+from retcon.sandbox.jail.session.deadlines import Deadlines
+from retcon.sandbox.jail.session.exchange import HostGone, exchange
+from retcon.sandbox.jail.session.interpreter import FAILED, WAKE, CellCommand, FreezeCommand, cell_command, serve_cells
+from retcon.sandbox.jail.session.processes import Tree
+from retcon.sandbox.jail.session.snapshot import Snapshot
+from retcon.sandbox.jail.session.writable import FilesNotRestored, Writable
+from retcon.sandbox.jail.usage import resident
+from retcon.sandbox.jail.verdict import cell_verdict, verdict
+from retcon.sandbox.jail.watchdog import Watchdog
+
+CHECKPOINTS = 16
+FREEZE_SECONDS = 10.0  # for a copy to be made, or a cell to be taken
+FOREVER = 10**9  # seconds of CPU: each cell's are watched from here
+FREEZE_SHARES = 3  # of a session's memory, while a copy is made: the interpreter's, a process between, the copy's
+ENDED = "The interpreter has ended: its variables are gone."
+
+
+class Keeper:
+    """Serves one session, until the worker's channel closes.
+
+    limits: those of memory, files and processes that no cell's own exceed. baseline: resident bytes of the warm
+    interpreter.
+    """
+
+    def __init__(
+        self, channel: socket.socket, setting: child.Setting, nothing: int, limits: Bounds, baseline: int
+    ) -> None:
+        self._channel = channel
+        self._setting = setting
+        self._limits = limits
+        self._proc = setting.confinement.proc
+        self._tree = Tree(self._proc, reaches=setting.confinement.kill_reaches)
+        self._copies: dict[str, Copy] = {}
+        self._cause = ""
+        self._baseline = baseline
+        self._first = 0  # the number of the first interpreter, once it has ended and is not to be reaped
+        self._dying: Child | None = None
+        self._at_rest = False  # nothing was woken since all was seen stopped
+        self._left: list[int] = []  # what is stopped, and no copy
+        self._owed: tuple[str, list[Snapshot]] | None = None  # a checkpoint without a copy, and its files
+        self._fault = ""  # of the machine, to be told
+        self._writable = Writable(setting.confinement, setting.scratch)
+        self._control = Control()
+        self._output = Output()
+        ceiling = limits._replace(cpu_seconds=FOREVER, processes=limits.processes + CHECKPOINTS + 2)
+        keeper = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            serve_cells((nothing, *self._output.writes, self._control.theirs.fileno()), setting, ceiling, keeper)
+        self._interpreter: Child | None = Child(pid, self._tree.number(pid))
+
+    def serve(self) -> None:
+        wire.send(self._channel, Kept(self._memory()))
+        while (asked := wire.receive(self._channel)) is not None:
+            wire.send(self._channel, self._do(asked)._replace(memory=self._memory()))
+            self._keep_again()
+            self._rest()
+        self._tree.end(())
+
+    def _do(self, asked: Message) -> Kept:
+        """What comes of it, but for the memory that is held afterwards."""
+        try:
+            if self._fault:
+                raise OSError(self._fault)
+            match asked:
+                case RunCell():
+                    outcome = self._cell(asked)
+                    return Kept(0, outcome, lost=self._cause)
+                case MakeCheckpoint():
+                    self._checkpoint(asked.name)
+                case RollBack():
+                    self._rollback(asked.name)
+                case Discard():
+                    self._discard(asked.name)
+                case _:
+                    raise ValueError(f"a session's worker was told to {type(asked).__name__}")
+        except CheckpointImpossible as refused:
+            return Kept(0, refused=str(refused))
+        except InterpreterGone as gone:
+            return Kept(0, lost=str(gone))
+        except OSError as error:  # no process, no pipe, no folder to be had: the machine's fault
+            return Kept(0, lost=f"sandbox worker: {error}", fault=True)
+        return Kept(0)
+
+    def _rest(self) -> None:
+        """After an operation: nothing runs, and no more is held than may be. Else what the code left is ended."""
+        self._collect_dying()
+        if self._at_rest:
+            return
+        try:
+            left = self._settle()
+            size = sum(max(0, resident(self._proc, number) - self._baseline) for number in left)
+        except OSError:
+            self._end_all("its processes would not stop")
+            return
+        if len(left) > 1 and size > self._limits.memory_mb << 20:
+            self._end_all(f"its processes held more than {self._limits.memory_mb} MiB together")
+
+    def _settle(self) -> list[int]:
+        """Stop all; the processes that are no copies. Copies that are unfit to be one are ended.
+
+        Raises OSError where some would not stop.
+        """
+        deadline = time.monotonic() + processes.SWEEP_SECONDS
+        while True:
+            self._tree.stop()
+            before = self._still()
+            self._left = self._tree.settle(self._frozen())
+            if None not in before.values() and before == self._still():  # they too stood still when all others did
+                unfit = [copy for copy in self._copies.values() if not (copy.is_over or copy.is_fit(self._tree))]
+                self._at_rest = not unfit
+                if not unfit:
+                    return self._left
+                for copy in unfit:
+                    copy.signal(signal.SIGKILL)
+            elif time.monotonic() > deadline:
+                for copy in self._copies.values():
+                    copy.signal(0 if copy.is_stopped else signal.SIGKILL)
+                raise OSError("processes of a session would not stop")
+            time.sleep(processes.PAUSE)
+
+    def _still(self) -> dict[str, int | None]:
+        """How long each copy has run, None where it runs."""
+        return {name: copy.used if copy.is_stopped else None for name, copy in self._copies.items() if not copy.is_over}
+
+    def _end_all(self, cause: str) -> None:
+        """End the interpreter and what it left; copies stay."""
+        if self._interpreter is not None:
+            self._cause = cause
+            self._interpreter.signal(signal.SIGKILL)
+            self._bury(self._interpreter)
+        else:
+            self._tree.end(self._frozen())
+
+    @property
+    def _alive(self) -> Child:
+        """The interpreter. Raises InterpreterGone."""
+        if self._interpreter is None:
+            raise InterpreterGone(self._cause)
+        return self._interpreter
+
+    def _cell(self, cell: RunCell) -> Outcome:
+        limits, started = cell.limits, time.monotonic()
+        interpreter = self._alive
+        self._output.keep(limits.output_bytes)
+        command = cell_command(cell, self._setting, CHECKPOINTS + 2)
+        deadlines = self._deadlines(limits.cpu_seconds, limits.wall_seconds, limits)
+        said = self._ask(command, self._left, deadlines)
+        early = None if said.early is None else said.early[: child.NAME_CHARS]
+        if said.done is not None:
+            raised, _, value = said.done[1:].partition("\0")
+            status, error_type, line = cell_verdict(early or raised[: child.NAME_CHARS] or None, deadlines.over)
+            peak, code = processes.peak(self._proc, interpreter.number), None
+        else:
+            value = ""
+            end, peak = self._bury(interpreter)
+            status, error_type, code, line = verdict(end, 0.0, limits.cpu_seconds, None, early)
+            if deadlines.over:
+                status, error_type, line = cell_verdict(None, deadlines.over)
+            self._cause = f"its code ended the interpreter ({line or 'exit code 0'})"
+        stdout, stderr = self._output.take()
+        for text in filter(None, (self._cause and ENDED, line)):
+            stderr += ("\n" if stderr and not stderr.endswith("\n") else "") + text + "\n"
+        return Outcome(
+            status=status,
+            error_type=error_type,
+            stdout=stdout,
+            stderr=stderr,
+            value=cut_middle(value[1:], limits.output_bytes) if value else None,
+            exit_code=code,
+            seconds=time.monotonic() - started,
+            peak_memory=peak,
+        )
+
+    def _checkpoint(self, name: str) -> None:
+        if len(self._copies) >= CHECKPOINTS:
+            raise CheckpointImpossible(f"a session keeps {CHECKPOINTS} checkpoints at most: discard some")
+        room = 2 * self._limits.memory_mb
+        if held(self._copies.values()) > room << 20:
+            raise CheckpointImpossible(f"the checkpoints of this session hold more than {room} MiB: discard some")
+        self._copies[name] = self._freeze(None)
+
+    def _rollback(self, name: str) -> None:
+        copy = self._copies[name]
+        self._end_interpreter()
+        if self._dying is None:  # else there was nothing but it, and nothing ran since all was seen stopped
+            if not self._tree.end(self._frozen()):
+                raise OSError("processes of a session would not end")
+            with contextlib.suppress(OSError):  # what ended may have woken a copy: one that would not stop is ended
+                self._settle()
+        del self._copies[name]
+        if copy.is_over:
+            copy.end()
+            raise InterpreterGone(f"the frozen copy of {name} was ended")
+        try:
+            self._put_back(copy)
+        except FilesNotRestored as spoiled:
+            copy.end()
+            raise InterpreterGone(f"the files of {name} could not be put back: {spoiled}") from spoiled
+        self._output.take()
+        self._control.forget()
+        self._interpreter, self._cause = copy, ""
+        self._owed = name, copy.folders
+
+    def _keep_again(self) -> None:
+        """Have the interpreter that a rollback went back to make another copy of itself, once that is answered and
+        nobody waits for it. What keeps it from that is told to the next operation."""
+        if self._owed is None:
+            return
+        (name, folders), self._owed = self._owed, None
+        self._at_rest, self._left = False, []
+        self._alive.signal(WAKE)
+        self._alive.signal(signal.SIGCONT)
+        try:
+            with contextlib.suppress(InterpreterGone):  # whose cause is kept
+                self._copies[name] = self._freeze(folders)
+        except CheckpointImpossible as refused:
+            self._end_all(f"{name} could not be kept: {refused}")
+        except OSError as error:
+            self._fault = str(error)
+
+    def _end_interpreter(self) -> None:
+        """Where it is all that there is, and stopped by a signal, it is on its way to no code of its own any more: its
+        memory is torn down while the rollback goes on."""
+        ending = self._interpreter
+        if ending is None:
+            return
+        alone = self._at_rest and self._left == [ending.number] and ending.is_stopped
+        ending.signal(signal.SIGKILL)
+        if alone:
+            self._interpreter, self._dying = None, ending
+        else:
+            self._bury(ending)
+
+    def _collect_dying(self) -> None:
+        if self._dying is not None:
+            self._collect(self._dying)
+            self._dying = None
+
+    def _put_back(self, copy: Copy) -> None:
+        """Raises as `Writable.restore` does."""
+        try:
+            self._writable.restore(copy.folders)
+        except (FilesNotRestored, OSError):  # what ends may still have held the room that was missing
+            if self._dying is None:
+                raise
+            self._collect_dying()
+            self._writable.restore(copy.folders)
+
+    def _discard(self, name: str) -> None:
+        copy = self._copies.pop(name, None)
+        if copy is not None:
+            copy.end()
+
+    def _freeze(self, folders: list[Snapshot] | None) -> Copy:
+        """A new frozen copy. folders: what the writable folders hold, None to have it taken.
+
+        Only the interpreter runs meanwhile, so that what is new then is of its making. Raises CheckpointImpossible,
+        InterpreterGone where it did not live through it.
+        """
+        interpreter = self._alive
+        known = self._tree.children()
+        command: FreezeCommand = {"op": "freeze", "alone": len(self._tree.threads(interpreter.number)) == 1}
+        limits = self._limits._replace(memory_mb=FREEZE_SHARES * self._limits.memory_mb)
+        deadlines = self._deadlines(math.inf, FREEZE_SECONDS, limits)
+        said = self._ask(command, {interpreter.number}.intersection(self._left), deadlines)
+        if said.done == FAILED:
+            raise CheckpointImpossible(
+                "no further process can be made for a checkpoint: its cells left too many running"
+            )
+        try:
+            if said.done is None:
+                raise OSError("the interpreter has ended")
+            self._settle()
+            number = only_new(self._tree, known)
+            self._left.remove(number)
+            copy = Copy(self._tree.pid(number), number, max(0, resident(self._proc, number) - self._baseline))
+            if copy.is_over:
+                copy.end()
+                raise OSError("the copy has ended")
+        except OSError as error:
+            self._end_all("its code kept the interpreter from being copied")
+            raise InterpreterGone(self._cause) from error
+        try:
+            before = next(reversed(self._copies.values())).folders if self._copies else None
+            copy.folders = folders or self._writable.take(before)
+        except OSError as error:
+            copy.end()
+            raise CheckpointImpossible(f"no checkpoint: {error}") from error
+        return copy
+
+    def _deadlines(self, cpu: float, wall: float, limits: Bounds) -> Deadlines:
+        watchdog = Watchdog(self._setting.confinement, limits, self._baseline, frozenset(self._frozen()))
+        copies = self._copies.values()
+        return Deadlines(self._alive.pid, self._tree, copies, cpu_limit=cpu, wall_limit=wall, watchdog=watchdog)
+
+    # What stands between an operation and the processes.
+
+    def _ask(self, command: CellCommand | FreezeCommand, wake: Collection[int], deadlines: Deadlines) -> Said:
+        """What the interpreter said to a command. wake: the processes that go on meanwhile, of those that are stopped.
+
+        All have got the signal to stop when it returns. Raises InterpreterGone where there is no interpreter.
+        """
+        interpreter = self._alive
+        self._at_rest = False
+        for number in wake:
+            self._tree.signal(number, signal.SIGCONT)
+        try:
+            exchange(
+                command,
+                interpreter=interpreter,
+                control=self._control,
+                output=self._output,
+                host=self._channel.fileno(),
+                deadlines=deadlines,
+            )
+        except HostGone:
+            self._tree.end(())
+            os._exit(0)
+        self._tree.stop()
+        self._reap()
+        return self._control.said
+
+    def _reap(self) -> None:
+        """What has ended of the children that are neither the interpreter nor copies."""
+        for number in set(self._tree.children()) - self._frozen() - {self._alive.number}:
+            self._tree.reap(number)
+
+    def _bury(self, interpreter: Child) -> tuple[int, int]:
+        """It has ended or was killed: end what it left. As `_collect`."""
+        self._interpreter, found = None, self._collect(interpreter)
+        self._tree.end(self._frozen())
+        return found
+
+    def _collect(self, interpreter: Child) -> tuple[int, int]:
+        """Wait for its end; (its wait status, the bytes it had in memory at most).
+
+        Where the filter lets a session signal its first process alone, that one's id is kept from all others: it is
+        not reaped while the session lives.
+        """
+        if self._setting.confinement.only_own_signals and not self._first:
+            self._first = interpreter.number
+            return interpreter.await_end()
+        return interpreter.collect()
+
+    def _frozen(self) -> set[int]:
+        """Children that are not among what a cell runs."""
+        ended = {self._first, self._dying.number if self._dying else 0} - {0}
+        return {copy.number for copy in self._copies.values()} | ended
+
+    def _memory(self) -> int:
+        """Bytes that this session takes at most, besides what it shares with every other."""
+        own = sum(max(0, resident(self._proc, number) - self._baseline) for number in self._tree.below(self._frozen()))
+        return own + held(self._copies.values())

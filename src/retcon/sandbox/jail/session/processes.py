@@ -1,0 +1,232 @@
+"""The processes below this one: found, told apart, stopped, ended. Standard library only: the workers import it.
+
+A process has a pid here and a number in the /proc that the worker has, which may be that of an outer namespace. What
+runs below may be hostile: it forks, orphans and wakes its own while it is looked at. What is said of it holds only once
+all of it is stopped, which `Tree.settle` finds out from the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+
+from retcon.sandbox.jail.usage import children, read
+
+SWEEP_SECONDS = 5.0
+PAUSE = 0.00002  # seconds between two looks: those that are looked at may need this processor to stop
+STILL = frozenset(b"TtZXDx")
+"""States of a thread that runs no code of its own. D (in the kernel: it waits for a disk, or for the child of its
+vfork) is one of them once the signal to stop waits for it, too."""
+CHILDREN_BYTES = 1 << 16
+
+
+class Tree:
+    """What descends from this process, which has one thread and is process 1 of a namespace or a subreaper.
+
+    proc: descriptor of a /proc. reaches: whether a signal to -1 reaches all of it, and nothing else.
+    """
+
+    def __init__(self, proc: int, *, reaches: bool) -> None:
+        self._proc = proc
+        self._reaches = reaches
+        own = os.readlink("self", dir_fd=proc)
+        self._same = own == str(os.getpid())
+        self._children = os.open(f"{own}/task/{own}/children", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+
+    def children(self) -> list[int]:
+        """The numbers of the children of this process, those that have ended and were not reaped among them."""
+        return [int(number) for number in _whole(self._children).split()]
+
+    def number(self, pid: int) -> int:
+        """The number of a child, 0 where there is no such child."""
+        if self._same:
+            return pid if pid in self.children() else 0
+        return number_of(self._proc, pid)
+
+    def pid(self, number: int) -> int:
+        """0 where it is gone."""
+        return number if self._same else pid_of(self._proc, number)
+
+    def threads(self, number: int) -> list[str]:
+        try:
+            return _listing(self._proc, f"{number}/task")
+        except OSError:
+            return []
+
+    def children_of(self, number: int) -> list[int]:
+        found: list[int] = []
+        for thread in self.threads(number):
+            with contextlib.suppress(OSError):
+                fd = os.open(f"{number}/task/{thread}/children", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+                try:
+                    found += [int(child) for child in _whole(fd).split()]
+                finally:
+                    os.close(fd)
+        return found
+
+    def below(self, apart: Collection[int] = ()) -> Iterator[int]:
+        """Every descendant but the children in `apart`; what is below those is not left out."""
+        left = self.children()
+        for number in apart:
+            if number in left:
+                left.remove(number)
+                left += self.children_of(number)
+        while left:
+            number = left.pop()
+            yield number
+            left += self.children_of(number)
+
+    def signal(self, number: int, sent: int) -> None:
+        pid = self.pid(number)
+        if pid:
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, sent)
+
+    def stop(self) -> None:
+        """Send all of it the signal to stop, which some may not have obeyed yet."""
+        if self._reaches:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGSTOP)
+        else:
+            for number in self.below():
+                self.signal(number, signal.SIGSTOP)
+
+    def go_on(self, apart: Collection[int]) -> None:
+        """Wake what is stopped, but for the children in `apart`."""
+        for number in list(self.below(apart)):
+            self.signal(number, signal.SIGCONT)
+
+    def settle(self, still: Collection[int] = ()) -> list[int]:
+        """Stop all of it; its numbers, once nothing runs.
+
+        A stopped process is one that another can wake, as long as one runs. So all must be seen stopped, and seen
+        once more without any of them having used the processor in between: then there was a moment at which none ran,
+        and nobody is left to wake them. still: children that the caller answers for in the same way.
+        Raises OSError where some would not stop.
+        """
+        deadline = time.monotonic() + SWEEP_SECONDS
+        self.stop()
+        before = self._looks(still)
+        while True:
+            self.stop()
+            after = self._looks(still)
+            if before == after and None not in after.values():
+                return list(after)
+            if time.monotonic() > deadline:
+                raise OSError("processes of a session would not stop")
+            time.sleep(PAUSE)
+            before = after
+
+    def _looks(self, still: Collection[int]) -> dict[int, int | None]:
+        """Of each process the nanoseconds that it has run, None where it is not stopped."""
+        return {number: self._look(number) for number in self.below(still)}
+
+    def _look(self, number: int) -> int | None:
+        pid = self.pid(number)
+        used = cpu_nanoseconds(pid)
+        for thread in self.threads(number):
+            try:
+                text = read(self._proc, f"{number}/task/{thread}/stat")
+            except OSError:  # it has ended
+                continue
+            if text[text.rindex(b")") + 2] not in STILL:
+                return None
+        return used
+
+    def end(self, keep: Collection[int]) -> bool:
+        """End and reap all but the children in `keep`; False where some would not end.
+
+        Orphans become children of this process. Those in `keep` are not reaped, whatever became of them: as long as
+        they are not, nobody else gets their numbers.
+        """
+        deadline = time.monotonic() + SWEEP_SECONDS
+        while True:
+            found = [number for number in self.children() if number not in keep]
+            if not found:
+                return True
+            for number in found:
+                self.signal(number, signal.SIGKILL)
+            for number in found:
+                self.reap(number)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(PAUSE)
+
+    def reap(self, number: int) -> None:
+        """A child, if it has ended."""
+        pid = self.pid(number)
+        if pid:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def number_of(proc: int, pid: int) -> int:
+    """The number of a child of this process, 0 where there is no such child."""
+    return next((number for number in children(proc) if pid_of(proc, number) == pid), 0)
+
+
+def pid_of(proc: int, number: int) -> int:
+    """The pid of a process below this one, 0 where it is gone."""
+    if os.readlink("self", dir_fd=proc) == str(os.getpid()):
+        return number
+    return int(_status(proc, number, b"NSpid:") or 0)
+
+
+def signal_below(proc: int, keep: Collection[int], sent: int) -> None:
+    """To every process below this one, as far as it is found, but to the children in `keep`."""
+    left = [number for number in children(proc) if number not in keep]
+    while left:
+        number = left.pop()
+        pid = pid_of(proc, number)
+        if pid:
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, sent)
+        left += children(proc, number)
+
+
+def cpu_nanoseconds(pid: int) -> int:
+    """CPU time of all threads of a process, 0 where it has ended."""
+    if not pid:
+        return 0
+    try:
+        return time.clock_gettime_ns((~pid << 3) | 2)  # the kernel's number for the CPU clock of a process
+    except OSError:
+        return 0
+
+
+def cpu_seconds(pid: int) -> float:
+    return cpu_nanoseconds(pid) / 1e9
+
+
+def peak(proc: int, number: int) -> int:
+    """Bytes of a process that were in memory at most, 0 where it has ended."""
+    return int(_status(proc, number, b"VmHWM:") or 0) << 10
+
+
+def _status(proc: int, number: int, name: bytes) -> bytes:
+    """The last number of a line in a process's status."""
+    try:
+        text = read(proc, f"{number}/status")
+    except OSError:
+        return b""
+    line = text.partition(name)[2].partition(b"\n")[0].removesuffix(b" kB")
+    return line.split()[-1] if line else b""
+
+
+def _whole(fd: int) -> bytes:
+    """A file of /proc from its start, which gives a page of it at a time."""
+    found = b""
+    while part := os.pread(fd, CHILDREN_BYTES, len(found)):
+        found += part
+    return found
+
+
+def _listing(proc: int, path: str) -> list[str]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,134 @@
+"""Limits of a call as a whole, which the kernel sets only where it grants a cgroup: looked at while the call runs.
+
+The next look comes before what is left of a limit could have been filled, and after 50 ms at the latest: so a limit is
+outrun by what the machine's cores fill in 5 ms and the look itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection
+
+from retcon.sandbox.jail import scratch, usage
+from retcon.sandbox.jail.confine import root
+from retcon.sandbox.jail.confine.confinement import Confinement
+from retcon.sandbox.jail.messages import Bounds
+
+PERIOD = 0.05  # seconds; a call that ends before costs nothing
+SHORTEST = 0.005
+FILLED = 8 << 30  # bytes a second that are taken to be filled at most
+SHARE = 0.1  # of the time, at most, that looking takes
+HEADROOM_MB = 64  # in a cgroup: what the kernel counts and the watchdog does not, page tables and pipes
+
+
+class Watchdog:
+    """One call's: its processes' memory in sum and, where the kernel does not bound it, its files.
+
+    Those of the whole folder of the worker: where both are of one user, a call may leave the scratch folder for it.
+    """
+
+    def __init__(
+        self, confinement: Confinement, limits: Bounds, baseline: int, apart: Collection[int] = (), pid: int = 0
+    ) -> None:
+        """baseline: resident bytes of the warm interpreter, which no process of the call answers for.
+
+        apart: children of this process, as numbered in its own /proc, that are not the call's. pid: of the child that
+        is stopped while many files are counted, 0 for none.
+        """
+        self._confinement, self._baseline = confinement, baseline
+        self._apart = apart
+        self._memory_mb = limits.memory_mb
+        self._files = None if confinement.bounded else Files(confinement.root, pid)
+        self._memory_due = self.due = time.monotonic() + PERIOD
+        self.said = ""
+        self._kills = 0
+        if confinement.group is not None:
+            shares = 1 + len(apart)  # a session's frozen copies keep what it had when each was made
+            confinement.group.limit(baseline + (shares * self._memory_mb + root.SIZE_MB + HEADROOM_MB << 20))
+            self._kills = confinement.group.kills()
+
+    def look(self) -> bool:
+        """Whether the call is over a limit; `said` is then the line that tells which."""
+        now = time.monotonic()
+        if now >= self._memory_due:
+            self._look_at_memory()
+        if self._files is not None and not self.said and now >= self._files.due:
+            self.said = self._files.look()
+        self.due = self._memory_due if self._files is None else min(self._memory_due, self._files.due)
+        return bool(self.said)
+
+    def _look_at_memory(self) -> None:
+        started = time.monotonic()
+        held = usage.held(self._confinement.proc, self._baseline, self._apart)
+        left = (self._memory_mb << 20) - sum(held)
+        if left < 0:
+            self.said = self._too_much()
+        alone = len(held) < 2  # then the kernel bounds it, by its address space
+        now = time.monotonic()
+        self._memory_due = now + max(_within(PERIOD if alone else left / FILLED), (now - started) / SHARE)
+
+    def judge(self, status: int) -> None:
+        """After the call's process ended with `status`, as from wait4: was it the cgroup's limit that did it?"""
+        group = self._confinement.group
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        if group is not None and killed and not self.said and group.kills() > self._kills:
+            self.said = self._too_much()
+
+    def _too_much(self) -> str:
+        return f"MemoryError: its processes held more than {self._memory_mb} MiB together"
+
+
+class Files:
+    """The files of a call, where they lie in a file system of the machine.
+
+    They are counted seldom where there are many, and then with the call stopped. The file system itself
+    says at once how much was written to it, by whomever: when that is as much as the call may still write, its files
+    are counted. What others free meanwhile can hide no more than they had, which is bounded likewise.
+    """
+
+    def __init__(self, folder: str, pid: int) -> None:
+        self._folder, self._pid = folder, pid
+        self._left = root.SIZE_MB << 20
+        self._free = self._free_bytes()
+        self._took = 0.0  # seconds of the last count
+        self._count_due = self.due = time.monotonic() + PERIOD
+
+    def look(self) -> str:
+        """Why the call is to end, empty where it is within its bounds."""
+        written = self._free - self._free_bytes()
+        said = ""
+        if written >= self._left or time.monotonic() >= self._count_due:
+            said = self._count()
+            written = 0
+        self.due = time.monotonic() + max(_within((self._left - written) / FILLED), self._took)
+        return said
+
+    def _count(self) -> str:
+        started = time.monotonic()
+        stopped = self._pid and self._took > SHORTEST
+        if stopped:
+            os.kill(self._pid, signal.SIGSTOP)
+        self._free = self._free_bytes()
+        try:
+            held = scratch.measure(self._folder, root.FILES)
+        except OSError as error:
+            return f"OSError: its files could not be counted: {error.strerror}: {error.filename!r}"
+        finally:
+            if stopped:
+                os.kill(self._pid, signal.SIGCONT)
+        self._took = time.monotonic() - started
+        self._count_due = time.monotonic() + max(PERIOD, self._took / SHARE)
+        self._left = (root.SIZE_MB << 20) - held.size
+        if held.entries > root.FILES:
+            return f"OSError: its files were more than {root.FILES} together"
+        return f"OSError: its files were more than {root.SIZE_MB} MiB together" if self._left < 0 else ""
+
+    def _free_bytes(self) -> int:
+        facts = os.statvfs(self._folder)
+        return facts.f_bfree * facts.f_frsize
+
+
+def _within(seconds: float) -> float:
+    return max(min(seconds, PERIOD), SHORTEST)

@@ -1,0 +1,265 @@
+"""A worker: a small warm interpreter that forks a child for each call, watches it, and tells how it ended.
+
+Forked from a zygote (`zygote`), whose packages it has. Standard library only, and little of it: the smaller this
+process, the faster it forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import time
+
+from retcon.sandbox.jail import child, fetch, scratch, usage, wire
+from retcon.sandbox.jail.capture import Capture, Record
+from retcon.sandbox.jail.confine.confinement import Confinement
+from retcon.sandbox.jail.confine.isolate import die_with_parent, isolate
+from retcon.sandbox.jail.confine.users import pick_uid
+from retcon.sandbox.jail.messages import CallEnded, Failed, ForkOrder, OpenSession, Outcome, RunCall
+from retcon.sandbox.jail.session.keeper import Keeper
+from retcon.sandbox.jail.verdict import verdict
+from retcon.sandbox.jail.watchdog import Watchdog
+
+GRACE_SECONDS = 0.2  # between the wall clock's SIGXCPU, at which printed output is written out, and SIGKILL
+SWEEP_SECONDS = 5.0
+CHUNK = 1 << 16
+READY = select.POLLIN | select.POLLHUP
+
+
+def main(fd: int, asked: ForkOrder) -> None:
+    """Serve calls from the socket `fd` until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)  # process 1 cannot be sent a signal that it does not handle
+    die_with_parent()
+    channel = socket.socket(fileno=fd)
+    while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) < child.RECORD_FD:  # where a call's streams will be
+        pass
+    try:
+        uid = pick_uid(*asked.uids) if asked.uids and os.geteuid() == 0 else None
+        confinement = isolate(asked.root, asked.tier, uid)
+    except OSError as error:
+        wire.send(channel, Failed(str(error)))
+        return
+    os.chdir(confinement.root)
+    folder = confinement.root + "/scratch"
+    os.environ.update(HOME=folder, TMPDIR=folder, USER="sandbox", LOGNAME="sandbox")
+    wire.send(channel, confinement.facts())
+    Worker(channel, confinement, folder).serve()
+
+
+class Worker:
+    """The loop: one call at a time. dirty: it ends with this one. ran: whether the program of this one was started."""
+
+    def __init__(self, channel: socket.socket, confinement: Confinement, folder: str) -> None:
+        self.channel = channel
+        self.nothing = os.open(os.devnull, os.O_RDONLY)
+        self.dirty = False
+        self.ran = False
+        child.prepare()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self.setting = child.Setting(confinement, folder, usage.address_space(confinement.proc))
+        self.resident = usage.resident(confinement.proc, "self")
+        self.machine_kills = usage.MachineKills(confinement.vmstat)
+        self.folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for folder in confinement.writable]
+
+    def serve(self) -> None:
+        while (asked := wire.receive(self.channel)) is not None:
+            if isinstance(asked, OpenSession):  # this worker is the session's from here on
+                Keeper(self.channel, self.setting, self.nothing, asked.limits, self.resident).serve()
+                return
+            if not isinstance(asked, RunCall):
+                raise ValueError(f"a worker runs calls, and was told to {type(asked).__name__}")
+            files: dict[str, str] = {}
+            self.ran = False
+            try:
+                outcome, files = self.call(asked)
+            except OSError as error:  # no process, no pipe, no folder to be had: the machine's fault, not the program's
+                outcome = Outcome("infrastructure", stderr=f"sandbox worker: {error}")
+                self.dirty = True
+            wire.send(self.channel, CallEnded(outcome, files, self.ran, self.dirty))
+            if self.dirty:
+                return
+
+    def call(self, call: RunCall) -> tuple[Outcome, dict[str, str]]:
+        """How it ended, and the files that it hands back. Raises OSError."""
+        os.mkdir(self.setting.scratch, 0o700)
+        self.machine_kills.note()
+        started = time.monotonic()
+        running = Running(call, self)
+        running.watch()
+        status, used = running.end()
+        self.ran = True
+        seconds = time.monotonic() - started
+        files = fetch.collect(self.setting.scratch, call.fetch)
+        self.clear()
+        limits = call.limits
+        raised, value = running.record()
+        name, error_type, exit_code, line = verdict(
+            status,
+            used.ru_utime + used.ru_stime,
+            limits.cpu_seconds,
+            limits.wall_seconds if running.late else None,
+            raised,
+            over=running.watchdog.said,
+            machine=not running.late
+            and os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+            and self.machine_kills.rose(),
+        )
+        stderr = running.stderr.text()
+        if line:
+            stderr += ("\n" if stderr and not stderr.endswith("\n") else "") + line + "\n"
+        outcome = Outcome(
+            status=name,
+            error_type=error_type,
+            stdout=running.stdout.text(),
+            stderr=stderr,
+            value=value,
+            exit_code=exit_code,
+            seconds=seconds,
+            peak_memory=used.ru_maxrss << 10,
+        )
+        return outcome, files
+
+    def sweep(self) -> None:
+        """End every process that the call left behind."""
+        deadline = time.monotonic() + SWEEP_SECONDS
+        while not _reap():
+            self.setting.confinement.kill_all()
+            if time.monotonic() > deadline:
+                self.dirty = True
+                return
+            time.sleep(0.0005)
+
+    def clear(self) -> None:
+        """Remove what the call wrote. A worker that cannot is replaced, and its tmpfs and its network go with it."""
+        if self.setting.confinement.traffic is not None and self.setting.confinement.traffic.seen():
+            self.dirty = True
+        with contextlib.suppress(OSError):
+            os.rmdir(self.setting.scratch)
+        for folder in self.folders:  # by descriptor: a call's own user may have put a link in its place
+            try:
+                os.chmod(folder, self.setting.confinement.mode)
+                if os.listdir(folder):
+                    scratch.empty_open(folder)
+            except OSError:
+                self.dirty = True
+
+
+class Running:
+    """A call's process and the ends of its pipes that the worker holds."""
+
+    def __init__(self, call: RunCall, worker: Worker) -> None:
+        limits = call.limits
+        self.worker = worker
+        self.late = False
+        self.wall_seconds = limits.wall_seconds
+        self.stdout, self.stderr = Capture(limits.output_bytes), Capture(limits.output_bytes)
+        self.token = os.urandom(16)
+        self.said = Record(self.token, child.record_bytes(limits.output_bytes))
+        stdin = self._readable(call.stdin) if call.stdin else worker.nothing
+        pipes = [os.pipe(), os.pipe(), os.pipe()]
+        self.setup, setup = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            streams = (stdin, pipes[0][1], pipes[1][1], pipes[2][1])
+            child.run(call, self.token, streams, setup, worker.setting)
+        os.close(setup)
+        self.watchdog = Watchdog(worker.setting.confinement, limits, worker.resident, pid=self.pid)
+        self.ended = os.pidfd_open(self.pid)
+        self.open: dict[int, Capture | Record] = {}
+        sinks: tuple[Capture | Record, ...] = (self.stdout, self.stderr, self.said)
+        for (reads, writes), sink in zip(pipes, sinks, strict=True):
+            os.close(writes)
+            self.open[reads] = sink
+        if stdin != worker.nothing:
+            os.close(stdin)
+
+    def _readable(self, text: str) -> int:
+        """A descriptor from which the call reads `text`: a file without a name."""
+        path = self.worker.setting.confinement.root + "/stdin"
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            os.unlink(path)
+            file.write(text.encode("utf-8", "surrogateescape"))
+        return fd
+
+    def watch(self) -> None:
+        """Read what the process writes until it ends or the wall clock ends it."""
+        channel = self.worker.channel.fileno()
+        poller = select.poll()
+        for fd in (self.ended, channel, *self.open):
+            poller.register(fd, READY)
+        deadline = time.monotonic() + self.wall_seconds
+        while True:
+            now = time.monotonic()
+            if now >= self.watchdog.due and not self.late and self.watchdog.look():
+                os.kill(self.pid, signal.SIGKILL)
+                self.watchdog.due = deadline + SWEEP_SECONDS
+            left = deadline - now
+            if left <= 0:
+                os.kill(self.pid, signal.SIGKILL if self.late else signal.SIGXCPU)
+                deadline = time.monotonic() + (SWEEP_SECONDS if self.late else GRACE_SECONDS)
+                self.late = True
+                continue
+            ready = poller.poll(1000 * (left if self.late else min(left, self.watchdog.due - now)))
+            for fd, _ in ready:
+                sink = self.open.get(fd)
+                if sink is not None:
+                    chunk = os.read(fd, CHUNK)
+                    if chunk:
+                        sink.add(chunk)
+                    else:
+                        poller.unregister(fd)
+                        os.close(fd)
+                        del self.open[fd]
+                elif fd == channel:  # nobody waits for the answer any more
+                    os.kill(self.pid, signal.SIGKILL)
+                    self.worker.sweep()
+                    os._exit(0)
+            if any(fd == self.ended for fd, _ in ready):
+                os.close(self.ended)
+                return
+
+    def end(self) -> tuple[int, resource.struct_rusage]:
+        """Reap the process, end its descendants, read what is still in the pipes."""
+        _, status, used = os.wait4(self.pid, 0)
+        self.watchdog.judge(status)
+        self.worker.sweep()
+        problem = os.read(self.setup, select.PIPE_BUF)
+        os.close(self.setup)
+        for fd, sink in self.open.items():
+            os.set_blocking(fd, False)
+            try:
+                while chunk := os.read(fd, CHUNK):
+                    sink.add(chunk)
+            except BlockingIOError:  # a writer outlived the sweep
+                self.worker.dirty = True
+            os.close(fd)
+        if problem:
+            raise OSError(f"the program could not be started: {problem.decode(errors='replace')}")
+        return status, used
+
+    def record(self) -> tuple[str | None, str | None]:
+        """(name of the uncaught exception, the value) as the child reported them, None where it did not."""
+        body = self.said.text()
+        if body is None:
+            return None, None
+        raised, _, value = body.partition("\0")
+        return raised[: child.NAME_CHARS] or None, value[1:] if value else None
+
+
+def _reap() -> bool:
+    """Reap what has ended; whether no child is left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False

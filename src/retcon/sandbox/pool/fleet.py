@@ -1,0 +1,342 @@
+"""The workers of a pool: who gets one, when one more is forked, which one is given up, and what happens when they die.
+
+No more than `size` exist at a time, busy, idle or being forked. A worker serves calls of the profile of the zygote
+that forked it; when all places are taken, an idle one of another profile gives up its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from functools import partial
+from pathlib import Path
+
+from retcon.core.errors import SandboxUnavailable, SandboxWarning
+from retcon.sandbox.pool.folders import PoolFolder
+from retcon.sandbox.pool.profiles import BARE, Chooser
+from retcon.sandbox.pool.waiting import Waiting
+from retcon.sandbox.pool.worker_handle import WorkerHandle
+from retcon.sandbox.pool.zygote_handle import ZygoteHandle
+from retcon.sandbox.types import Tier
+
+FORKS = max(2, os.cpu_count() or 1)  # of one profile at a time: more at once would all come later
+ATTEMPTS = 2  # at what a worker's death ends
+ZYGOTE_DEATHS = 3  # in a row, with no worker in between, after which a profile is given up
+
+
+class Fleet:
+    """Open from `open` to `close`. tier: what holds around the workers, None before the first came up.
+
+    faults: why a profile is not preloaded, by its name.
+    """
+
+    def __init__(
+        self, size: int, choose: Chooser, python: str | None, asked: Tier | None, uids: range | None = None
+    ) -> None:
+        self.size = size
+        self._uids = uids
+        self.tier: Tier | None = None
+        self.faults: dict[str, str] = {}
+        self._choose = choose
+        self._python = python
+        self._asked = asked
+        self._folder: PoolFolder | None = None
+        self._made = 0
+        self._waiting: Waiting[asyncio.Future[WorkerHandle]] = Waiting()
+        self._busy: set[WorkerHandle] = set()
+        self._idle: dict[str, list[WorkerHandle]] = {}
+        self._forking: Counter[str] = Counter()
+        self._zygotes: dict[str, ZygoteHandle] = {}
+        self._heating: dict[str, asyncio.Event] = {}  # set once there is a zygote, or why there is none
+        self._deaths: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return self._folder is not None
+
+    @property
+    def folder(self) -> Path:
+        """On the host: for the logs, and for scratch where there is no tmpfs. Raises SandboxUnavailable when closed."""
+        if self._folder is None:
+            raise _closed()
+        return self._folder.path
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        return [*self._busy, *(worker for idle in self._idle.values() for worker in idle)]
+
+    @property
+    def zygotes(self) -> dict[str, int]:
+        """Process id by profile of each zygote that is ready."""
+        return {name: zygote.pid for name, zygote in self._zygotes.items() if zygote.alive}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._busy)
+
+    async def open(self, warm: Iterable[str]) -> None:
+        """Start the bare zygote, those of `warm`, and a worker.
+
+        Raises SandboxUnavailable, with nothing left running.
+        """
+        self._folder = PoolFolder()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in dict.fromkeys((BARE.name, *warm)):
+                    group.create_task(self._start_zygote(name))
+            worker = await self.take(BARE.name)
+            self.give(worker, keep=True)
+            if worker.unprotected:
+                warnings.warn(
+                    f"sandbox tier {worker.tier!r} limits calls and does not contain them. Open to them: "
+                    + "; ".join(worker.unprotected),
+                    SandboxWarning,
+                    stacklevel=2,
+                )
+        except BaseExceptionGroup as failed:
+            await self.close()
+            raise failed.exceptions[0] from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every worker and zygote, and wait until they are gone. Whoever waits gets SandboxUnavailable."""
+        if self._folder is None:
+            return
+        folder, self._folder = self._folder, None
+        try:
+            for future in self._waiting.clear():
+                if not future.done():
+                    future.set_exception(_closed())
+            for task in self._tasks:
+                task.cancel()
+            for worker in self.workers:
+                worker.kill()
+            await asyncio.gather(
+                *(zygote.close() for zygote in self._zygotes.values()), *self._tasks, return_exceptions=True
+            )
+        finally:
+            for worker in self.workers:
+                worker.kill()
+            self._busy.clear()
+            self._idle.clear()
+            self._zygotes.clear()
+            for heated in self._heating.values():  # of those that were cancelled before they began
+                heated.set()
+            self._heating.clear()
+            folder.remove()
+
+    async def take(self, profile: str) -> WorkerHandle:
+        """A worker of that profile (or of `bare`, where it turns out that it cannot be had), to be given back.
+
+        Raises SandboxUnavailable where none can be had, or the fleet is closed.
+        """
+        if self._folder is None:
+            raise _closed()
+        if not self._waiting.count(profile) and (worker := self._pop_idle(profile)) is not None:
+            self._busy.add(worker)
+            return worker
+        future: asyncio.Future[WorkerHandle] = asyncio.get_running_loop().create_future()
+        ticket = self._waiting.push(profile, future)
+        self._grow()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._waiting.remove(ticket)
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.give(future.result(), keep=True)
+            raise
+
+    async def extra(self, profile: str) -> WorkerHandle:
+        """A new worker beyond `size`, for a session: it is the caller's to kill. Raises SandboxUnavailable.
+
+        One whose zygote dies meanwhile, or that is killed before it is ready, is forked once more.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._start_worker(await self._zygote(profile))
+            except SandboxUnavailable as error:
+                fault = error
+        raise fault
+
+    async def _zygote(self, profile: str) -> ZygoteHandle:
+        """The zygote of that profile (or of `bare`, where it cannot be had), started where there is none.
+
+        Raises SandboxUnavailable where neither can be had, or the fleet is closed.
+        """
+        while self._folder is not None:
+            zygote = self._zygotes.get(profile)
+            if zygote is not None and zygote.alive:
+                return zygote
+            await self._heated(profile).wait()
+            if profile not in self._ready() and profile in self.faults:
+                if profile == BARE.name:
+                    raise SandboxUnavailable(self.faults[profile])
+                profile = BARE.name
+        raise _closed()
+
+    def _heated(self, profile: str) -> asyncio.Event:
+        """Start the profile's zygote, unless that is under way; set once it is ready, or once it has failed."""
+        if profile not in self._heating:
+            self._heating[profile] = asyncio.Event()
+            self._spawn(profile, self._heat(profile))
+        return self._heating[profile]
+
+    def give(self, worker: WorkerHandle, *, keep: bool) -> None:
+        """Give a worker back. keep: whether it may serve again."""
+        self._busy.discard(worker)
+        # Workers die with their zygote, which may be known before their own end is.
+        if not keep or not worker.alive or self._folder is None or worker.profile not in self._ready():
+            worker.kill()
+        else:
+            self._place(worker)
+        self._grow()
+
+    def _pop_idle(self, profile: str) -> WorkerHandle | None:
+        idle = self._idle.get(profile, [])
+        while idle:
+            worker = idle.pop()
+            if worker.alive:
+                return worker
+            worker.kill()
+        return None
+
+    def _place(self, worker: WorkerHandle) -> None:
+        """Let a free worker serve whose turn it is, or make room for them, or idle."""
+        turn = self._waiting.next(worker.profile, self._ready())
+        if turn is None:
+            self._idle.setdefault(worker.profile, []).append(worker)
+        elif turn != worker.profile:
+            worker.kill()  # _grow forks one of the other profile in its place
+        else:
+            while (future := self._waiting.pop(turn)) is not None:
+                if not future.done():
+                    self._busy.add(worker)
+                    future.set_result(worker)
+                    return
+            self._place(worker)
+
+    def _grow(self) -> None:
+        """Fork for those who wait as many workers as there is room for, and start the zygotes that they need."""
+        if self._folder is None:
+            return
+        for profile in self._waiting.profiles():
+            if profile not in self._ready():
+                self._heated(profile)
+        open_to = self._ready()
+        while (turn := self._waiting.oldest(open_to)) is not None:
+            wanted = min(self._waiting.count(turn), FORKS) - self._forking[turn]
+            if wanted <= 0 or not self._room_for(turn):
+                open_to.discard(turn)
+                continue
+            self._forking[turn] += 1
+            self._spawn(turn, self._fork(self._zygotes[turn]))
+
+    def _room_for(self, profile: str) -> bool:
+        """Whether there is room for one more worker, made by giving up an idle one where needed."""
+        if len(self._busy) + sum(map(len, self._idle.values())) + self._forking.total() < self.size:
+            return True
+        for name, idle in self._idle.items():
+            if idle and name != profile:
+                idle.pop(0).kill()  # the one that has been idle for the longest time
+                return True
+        return False
+
+    def _ready(self) -> set[str]:
+        return {name for name, zygote in self._zygotes.items() if zygote.alive}
+
+    def _spawn(self, profile: str, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._worked, profile))
+
+    def _worked(self, profile: str, task: asyncio.Task[None]) -> None:
+        """Work for those who wait is over: what it did not foresee must not leave them waiting for ever."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            message = f"the sandbox's profile {profile!r} failed: {type(error).__name__}: {error}"
+            task.get_loop().call_exception_handler({"message": message, "exception": error, "task": task})
+            self._fail(profile, message, everyone=True)
+            self._grow()
+
+    async def _heat(self, profile: str) -> None:
+        """Start the zygote of a profile for those who wait; where it cannot be had they go to another."""
+        try:
+            if self._deaths[profile] >= ZYGOTE_DEATHS:
+                self._deaths[profile] = 0
+                raise SandboxUnavailable(
+                    f"the zygote of sandbox profile {profile!r} died {ZYGOTE_DEATHS} times in a row"
+                )
+            self._deaths[profile] += 1
+            await self._start_zygote(profile)
+            self.faults.pop(profile, None)
+        except (SandboxUnavailable, OSError) as error:
+            self.faults[profile] = str(error)
+            if profile == BARE.name:
+                self._fail(profile, str(error), everyone=True)
+            else:
+                self._choose.drop(profile)
+                self._waiting.move(profile, BARE.name)
+                while self._waiting.count(BARE.name) and (worker := self._pop_idle(BARE.name)) is not None:
+                    self._place(worker)
+        finally:
+            if (heated := self._heating.pop(profile, None)) is not None:
+                heated.set()
+        self._grow()
+
+    async def _start_zygote(self, profile: str) -> None:
+        folder = self.folder
+        self._made += 1
+        old = self._zygotes.pop(profile, None)
+        if old is not None:
+            for worker in self._idle.pop(profile, []):  # they died with it, and would take the room of others
+                worker.kill()
+            await old.close()
+        zygote = await ZygoteHandle.start(
+            self._choose.profiles[profile], self._python or sys.executable, folder, folder / f"z{self._made}.log"
+        )
+        self._zygotes[profile] = zygote
+        self._choose.learn(profile, zygote.packages)
+
+    async def _fork(self, zygote: ZygoteHandle) -> None:
+        """One more worker for those of a profile who wait."""
+        profile = zygote.profile
+        try:
+            worker = await self._start_worker(zygote)
+        except (SandboxUnavailable, OSError) as error:
+            if zygote.alive:  # the machine's fault: whoever waits must not wait for ever
+                self._fail(profile, str(error), everyone=False)
+        else:
+            self._place(worker)
+        finally:
+            self._forking[profile] -= 1
+        self._grow()
+
+    async def _start_worker(self, zygote: ZygoteHandle) -> WorkerHandle:
+        self._made += 1
+        worker = await zygote.fork(self.folder / f"w{self._made}", self.tier or self._asked or "", self._uids)
+        self.tier = worker.tier
+        self._deaths[zygote.profile] = 0
+        return worker
+
+    def _fail(self, profile: str, message: str, *, everyone: bool) -> None:
+        while (future := self._waiting.pop(profile)) is not None:
+            if not future.done():
+                future.set_exception(SandboxUnavailable(message))
+                if not everyone:
+                    return
+
+
+def _closed() -> SandboxUnavailable:
+    return SandboxUnavailable("the sandbox is not open: use `async with SandboxPool(...)`")

@@ -1,0 +1,214 @@
+"""A pool of warm workers, forked on demand from zygotes that have imported what calls need. Linux only.
+
+What holds around a call depends on what the machine grants; `SandboxPool.tier` and `retcon doctor` name it, and
+docs/sandbox.md says what each tier contains and what it does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+import msgspec
+
+from retcon.core.errors import SandboxBusy, SandboxUnavailable
+from retcon.sandbox.jail.messages import CallEnded, RunCall
+from retcon.sandbox.pool.fleet import Fleet
+from retcon.sandbox.pool.packages import check_packages
+from retcon.sandbox.pool.profiles import Chooser, find, with_packages
+from retcon.sandbox.pool.request import call
+from retcon.sandbox.pool.session import Sessions
+from retcon.sandbox.pool.worker_handle import WorkerHandle
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program
+
+BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
+ATTEMPTS = 2  # of a call whose worker died: no call has an effect outside its worker
+
+
+class SandboxPool:
+    """Runs calls in up to `workers` processes at a time; further calls wait their turn.
+
+        async with SandboxPool() as sandbox:
+            result = await sandbox.run("print(1 + 1)")
+
+    workers: calls and sessions at a time; None for `default_workers()`. tier: None takes the best that the machine
+    grants; one that is asked for and cannot be had is refused. uids: where root starts the pool, each worker's
+    calls run as one of these users, drawn at random; `users.FIRST_UID` and on where None. python: the interpreter
+    whose packages calls can import, this one where None. packages: to be preloaded besides numpy, sympy and scipy,
+    as names or as a mapping from a profile's name to its modules. warm: profiles whose zygotes start with the pool;
+    others start with the first call that needs them. queue: calls that may wait for a worker; further ones wait in
+    `run` with nothing prepared (`full` tells beforehand).
+
+    sessions: open at a time, of whose cells `workers` run at a time; one more waits `session_wait_seconds` for a place.
+    One that is idle for `session_idle_seconds` is evicted; where all together take more than `session_memory_mb` (half
+    of the machine's memory where None), those that have been idle for the longest time are.
+
+    Raises ValueError for a bad argument, SandboxUnavailable on entry where workers cannot be started. A worker or
+    zygote that dies is replaced; a call that it takes with it is run once more and is then `infrastructure`.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        limits: Limits | None = None,
+        *,
+        tier: Tier | None = None,
+        uids: range | None = None,
+        python: str | None = None,
+        packages: Sequence[str] | Mapping[str, Sequence[str]] = (),
+        warm: Iterable[str] = (),
+        queue: int = 100_000,
+        sessions: int = 64,
+        session_idle_seconds: float = 1800.0,
+        session_memory_mb: int | None = None,
+        session_wait_seconds: float = 60.0,
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise ValueError(f"a pool of {workers} workers: it must be 1 or more")
+        if uids is not None and (not uids or uids.step != 1 or uids.start < 1):
+            raise ValueError(f"uids={uids}: give a range of user ids above 0, such as range(100000, 165536)")
+        if queue < 1:
+            raise ValueError(f"a queue of {queue} calls: it must be 1 or more")
+        self.limits = limits or Limits()
+        profiles = with_packages(packages)
+        self._python = python
+        self._packages = [module for name in packages for module in find(name, profiles).modules]
+        self._warm = [find(name, profiles).name for name in warm]
+        self._choose = Chooser(profiles)
+        self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier, uids)
+        self._sessions = Sessions(
+            sessions,
+            running=self._fleet.size,
+            idle_seconds=session_idle_seconds,
+            memory_mb=session_memory_mb,
+            wait_seconds=session_wait_seconds,
+            start=self._session_worker,
+        )
+        self._room = asyncio.Semaphore(queue + self._fleet.size)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Raises SandboxUnavailable, with nothing left running."""
+        if self._fleet.is_open:
+            return
+        if sys.platform != "linux":
+            raise SandboxUnavailable(
+                f"the sandbox needs Linux (fork, namespaces, /proc), and this is {sys.platform}: run it in a container"
+            )
+        await check_packages(self._python or sys.executable, self._packages)
+        await self._fleet.open(self._warm)
+
+    async def close(self) -> None:
+        self._sessions.close()
+        await self._fleet.close()
+
+    @property
+    def tier(self) -> Tier:
+        """What holds around every call. Raises SandboxUnavailable before the pool was started."""
+        if self._fleet.tier is None:
+            raise SandboxUnavailable("the sandbox was not started: use `async with SandboxPool(...)`")
+        return self._fleet.tier
+
+    @property
+    def worker(self) -> WorkerHandle:
+        """A worker that lives. Raises SandboxUnavailable where there is none."""
+        for worker in self._fleet.workers:
+            if worker.alive:
+                return worker
+        raise SandboxUnavailable("no worker is running")
+
+    @property
+    def fleet(self) -> Fleet:
+        """The workers, for those who look after them."""
+        return self._fleet
+
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """By profile, why its packages could not be preloaded; its calls import them themselves."""
+        return self._fleet.faults
+
+    @property
+    def full(self) -> bool:
+        """Whether a further call would have to wait for a place in the queue."""
+        return self._room.locked()
+
+    @property
+    def open_sessions(self) -> int:
+        return len(self._sessions)
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
+        asked = as_program(program, options)
+        limits = asked.limits_within(self.limits)
+        latest = None if asked.wait is None else asyncio.get_running_loop().time() + asked.wait
+        async with self._room:
+            message = call(asked, limits, self._fleet.tier or "")
+            profile = await self._choose.choose(asked.code, self._fleet.zygotes)
+            return await self._run(profile, message, latest)
+
+    async def session(self, *, limits: Limits | None = None) -> Session:
+        """See `Sandbox.session`."""
+        if not self._fleet.is_open:
+            raise SandboxUnavailable("the sandbox is not open: use `async with SandboxPool(...)`")
+        return await self._sessions.open(limits or self.limits)
+
+    async def _session_worker(self, code: str) -> WorkerHandle:
+        return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes))
+
+    async def _run(self, profile: str, message: RunCall, latest: float | None) -> Result:
+        """latest: when it must have a worker, on the clock of the event loop. Raises SandboxBusy where it has none."""
+        fault, tier = "", None
+        for _ in range(ATTEMPTS):
+            try:
+                async with asyncio.timeout_at(latest):
+                    worker = await self._fleet.take(profile)
+            except TimeoutError:
+                raise SandboxBusy("no worker was free in the time that the call may wait: try again later") from None
+            except SandboxUnavailable as error:
+                if not fault and not self._fleet.is_open:
+                    raise
+                return Result("infrastructure", stderr=fault or str(error), tier=tier)
+            try:
+                result = await self._run_in(worker, message)
+            except TimeoutError:  # what did not answer in a call's whole time is not waited for once more
+                return Result("infrastructure", stderr=f"sandbox worker {worker.pid}: no answer", tier=self.tier)
+            except (EOFError, OSError):
+                fault, tier = f"sandbox worker {worker.pid}: it died", self.tier
+                continue
+            if result.status != "infrastructure":
+                return result
+            fault, tier = result.stderr.rstrip(), tier or result.tier
+        return Result("infrastructure", stderr=f"{fault}; so it was the time before", tier=tier)
+
+    async def _run_in(self, worker: WorkerHandle, message: RunCall) -> Result:
+        """Raises EOFError or OSError where the worker died, TimeoutError where it did not answer."""
+        keep = False
+        try:
+            async with asyncio.timeout(message.limits.wall_seconds + BACKSTOP_SECONDS):
+                answer = await worker.ask(message, CallEnded)
+            keep = not answer.retire
+            tier = self.tier if answer.ran else None
+            # the contents of files from base64, and what the worker has said to be one of the words that are known
+            return msgspec.convert({**answer.outcome._asdict(), "tier": tier, "files": answer.files}, Result)
+        finally:
+            self._fleet.give(worker, keep=keep)
+
+
+def default_workers(limits: Limits) -> int:
+    """Calls at a time where nobody said how many: several to a core, so that endless loops leave room for short calls,
+    but no more than fit into half of the machine's memory if each takes all that it may."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    fit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // (limits.memory_mb << 20)
+    return max(cores, min(64, max(16, 4 * cores), fit))

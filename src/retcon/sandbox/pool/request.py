@@ -1,0 +1,30 @@
+"""From a program to what a worker is told."""
+
+from __future__ import annotations
+
+import base64
+
+from retcon.sandbox.jail.messages import Bounds, RunCall, RunCell
+from retcon.sandbox.pool.paths import inside_scratch, to_write
+from retcon.sandbox.types import Limits, Program
+
+
+def call(program: Program, limits: Limits, tier: str) -> RunCall:
+    """limits: that it runs under. tier: the worker's. Raises ValueError for a path that is not the program's own."""
+    files = _encoded(program, tier)
+    fetch = inside_scratch(program.fetch, tier)
+    return RunCall(program.code, program.stdin, bounds(limits), files, program.echo, fetch)
+
+
+def cell(program: Program, limits: Limits) -> RunCell:
+    """As `call`, for a session: its cells make files in the scratch folder alone."""
+    return RunCell(program.code, program.stdin, bounds(limits), _encoded(program, ""), program.echo)
+
+
+def bounds(limits: Limits) -> Bounds:
+    return Bounds._make(getattr(limits, name) for name in Bounds._fields)
+
+
+def _encoded(program: Program, tier: str) -> dict[str, str]:
+    files = program.files
+    return {name: base64.b64encode(files[name]).decode() for name in to_write(files, tier)}

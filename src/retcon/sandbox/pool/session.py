@@ -1,0 +1,266 @@
+"""The pool's side of sessions: each has a worker of its own (`keeper`), and a place that it gives back when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Unpack
+
+import msgspec
+
+from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost, nearest
+from retcon.sandbox.jail.messages import Discard, Kept, MakeCheckpoint, Message, OpenSession, RollBack
+from retcon.sandbox.pool.request import bounds, cell
+from retcon.sandbox.pool.worker_handle import WorkerHandle
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, as_cell
+
+BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
+OPERATION_SECONDS = 60.0  # for a checkpoint or a rollback, likewise
+FIXED = ("memory_mb", "file_mb", "open_files", "processes")  # the kernel lets nobody raise them again
+
+
+class PoolSession:
+    """Implements `retcon.sandbox.types.Session`. Made by `Sessions.open`.
+
+    Its worker comes with the first cell, whose imports say which one is best; checkpoints taken before are made then.
+    """
+
+    def __init__(self, limits: Limits, sessions: Sessions) -> None:
+        self.id = uuid.uuid4().hex
+        self.memory = 0
+        self.worker: WorkerHandle | None = None
+        self._limits = limits
+        self._sessions = sessions
+        self._one = asyncio.Lock()
+        self._users = 0
+        self._lost: SessionLost | None = None
+        self._ended = False
+        self._checkpoints: list[str] = []
+        self._named = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._users > 0
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        """See `Session.run`. Cancelling it ends the session.
+
+        Raises ValueError, besides what `Sandbox.run` does, for limits of memory, files or processes that are above
+        the session's own.
+        """
+        asked_for = as_cell(program, options)
+        limits = asked_for.limits_within(self._limits)
+        for name in FIXED:
+            asked, had = getattr(limits, name), getattr(self._limits, name)
+            if asked > had:
+                raise ValueError(f"limit {name} is {asked}, above the session's {had}: open the session with more")
+        message = cell(asked_for, limits)
+        async with self._using(), self._sessions.running:
+            self._check()
+            worker = self.worker
+            try:
+                worker = worker or await self._start(asked_for.code)
+            except SandboxUnavailable as error:
+                self.end(str(error))
+                return Result("infrastructure", stderr=str(error))
+            answer = await self._ask(worker, message, limits.wall_seconds + BACKSTOP_SECONDS)
+            if answer is None or answer.outcome is None:
+                if self._lost is not None and self._lost.by_own_code:  # since the rollback before it
+                    raise self._lost
+                return Result("infrastructure", stderr=str(self._lost), tier=worker.tier if answer is None else None)
+            return msgspec.convert({**answer.outcome._asdict(), "tier": worker.tier}, Result)
+
+    async def _start(self, code: str) -> WorkerHandle:
+        """Raises SandboxUnavailable, SessionLost."""
+        self.worker = worker = await self._sessions.start(code)
+        await self._ask(worker, OpenSession(bounds(self._limits)), OPERATION_SECONDS)
+        for name in self._checkpoints:
+            await self._keep(worker, name)
+        return worker
+
+    async def _keep(self, worker: WorkerHandle, name: str) -> None:
+        """Raises SandboxUnavailable, SessionLost."""
+        self._check()
+        answer = await self._ask(worker, MakeCheckpoint(name), OPERATION_SECONDS)
+        if answer is not None and answer.refused:
+            raise CheckpointRefused(answer.refused)
+        self._check()
+
+    async def checkpoint(self) -> str:
+        """See `Session.checkpoint`. Raises CheckpointRefused where the session keeps too many or too much already."""
+        async with self._using():
+            self._check()
+            self._named += 1
+            name = f"checkpoint {self._named}"
+            if self.worker is not None:
+                await self._keep(self.worker, name)
+            self._checkpoints.append(name)
+            return name
+
+    async def rollback(self, checkpoint: str) -> None:
+        async with self._using():
+            if self._ended:
+                self._check()
+            if checkpoint not in self._checkpoints:
+                raise KeyError(f"no checkpoint {checkpoint!r} in this session{nearest(checkpoint, self._checkpoints)}")
+            self._checkpoints.remove(checkpoint)
+            if self.worker is not None:
+                self._lost = None
+                await self._ask(self.worker, RollBack(checkpoint), OPERATION_SECONDS)
+                self._check()
+            self._checkpoints.append(checkpoint)
+
+    async def discard(self, checkpoint: str) -> None:
+        async with self._using():
+            if checkpoint in self._checkpoints:
+                self._checkpoints.remove(checkpoint)
+                if self.worker is not None:
+                    await self._ask(self.worker, Discard(checkpoint), OPERATION_SECONDS)
+
+    async def close(self) -> None:
+        self.end("it was closed")
+
+    def end(self, cause: str, *, by_own_code: bool = False) -> None:
+        """End its worker and all that runs in it. A second time is no error, and changes nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        self._lose(cause, by_own_code=by_own_code)
+        self._checkpoints.clear()
+        if self.worker is not None:
+            self.worker.kill()
+        self._sessions.gone(self)
+
+    def _lose(self, cause: str, *, by_own_code: bool) -> None:
+        self._lost = SessionLost(f"sandbox session {self.id[:8]} is lost: {cause}", by_own_code=by_own_code)
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    @asynccontextmanager
+    async def _using(self) -> AsyncIterator[None]:
+        """Wait for its turn among this session's operations."""
+        self._users += 1
+        try:
+            async with self._one:
+                self._sessions.begins(self)
+                yield
+        finally:
+            self._users -= 1
+            if not self._ended:
+                self._sessions.rests(self)
+
+    async def _ask(self, worker: WorkerHandle, message: Message, seconds: float) -> Kept | None:
+        """The worker's answer; None where there is none, and the session has ended."""
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await worker.ask(message, Kept)
+        except (EOFError, OSError, TimeoutError) as error:  # a TimeoutError is an OSError, and told apart
+            self.end("its worker did not answer" if isinstance(error, TimeoutError) else "its worker died")
+            return None
+        except asyncio.CancelledError:
+            self.end("an operation of it was cancelled")
+            raise
+        self.memory = answer.memory
+        if answer.fault:
+            self.end(answer.lost)
+        elif answer.lost and not self._checkpoints:
+            self.end(answer.lost, by_own_code=True)
+        elif answer.lost:
+            self._lose(answer.lost + "; it can be rolled back", by_own_code=True)
+        return answer
+
+
+class Sessions:
+    """The sessions of a pool: at most `size` at a time.
+
+    idle_seconds: after which one that is not used is evicted. memory_mb: that all may take together; where they take
+    more, those that have been idle for the longest time are evicted. wait_seconds: that `open` waits for a place.
+    running: cells that run at a time. start: gives a new worker, for a session whose first cell is given to it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        running: int,
+        idle_seconds: float,
+        memory_mb: int | None,
+        wait_seconds: float,
+        start: Callable[[str], Awaitable[WorkerHandle]],
+    ) -> None:
+        for name, value in (
+            ("sessions", size),
+            ("session_idle_seconds", idle_seconds),
+            ("session_memory_mb", memory_mb),
+        ):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}: it must be above 0")
+        self.start = start
+        self.running = asyncio.Semaphore(running)
+        self._size = size
+        self._idle_seconds = idle_seconds
+        self._memory = (memory_mb << 20) if memory_mb else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        self._wait_seconds = wait_seconds
+        self._places = asyncio.Semaphore(size)
+        self._open: dict[PoolSession, asyncio.TimerHandle | None] = {}  # the one that rested last stands last
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def open(self, limits: Limits) -> PoolSession:
+        """Raises SandboxUnavailable."""
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await self._places.acquire()
+        except TimeoutError:
+            raise SandboxUnavailable(
+                f"all {self._size} sessions of the sandbox are in use, and none was closed within "
+                f"{self._wait_seconds:g} s: close some, or open the pool with more (sessions=)"
+            ) from None
+        session = PoolSession(limits, self)
+        self._open[session] = None
+        self.rests(session)
+        return session
+
+    def begins(self, session: PoolSession) -> None:
+        """It is used from now on."""
+        timer = self._open.get(session)
+        if timer is not None:
+            timer.cancel()
+
+    def rests(self, session: PoolSession) -> None:
+        """It is not used any more, for now."""
+        self.begins(session)
+        self._open.pop(session)
+        seconds = self._idle_seconds
+        timer = None
+        if not session.busy:
+            cause = f"evicted: idle for {seconds:g} s"
+            timer = asyncio.get_running_loop().call_later(seconds, session.end, cause)
+        self._open[session] = timer
+        self._make_room(session)
+
+    def gone(self, session: PoolSession) -> None:
+        """It has ended."""
+        self.begins(session)
+        if self._open.pop(session, self) is not self:
+            self._places.release()
+
+    def close(self) -> None:
+        for session in list(self._open):
+            session.end("the sandbox was closed")
+
+    def _make_room(self, latest: PoolSession) -> None:
+        """Evict until all fit into their memory, but not the one that was used just now."""
+        total = sum(session.memory for session in self._open)
+        for session in list(self._open):
+            if total <= self._memory:
+                return
+            if session is not latest and not session.busy:
+                total -= session.memory
+                session.end(f"evicted: all sessions together took more than {self._memory >> 20} MiB")

@@ -1,0 +1,216 @@
+"""The pool's side of one zygote: its process, and asking it for workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import retcon
+from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.jail.messages import Failed, Forked, ForkOrder, Imported, Message, decoded, encoded
+from retcon.sandbox.pool.profiles import Profile
+from retcon.sandbox.pool.worker_handle import WorkerHandle
+
+START_SECONDS = 120.0  # importing large packages from a cold disk
+END_SECONDS = 10.0
+MESSAGE_BYTES = 1 << 16
+SAID_BYTES = 4000
+BOOT = (
+    "import sys; sys.version_info >= (3, 11) or sys.exit('Python 3.11 or later is needed, this is ' + sys.version); "
+    "sys.path.insert(0, sys.argv[2]); from retcon.sandbox.jail import worker, zygote; del sys.path[0]; "
+    "worker.main(*zygote.main(int(sys.argv[1]), sys.argv[3], sys.argv[4], sys.argv[5:]))"
+)
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # sets print in the same order in every call
+    "MALLOC_ARENA_MAX": "1",  # each further arena takes 64 MiB of address space
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+}
+
+
+class ZygoteHandle:
+    """A zygote that is ready to fork. pid: its process. packages: top-level names of what it has imported."""
+
+    def __init__(self, profile: str, process: subprocess.Popen[bytes], channel: socket.socket, log: Path) -> None:
+        self.profile = profile
+        self.pid = process.pid
+        self.alive = True
+        self.packages: list[str] = []
+        self._starting = True
+        self._process = process
+        self._channel = channel
+        self._log = log
+        self._asked: deque[asyncio.Future[tuple[Message, int | None]]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(channel.fileno(), self._readable)
+
+    @classmethod
+    async def start(cls, profile: Profile, python: str, folder: Path, log: Path) -> ZygoteHandle:
+        """A zygote with the profile's modules imported. Raises SandboxUnavailable that says why there is none."""
+        process, channel = _spawn(profile, python, folder, log)
+        zygote = cls(profile.name, process, channel, log)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                hello, _ = await zygote._answer()
+        except BaseException as error:
+            await zygote.close()
+            if isinstance(error, TimeoutError):
+                raise SandboxUnavailable(
+                    f"the imports of sandbox profile {profile.name!r} did not end within {START_SECONDS:g} s"
+                ) from error
+            raise
+        if not isinstance(hello, Imported):
+            await zygote.close()
+            raise SandboxUnavailable(f"sandbox profile {profile.name!r}: {_why(hello)}")
+        zygote._starting = False
+        zygote.packages = hello.packages
+        return zygote
+
+    async def fork(self, root: Path, tier: str, uids: range | None = None) -> WorkerHandle:
+        """A worker that is ready. root: its folder on the host. tier: asked for, "" for the best. uids: see the pool.
+
+        Raises SandboxUnavailable, with nothing left running.
+        """
+        if not self.alive:
+            raise SandboxUnavailable(f"the zygote of sandbox profile {self.profile!r} is gone")
+        root.mkdir(mode=0o711)
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                order = encoded(ForkOrder(str(root), tier, [uids.start, len(uids)] if uids else None))
+                try:
+                    socket.send_fds(self._channel, [order], [theirs.fileno()])
+                except OSError as error:
+                    self._lose()
+                    raise SandboxUnavailable(
+                        f"the zygote of sandbox profile {self.profile!r} takes no orders: {error}"
+                    ) from error
+            answer, process = await self._answer()
+            if process is None or not isinstance(answer, Forked):
+                raise SandboxUnavailable(f"sandbox profile {self.profile!r}: {_why(answer)}")
+        except BaseException:
+            ours.close()
+            with suppress(OSError):
+                root.rmdir()
+            raise
+        try:
+            return await WorkerHandle.open(answer.pid, process, self.profile, root, ours)
+        except SandboxUnavailable as error:
+            raise SandboxUnavailable(f"{error}: {self._said()}") from error
+
+    async def close(self) -> None:
+        """End it and all its workers, and wait until they are gone."""
+        self._lose()
+        if self._starting:  # in the middle of an import, where it does not see that the channel closed
+            self._process.terminate()
+        with suppress(ProcessLookupError):
+            process = os.pidfd_open(self.pid)
+            ended = asyncio.Event()
+            self._loop.add_reader(process, ended.set)
+            try:
+                async with asyncio.timeout(END_SECONDS):
+                    await ended.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._loop.remove_reader(process)
+                os.close(process)
+        self._process.kill()  # no more than a safeguard, but where this was cancelled
+        self._process.wait()
+
+    async def _answer(self) -> tuple[Message, int | None]:
+        """The zygote's next message to nobody yet, and the pidfd that came with it."""
+        future: asyncio.Future[tuple[Message, int | None]] = self._loop.create_future()
+        self._asked.append(future)
+        return await future
+
+    def _readable(self) -> None:
+        try:
+            message, fds, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, fds = b"", []
+        if not message:
+            self._lose()
+            return
+        asked = self._asked.popleft()
+        if asked.done():  # nobody waits any more
+            for process in fds:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                os.close(process)
+            return
+        try:
+            asked.set_result((decoded(message), fds[0] if fds else None))
+        except ValueError as error:
+            asked.set_exception(error)
+            for process in fds:
+                os.close(process)
+
+    def _lose(self) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._channel.fileno())
+        with suppress(OSError):  # it ended first
+            self._channel.shutdown(socket.SHUT_RDWR)  # closing is not enough: a fork of the user's process has it too
+        self._channel.close()
+        for asked in self._asked:
+            if not asked.done():
+                asked.set_exception(SandboxUnavailable(self._death()))
+        self._asked.clear()
+
+    def _death(self) -> str:
+        try:
+            code: int | None = self._process.wait(1)  # its end of the channel is closed: it is as good as gone
+        except subprocess.TimeoutExpired:
+            code = None
+        return f"the zygote of sandbox profile {self.profile!r} did not come up (exit code {code}): {self._said()}"
+
+    def _said(self) -> str:
+        """The end of what the zygote and its workers wrote to stderr."""
+        with self._log.open("rb") as file:
+            file.seek(-min(SAID_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read().decode(errors="replace").strip() or "it said nothing"
+
+
+def _why(answer: Message) -> str:
+    return answer.error if isinstance(answer, Failed) else "no worker came"
+
+
+def _spawn(profile: Profile, python: str, folder: Path, log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the process; (it, our end of its channel). It gets none of our environment, files or signals."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    source = str(Path(retcon.__file__).parents[1])
+    command = [python, "-s", "-P", "-X", "utf8", "-c", BOOT]
+    command += [str(theirs.fileno()), source, str(folder), profile.exercise, *profile.modules]
+    environment = ENVIRONMENT | {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"}
+    with theirs, log.open("wb") as stderr:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise SandboxUnavailable(f"cannot start a sandbox worker with {python}: {error}") from error
+    return process, ours

@@ -1,0 +1,269 @@
+"""SandboxFusion's `/run_jupyter`: the cells of a notebook, in one session that is closed at their end.
+
+Kept of its meaning: a cell that raises does not stop those behind it; the value of a cell's last expression and the
+figures that it drew are its `display`; an exception is its `error` and no part of its `stderr`. Cells that the time for
+all of them leaves no room for are not run, and the status is then `Failed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from dataclasses import replace
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.sandbox.jail.fetch import TOTAL_BYTES
+from retcon.sandbox.service.apis.fusion import API, Command, Whole, answered, bounded, head, pod
+from retcon.sandbox.service.body import check_paths, decode_files, parse
+from retcon.sandbox.service.calls import Calls, unavailable
+from retcon.sandbox.service.http import read_body, unless_gone
+from retcon.sandbox.service.refusal import RequestRefused
+from retcon.sandbox.types import Limits, Program, Result, Session
+
+T = TypeVar("T")
+OWN_SECONDS = 10.0
+"""For what is run between cells, files and figures, each time."""
+_TRACEBACK = "Traceback (most recent call last):\n"
+_CHAINED = (
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+)
+
+# Both run inside the session, with the program's rights and at its mercy: what they print is the program's word.
+_SAY = "open(1, 'w', closefd=False).write(__import__('json').dumps({}))"
+_PUT = """for _name, _content in {files!r}.items():
+    __import__('os').makedirs(__import__('os').path.dirname(_name), exist_ok=True)
+    open(_name, 'wb').write(__import__('base64').b64decode(_content))
+del _name, _content
+"""
+_GET = """def _get(names, room):
+    import base64, os, stat
+    found, folder = {}, os.environ.get('HOME', '.')
+    for given in names:
+        try:
+            name = os.path.join(folder, given)
+            if stat.S_ISREG(os.stat(name).st_mode) and os.path.getsize(name) <= room:
+                with open(name, 'rb') as file:
+                    content = file.read(room)
+                room -= len(content)
+                found[given] = base64.b64encode(content).decode()
+        except OSError:
+            pass
+    return found
+"""
+_DRAW = """def _draw():
+    import base64, io, sys
+    drawn, pyplot = [], sys.modules.get('matplotlib.pyplot')
+    for number in pyplot.get_fignums() if pyplot else ():
+        out = io.BytesIO()
+        pyplot.figure(number).savefig(out, format='png', bbox_inches='tight')
+        png = base64.b64encode(out.getvalue()).decode()
+        drawn.append({'text/plain': repr(pyplot.figure(number)), 'image/png': png})
+    if pyplot:
+        pyplot.close('all')
+    return drawn
+"""
+
+
+class RunJupyter(Struct, kw_only=True):
+    """Cells to run. cell_timeout: seconds, 0 for no limit but total_timeout's. memory_limit_MB, files: see RunCode."""
+
+    cells: list[str]
+    cell_timeout: Annotated[float, Meta(ge=0)] = 0.0
+    total_timeout: Annotated[float, Meta(gt=0)] = 45.0
+    memory_limit_MB: int = -1
+    kernel: Literal["python3"] = "python3"
+    files: dict[str, str | None] = {}
+    fetch_files: list[str] = []
+
+
+class Raised(Struct, kw_only=True):
+    """An exception: its class's name, what it says, and its traceback's lines."""
+
+    ename: str
+    evalue: str
+    traceback: list[str]
+
+
+class CellRan(Struct, kw_only=True):
+    """display: of each thing shown, its kinds (`text/plain`, `image/png` in base64) and their content."""
+
+    stdout: str = ""
+    stderr: str = ""
+    display: list[dict[str, str]] = []
+    error: list[Raised] = []
+
+
+class JupyterRan(Struct, kw_only=True):
+    """What `/run_jupyter` answers. driver: how the whole went."""
+
+    status: Whole
+    message: str = ""
+    driver: Command | None = None
+    cells: list[CellRan] = []
+    executor_pod_name: str | None = None
+    files: dict[str, str] = {}
+
+
+class JupyterApi:
+    """The handler of `/run_jupyter`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def run_jupyter(self, request: Request) -> Response:
+        asked = parse(await read_body(request, self._calls.settings.max_body), RunJupyter)
+        return await answered(self._calls, unless_gone(request, self._run(asked)), JupyterRan)
+
+    async def _run(self, asked: RunJupyter) -> JupyterRan:
+        calls = self._calls
+        for index, cell in enumerate(asked.cells):
+            if (problem := calls.too_long(cell)) is not None:
+                raise RequestRefused.invalid(f"cells[{index}]", problem)
+        limits = bounded(calls, "total_timeout", asked.total_timeout, asked.memory_limit_MB)
+        calls.check_bounds({"cell_timeout": asked.cell_timeout}, {})
+        files = decode_files(asked.files, "files", calls.tier)
+        fetch = check_paths(asked.fetch_files, "fetch_files", calls.tier)
+        try:
+            async with asyncio.timeout(asked.total_timeout + calls.settings.fusion_wait + OWN_SECONDS):
+                session = await calls.sandbox.session(limits=limits)
+                try:
+                    return await _Notebook(calls, session, limits, asked.cell_timeout).run(asked.cells, files, fetch)
+                finally:
+                    await session.close()
+        except TimeoutError:
+            raise RequestRefused(503, "busy", "its cells had to wait for too long: try again later") from None
+        except SandboxUnavailable as error:
+            raise unavailable(error, "busy") from error
+
+
+class _Notebook:
+    """One request's session, and the time that its cells have left."""
+
+    def __init__(self, calls: Calls, session: Session, limits: Limits, cell_seconds: float) -> None:
+        self._calls = calls
+        self._session = session
+        self._limits = limits
+        self._cell_seconds = cell_seconds
+        self._left = limits.wall_seconds
+        self._most = calls.settings.fusion_bytes
+        self._plots = False
+
+    async def run(self, cells: list[str], files: dict[str, bytes], fetch: list[str]) -> JupyterRan:
+        started = time.monotonic()
+        ran: list[CellRan] = []
+        found: dict[str, str] = {}
+        ended, problem = True, ""
+        try:
+            await self._put(files)
+            for cell in cells:
+                if self._left <= 0:
+                    ended = False
+                    break
+                result = await self._cell(cell)
+                if result.status == "infrastructure":
+                    problem = result.stderr
+                    break
+                ran.append(self._shown(result))
+                ran[-1].display += await self._drawn(cell)
+            if fetch and not problem:
+                said = await self._said(_GET, f"_get({fetch!r}, {TOTAL_BYTES})", 2 * TOTAL_BYTES, dict[str, str])
+                found = {name: said[name] for name in fetch if said and name in said}
+        except SessionLost as error:  # a cell has ended the interpreter, as one may end a notebook's kernel
+            ended = False
+            ran += [CellRan(error=[Raised(ename="DeadKernelError", evalue=str(error), traceback=[])])]
+        whole: Whole = "SandboxError" if problem else "Success" if ended else "Failed"
+        late = not ended and self._left <= 0
+        driver = Command(
+            status="Error" if problem else "TimeLimitExceeded" if late else "Finished",
+            execution_time=time.monotonic() - started,
+            return_code=None if problem or late else int(not ended),
+            stdout="",
+            stderr="",
+        )
+        return JupyterRan(status=whole, message=problem, driver=driver, cells=ran, executor_pod_name=pod(), files=found)
+
+    async def _cell(self, code: str) -> Result:
+        seconds = min(self._left, self._cell_seconds or self._left)
+        result = await self._asked(Program(code, limits=self._limits.with_(seconds)))
+        self._left -= result.seconds
+        if result.status == "timeout" and seconds == self._left + result.seconds:
+            self._left = 0.0
+        return result
+
+    async def _put(self, files: dict[str, bytes]) -> None:
+        """Relative ones as any call's; absolute ones from inside, where they can be no one else's."""
+        beside = {name: base64.b64encode(content) for name, content in files.items() if name.startswith("/")}
+        near = {name: content for name, content in files.items() if name not in beside}
+        if files:
+            code = _PUT.format(files=beside) if beside else "pass"
+            put = Program(code, limits=self._limits.with_(OWN_SECONDS), echo=False, files=near)
+            result = await self._asked(put)
+            if result.status != "ok":
+                raise RequestRefused.invalid("files", f"they cannot be written: {result.stderr}")
+
+    async def _drawn(self, code: str) -> list[dict[str, str]]:
+        """The figures that are open, which are closed."""
+        self._plots = self._plots or "plot" in code
+        if not self._plots:
+            return []
+        return await self._said(_DRAW, "_draw()", 16 * self._most, list[dict[str, str]]) or []
+
+    async def _said(self, definition: str, expression: str, most: int, kind: type[T]) -> T | None:
+        """What an expression inside comes to, None where the program has broken what that takes.
+
+        most: bytes of its JSON. kind: what it must be, since the program could print anything.
+        """
+        limits = replace(self._limits.with_(OWN_SECONDS), output_bytes=most)
+        name = expression.partition("(")[0]
+        code = f"{definition}{_SAY.format(expression)}\ndel {name}\n"
+        result = await self._asked(Program(code, limits=limits, echo=False))
+        try:
+            return msgspec.json.decode(result.stdout, type=kind) if result.status == "ok" else None
+        except (ValueError, msgspec.DecodeError):
+            return None
+
+    async def _asked(self, cell: Program) -> Result:
+        return await self._calls.run(API, lambda: self._session.run(cell))
+
+    def _shown(self, result: Result) -> CellRan:
+        stderr, error = result.stderr, []
+        if result.error_type is not None:
+            stderr, trace = _parted(result.stderr)
+            lines = trace.rstrip("\n").split("\n")
+            error = [Raised(ename=result.error_type, evalue=_evalue(lines, result.error_type), traceback=lines)]
+        display = [] if result.value is None else [{"text/plain": result.value}]
+        return CellRan(
+            stdout=head(result.stdout, self._most), stderr=head(stderr, self._most), display=display, error=error
+        )
+
+
+def _parted(stderr: str) -> tuple[str, str]:
+    """What a cell wrote to stderr, and the report of the exception that ended it, which the sandbox put behind it.
+
+    For show alone: a program that prints a traceback of its own, as its last words, may move the border.
+    """
+    start = stderr.rfind(_TRACEBACK)
+    if start < 0:
+        start = stderr.rfind('  File "<')  # a syntax error's
+    if start < 0:  # one line says which of the sandbox's limits it was
+        start = stderr[:-1].rfind("\n") + 1
+    while stderr.endswith(_CHAINED, 0, start) and (before := stderr.rfind(_TRACEBACK, 0, start)) >= 0:
+        start = before
+    return stderr[:start], stderr[start:]
+
+
+def _evalue(lines: list[str], ename: str) -> str:
+    """What the exception says: behind its name, on the last line that begins with that."""
+    for index in range(len(lines) - 1, -1, -1):
+        name, _, said = lines[index].partition(": ")
+        if name.rpartition(".")[2] == ename:
+            return "\n".join([said, *lines[index + 1 :]])
+    return ""

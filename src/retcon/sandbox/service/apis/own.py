@@ -1,0 +1,200 @@
+"""This service's own API: one call, or a batch of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from retcon.sandbox.service.body import check_paths, check_text, decode_files, parse
+from retcon.sandbox.service.calls import Calls
+from retcon.sandbox.service.http import ClientGone, answer, encoded, read_body, unless_gone
+from retcon.sandbox.service.refusal import RequestRefused
+from retcon.sandbox.types import MOST, Limits, Program, Result
+
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(gt=0, le=MOST)]
+Output = Annotated[int, Meta(gt=0, le=64 << 20)]
+"""Bytes: held by the worker and by this process until the answer is sent."""
+STRENGTH = {"rlimits": 0, "landlock": 1, "namespaces": 2}
+NUL = "SyntaxError: source code string cannot contain null bytes"
+NDJSON = "application/x-ndjson"
+
+
+class LimitFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Members of `Limits`, the server's own where absent."""
+
+    cpu_seconds: Seconds | None = None
+    wall_seconds: Seconds | None = None
+    memory_mb: Count | None = None
+    output_bytes: Output | None = None
+    file_mb: Count | None = None
+    open_files: Count | None = None
+    processes: Count | None = None
+
+
+class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A program and what it may use: the parameters of `Sandbox.run`, files in base64."""
+
+    code: str
+    stdin: str = ""
+    timeout: Seconds | None = None
+    memory: Count | None = None
+    limits: LimitFields | None = None
+    files: dict[str, str] = {}
+    echo: bool = True
+
+
+class Call(Cell, forbid_unknown_fields=True, kw_only=True):
+    """A cell that runs on its own. tier: the weakest that the caller takes. wait: seconds that it may wait to start."""
+
+    fetch: list[str] = []
+    wait: Seconds | None = None
+    tier: Literal["namespaces", "landlock", "rlimits"] | None = None
+
+
+class Batch(Struct, forbid_unknown_fields=True, kw_only=True):
+    """stream: each result as soon as it is there, rather than all in order."""
+
+    calls: Annotated[list[Call], Meta(min_length=1)]
+    stream: bool = False
+
+
+class Results(Struct):
+    """What `/v1/batch` answers, in the calls' order; streamed it is lines of `index` and `result`."""
+
+    results: list[Result]
+
+
+class OwnApi:
+    """The handlers of `/v1/run` and `/v1/batch`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def run(self, request: Request) -> Response:
+        call = parse(await read_body(request, self._calls.settings.max_body), Call)
+        return answer(await unless_gone(request, self._run(checked_call(self._calls, call))))
+
+    async def batch(self, request: Request) -> Response:
+        batch = parse(await read_body(request, self._calls.settings.max_body), Batch)
+        programs = [checked_call(self._calls, call, f"calls[{i}].") for i, call in enumerate(batch.calls)]
+        if batch.stream:
+            return Streamed(self._stream(programs))
+        results = unless_gone(request, gathered([self._run(program, patient=True) for program in programs]))
+        return answer(Results(await results))
+
+    async def _run(self, program: Program, *, patient: bool = False) -> Result:
+        return await self._calls.run("v1", lambda: self._calls.sandbox.run(program), patient=patient)
+
+    async def _stream(self, programs: list[Program]) -> AsyncGenerator[bytes, None]:
+        """A line for each call as it ends: its place in the batch, and its result or what is wrong with it."""
+
+        async def one(index: int, program: Program) -> bytes:
+            try:
+                said: dict[str, Any] = {"index": index, "result": await self._run(program, patient=True)}
+            except RequestRefused as refused:
+                said = {"index": index, **refused.as_own()}
+            return encoded(said) + b"\n"
+
+        tasks = [asyncio.ensure_future(one(i, program)) for i, program in enumerate(programs)]
+        try:
+            for done in asyncio.as_completed(tasks):
+                yield await done
+        finally:
+            await _cancelled(tasks)
+
+
+def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
+    """What the sandbox is asked to run. Raises RequestRefused that names the field, behind `at`."""
+    if call.tier is not None and STRENGTH[call.tier] > STRENGTH[calls.tier]:
+        raise RequestRefused.invalid(
+            f"{at}tier", f"tier '{call.tier}' cannot be had here: this server's is '{calls.tier}'"
+        )
+    paths = check_paths(call.fetch, f"{at}fetch", calls.tier)
+    return replace(checked_cell(calls, call, calls.settings.limits, at), fetch=paths, wait=call.wait)
+
+
+def checked_cell(calls: Calls, cell: Cell, limits: Limits, at: str = "") -> Program:
+    """As `checked_call`, for a session's cell. limits: of a cell that asks for none."""
+    if not cell.code:
+        raise RequestRefused.invalid(f"{at}code", "there is no code: give at least a comment")
+    if (problem := calls.too_long(cell.code)) is not None:
+        raise RequestRefused.invalid(f"{at}code", problem)
+    if "\0" in cell.code:
+        # The request is refused as any that is wrong; but a model may have written it, and to a caller who runs what
+        # models write it is a failed program like others, so the result that it would have is there too.
+        result = Result("error", "SyntaxError", stderr=f"{NUL}\n", exit_code=1)
+        message = f"NUL at character {cell.code.index(chr(0))}: Python takes none in a program"
+        raise RequestRefused(422, "invalid", message, field=f"{at}code", extra={"result": msgspec.to_builtins(result)})
+    check_text(cell.stdin, f"{at}stdin")
+    return Program(
+        cell.code,
+        stdin=cell.stdin,
+        limits=checked_limits(calls, cell.limits, limits, at).with_(*checked_clocks(calls, cell, at)),
+        files=decode_files(cell.files, f"{at}files", calls.tier),
+        echo=cell.echo,
+    )
+
+
+def checked_limits(calls: Calls, asked: LimitFields | None, limits: Limits, at: str = "") -> Limits:
+    """`limits` with those that were asked for in place. Raises RequestRefused for one above what the service allows."""
+    if asked is None:
+        return limits
+    given = {name: value for name in asked.__struct_fields__ if (value := getattr(asked, name)) is not None}
+    seconds = {f"{at}limits.{name}": given.get(name) for name in ("cpu_seconds", "wall_seconds")}
+    calls.check_bounds(seconds, {f"{at}limits.memory_mb": given.get("memory_mb")})
+    return replace(limits, **given)
+
+
+def checked_clocks(calls: Calls, cell: Cell, at: str) -> tuple[float | None, int | None]:
+    """(timeout, memory). Raises RequestRefused for one above what the service allows."""
+    calls.check_bounds({f"{at}timeout": cell.timeout}, {f"{at}memory": cell.memory})
+    return cell.timeout, cell.memory
+
+
+async def gathered(work: list[Any]) -> list[Any]:
+    """All results in order; where one fails, the others are cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancelled(tasks)
+
+
+async def _cancelled(tasks: list[Any]) -> None:
+    open_tasks = [task for task in tasks if not task.done()]
+    for task in open_tasks:
+        task.cancel()
+    if open_tasks:
+        await asyncio.wait(open_tasks)
+
+
+class Streamed(Response):
+    """A response whose lines are sent as they come; its source is closed when the client goes away."""
+
+    media_type = NDJSON
+
+    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._lines = lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientGone):
+            await unless_gone(Request(scope, receive), self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        async with contextlib.aclosing(self._lines):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for line in self._lines:
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})

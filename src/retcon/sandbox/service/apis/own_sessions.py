@@ -1,0 +1,213 @@
+"""Sessions over HTTP: an interpreter that keeps its variables from one request to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
+from retcon.sandbox.service.apis.own import Cell, LimitFields, checked_cell, checked_limits
+from retcon.sandbox.service.body import parse
+from retcon.sandbox.service.calls import Calls, unavailable
+from retcon.sandbox.service.http import ClientGone, answer, read_body, unless_gone
+from retcon.sandbox.service.refusal import RequestRefused
+from retcon.sandbox.types import Limits, Session, Tier
+
+KEY = "idempotency-key"
+REMEMBERED = 4
+"""Answers of a session that are kept for a client that asks again with the same key."""
+RECONNECT_SECONDS = 10.0
+"""How long what a vanished client asked for, under a key, goes on: it may ask again."""
+
+
+class Open(Struct, forbid_unknown_fields=True, kw_only=True):
+    limits: LimitFields | None = None
+
+
+class Opened(Struct):
+    """session: its id. tier: what holds around its cells."""
+
+    session: str
+    tier: Tier
+
+
+class Checkpoint(Struct, forbid_unknown_fields=True):
+    """checkpoint: its name."""
+
+    checkpoint: str
+
+
+class Entry:
+    """An open session, the limits of its cells, and its latest answers."""
+
+    def __init__(self, session: Session, limits: Limits) -> None:
+        self.session = session
+        self.limits = limits
+        self.answers: OrderedDict[str, Answer] = OrderedDict()
+        self.used = time.monotonic()
+
+
+class Answer:
+    """What was asked under a key, and what comes of it."""
+
+    def __init__(self, asked: bytes, task: asyncio.Task[Any]) -> None:
+        self.asked = asked
+        self.task = task
+        self.readers = 0
+
+
+class SessionsApi:
+    """The handlers below `/v1/sessions`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._entries: dict[str, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def open(self, request: Request) -> Response:
+        """A fresh session; those that nobody has used for long are closed first."""
+        body = await read_body(request, self._calls.settings.max_body)
+        asked = parse(body or b"{}", Open)
+        limits = checked_limits(self._calls, asked.limits, self._calls.settings.limits)
+        await self._close_idle()
+        try:
+            session = await unless_gone(request, self._calls.sandbox.session(limits=limits))
+        except SandboxUnavailable as error:
+            raise unavailable(error, "busy") from error  # no room for one more; there may be later
+        self._entries[session.id] = Entry(session, limits)
+        return answer(Opened(session.id, self._calls.tier), 201)
+
+    async def run(self, request: Request) -> Response:
+        entry, body = await self._asked(request)
+        cell = checked_cell(self._calls, parse(body, Cell), entry.limits)
+        return answer(
+            await self._once(
+                request,
+                entry,
+                body,
+                lambda: self._calls.run("session", lambda: entry.session.run(cell)),
+            )
+        )
+
+    async def checkpoint(self, request: Request) -> Response:
+        entry, body = await self._asked(request)
+        return answer(Checkpoint(await self._once(request, entry, body, entry.session.checkpoint)), 201)
+
+    async def rollback(self, request: Request) -> Response:
+        entry, body = await self._asked(request)
+        name = parse(body, Checkpoint).checkpoint
+
+        async def work() -> None:
+            try:
+                await entry.session.rollback(name)
+            except KeyError as error:
+                raise RequestRefused(
+                    404, "unknown_checkpoint", f"no checkpoint '{name}'", field="checkpoint"
+                ) from error
+
+        await self._once(request, entry, body, work)
+        return answer(Checkpoint(name))
+
+    async def discard(self, request: Request) -> Response:
+        entry, body = await self._asked(request)
+        name = request.path_params["checkpoint"]
+        await self._once(request, entry, body, lambda: entry.session.discard(name))
+        return Response(status_code=204)
+
+    async def close(self, request: Request) -> Response:
+        """Closing twice, or what was never there, is no error."""
+        entry = self._entries.pop(request.path_params["session"], None)
+        if entry is not None:
+            await self._end(entry)
+        return Response(status_code=204)
+
+    async def _asked(self, request: Request) -> tuple[Entry, bytes]:
+        name = request.path_params["session"]
+        entry = self._entries.get(name)
+        if entry is None:
+            raise RequestRefused(
+                404, "unknown_session", f"no session '{name}': it was closed, or this server has restarted"
+            )
+        entry.used = time.monotonic()
+        return entry, await read_body(request, self._calls.settings.max_body)
+
+    async def _once(
+        self, request: Request, entry: Entry, body: bytes, work: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """Do it; where it has been asked before under the same key, what came of it then."""
+        key = request.headers.get(KEY)
+        try:
+            if key is None:
+                return await unless_gone(request, work())
+            return await self._keyed(
+                request, entry, key, hashlib.sha256(request.url.path.encode() + body).digest(), work
+            )
+        except SessionLost as error:
+            extra = {"by_own_code": error.by_own_code}
+            raise RequestRefused(410, "session_lost", str(error), extra=extra) from error
+        except CheckpointRefused as error:
+            raise RequestRefused(409, "refused", str(error)) from error
+        finally:
+            entry.used = time.monotonic()
+
+    async def _keyed(
+        self,
+        request: Request,
+        entry: Entry,
+        key: str,
+        asked: bytes,
+        work: Callable[[], Coroutine[Any, Any, Any]],
+    ) -> Any:
+        known = entry.answers.get(key)
+        if known is None:
+            known = entry.answers[key] = Answer(asked, asyncio.ensure_future(work()))
+            while len(entry.answers) > REMEMBERED:
+                entry.answers.popitem(last=False)
+        elif known.asked != asked:
+            raise RequestRefused(422, "invalid", f"the key '{key}' has been used for another request", field=KEY)
+        known.readers += 1
+        try:
+            return await unless_gone(request, _shielded(known.task))
+        except ClientGone:
+            asyncio.get_running_loop().call_later(RECONNECT_SECONDS, _give_up, known)
+            raise
+        except RequestRefused:  # nothing was done: who asks again may have more luck
+            entry.answers.pop(key, None)
+            raise
+        finally:
+            known.readers -= 1
+
+    async def _close_idle(self) -> None:
+        latest = time.monotonic() - self._calls.settings.session_idle
+        for name in [name for name, entry in self._entries.items() if entry.used < latest]:
+            await self._end(self._entries.pop(name))
+
+    @staticmethod
+    async def _end(entry: Entry) -> None:
+        for known in entry.answers.values():
+            known.task.cancel()
+        await entry.session.close()
+
+
+async def _shielded(task: asyncio.Task[Any]) -> Any:
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelled():
+            raise SessionLost("what it was doing was given up: nobody waited for the answer") from None
+        raise
+
+
+def _give_up(known: Answer) -> None:
+    if not known.readers:
+        known.task.cancel()

@@ -1,0 +1,164 @@
+"""What must leave no caller waiting and nothing behind: an odd zygote, cancelling at any moment, the user's forks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits
+
+SOON = 60.0  # seconds: an end that takes longer never comes
+
+# an interpreter that is none: it says that it is a zygote, and answers an order with what the pool does not expect
+ODD = """#!{python}
+import os, socket, sys
+channel = socket.socket(fileno=int(sys.argv[7]))
+channel.send(b'["Imported", [[]]]')
+while socket.recv_fds(channel, 65536, 1)[0]:
+    socket.send_fds(channel, [b'{{}}'], [os.pidfd_open(os.getpid())])
+"""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SOON):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def descriptors() -> list[str]:
+    """What each is, without the number that tells two pipes apart."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of this listing
+            found.append(str(path.readlink()).partition(":")[0])
+    return sorted(found)
+
+
+def children() -> set[str]:
+    return {name for task in Path("/proc/self/task").iterdir() for name in (task / "children").read_text().split()}
+
+
+def test_an_answer_that_nobody_foresaw_leaves_no_one_waiting(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(ODD.format(python=sys.executable))
+    python.chmod(0o755)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
+        async with asyncio.timeout(SOON):
+            with pytest.raises(SandboxUnavailable, match="ValueError: not a message"):
+                await SandboxPool(workers=1, python=str(python)).start()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cancelling_at_any_moment_leaks_nothing(seed: int) -> None:
+    draw = random.Random(seed)
+    others, before = children(), descriptors()
+
+    async def use(pool: SandboxPool, number: int) -> None:
+        if number % 3:
+            await pool.run(f"import {('math', 'random', 'json')[number % 3]}\nprint({number})")
+            return
+        session = await pool.session()
+        try:
+            await session.run("x = 1")
+            name = await session.checkpoint()
+            await session.rollback(name)
+        finally:
+            await session.close()
+
+    async def main() -> None:
+        async with SandboxPool(workers=2, sessions=3, queue=4) as pool:
+            tasks = []
+            for number in range(40):
+                tasks.append(asyncio.create_task(use(pool, number)))
+                for _ in range(draw.randrange(12)):
+                    await asyncio.sleep(draw.choice((0, 0, 0.0005, 0.003)))
+                if draw.random() < 0.7:
+                    draw.choice(tasks).cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            faults = [a for a in answers if isinstance(a, BaseException) and not isinstance(a, asyncio.CancelledError)]
+            assert not faults
+            await until(lambda: not pool.fleet.running and not pool.fleet.waiting)
+            assert (await asyncio.gather(*(pool.run(f"print({n})") for n in range(8))))[7].stdout == "7\n"
+            for session in [await pool.session() for _ in range(3)]:  # every place came back
+                assert (await session.run("1 + 1")).value == "2"
+                await session.close()
+            assert len(pool.fleet.workers) <= 2
+
+    asyncio.run(main())
+    assert children() <= others
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_opening_can_be_cancelled_at_any_moment(seed: int) -> None:
+    others, before = children(), descriptors()
+
+    async def main() -> None:
+        pool = SandboxPool(workers=1)
+        opening = asyncio.create_task(pool.start())
+        for _ in range(seed * 3):
+            await asyncio.sleep(0.004 * seed)
+        opening.cancel()
+        try:
+            await opening
+        except asyncio.CancelledError:
+            await until(lambda: not pool.fleet.is_open)
+        await pool.close()
+
+    asyncio.run(main())
+    assert children() <= others
+    assert descriptors() == before
+
+
+def test_closing_does_not_wait_for_a_process_that_the_user_forked() -> None:
+    """It holds copies of the pool's descriptors: what relies on them being closed would wait for it."""
+
+    async def main() -> None:
+        pool = SandboxPool(workers=1)
+        await pool.start()
+        zygotes = [os.pidfd_open(pid) for pid in pool.fleet.zygotes.values()]
+        fork = os.fork()
+        if fork == 0:
+            signal.pause()
+            os._exit(0)
+        try:
+            called = asyncio.create_task(pool.close())
+            async with asyncio.timeout(5):  # the pool's own patience is longer
+                await called
+        finally:
+            os.kill(fork, signal.SIGKILL)
+            os.waitpid(fork, 0)
+            for zygote in zygotes:
+                os.close(zygote)
+
+    asyncio.run(main())
+
+
+def test_a_pool_in_the_event_loop_of_a_thread_beside_another_one() -> None:
+    said: list[str] = []
+
+    async def main(text: str) -> None:
+        async with SandboxPool(workers=1, limits=Limits(wall_seconds=SOON)) as pool:
+            said.append((await pool.run(f"print({text!r})")).stdout)
+
+    threads = [threading.Thread(target=asyncio.run, args=(main(text),)) for text in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert sorted(said) == ["one\n", "two\n"]

@@ -1,0 +1,265 @@
+"""What a cell can do to its session, and to no other. Run in the best tier the machine has."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.sandbox.jail.session.interpreter import WAKE
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits, Result
+from sessions import DEEP, WALL, using
+
+
+def attack(*codes: str, limits: Limits = WALL) -> list[Result]:
+    """Run the cells in one session, then see that the next session and the next call are as they should be."""
+    results: list[Result] = []
+
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=limits)
+        for code in codes:
+            try:
+                results.append(await session.run(code))
+            except SessionLost:
+                break
+        await session.close()
+        probe = "import os, json, sys\nlen(os.listdir()), json.loads('1'), 'poison' in globals(), len(sys.argv)"
+        assert (await (await pool.session()).run(probe)).value == "(0, 1, False, 1)"
+        assert (await pool.run(probe)).value == "(0, 1, False, 1)"
+
+    using(work)
+    return results
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        "import builtins\n"
+        "for name in ('print', 'len', 'repr', 'str', 'type', 'BaseException', 'compile', 'exec', 'eval'):\n"
+        "    setattr(builtins, name, None)",
+        "import builtins\nbuiltins.__dict__.clear()",
+        "import sys\nsys.modules.clear()",
+        "import sys\nsys.stdout = sys.stderr = sys.stdin = None",
+        "import sys\nsys.stdout.close()",
+        "import os, sys, signal, json, traceback, linecache, marshal, resource\n"
+        "for module in (os, signal, json, traceback, linecache, marshal, resource):\n"
+        "    for name in dir(module):\n"
+        "        if name[0] != '_' and callable(getattr(module, name)): setattr(module, name, None)",
+        "import sys\nsys.settrace(lambda *a: 1 / 0)",
+        "import gc, sys\ngc.disable(); sys.setrecursionlimit(50)",
+    ],
+)
+def test_a_cell_that_breaks_the_interpreter_is_no_fault_of_ours_and_harms_no_other(poison: str) -> None:
+    for result in attack("poison = 1", poison, "1 / 0", "poison"):
+        assert result.status in ("ok", "error", "timeout"), result
+
+
+def test_replaced_builtins_stay_replaced_for_the_next_cell_and_the_judge_has_its_own() -> None:
+    _, second, third = attack(
+        "import builtins\nbuiltins.repr = lambda x: 'mine'\nbuiltins.type = 1", "repr(2), type", "1 / 0"
+    )
+    assert second.value == "('mine', 1)"
+    assert third.error_type == "ZeroDivisionError"
+
+
+def test_what_is_written_to_every_descriptor_is_no_verdict() -> None:
+    flood = (
+        "import os\n"
+        "for fd in range(3, 64):\n"
+        "    for text in (b'ok', b'\\0=9', b'ZeroDivisionError\\0', bytes(16) * 2, b'x' * 40000):\n"
+        "        try:\n            os.write(fd, text)\n        except OSError:\n            pass\n"
+    )
+    first, second, third = attack(flood + "1 / 0", flood + "2", "3")
+    assert (first.status, first.error_type, first.value) == ("error", "ZeroDivisionError", None)
+    assert (second.status, second.value) == ("ok", "2")
+    assert (third.status, third.value) == ("ok", "3")
+
+
+def test_reading_the_next_command_away_costs_only_the_session() -> None:
+    thief = (
+        "import os, threading\n"
+        "def steal():\n    while True:\n        try: os.read(3, 1)\n        except OSError: break\n"
+        "threading.Thread(target=steal, daemon=True).start()"
+    )
+    _, *later = attack(thief, "1", limits=Limits(wall_seconds=0.5))
+    assert all(result.status in ("ok", "timeout", "error") for result in later)
+
+
+def test_a_cell_cannot_wake_a_frozen_copy_and_ending_it_costs_only_its_session() -> None:
+    def shoot(number: int) -> str:
+        return (
+            "import os\nfor name in os.listdir('/proc'):\n"
+            "    if name.isdigit() and int(name) not in (1, os.getpid()):\n"
+            f"        try: os.kill(int(name), {number})\n        except OSError: pass"
+        )
+
+    async def work(pool: SandboxPool) -> None:
+        if pool.tier != "namespaces":
+            pytest.skip("this machine grants no process namespace")
+        session = await pool.session(limits=WALL)
+        await session.run("x = 1")
+        state = await session.checkpoint()
+        for number in (WAKE, WAKE, signal.SIGCONT, signal.SIGINT):
+            assert (await session.run(shoot(number))).status == "ok"
+        assert (await session.run("x = 2\nx")).value == "2"
+        await session.rollback(state)
+        assert (await session.run("x")).value == "1"
+        assert (await session.run(shoot(signal.SIGKILL))).status == "ok"
+        assert (await session.run("x")).value == "1"
+        with pytest.raises(SessionLost, match="frozen copy"):
+            await session.rollback(state)
+        with pytest.raises(SessionLost):
+            await session.run("x")
+        assert (await pool.run("1")).value == "1"
+
+    using(work)
+
+
+def test_files_too_deep_for_a_checkpoint_do_not_stand_in_the_way_of_a_rollback() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=WALL)
+        await session.run("import os\nhome = os.getcwd()\nos.mkdir('kept')")
+        state = await session.checkpoint()
+        assert (await session.run(DEEP)).status == "ok"
+        await session.rollback(state)
+        assert (await session.run("os.getcwd() == home, os.listdir()")).value == "(True, ['kept'])"
+
+    using(work)
+
+
+FULL = """
+import os
+os.chdir('..')
+for number in range(5):
+    with open(str(number), 'wb') as file: file.write(b'x' * (12 << 20))
+"""
+HELD = """
+held = [open(str(number), 'r+b') for number in range(5)]
+for number in range(5): os.unlink(str(number))
+"""
+
+
+def test_a_rollback_that_its_own_files_prevent_is_no_fault_of_ours() -> None:
+    async def work(pool: SandboxPool) -> None:
+        if pool.tier != "namespaces":
+            pytest.skip("there is no bound of its own on the room for files")
+        session = await pool.session(limits=WALL)
+        await session.run("x = 1")
+        small = await session.checkpoint()
+        await session.run(FULL)
+        full = await session.checkpoint()
+        await session.run(HELD)
+        holds = await session.checkpoint()  # its copy keeps all the room there is
+        with pytest.raises(SessionLost, match="could not be put back") as lost:
+            await session.rollback(full)
+        assert lost.value.by_own_code
+        await session.discard(holds)
+        await session.rollback(small)
+        assert (await session.run("x, os.listdir() if 'os' in globals() else []")).value == "(1, [])"
+
+    using(work)
+
+
+# finds the interpreter's own objects, from a cell
+INSIDE = """
+import sys
+frame = sys._getframe()
+while 'command' not in frame.f_locals: frame = frame.f_back
+me, token = frame.f_locals['self'], frame.f_locals['command']['token']
+"""
+
+
+def test_what_is_said_of_a_copy_is_not_believed_to_be_a_number() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=WALL)
+        long = "lambda command: [me._say(command['token'], '\\0' + '9' * 5000) for _ in range(2)]"
+        await session.run(f"{INSIDE}\nme._operations['freeze'] = {long}")
+        with pytest.raises(SessionLost) as lost:
+            await session.checkpoint()
+        assert lost.value.by_own_code
+
+    using(work)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def peak(pid: int) -> int:
+    """Bytes that were in memory at most."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
+
+
+def test_a_cell_that_floods_the_keeper_in_the_interpreters_name_does_not_fill_its_memory() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=Limits(wall_seconds=2))
+        flood = "part = (token + b'!' + b'x' * 30000 + token) * 20\nwhile True: me._control.sendall(part)"
+        result = await session.run(INSIDE + flood)
+        assert result.status in ("timeout", "error")
+        worker = session.worker  # type: ignore[attr-defined]
+        assert len(result.error_type or "") <= 200
+        assert max(map(peak, [worker.pid, *children(worker.pid)])) < 100 << 20
+        assert (await session.run("1 + 1")).value == "2"
+
+    using(work)
+
+
+def test_a_rollback_ends_threads_daemons_and_their_writing() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=WALL)
+        await session.run("import os, threading, time")
+        state = await session.checkpoint()
+        started = await session.run(
+            "reads, writes = os.pipe()\n"
+            "if os.fork() == 0:\n"
+            "    os.setsid()\n"
+            "    if os.fork() == 0:\n"
+            "        os.write(writes, b'%d' % os.getpid())\n"
+            "        while True: open('daemon', 'a').write('x'); print('daemon', flush=True)\n"
+            "    os._exit(0)\n"
+            "def scribble():\n    while True: open('thread', 'a').write('x')\n"
+            "threading.Thread(target=scribble, daemon=True).start()\n"
+            "int(os.read(reads, 20))"
+        )
+        await session.rollback(state)
+        result = await session.run(f"time.sleep(0.01)\nos.kill({started.value}, 0)")
+        assert (result.status, result.error_type, result.stdout) == ("error", "ProcessLookupError", "")
+        assert (await session.run("os.listdir()")).value == "[]"
+
+    using(work)
+
+
+def test_a_fork_bomb_is_bounded_and_undone() -> None:
+    bomb = (
+        "import os, time\n"
+        "for n in range(1000):\n    try:\n        pid = os.fork()\n    except OSError:\n        break\n"
+        "    if pid == 0:\n        time.sleep(60)\nn"
+    )
+
+    async def work(pool: SandboxPool) -> None:
+        if pool.tier == "rlimits" and os.getuid() == 0 and not pool.worker.own_user:
+            pytest.skip("this machine grants no user but root, whose processes the kernel does not count")
+        session = await pool.session(limits=Limits(processes=8, wall_seconds=10))
+        state = await session.checkpoint()
+        for _repeat in range(2):
+            assert 1 <= int((await session.run(bomb)).value or 0) < 500
+            with pytest.raises(SandboxUnavailable, match="too many running"):
+                await session.checkpoint()
+            await session.rollback(state)
+        assert (await session.run("1")).value == "1"
+
+    using(work)
+
+
+def test_memory_and_cpu_of_what_a_cell_starts_are_limited_too() -> None:
+    spin = (
+        "import os\npid = os.fork()\nif pid == 0:\n    while True: pass\n"
+        "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    )
+    first, second = attack(spin, "len(bytearray(200 << 20))", limits=Limits(cpu_seconds=0.3, memory_mb=64))
+    assert first.value == "-9"
+    assert (second.status, second.error_type) == ("limit", "MemoryError")

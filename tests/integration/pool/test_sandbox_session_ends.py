@@ -1,0 +1,116 @@
+"""Sessions that are evicted, refused, cancelled or lost with their worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Result, Session
+from sessions import using
+
+
+async def lost(session: Session) -> SessionLost:
+    with pytest.raises(SessionLost) as caught:
+        await session.run("1")
+    return caught.value
+
+
+def test_an_idle_session_is_evicted_and_says_so() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run("x = 1")
+        again = await pool.session()  # waits until the place of the first is free
+        error = await lost(session)
+        assert "evicted: idle for 0.2 s" in str(error)
+        assert not error.by_own_code
+        assert (await again.run("import time\ntime.sleep(0.5)\n1")).value == "1"  # busy is not idle
+
+    using(work, sessions=1, session_idle_seconds=0.2, session_wait_seconds=30)
+
+
+def test_no_room_for_one_more_says_what_to_do() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        with pytest.raises(SandboxUnavailable, match=r"all 1 sessions .* \(sessions=\)"):
+            await pool.session()
+        waiting = asyncio.create_task(pool.session())
+        await asyncio.sleep(0)
+        await session.close()
+        assert (await (await waiting).run("1")).value == "1"
+
+    using(work, sessions=1, session_wait_seconds=0.05)
+
+
+def test_where_memory_is_short_the_one_that_rested_longest_goes() -> None:
+    async def work(pool: SandboxPool) -> None:
+        sessions = [await pool.session() for _ in range(3)]
+        for session in sessions[:2]:
+            await session.run("x = b'x' * (40 << 20)")
+        await sessions[0].run("1")
+        await sessions[2].run("x = b'x' * (40 << 20)")
+        assert "more than 100 MiB" in str(await lost(sessions[1]))
+        assert (await sessions[0].run("len(x)")).value == (await sessions[2].run("len(x)")).value == str(40 << 20)
+        await sessions[2].checkpoint()  # counted as if nothing were shared
+        assert "evicted" in str(await lost(sessions[0]))
+
+    using(work, session_memory_mb=100)
+
+
+def test_a_worker_that_dies_is_a_fault_of_ours() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run("x = 1")
+        state = await session.checkpoint()
+        cell = asyncio.create_task(session.run("import time\ntime.sleep(60)"))
+        await asyncio.sleep(0)
+        os.kill(session.worker.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        result = await cell
+        assert result.status == "infrastructure"
+        assert "its worker died" in result.stderr
+        assert not (await lost(session)).by_own_code
+        with pytest.raises(SessionLost, match="worker died"):
+            await session.rollback(state)
+        assert (await (await pool.session()).run("1")).value == "1"
+
+    using(work)
+
+
+def test_a_cancelled_cell_ends_its_session() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run("x = 1")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await session.run("import time\ntime.sleep(60)")
+        assert "cancelled" in str(await lost(session))
+
+    using(work)
+
+
+def test_nothing_is_left_when_the_pool_closes() -> None:
+    async def main() -> tuple[int, Result, SessionLost]:
+        async with SandboxPool(workers=1) as pool:
+            session = await pool.session()
+            await session.run("x = 1")
+            await session.checkpoint()
+            pid = session.worker.pid  # type: ignore[attr-defined]
+            cell = asyncio.create_task(session.run("import time\ntime.sleep(60)"))
+            await asyncio.sleep(0)
+        return pid, await cell, await lost(session)
+
+    pid, result, error = asyncio.run(main())
+    assert result.status == "infrastructure"
+    assert "the sandbox was closed" in str(error)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_bad_options_are_refused() -> None:
+    for options in ({"sessions": 0}, {"session_idle_seconds": -1.0}, {"session_memory_mb": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} is "):
+            SandboxPool(**options)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""The tool that keeps a session for each trajectory: what it says when one is lost, and when its own code lost it."""
+
+from __future__ import annotations
+
+import pytest
+
+from retcon.core.errors import InfrastructureFault
+from retcon.core.types import Observation, ToolCall
+from retcon.sandbox.pool import SandboxPool
+from retcon.tools.sessions import RESTARTED, PythonSessions
+from retcon.tools.types import OpenTool, StatefulTool
+from sessions import DEEP, using
+
+
+async def say(tool: OpenTool, code: str) -> Observation:
+    return await tool(ToolCall("c", "python", {"code": code}, 0))
+
+
+def test_the_tool_keeps_state_goes_back_and_starts_anew_after_a_crash() -> None:
+    async def work(pool: SandboxPool) -> None:
+        tools = PythonSessions(pool)
+        assert isinstance(tools, StatefulTool)
+        tool = await tools.open("t1")
+        assert (await say(tool, "x = 1\nx")).text == "1"
+        state = await tool.checkpoint()
+        crash = await say(tool, "x = 2\nimport os\nos.kill(os.getpid(), 9)")
+        assert (crash.status, crash.error_type) == ("error", "SIGKILL")
+        assert crash.text.endswith("SIGKILL: killed by signal 9")
+        after = await tool.checkpoint()
+        fresh = await say(tool, "'x' in globals()")
+        assert (fresh.status, fresh.text) == ("ok", f"{RESTARTED}\nFalse")
+        assert (await say(tool, "2")).text == "2"
+        await tool.rollback(after)
+        assert (await say(tool, "'x' in globals()")).text == f"{RESTARTED}\nFalse"
+        await tool.rollback(state)
+        assert (await say(tool, "x")).text == "1"
+        await tool.rollback(after)
+        assert (await say(tool, "'x' in globals()")).text == f"{RESTARTED}\nFalse"
+        await tool.discard(after)
+        with pytest.raises(InfrastructureFault, match="no checkpoint"):
+            await tool.rollback(after)
+        await tool.discard(state)
+        assert (await say(tool, "1 / 0")).text.endswith("ZeroDivisionError: division by zero")
+        assert (await tool(ToolCall("c", "python", "x", 0))).status == "malformed"
+        await tool.close()
+        assert pool.open_sessions == 0
+
+    using(work)
+
+
+NO_COPIES = (
+    "import os\nfor name in os.listdir('/proc'):\n"
+    "    if name.isdigit() and int(name) not in (1, os.getpid()):\n"
+    "        try: os.kill(int(name), 9)\n        except OSError: pass\n1 / 0"
+)
+NO_FORK = "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (0, 0))"
+
+
+@pytest.mark.parametrize("spoils", [DEEP, NO_FORK, NO_COPIES], ids=["deep folders", "no forks", "no frozen copies"])
+def test_code_that_prevents_its_own_rollback_loses_its_state_and_is_no_fault_of_ours(spoils: str) -> None:
+    async def work(pool: SandboxPool) -> None:
+        if pool.tier != "namespaces":
+            pytest.skip("this machine grants no process namespace")
+        tool = await PythonSessions(pool).open("t1")
+        await say(tool, "x = 1")
+        before = await tool.checkpoint()
+        await say(tool, spoils)
+        after = await tool.checkpoint()
+        for state in (before, after, before):
+            await tool.rollback(state)
+            assert (await say(tool, "1 + 1")).text in ("2", f"{RESTARTED}\n2")
+        await tool.discard(before)
+        await tool.discard(after)
+        assert (await say(tool, "2 + 2")).text.endswith("4")
+        await tool.close()
+        assert pool.open_sessions == 0
+
+    using(work)
+
+
+def test_a_session_that_the_sandbox_lost_is_nobodys_mistake() -> None:
+    async def work(pool: SandboxPool) -> None:
+        tools = PythonSessions(pool)
+        tool = await tools.open("t1")
+        assert (await say(tool, "x = 1")).status == "ok"
+        await tools.open("t2")  # there is room once the first was evicted
+        for _repeat in range(2):
+            seen = await say(tool, "x")
+            assert (seen.status, seen.error_type) == ("infrastructure", "SessionLost")
+            assert "evicted" in seen.text
+        with pytest.raises(InfrastructureFault, match="evicted"):
+            await tool.checkpoint()
+        await pool.close()
+        with pytest.raises(InfrastructureFault, match="trajectory t3: the sandbox is not open"):
+            await tools.open("t3")
+
+    using(work, sessions=1, session_idle_seconds=0.2, session_wait_seconds=30)

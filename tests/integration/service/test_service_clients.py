@@ -1,0 +1,208 @@
+"""The client and the router against real servers that die, are busy or want a token."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from typing import Any
+
+import pytest
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import load_recipe
+from retcon.core.errors import RecipeError, SandboxUnavailable, SessionLost
+from retcon.core.types import ToolCall
+from retcon.engine.scripted import ScriptedEngine
+from retcon.rollout.world import open_world
+from retcon.sandbox.client import SandboxClient, SandboxRouter
+from retcon.sandbox.types import Limits
+from retcon.tools.python import PythonTool
+from serving import server
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+
+    async def opened(made: Any) -> None:
+        async with made:
+            pass
+
+    for made in (SandboxClient(url, tries=2), SandboxRouter([url], tries=2)):
+        with pytest.raises(SandboxUnavailable, match=url):
+            asyncio.run(opened(made))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://x", ""])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="http://host:port"):
+        SandboxClient(url)
+
+
+def test_a_call_whose_server_dies_is_infrastructure_and_never_the_programs_error() -> None:
+    async def work() -> None:
+        with server("--workers", "1", "--timeout", "600") as made:
+            async with SandboxClient(made.url, tries=2) as client:
+                call = asyncio.create_task(client.run("while True: pass"))
+                await client.probe()
+                made.stop(signal.SIGKILL)
+                result = await call
+                assert (result.status, result.error_type) == ("infrastructure", None)
+                assert made.url in result.stderr
+                assert (await client.run("1")).status == "infrastructure"
+
+    asyncio.run(work())
+
+
+def test_a_wrong_token_and_a_wrong_server_are_told_apart() -> None:
+    async def work() -> None:
+        with server("--workers", "1", "--token", "right") as made:
+            with pytest.raises(SandboxUnavailable, match="another token"):
+                await SandboxClient(made.url, token="wrong").start()
+            async with SandboxClient(made.url, token="right") as client:
+                assert (await client.run("print(1)")).stdout == "1\n"
+
+        async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nsorry")
+            await writer.drain()
+            writer.close()
+
+        stranger = await asyncio.start_server(other, "127.0.0.1", 0)
+        async with stranger:
+            url = f"http://127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
+            with pytest.raises(SandboxUnavailable, match="is it a retcon sandbox server"):
+                await SandboxClient(url).start()
+
+    asyncio.run(work())
+
+
+def test_a_busy_server_is_asked_again() -> None:
+    async def work() -> None:
+        with server("--workers", "1", "--queue", "1") as made:
+            async with SandboxClient(made.url, tries=100) as client:
+                results = await asyncio.gather(*(client.run(f"print({i})") for i in range(30)))
+                assert [result.stdout for result in results] == [f"{i}\n" for i in range(30)]
+
+    asyncio.run(work())
+
+
+def test_limits_of_the_client_hold_where_a_call_gives_none() -> None:
+    async def work() -> None:
+        with server("--workers", "1", "--timeout", "600") as made:
+            async with SandboxClient(made.url, limits=Limits(wall_seconds=0.2)) as client:
+                late = await client.run("import time; time.sleep(600)")
+                assert late.stderr == "TimeoutError: no end after 0.2 s\n"
+                with pytest.raises(ValueError, match="above 0"):
+                    await client.run("1", timeout=-1)
+                with pytest.raises(ValueError, match=r"timeout: .* at most"):
+                    await client.run("1", timeout=1e9)
+
+    asyncio.run(work())
+
+
+def test_a_killed_server_costs_no_call_and_comes_back_in() -> None:
+    async def work() -> None:
+        with server("--workers", "1") as one, server("--workers", "1") as two:
+            async with SandboxRouter([one.url, two.url], connections=20) as router:
+                assert sorted(router.up) == sorted([one.url, two.url])
+                calls = [asyncio.create_task(router.run(f"print({i})")) for i in range(200)]
+                await asyncio.wait(calls[:20], return_when=asyncio.FIRST_COMPLETED)
+                one.stop(signal.SIGKILL)
+                results = await asyncio.gather(*calls)
+                assert [result.stdout for result in results] == [f"{i}\n" for i in range(200)]
+                assert {result.status for result in results} == {"ok"}
+                assert router.up == [two.url]
+                with server("--workers", "1", port=one.port):
+                    while one.url not in router.up:
+                        assert (await router.run("print(1)")).stdout == "1\n"
+                    two.stop(signal.SIGKILL)
+                    assert (await router.run("print(2)")).stdout == "2\n"
+
+    asyncio.run(work())
+
+
+def test_all_servers_gone_is_infrastructure() -> None:
+    async def work() -> None:
+        with server("--workers", "1") as one:
+            async with SandboxRouter([one.url], tries=2) as router:
+                one.stop(signal.SIGKILL)
+                result = await router.run("1")
+                assert (result.status, one.url in result.stderr) == ("infrastructure", True)
+                with pytest.raises(SandboxUnavailable, match="no session"):
+                    await router.session()
+
+    asyncio.run(work())
+
+
+def test_a_router_starts_while_one_server_is_there() -> None:
+    async def work() -> None:
+        with server("--workers", "1") as one:
+            url = f"http://127.0.0.1:{free_port()}"
+            async with SandboxRouter([url, one.url]) as router:
+                assert router.up == [one.url]
+                assert (await router.run("print(1)")).stdout == "1\n"
+            with pytest.raises(SandboxUnavailable, match="not open"):
+                await router.run("1")
+
+    asyncio.run(work())
+
+
+def test_sessions_stay_with_their_server_and_are_lost_with_it() -> None:
+    async def work() -> None:
+        with server("--workers", "1") as one, server("--workers", "1") as two:
+            async with SandboxRouter([one.url, two.url], tries=2) as router:
+                sessions = [await router.session() for _ in range(4)]
+                for number, session in enumerate(sessions):
+                    await session.run(f"x = {number}")
+                assert [(await session.run("x")).value for session in sessions] == ["0", "1", "2", "3"]
+                one.stop(signal.SIGKILL)
+                lost = []
+                for number, session in enumerate(sessions):
+                    result = await session.run("x")
+                    if result.status == "infrastructure":
+                        lost.append(number)
+                        with pytest.raises(SessionLost):
+                            await session.run("x")
+                    else:
+                        assert result.value == str(number)
+                assert len(lost) == 2  # the least loaded takes each: two to a server
+                assert (await (await router.session()).run("print(1)")).stdout == "1\n"
+
+    asyncio.run(work())
+
+
+def test_rollouts_live_in_a_world_whose_sandbox_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETCON_SANDBOX_TOKEN", "t")
+
+    async def work() -> None:
+        with server("--workers", "1", "--token", "t") as one:
+            recipe = load_recipe(None, [f"sandbox.url={one.url}", "sandbox.output_chars=2000"])
+            tokenizer = ByteTokenizer()
+            async with open_world(recipe, ScriptedEngine(tokenizer, []), Chat(tokenizer)) as world:
+                assert isinstance(world.tool, PythonTool)
+                said = await world.tool(ToolCall("c", "python", {"code": "print(6 * 7)"}, 0))
+                assert (said.text, said.status) == ("42", "ok")
+                one.stop(signal.SIGKILL)
+                assert (await world.tool(ToolCall("c", "python", {"code": "1"}, 0))).status == "infrastructure"
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("value", "urls"), [("http://a:1", ("http://a:1",)), ('["http://a", "https://b"]', ("http://a", "https://b"))]
+)
+def test_a_recipe_names_one_server_or_several(value: str, urls: tuple[str, ...]) -> None:
+    assert load_recipe(None, [f"sandbox.url={value}"]).sandbox.url == urls
+
+
+def test_a_recipe_with_no_url_of_a_server_is_refused() -> None:
+    with pytest.raises(RecipeError, match="http://host:port"):
+        load_recipe(None, ["sandbox.url=localhost"])

@@ -1,0 +1,89 @@
+"""A pool's folder: kept while its pool lives, swept up once it is gone."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retcon.sandbox.jail import scratch
+from retcon.sandbox.pool.folders import PREFIX, PoolFolder
+
+HOLD = """
+import sys
+from pathlib import Path
+from retcon.sandbox.pool.folders import PoolFolder
+
+folder = PoolFolder(Path(sys.argv[1]))
+(folder.path / "w1").mkdir()
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_of_a_killed_pool_is_swept_by_the_next_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src"},
+    )
+    assert other.stdout is not None
+    held = Path(other.stdout.readline().strip())
+    mine = PoolFolder(tmp_path)
+    assert held.is_dir()
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    again = PoolFolder(tmp_path)
+    assert not held.exists()
+    assert mine.path.is_dir()
+    mine.remove()
+    again.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_a_lock_is_left_alone(tmp_path: Path) -> None:
+    foreign = tmp_path / f"{PREFIX}mine"
+    foreign.mkdir()
+    PoolFolder(tmp_path).remove()
+    assert foreign.is_dir()
+
+
+def _nested(folder: Path) -> None:
+    """Folders in it, deeper than Python recurses, one of them closed to its owner."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(sys.getrecursionlimit() + 500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    (folder / "d/d").chmod(0)
+
+
+@pytest.fixture
+def emptied(tmp_path: Path) -> Iterator[Path]:
+    """pytest itself could not empty it, if the test fails."""
+    yield tmp_path
+    top = os.open(tmp_path, os.O_RDONLY)
+    scratch.empty_open(top)
+    os.close(top)
+
+
+def test_a_folder_goes_however_deep_and_closed_what_a_call_left_in_it(emptied: Path) -> None:
+    made = PoolFolder(emptied)
+    _nested(made.path)
+    made.remove()
+    assert not list(emptied.iterdir())
+
+
+def test_what_a_call_of_a_killed_pool_left_keeps_no_later_pool_from_starting(emptied: Path) -> None:
+    pool = PoolFolder(emptied)
+    _nested(pool.path)
+    os.close(pool._lock)  # its process is gone
+    PoolFolder(emptied).remove()
+    assert not list(emptied.iterdir())

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from retcon.sandbox.service.gate import Gate
+from retcon.sandbox.service.refusal import RequestRefused
+from retcon.sandbox.service.settings import Settings
+
+
+def test_a_full_gate_refuses_who_cannot_wait() -> None:
+    gate = Gate(2)
+    gate.enter()
+    gate.enter()
+    with pytest.raises(RequestRefused) as caught:
+        gate.enter()
+    assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "1"})
+    gate.leave()
+    gate.enter()
+    assert gate.inside == 2
+
+
+def test_who_waits_comes_in_by_turns_and_before_those_who_do_not_wait() -> None:
+    async def main() -> None:
+        gate, order = Gate(1), []
+
+        async def one(name: int) -> None:
+            await gate.wait()
+            order.append(name)
+            gate.leave()
+
+        gate.enter()
+        tasks = [asyncio.create_task(one(i)) for i in range(5)]
+        await asyncio.sleep(0)
+        assert gate.waiting == 5
+        tasks[1].cancel()
+        gate.leave()
+        with pytest.raises(RequestRefused):
+            gate.enter()
+        await asyncio.wait(tasks)
+        assert order == [0, 2, 3, 4]
+        assert (gate.inside, gate.waiting) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_who_is_let_in_and_cancelled_at_once_gives_its_place_on() -> None:
+    async def main() -> None:
+        gate = Gate(1)
+        gate.enter()
+        first, second = asyncio.create_task(gate.wait()), asyncio.create_task(gate.wait())
+        await asyncio.sleep(0)
+        gate.leave()
+        first.cancel()
+        await second
+        assert first.cancelled()
+        assert (gate.inside, gate.waiting) == (1, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [({"queue": 0}, "queue is 0"), ({"max_timeout": -1.0}, "max_timeout"), ({"token": "a b\n"}, "printable")],
+)
+def test_settings_are_checked(settings: dict[str, object], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        Settings(**settings)
