@@ -31,9 +31,10 @@ import msgspec
 from retcon.purify.offline import Offline
 from retcon.store.partial import Partial
 from retcon.store.records import Record
-from retcon.transcripts.job import Job, Run
-from retcon.transcripts.report import Count
-from retcon.transcripts.run import Purifier, Sinks
+from retcon.transcripts.purifying.assignment import Assignment
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.purification import Purification
+from retcon.transcripts.purifying.purifier import Purifier, Sinks
 
 WORDS = ("the", "of", "matrix", "value", "root", "solve", "prime", "sum", "over", "each", "index", "result", "check")
 
@@ -109,8 +110,8 @@ def floor(source: Path, out: Path) -> None:
 
 
 def ours(source: Path, out: Path) -> None:
-    job = Job([source], out, False, [source.name], Offline(), audit=out.with_suffix(".audit"))
-    Run(job)(lambda *_: None, lambda: False)
+    assignment = Assignment([source], out, False, [source.name], Offline(), audit=out.with_suffix(".audit"))
+    Purification(assignment)(lambda *_: None, lambda: False)
 
 
 def cpu(work: Callable[[Path, Path], None], source: Path, out: Path) -> float:

@@ -7,7 +7,7 @@ python benchmarks/transcripts.py --data DIR --verdicts benchmarks/results/repair
 DIR has a folder a source (mint, mathcoder, …) with files of transcripts. Counts, the same in every run, and the CPU
 time of all. After the calls that failed comes how many of them did with one of the four exceptions that the description
 of the data names (it counts about 27 % of MINT's calls as failed, and 9 % of MathCoder's). At last, of the failures
-whose very next call works, how many were repaired, and why the others were not.
+whose very next call works, how many were repaired, and why the others were not, by source.
 
 --sample prints repairs to read by hand, drawn with a fixed seed: what failed, its fix, what stays, what was cut, and
 what follows. --verdicts takes verdicts on such a sample (ids alone, no text) and says how many of them are right, and
@@ -31,9 +31,9 @@ import msgspec
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Offline, Purified, Splice, failed
 from retcon.store.records import open_source
-from retcon.transcripts.detect import Detector
-from retcon.transcripts.report import Count, total
-from retcon.transcripts.run import Purifier, Sinks
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.purifying.count import Count, total
+from retcon.transcripts.purifying.purifier import Purifier, Sinks
 
 NAMED = {
     "mint": ("AssertionError", "NameError", "SyntaxError", "TypeError"),
@@ -80,9 +80,11 @@ def main() -> None:
     for path in sources.get("mathcoder", ()):
         print(f"\n{path.name}, calls that failed")
         pairs(failures(path))
-    for name, own in sources.items():
-        print(f"\n{name}, failures whose very next call works")
-        pairs(immediate(own))
+    print("\nfailures whose very next call works, by what became of them")
+    became = {name: immediate(own) for name, own in sources.items()}
+    became["all"] = sum(became.values(), Counter())
+    for what in sorted(became["all"], key=lambda key: -became["all"][key]):
+        print(f"  {what:12}" + "".join(f"{name:>18} {counter[what]:4}" for name, counter in became.items()))
 
 
 def purified(path: Path) -> Count:
@@ -156,7 +158,7 @@ def failures(path: Path) -> Counter[str]:
                     continue
                 counter["in all"] += 1
                 counter["a traceback's heading"] += "Traceback (most recent call last)" in observation.text
-                counter["else a SyntaxError's caret"] += observation.extra["rule"] == "syntax"
+                counter["else a SyntaxError's caret"] += observation.rule == "syntax"
                 counter["a kernel that no longer answers"] += observation.error_type == "Timeout"
                 counter["the same call and output earlier in the transcript"] += before
                 counter["`except` in the program"] += "except" in call.code
@@ -210,8 +212,8 @@ def show(repair: Repair) -> None:
     for n, turn in enumerate(repair.result.trajectory.turns[at : at + 4]):
         print(f"+++ {'what stays' if n == 0 else f'{n} later'}\n{turn.text.strip()[: 2000 if n == 0 else 700]}")
         if turn.repair is not None and n == 0:
-            for cut in turn.repair.extra.get("cut", ()):  # type: ignore[attr-defined]
-                print(f"    cut from raw turn {cut['turn']} ({cut['rule']}): {cut['text']}")
+            for cut in turn.repair.cut:
+                print(f"    cut from raw turn {cut.turn} ({cut.rule}): {cut.text}")
 
 
 def judged(path: Path, paths: Sequence[Path]) -> None:
@@ -241,8 +243,8 @@ def immediate(paths: Sequence[Path]) -> Counter[str]:
                 works = bool(following.observations) and all(o.status == "ok" for o in following.observations)
                 if failed(turn) and works and not spoken:
                     counter["in all"] += 1
-                    counter["repaired" if n in taken else f"left: {left.get(n, 'unknown')}"] += 1
-    return Counter(dict(counter.most_common()))
+                    counter["repaired" if n in taken else left.get(n, "unknown")] += 1
+    return counter
 
 
 def trajectories(path: Path) -> Iterator[Trajectory]:

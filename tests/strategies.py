@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from retcon.core.types import (
+    Cut,
     Kind,
     Observation,
     Provenance,
@@ -45,11 +46,12 @@ def call_turns(draw: st.DrawFn, call_id: str, *, fails: bool) -> Turn:
     sampled = draw(segments("sampled"))
     malformed = fails and draw(st.booleans())
     arguments = draw(texts) if malformed else {"code": draw(texts)}
-    call = ToolCall(call_id, "python", arguments, len(sampled.text), draw(st.none() | st.just(0)), draw(extras))
+    call = ToolCall(call_id, "python", arguments, len(sampled.text), draw(st.none() | st.just(0)), extra=draw(extras))
     status: Status = "ok" if not fails else "malformed" if malformed else draw(st.sampled_from(FAILED))
     seconds = draw(st.floats(min_value=0, max_value=60))
     error = draw(st.none() | st.just("NameError")) if fails else None
-    observation = Observation(call_id, draw(texts), status, error, seconds, draw(extras))
+    judged = {"rule": draw(st.none() | st.just("traceback")), "line": draw(st.none() | st.just(0))} if fails else {}
+    observation = Observation(call_id, draw(texts), status, error, seconds, **judged, extra=draw(extras))
     around = draw(segments("scaffold")), draw(segments("observation")), draw(segments("scaffold"))
     return Turn((sampled, *around), (call,), (observation,), "call", extra=draw(extras))
 
@@ -63,7 +65,8 @@ def repaired_turns(draw: st.DrawFn, call_id: str, *, scored: bool = True) -> Tur
         record = RepairRecord("unrepaired", len(failures) - 1, extra=draw(extras))
         return replace(failures[0], abandoned=tuple(failures[1:]), repair=record)
     fix = draw(call_turns(call_id, fails=False))
-    record = RepairRecord(decision, len(failures), draw(st.floats(0, 1)), draw(texts), draw(extras))
+    cut = tuple(Cut(0, draw(texts), draw(texts), draw(extras)) for _ in range(draw(st.integers(0, 2))))
+    record = RepairRecord(decision, len(failures), draw(st.floats(0, 1)), draw(texts), cut, draw(extras))
     kept = (draw(segments("sampled")),) if decision == "shallow" else ()
     spliced = (*kept, draw(segments("spliced", scored=scored)), *fix.segments[1:])
     return replace(fix, segments=spliced, abandoned=(*failures, fix), repair=record)

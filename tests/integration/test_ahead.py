@@ -16,17 +16,18 @@ import pytest
 from foreign import FORMATS, REPAIRED, Step, fails
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.transcripts.job import Job, Run, Stopped
+from retcon.transcripts.purifying.assignment import Assignment
+from retcon.transcripts.purifying.purification import Purification, Stopped
 
 CLEAN = (Step("user", "?"), Step("call", "so", "x = 1", "1"), Step("answer", "1"))
 LEFT = (Step("user", "?"), fails("f(2)"), Step("answer", "no"))
 
 
-def job(folder: Path, records: list[bytes], jobs: int, **options: Any) -> Job:
+def job(folder: Path, records: list[bytes], jobs: int, **options: Any) -> Assignment:
     source = folder / "in.jsonl"
     source.write_bytes(b"".join(line + b"\n" for line in records))
     out = folder / f"{jobs}.jsonl"
-    return Job(
+    return Assignment(
         [source], out, False, ["in.jsonl"], Offline(), audit=out.with_suffix(".audit"), pairs=out.with_suffix(".pairs"),
         jobs=jobs, **options,
     )  # fmt: skip
@@ -37,7 +38,7 @@ def some(count: int) -> list[bytes]:
     return [msgspec.json.encode({**FORMATS["mint"](steps[n % 3]), "id": n}) for n in range(count)]
 
 
-def files(one: Job) -> list[bytes]:
+def files(one: Assignment) -> list[bytes]:
     return [p.read_bytes() for p in (one.out, one.audit, one.pairs) if p is not None]
 
 
@@ -49,7 +50,7 @@ def test_two_processes_write_and_count_what_one_does(tmp_path: Path) -> None:
     made = {}
     for jobs in (1, 2):
         one = job(tmp_path, some(200), jobs)
-        counts = Run(one)(lambda *_: None, never)
+        counts = Purification(one)(lambda *_: None, never)
         made[jobs] = (files(one), [c.to_dict() for c in counts])
     assert made[1] == made[2]
 
@@ -68,7 +69,7 @@ def test_processes_go_by_the_format_that_the_file_has(tmp_path: Path, given: str
     made = {}
     for jobs in (1, 2):
         one = job(tmp_path, records, jobs, format=given)
-        (count,) = Run(one)(lambda *_: None, never)
+        (count,) = Purification(one)(lambda *_: None, never)
         made[jobs] = (files(one), count.to_dict())
     assert made[1] == made[2]
     assert made[1][1]["formats"] == {"markdown" if given == "auto" else "mint": 150}
@@ -83,7 +84,7 @@ def test_what_nothing_reads_is_counted_and_named_by_several_processes_too(tmp_pa
     told = []
     for jobs in (1, 2):
         one = job(tmp_path, records, jobs, skip_bad=True)
-        (count,) = Run(one)(lambda *_: None, never)
+        (count,) = Purification(one)(lambda *_: None, never)
         told.append((files(one), count.to_dict()))
         assert (count.unread, len(count.unread_at), count.bad_at) == (28, 20, [61, 151])
     assert told[0] == told[1]
@@ -95,8 +96,8 @@ def test_rows_of_parquet_are_shared_out_too(tmp_path: Path) -> None:
     made = []
     for jobs in (1, 2):
         out = tmp_path / f"{jobs}.parquet"
-        (count,) = Run(
-            Job([tmp_path / "in.parquet"], out, False, ["in.parquet"], Offline(), jobs=jobs)
+        (count,) = Purification(
+            Assignment([tmp_path / "in.parquet"], out, False, ["in.parquet"], Offline(), jobs=jobs)
         )(lambda *_: None, never)  # fmt: skip
         assert count.shallow == 100
         made.append((count.to_dict(), pyarrow.parquet.read_table(out).to_pylist(), out.read_bytes()))
@@ -105,13 +106,13 @@ def test_rows_of_parquet_are_shared_out_too(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
     whole = job(tmp_path, some(150), 1)
-    expected = [c.to_dict() for c in Run(whole)(lambda *_: None, never)]
+    expected = [c.to_dict() for c in Purification(whole)(lambda *_: None, never)]
     one = job(tmp_path, some(150), 2)
     with pytest.raises(Stopped) as stopped:
-        Run(one)(lambda *_: None, after(101))
+        Purification(one)(lambda *_: None, after(101))
     assert stopped.value.kept is not None
     assert json.loads(stopped.value.kept.read_bytes())["records"] == 101
-    counts = Run(replace(one, jobs=1), resume=True)(lambda *_: None, never)
+    counts = Purification(replace(one, jobs=1), resume=True)(lambda *_: None, never)
     assert files(one) == files(whole)
     assert [c.to_dict() for c in counts] == expected
 
@@ -123,7 +124,7 @@ def test_a_bad_record_is_named_and_what_was_done_before_it_is_kept(tmp_path: Pat
     for jobs in (1, 2):
         one = job(tmp_path, records, jobs)
         with pytest.raises(Stopped) as stopped:
-            Run(one)(lambda *_: None, never)
+            Purification(one)(lambda *_: None, never)
         assert isinstance(stopped.value.__cause__, RecordError)
         assert stopped.value.kept is not None
         state = json.loads(stopped.value.kept.read_bytes())

@@ -11,16 +11,16 @@ import pytest
 
 from retcon.purify.offline import Offline
 from retcon.store.records import open_source
-from retcon.transcripts.detect import Detector
-from retcon.transcripts.report import Count
-from retcon.transcripts.run import Purifier, Sinks
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.purifier import Purifier, Sinks
 
 DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "transcripts"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real transcripts in {DATA} (set RETCON_DATA)")
 EXPECTED = {  # calls, failed, shallow, deep
-    "mathcoder": (4099, 515, 58, 0),
-    "mint": (3606, 1226, 105, 0),
-    "openai-messages": (84, 35, 6, 5),
+    "mathcoder": (4099, 515, 30, 0),
+    "mint": (3606, 1226, 73, 0),
+    "openai-messages": (84, 35, 6, 3),
     "tora": (1318, 2, 0, 0),
 }
 

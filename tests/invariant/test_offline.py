@@ -15,10 +15,10 @@ from foreign import FORMATS, NAMES, REPAIRED, Step, fails, works
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.store.records import Record
-from retcon.transcripts.detect import Detector
-from retcon.transcripts.failures import judge
-from retcon.transcripts.report import Count
-from retcon.transcripts.run import Purifier, Sinks
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.failures.rules import judge
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.purifier import Purifier, Sinks
 from strategies import json_values
 
 CODES = (

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
-from retcon.core.types import Observation, Provenance, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Cut, Observation, Provenance, Segment, ToolCall, Trajectory, Turn
 from strategies import trajectories
 
 
@@ -23,10 +23,14 @@ def test_round_trip_through_json_is_exact(trajectory: Trajectory) -> None:
 def full() -> dict[str, Any]:
     """A record with something at every level, and an unknown field there."""
     segment = {"kind": "sampled", "text": "x", "ids": [1, 2], "logprobs": [-0.1, -1], "new": 1}
-    call = {"id": "0.0", "name": "python", "arguments": {"code": "x"}, "char": 0, "start": 0, "new": 2}
-    observation = {"call_id": "0.0", "text": "", "status": "error", "error_type": "E", "seconds": 0.5, "new": [3]}
+    call = {"id": "0.0", "name": "python", "arguments": {"code": "x"}, "char": 0, "start": 0, "language": "shell"} | {
+        "new": 2
+    }
+    observation = {"call_id": "0.0", "text": "", "status": "error", "error_type": "E", "seconds": 0.5, "rule": "r"}
+    observation |= {"line": 3, "new": [3]}
     attempt = {"segments": [segment], "calls": [call], "observations": [observation], "stop": "call", "new": {"a": 4}}
-    repair = {"decision": "shallow", "attempts": 1, "similarity": 0.0, "reason": "r", "new": None}
+    cut = {"turn": 2, "rule": "apology", "text": "Sorry.", "new": 7}
+    repair = {"decision": "shallow", "attempts": 1, "similarity": 0.0, "reason": "r", "cut": [cut], "new": None}
     provenance = {"seed": 0, "step": 0, "index": 0, "model": "m", "purified": True, "new": 0.5}
     turn = attempt | {"abandoned": [attempt], "repair": repair, "new": "5"}
     top = {"id": "t", "task": "k", "prompt": [{"kind": "prompt", "text": "q", "new": 6}], "turns": [turn]}
@@ -115,3 +119,21 @@ def test_a_misspelt_field_is_guessed_where_the_right_one_is_missing() -> None:
         from_dict({"id": "t", "task": "k", "prompt": [], "turnss": []})
     with pytest.raises(RecordError, match=r"^expected an object, found a list$"):
         from_dict([])
+
+
+def test_files_that_had_these_in_extra_are_read_as_fields() -> None:
+    """Written by versions that put them beside the fields that they knew: the same keys at the same level."""
+    seen = {"call_id": "0.0", "text": "", "status": "error", "rule": "traceback", "line": 2}
+    call = {"id": "0.0", "name": "bash", "arguments": {"code": "ls"}, "char": 0, "language": "shell"}
+    cut = {"turn": 1, "rule": "apology", "text": "Sorry."}
+    repair = {"decision": "shallow", "attempts": 1, "cut": [cut]}
+    turn = {"segments": [], "calls": [call], "observations": [seen], "repair": repair}
+    trajectory = from_dict({"id": "t", "task": "k", "prompt": [], "turns": [turn]})
+    (read,) = trajectory.turns
+    assert (read.observations[0].rule, read.observations[0].line) == ("traceback", 2)
+    assert read.calls[0].language == "shell"
+    assert read.repair is not None
+    assert read.repair.cut == (Cut(1, "apology", "Sorry."),)
+    assert read.observations[0].extra == read.calls[0].extra == read.repair.extra == {}
+    with pytest.raises(RecordError, match=r"turns\[0\].repair.cut\[0\].rule: missing"):
+        from_dict({"id": "t", "task": "k", "prompt": [], "turns": [turn | {"repair": repair | {"cut": [{"turn": 1}]}}]})

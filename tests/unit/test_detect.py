@@ -15,10 +15,11 @@ from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.report.purification import remarks, shortened
 from retcon.store.jsonl import read
-from retcon.transcripts.detect import Detector
-from retcon.transcripts.job import Job, Run, Stopped
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.purifying.assignment import Assignment
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.purification import Purification, Stopped
 from retcon.transcripts.registry import formats, named
-from retcon.transcripts.report import Count
 
 CLEAN = (user("?"), works("x = 1"), answer("1"))
 TAGS = "<search>{}</search>\n<information>{}</information>\n<answer>4</answer>"
@@ -28,8 +29,8 @@ UNKNOWN = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", 
 def run(folder: Path, data: bytes, name: str = "in.jsonl", **options: Any) -> tuple[bytes, Count]:
     source, out = folder / name, folder / f"out-{name}"
     source.write_bytes(data)
-    job = Job([source], out, False, [source.name], Offline(), audit=folder / "audit.jsonl", **options)
-    (count,) = Run(job)(lambda *_: None, lambda: False)
+    assignment = Assignment([source], out, False, [source.name], Offline(), audit=folder / "audit.jsonl", **options)
+    (count,) = Purification(assignment)(lambda *_: None, lambda: False)
     return out.read_bytes(), count
 
 
@@ -188,7 +189,7 @@ def test_swe_agent_s_history_follows_its_steps(tmp_path: Path) -> None:
     record = FORMATS["swe_agent"](REPAIRED)
     source, out = tmp_path / "a.traj", tmp_path / "b.traj"
     source.write_text(json.dumps(record, indent=2))
-    Run(Job([source], out, False, ["a.traj"], Offline(state="ignore")))(lambda *_: None, lambda: False)
+    Purification(Assignment([source], out, False, ["a.traj"], Offline(state="ignore")))(lambda *_: None, lambda: False)
     new = json.loads(out.read_text())
     assert [s["thought"] for s in new["trajectory"]] == ["let me see", "4"]
     assert [m["content"] for m in new["history"] if m["role"] == "assistant"] == [

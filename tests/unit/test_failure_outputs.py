@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retcon.transcripts.failures import RULES, UNCLEAR, judge, looks_clean
+from retcon.transcripts.failures.rules import RULES, UNCLEAR, judge, looks_clean
 
 TABLES = Path(__file__).parents[1] / "outputs"
 

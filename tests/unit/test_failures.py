@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.transcripts.failures import RULES, judge, looks_clean
+from retcon.transcripts.failures.rules import RULES, judge, looks_clean
 
 JUPYTER = """---------------------------------------------------------------------------
 NameError                                 Traceback (most recent call last)

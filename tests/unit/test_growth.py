@@ -12,9 +12,9 @@ from foreign import FORMATS, Step, fails, user, works
 from retcon.purify.names import effects
 from retcon.purify.offline import Offline
 from retcon.store.records import Record
-from retcon.transcripts.failures import judge
-from retcon.transcripts.report import Count
-from retcon.transcripts.run import Purifier, Sinks
+from retcon.transcripts.failures.rules import judge
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.purifier import Purifier, Sinks
 
 
 def seconds(work: Callable[[], object]) -> float:

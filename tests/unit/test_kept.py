@@ -13,7 +13,7 @@ from foreign import FAILED, FIXED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Segment
 from retcon.purify.kept import rewritten
 from retcon.purify.offline import Offline, Purified
-from retcon.transcripts.detect import Detector
+from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.formats.mint import MINT
 
 ASK = user("the root of 16?")
@@ -38,7 +38,7 @@ def test_the_words_of_a_deep_fix_lose_what_refers_to_the_failure() -> None:
     assert [(cut.rule, cut.text) for cut in result.cuts] == [("apology", "Sorry, an error.")]
     repair = result.trajectory.turns[0].repair
     assert repair is not None
-    assert [cut["rule"] for cut in repair.extra["cut"]] == ["apology"]  # type: ignore[attr-defined]
+    assert [cut.rule for cut in repair.cut] == ["apology"]
     assert "Sorry" in result.trajectory.turns[0].abandoned[-1].text  # raw attempts stay as they were
 
 
@@ -75,7 +75,7 @@ def test_a_value_that_only_the_removed_output_had_is_missed() -> None:
 def test_a_plan_that_an_assertion_refutes_keeps_its_words() -> None:
     code = "def twice(n):\n    return n + {}\n\nassert twice(4) == 8"
     failure = fails(code.format(2), "AssertionError", 4, "We add two to the number to double it.")
-    assert reasons(purify(ASK, failure, works(code.format("n"), "ok"))) == [("plan", "")]
+    assert reasons(purify(ASK, failure, works(code.format("n"), "ok"))) == [("plan", "an assertion failed")]
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_a_fix_that_lost_the_plan_runs_nothing_or_tells_of_an_error_is_none(fix:
 
 def test_words_with_ids_are_never_cut() -> None:
     (raw,) = MINT.read(
-        FORMATS["mint"]([ASK, FAIL, works(FIXED), answer("Sorry for that. It is 4 now.")]), "t"
+        FORMATS["mint"]([ASK, FAIL, works(FIXED), answer("That error is gone. It is 4 now.")]), "t"
     ).trajectories
     last = replace(raw.turns[-1], segments=(Segment("sampled", raw.turns[-1].text, (1, 2)),))
-    assert reasons(Offline()(replace(raw, turns=(*raw.turns[:-1], last)))) == [("words", "apology")]
+    assert reasons(Offline()(replace(raw, turns=(*raw.turns[:-1], last)))) == [("words", "error")]
 
 
 COMMENTED = FIXED.replace("root =", "# Fixed: sqrt instead of sqroot\nroot =")
@@ -110,7 +110,7 @@ def test_every_format_is_written_without_what_was_cut(name: str) -> None:
         ASK,
         fails(FAILED, "AttributeError", 2, "We take its root."),
         works(FIXED if shell else COMMENTED, "4.0", "Sorry. Here it is."),
-        works("print(2 * root)", "8.0", "Sorry for the mistake. Now we double it."),
+        works("print(2 * root)", "8.0", "The previous error is gone. Now we double it."),
         answer("I fixed the error before. The root of 16 is 4."),
     ]
     record: Any = FORMATS[name](steps)
@@ -122,7 +122,7 @@ def test_every_format_is_written_without_what_was_cut(name: str) -> None:
     out = msgspec.json.encode(new).decode()
     assert results[0].splices
     assert "ixed" not in out
-    assert "Sorry for the" not in out
+    assert "previous error" not in out
     assert ("Now we double it." in out) is (name != "sharegpt_functions")  # which has no words beside calls
     assert "The root of 16 is 4." in out
     assert [c.code for t in results[0].trajectory.turns for c in t.calls] == [FIXED, "print(2 * root)"]
@@ -155,15 +155,15 @@ def test_words_in_several_parts_are_cut_and_other_parts_stay(name: str, words: s
         del last["content"], last["role"]
         last["type"] = "reasoning"
     image = {"type": "image", "source": "x"}
-    last[key] = [{"type": kind, "text": "Sorry. The root "}, image, {"type": kind, "text": "of 16 is 4."}]
+    last[key] = [{"type": kind, "text": "That error is gone. The root "}, image, {"type": kind, "text": "of 16 is 4."}]
     found = Detector().format_of(record)
     assert found is not None
     reading = found.read(record, "t")
     (result,) = map(Offline(), reading.trajectories)
-    assert [cut.rule for cut in result.cuts] == ["apology"]
+    assert [cut.rule for cut in result.cuts] == ["error"]
     new: Any = reading.purified([result])
     out = msgspec.json.encode(new).decode()
-    assert "Sorry" not in out
+    assert "That error" not in out
     assert '{"type":"image","source":"x"}' in out
     assert found.read(new, "t").trajectories[0].text == result.trajectory.text
 
@@ -179,3 +179,92 @@ def test_a_program_is_written_anew_at_any_depth_of_json() -> None:
     assert rewritten({"x": [old, 1, deep]}, old, new) == {
         "x": [new, 1, msgspec.json.encode({"code": msgspec.json.encode({"code": new}).decode()}).decode()]
     }
+
+
+def test_a_later_sentence_that_repeats_one_of_what_is_gone_is_cut() -> None:
+    said = "It seems that this function has no meaning here."
+    fix = works(FIXED, "4.0", f"{said} We write it as sqrt.")
+    result = purify(ASK, FAIL, fix, answer(f"{said} The root of 16 is 4."))
+    assert result.trajectory.turns[-1].text == "The root of 16 is 4."
+    assert [(cut.rule, cut.text) for cut in result.cuts] == [("repeated", said)]
+    again = works("print(2 * root)", "8.0", said)
+    assert reasons(purify(ASK, FAIL, fix, again)) == [("words", "repeated")]
+    assert purify(ASK, FAIL, fix, user("and again?"), again).splices
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["The updated solution ran well.", "The updated code gives it.", "As `sqrt` was not defined, we see 4 here."],
+)
+def test_later_words_of_what_was_mended_are_cut(said: str) -> None:
+    result = purify(ASK, FAIL, works(FIXED, "4.0", "sqrt it is"), answer(f"{said} The root of 16 is 4."))
+    assert result.trajectory.turns[-1].text == "The root of 16 is 4."
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_beside_the_content_is_read_and_cut_as_content_is(field: str) -> None:
+    later = works("print(2 * root)", "8.0", "Now we double it.")
+    record: Any = FORMATS["messages"]([ASK, FAIL, works(FIXED, "4.0", "sqrt it is"), later, answer("The root is 4.")])
+    record["messages"][1][field] = "The root is what they want to have."
+    record["messages"][3][field] = "Sorry, sqroot was an error of mine."
+    record["messages"][5][field] = "The previous error is gone. Twice the root is next."
+    found = Detector().format_of(record)
+    assert found is not None
+    reading = found.read(record, "t")
+    (result,) = map(Offline(), reading.trajectories)
+    new: Any = reading.purified([result])["messages"]  # type: ignore[index,call-overload]
+    assert [m[field] for m in new if field in m] == ["The root is what they want to have.", "Twice the root is next."]
+    assert [m["content"] for m in new if m["role"] == "assistant"][:2] == [
+        "We take the root of it.",
+        "Now we double it.",
+    ]
+    refused = FORMATS["messages"]([ASK, FAIL, works(FIXED, "4.0"), works("print(1)", "1", "We go on and print one.")])
+    refused["messages"][5][field] = "That is what the value 12.345 was for."
+    refused["messages"][2]["content"] = "12.345\n" + FAIL.output
+    assert [o.reason for o in Offline()(found.read(refused, "t").trajectories[0]).left] == ["words"]
+
+
+def test_a_record_whose_reasoning_stays_is_not_touched() -> None:
+    record: Any = FORMATS["messages"]([ASK, works(FIXED, "4.0", "sqrt it is"), *[FAIL] * 4])
+    for message in record["messages"]:
+        message["reasoning_content"] = "" if message["role"] == "user" else "We think of it."
+    found = Detector().format_of(record)
+    assert found is not None
+    reading = found.read(record, "t")
+    assert reading.purified([Offline()(t) for t in reading.trajectories]) == record
+
+
+@pytest.mark.parametrize("name", ["langchain", "langchain_flat", "langchain_dumpd"])
+def test_blocks_that_repeat_a_call_of_langchain_are_those_of_the_fix(name: str) -> None:
+    record: Any = FORMATS[name]([ASK, FAIL, works(COMMENTED, "4.0"), answer("The root of 16 is 4.")])
+    items = next(v for v in record.values() if isinstance(v, list) and "sqroot" in str(v))
+    for item in items:
+        inside = next((item[key] for key in ("data", "kwargs") if key in item), item)
+        if calls := inside.get("tool_calls"):
+            blocks = [{"type": "tool_use", "id": c["id"], "name": c["name"], "input": c["args"]} for c in calls]
+            inside["content"] = [{"type": "text", "text": inside["content"]}, *blocks]
+    found = Detector().format_of(record)
+    assert found is not None
+    reading = found.read(record, "t")
+    (result,) = map(Offline(), reading.trajectories)
+    out = msgspec.json.encode(reading.purified([result])).decode()
+    assert [s.shallow for s in result.splices] == [True]
+    assert "sqroot" not in out
+    assert "Fixed" not in out
+    assert out.count('"tool_use"') == 1
+    assert "We take the root of it." in out
+
+
+@pytest.mark.parametrize("name", ["messages", "hermes"])
+def test_a_comment_is_cut_whatever_escapes_the_program_is_written_with(name: str) -> None:
+    record = FORMATS[name]([ASK, FAIL, works(COMMENTED, "4.0"), answer('So "the root" of 16 is 4.')])
+    plain = msgspec.json.encode(record).decode()
+    unusual = plain.replace("# Fixed", "\\\\u0023 Fixed").replace("math.sqrt", "math\\\\u002esqrt")
+    found = Detector().format_of(value := msgspec.json.decode(unusual))
+    assert found is not None
+    reading = found.read(value, "t")
+    (result,) = map(Offline(), reading.trajectories)
+    assert result.splices
+    new = reading.purified([result])
+    assert "Fixed" not in msgspec.json.encode(new).decode()
+    assert [c.code for t in found.read(new, "t").trajectories for turn in t.turns for c in turn.calls] == [FIXED]

@@ -32,12 +32,12 @@ from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.types import Result
 from retcon.tasks.grade import boxed
 from retcon.tools.wording import Wording
-from retcon.transcripts.failures import judge
-from retcon.transcripts.formats.hermes import InText
+from retcon.transcripts.failures.rules import judge
+from retcon.transcripts.formats.hermes import HermesInText
 from retcon.transcripts.formats.markdown import Markdown
 from retcon.transcripts.formats.tags import Tagged
 
-RETOOL, VERL = Tagged("retool", "code", "interpreter"), InText()
+RETOOL, VERL = Tagged("retool", "code", "interpreter"), HermesInText()
 MEASURABLE, LONGEST, FACTOR, BOUND = 0.001, 1 << 16, 8, 24
 
 

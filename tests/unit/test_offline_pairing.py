@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,13 @@ def test_a_later_failure_of_the_run_may_be_what_was_fixed() -> None:
     assert result.splices == (Splice(1, 2, True),)
 
 
+def test_the_fix_of_a_retry_that_speaks_of_the_failure_before_it_is_none() -> None:
+    first = fails("table = load('sales')\nprint(table.head())")
+    steps = (ASK, first, fails(FAILED, line=2, said="Sorry for that, we take the root of it."), works(FIXED))
+    assert reasons(purify(*steps)) == [(0, "unrelated"), (1, "retry")]
+    assert purify(*steps[:2], user("The root, please."), *steps[2:]).splices == (Splice(1, 2, True),)
+
+
 def test_an_unclear_output_ends_the_run() -> None:
     unclear = works("import traceback\ntraceback.print_exc()", fails("").output)
     assert reasons(purify(ASK, fails(FAILED, line=2), unclear, works(FIXED))) == [(0, "unclear")]
@@ -140,8 +148,8 @@ def test_a_call_that_worked_beside_the_failed_one_must_be_in_the_fix() -> None:
 
 
 def test_a_shell_command_is_left_alone_unless_state_is_ignored() -> None:
-    call = ToolCall("a", "bash", {"command": "make al", "code": "make al"}, 0, extra={"language": "shell"})
-    good = ToolCall("b", "bash", {"command": "make all", "code": "make all"}, 0, extra={"language": "shell"})
+    call = ToolCall("a", "bash", {"command": "make al", "code": "make al"}, 0, language="shell")
+    good = ToolCall("b", "bash", {"command": "make all", "code": "make all"}, 0, language="shell")
     turns = (
         Turn((Segment("sampled", "x"),), (call,), (Observation("a", "", "error"),), "call"),
         Turn((Segment("sampled", "y"),), (good,), (Observation("b", "", "ok"),), "call"),
@@ -170,3 +178,114 @@ def test_a_clean_trajectory_is_the_same_object() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Offline(**wrong)  # type: ignore[arg-type]
+
+
+FIRST = "values = [n * n for n in range(1, 100)]\nbest = max(values) / (len(values) - 99)\nprint(best)"
+SECOND = FIRST.replace(" - 99", "")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Let us try a different approach.",
+        "Instead of dividing them we take the greatest.",
+        "We need to rethink our strategy.",
+        "Solving it directly is slow, so we go step by step.",
+        "I will work this out manually.",
+    ],
+)
+def test_words_of_a_plan_that_was_given_up_do_not_stay(said: str) -> None:
+    failure = fails(FIRST, "ZeroDivisionError", 2, "We divide the greatest square by what is left.")
+    assert reasons(purify(ASK, failure, works(SECOND, "9801", said))) == [(0, "plan")]
+    # In an attempt between the two the plan was given up as well.
+    between = fails(SECOND.replace("max", "maximum"), "NameError", 2, said)
+    assert (0, "plan") in reasons(purify(ASK, failure, between, works(SECOND, "9801", "Of course.")))
+    assert purify(ASK, failure, works(SECOND, "9801", "The list has 99 of them.")).splices
+    # Where nothing was said of a plan, none was given up.
+    assert purify(ASK, replace(failure, text="So."), works(SECOND, "9801", said)).splices
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "I apologize for the oversight, that is not it.",
+        "It seems I made another mistake. We should sort them.",
+        "This does not seem right. We should sort them.",
+        "The result is incorrect, as it has to be even.",
+        "Let us try another approach now.",
+    ],
+)
+def test_a_fix_that_the_model_takes_back_is_none(said: str) -> None:
+    failure = fails(FIRST, "ZeroDivisionError", 2, "We divide the greatest square by what is left.")
+    fix = works(SECOND, "9801")
+    assert reasons(purify(ASK, failure, fix, answer(said))) == [(0, "doubted")]
+    assert reasons(purify(ASK, failure, fix, works(SECOND, "9", said))) == [(0, "doubted")]
+    assert reasons(purify(ASK, failure, fix, works("# nothing", "", "So then."), answer(said))) == [(0, "doubted")]
+    # What a user says in between is what is apologised for; and so is any answer.
+    assert purify(ASK, failure, fix, user("No."), answer(said)).splices
+    assert purify(ASK, failure, fix, answer("The answer is 9801."), user("No."), answer(said)).splices
+    assert purify(ASK, failure, fix, answer("No two numbers satisfy it: there is no solution.")).splices
+
+
+@pytest.mark.parametrize(
+    ("failed", "type", "fix", "output"),
+    [
+        (FIRST, "ZeroDivisionError", FIRST.replace("100", "10"), "9"),
+        ("total = sum(n for n in range(10**8))", "TimeoutError", "total = sum(n for n in range(10**4))", "9"),
+        ("rows = [2 * x, 3 * x]\nprint(rows)", "NameError", "x = 7\nrows = [2 * x, 3 * x]\nprint(rows)", "[14, 21]"),
+        (
+            "rows = [2 * x, 3]\nx, y = np.solve(rows)\nprint(x)", "NameError",
+            "x = 3\nrows = [2 * x, 3]\nx, y = np.solve(rows)\nprint(x)", "2",
+        ),
+        ("total = 0\nrows = [2 * x]\nprint(rows)", "NameError", "x = 0\nrows = [2 * x]\nprint(rows)", "[0]"),
+        ("good = [s for s in found if s.real()]\ngood", "TypeError", "good = [s for s in found if s == 1]\ngood", "[]"),
+        ("big = [float(v) for v in vs]\nbig", "TypeError", "big = [float(v) for v in vs if v.is_real]\nbig", "[1.0]"),
+        (
+            "a_value = solve(eq, a)[0]\nslope = eq.subs({a: a_value})\nprint(slope)", "IndexError",
+            "slope = eq.subs({a: 1})\nprint(slope)", "1",
+        ),
+        ("rows = [2 * x, 3 * x]\nprint(rows)", "NameError", "x = None\nrows = [2, x, 3, x]\nprint(rows)", "[]"),
+        (
+            "found = [n for n in data if n > 3]\nprint(found[0])", "IndexError",
+            "found = [n for n in data if n > 3]\nif found:\n    print(found[0])\nelse:\n    print('nothing found')",
+            "nothing found",
+        ),
+    ],
+)  # fmt: skip
+def test_a_fix_that_goes_round_the_failure_is_none(failed: str, type: str, fix: str, output: str) -> None:
+    assert reasons(purify(ASK, fails(failed, type, 1), works(fix, output))) == [(0, "avoided")]
+
+
+def test_what_looks_like_going_round_and_is_not() -> None:
+    missing = "rows = [2 * x, 3 * x]\nprint(sum(rows))"
+    told = user("What is it for 7?")
+    assert purify(told, fails(missing), works("x = 7\n" + missing, "35")).splices
+    count = "for n in [3, 4]:\n    x += n\nprint(x)"
+    assert purify(ASK, fails(count, line=2), works("x = 0\n" + count, "7")).splices
+    one_less = fails("print([row[n] for n in range(9)])\nrow = 1", "IndexError", 1)
+    assert purify(ASK, one_less, works("print([row[n] for n in range(8)])\nrow = 1")).splices
+    guarded = "found = [n for n in data]\nif found:\n    print(found[0])\nelse:\n    print('nothing found')"
+    assert purify(
+        ASK, fails("found = [n for n in data]\nprint(found[0])", "IndexError", 2), works(guarded, "3")
+    ).splices
+
+
+def test_a_fix_that_is_for_something_else_is_none_however_alike() -> None:
+    failed = "eq = Eq(4*x - 2*i - 1312, 0)\ni_value = solve(eq, i)[0]\ni_value"
+    assert reasons(
+        purify(ASK, fails(failed, "IndexError", 2), works(failed.replace("i_value", "x_value").replace(", i", ", x")))
+    ) == [(0, "unrelated")]
+    assert purify(ASK, fails(failed, "IndexError", 2), works(failed.replace("i_value", "i_value_new"))).splices
+
+
+SOLVED = "eq = Eq(60*x - 30*(20 - x), 660)\ndays = solve(eq, x)[0]\nrest = 20 - days\nrest"
+
+
+def test_what_a_solver_was_for_is_worked_out_in_the_open() -> None:
+    failure = fails("from sympy import Eq, solve\n" + SOLVED, "ModuleNotFoundError", 1)
+    fix = "days = 1260 / 90\nrest = 20 - days\nrest"
+    assert reasons(purify(ASK, failure, works(fix, "6.0"))) == [(0, "constant")]
+    assert purify(ASK, failure, works("# 90*x = 1260\n# x = 1260 / 90\n" + fix, "6.0")).splices
+    assert purify(ASK, failure, works(fix, "6.0", "We have 90x = 1260, which gives x = 1260/90.")).splices
+    searched = "days = next(x for x in range(20) if 60*x - 30*(20 - x) == 660)\nrest = 20 - days\nrest"
+    assert purify(ASK, failure, works(searched, "6")).splices

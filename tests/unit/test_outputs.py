@@ -11,7 +11,7 @@ import pytest
 from retcon.core.errors import RecordError
 from retcon.store.jsonl import write_lines
 from retcon.store.lines import LineAppender
-from retcon.store.outputs import Output, check_outputs, refuse_finished
+from retcon.store.outputs import OutputFile, check_outputs, refuse_finished
 from retcon.store.partial import Partial
 
 
@@ -34,23 +34,23 @@ def test_an_input_is_no_output_by_any_name(source: Path, name: str) -> None:
     out = Path(name.format(source.parent))
     for given in (source, Path("in.jsonl")):
         with pytest.raises(RecordError, match=r"-o .*is an input too"):
-            check_outputs([Output("-o", out)], [given])
+            check_outputs([OutputFile("-o", out)], [given])
 
 
 def test_what_is_written_beside_an_output_is_no_input_either(source: Path) -> None:
     with pytest.raises(RecordError, match=r"in\.jsonl is an input too"):
-        check_outputs([Output("-o", Path("in"), ("in.jsonl",))], [source])
+        check_outputs([OutputFile("-o", Path("in"), ("in.jsonl",))], [source])
 
 
 @pytest.mark.parametrize("second", ["out.jsonl", "./out.jsonl", "folder/out.jsonl"])
 def test_two_outputs_that_are_one_are_refused_though_neither_is_there(source: Path, second: str) -> None:
     with pytest.raises(RecordError, match=r"--audit .* and -o .* are one file"):
-        check_outputs([Output("-o", Path("out.jsonl")), Output("--audit", Path(second))], [source])
-    check_outputs([Output("-o", Path("out.jsonl")), Output("--audit", Path("other.jsonl"))], [source])
+        check_outputs([OutputFile("-o", Path("out.jsonl")), OutputFile("--audit", Path(second))], [source])
+    check_outputs([OutputFile("-o", Path("out.jsonl")), OutputFile("--audit", Path("other.jsonl"))], [source])
 
 
 def test_two_outputs_in_a_folder_that_is_not_there_are_compared_too(source: Path) -> None:
-    outputs = [Output("-o", Path("new/deep/a")), Output("--report", source.parent / "new" / "deep" / "a")]
+    outputs = [OutputFile("-o", Path("new/deep/a")), OutputFile("--report", source.parent / "new" / "deep" / "a")]
     with pytest.raises(RecordError, match="are one file"):
         check_outputs(outputs, [source])
 
@@ -62,7 +62,7 @@ def test_only_regular_files_are_written_over(source: Path, path: str, kind: str)
     out = Path(path)
     before = out.stat().st_mode
     for write in (
-        lambda: check_outputs([Output("-o", out)]),
+        lambda: check_outputs([OutputFile("-o", out)]),
         lambda: Partial(out),
         lambda: write_lines(out, [b"{}\n"]),
         lambda: LineAppender(out),
@@ -73,6 +73,6 @@ def test_only_regular_files_are_written_over(source: Path, path: str, kind: str)
 
 
 def test_a_finished_output_stays_unless_told(source: Path) -> None:
-    refuse_finished([Output("-o", Path("new.jsonl"))], "--force")
+    refuse_finished([OutputFile("-o", Path("new.jsonl"))], "--force")
     with pytest.raises(RecordError, match=r"--report in\.jsonl is there already, and finished; --force replaces it"):
-        refuse_finished([Output("-o", Path("new.jsonl")), Output("--report", Path("in.jsonl"))], "--force")
+        refuse_finished([OutputFile("-o", Path("new.jsonl")), OutputFile("--report", Path("in.jsonl"))], "--force")

@@ -52,6 +52,19 @@ def test_the_items_of_an_array_are_read_one_by_one(
     assert json.loads(copied(path)) == items
 
 
+@pytest.mark.parametrize("name", ["in.jsonl", "in.ndjson.gz"])
+def test_lines_may_be_lists(tmp_path: Path, name: str) -> None:
+    rows = [[{"role": "user"}], [], [{"role": "user"}, {"role": "assistant"}]]
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert values(path) == rows
+    assert copied(path) == data
+    assert [record.where for record in open_source(path).records][1] == f"{path}, line 2"
+    path.write_bytes(data.splitlines()[2])
+    assert values(path) == rows[2], "one list alone is an array, whose items are the records"
+
+
 def test_an_array_larger_than_the_window_is_read(tmp_path: Path) -> None:
     items = [{"text": "é" * size} for size in (10, 700_000, 3_000_000, 10, 400_000)]
     path = tmp_path / "in.json.gz"
@@ -121,7 +134,7 @@ def test_an_eval_archive_is_its_samples_and_keeps_the_rest(tmp_path: Path) -> No
         open_source(path)
 
 
-@pytest.mark.parametrize(("name", "hint"), [("a.pt", "torch.load"), ("a.arrow", "to_parquet"), ("a.xz", "xz -d")])
+@pytest.mark.parametrize(("name", "hint"), [("a.arrow", "to_parquet"), ("a.xz", "xz -d")])
 def test_other_kinds_of_files_are_refused_with_what_to_do(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(RecordError, match=hint):
         open_source(tmp_path / name)

@@ -16,7 +16,8 @@ from retcon.cli.progress import telling
 from retcon.core.errors import RecordError
 
 if TYPE_CHECKING:
-    from retcon.transcripts.job import Job, Run, Stopped
+    from retcon.transcripts.purifying.assignment import Assignment
+    from retcon.transcripts.purifying.purification import Purification, Stopped
 
 State = Literal["check", "ignore"]
 
@@ -68,11 +69,12 @@ def purify(
 ) -> None:
     """Take failed calls out of transcripts where the agent fixed them itself, and keep everything else as it is."""
     from retcon.purify.offline import Offline
-    from retcon.store.outputs import Output, check_outputs, refuse_finished
+    from retcon.store.outputs import OutputFile, check_outputs, refuse_finished
     from retcon.store.partial import SUFFIX
     from retcon.store.records import STDIN
-    from retcon.transcripts.detect import Detector
-    from retcon.transcripts.job import Job, Run, Stopped, expand
+    from retcon.transcripts.detection.detector import Detector
+    from retcon.transcripts.purifying.assignment import Assignment, expand
+    from retcon.transcripts.purifying.purification import Purification, Stopped
 
     Detector(format)  # refuses a wrong name before any work
     found = list(expand(inputs))
@@ -81,45 +83,45 @@ def purify(
     names = [name for _, name in found]
     if folder and len(set(names)) < len(names):
         raise RecordError(f"two inputs would both be {out}{next(n for n in names if names.count(n) > 1)}")
-    job = Job(
+    assignment = Assignment(
         inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
         offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
         audit=None if no_audit else audit or _beside(target, folder), pairs=dpo, jobs=jobs,
     )  # fmt: skip
-    run = Run(job, resume=resume)
-    reported = [Output("--report", report, (report.name + SUFFIX,))] if report is not None else []
-    check_outputs([*job.outputs(), *reported], [p for p in job.inputs if p != STDIN])
+    run = Purification(assignment, resume=resume)
+    reported = [OutputFile("--report", report, (report.name + SUFFIX,))] if report is not None else []
+    check_outputs([*assignment.outputs(), *reported], [p for p in assignment.inputs if p != STDIN])
     if not force:
         # What an interrupted run was to replace, it was told to replace.
-        refuse_finished(reported if resume else [*job.outputs(), *reported], "--force")
+        refuse_finished(reported if resume else [*assignment.outputs(), *reported], "--force")
     try:
         with _asked_to_stop() as stop, telling("purifying (MB)") as tell:
             run(tell, stop)
     except Stopped as stopped:
-        raise _explained(stopped, job, out) from stopped.__cause__
+        raise _explained(stopped, assignment, out) from stopped.__cause__
     _finish(run, report)
 
 
-def _finish(run: Run, report: Path | None) -> None:
+def _finish(run: Purification, report: Path | None) -> None:
     from rich.console import Console
 
     from retcon.report.purification import purification_tables, remarks
-    from retcon.transcripts.job import write_report
+    from retcon.transcripts.purifying.purification import write_report
 
-    job = run.job
-    console = Console(stderr=job.out.name == "-")
-    for line in [*(f"skipped: {line}" for line in run.bad), *remarks(job.inputs, run.counts)]:
+    assignment = run.assignment
+    console = Console(stderr=assignment.out.name == "-")
+    for line in [*(f"skipped: {line}" for line in run.bad), *remarks(assignment.inputs, run.counts)]:
         console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    for table in purification_tables(job.names, run.counts):
+    for table in purification_tables(assignment.names, run.counts):
         console.print(table)
-    written = [f"clean: {job.out}"] if job.out.name != "-" else []
+    written = [f"clean: {assignment.out}"] if assignment.out.name != "-" else []
     if report is not None:
         write_report(report, run)
         written.append(f"report: {report}")
-    if job.pairs is not None:
-        written.append(f"pairs: {job.pairs}")
-    if job.audit is not None:
-        written += [f"audit: {job.audit}", f"try: {command_line('retcon', 'diff', job.audit)}"]
+    if assignment.pairs is not None:
+        written.append(f"pairs: {assignment.pairs}")
+    if assignment.audit is not None:
+        written += [f"audit: {assignment.audit}", f"try: {command_line('retcon', 'diff', assignment.audit)}"]
     console.print("\n".join(written), highlight=False, soft_wrap=True, markup=False)
 
 
@@ -137,11 +139,11 @@ def _beside(out: Path, folder: bool) -> Path | None:
     return out.with_name(f"{name}.audit.jsonl")
 
 
-def _explained(stopped: Stopped, job: Job, out: str) -> Exception:
+def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
     """What to tell: a bad record is an error, an interrupt is none."""
     if stopped.kept is not None:
         again = f"what was done is kept in {out}.partial; go on with the same command and --resume"
-        if job.into_folder:
+        if assignment.into_folder:
             again = f"what was done is kept in {out}; go on with the same command and --resume"
     else:
         again = "it cannot be gone on with (standard input, or a log that is written whole): begin again"

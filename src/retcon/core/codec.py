@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import (
+    Cut,
     Decision,
     Kind,
     Observation,
@@ -27,7 +28,7 @@ from retcon.core.types import (
 )
 
 T = TypeVar("T")
-Record = Segment | ToolCall | Observation | RepairRecord | Turn | Provenance | Trajectory
+Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Trajectory
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, object]:
@@ -171,6 +172,7 @@ def _call(value: object, at: _At) -> ToolCall:
         arguments=obj.required("arguments", _arguments),
         char=obj.required("char", _integer),
         start=obj.nullable("start", _integer),
+        language=obj.nullable("language", _text),
         extra=obj.extra(),
     )
 
@@ -183,6 +185,8 @@ def _observation(value: object, at: _At) -> Observation:
         status=obj.required("status", _choice(Status)),
         error_type=obj.nullable("error_type", _text),
         seconds=obj.optional("seconds", _number, 0.0),
+        rule=obj.nullable("rule", _text),
+        line=obj.nullable("line", _integer),
         extra=obj.extra(),
     )
 
@@ -194,6 +198,17 @@ def _repair(value: object, at: _At) -> RepairRecord:
         attempts=obj.required("attempts", _integer),
         similarity=obj.nullable("similarity", _number),
         reason=obj.optional("reason", _text, ""),
+        cut=obj.optional("cut", _tuple_of(_cut), ()),
+        extra=obj.extra(),
+    )
+
+
+def _cut(value: object, at: _At) -> Cut:
+    obj = _Object(value, at)
+    return Cut(
+        turn=obj.required("turn", _integer),
+        rule=obj.required("rule", _text),
+        text=obj.required("text", _text),
         extra=obj.extra(),
     )
 

@@ -54,7 +54,8 @@ class ToolCall:
 
     arguments: the parsed arguments, or the raw text where they could not be parsed. start: index into the turn's
     generated ids at which the call's marker begins, None where the marker is not on a token boundary (or there are no
-    ids). char: the same as an offset into the turn's generated text.
+    ids). char: the same as an offset into the turn's generated text. language: of `code`, None for Python; of a shell's
+    commands (`shell`) the effects cannot be told.
     """
 
     id: str
@@ -62,6 +63,7 @@ class ToolCall:
     arguments: Mapping[str, object] | str
     char: int
     start: int | None = None
+    language: str | None = None
     extra: Extra = field(default_factory=dict)
 
     @property
@@ -78,14 +80,36 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a tool answered; `status` comes from the tool, typed, and is never read out of the text. seconds: wall."""
+    """What a tool answered; `status` comes from the tool, typed, and is never read out of the text. seconds: wall.
+
+    rule: in other people's transcripts that have no status, by what the text was taken for a failure or for unclear
+    (docs/purify.md). line: of the program, 1-based, at which it failed, as far as the text says so; 0: none of it ran.
+    """
 
     call_id: str
     text: str
     status: Status
     error_type: str | None = None
     seconds: float = 0.0
+    rule: str | None = None
+    line: int | None = None
     extra: Extra = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A sentence or comment that a repair left out, as it spoke of what the repair took out.
+
+    turn: of the raw trajectory, 0-based. rule: by which it was seen to speak of that (`purify.words`).
+    """
+
+    turn: int
+    rule: str
+    text: str
+    extra: Extra = field(default_factory=dict)
+
+    def __lt__(self, other: Cut) -> bool:
+        return (self.turn, self.rule, self.text) < (other.turn, other.rule, other.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +117,14 @@ class RepairRecord:
     """Why a turn is as it is after a failure: the audit trail of a purifier.
 
     similarity: Sim(c_t, c'), None where no fix was compared. reason: a short phrase. attempts: how many lookahead
-    attempts were generated.
+    attempts were generated. cut: what was left out of this turn and later ones for the repair's sake, in their order.
     """
 
     decision: Decision
     attempts: int
     similarity: float | None = None
     reason: str = ""
+    cut: tuple[Cut, ...] = ()
     extra: Extra = field(default_factory=dict)
 
 

@@ -15,24 +15,27 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from retcon.core.types import Turn
+from retcon.core.types import Cut, Turn
 from retcon.purify.names import parse
-from retcon.purify.words import Sentence, can_cut, referring, referring_comments, spans, without, without_comments
+from retcon.purify.words import (
+    Sentence,
+    can_cut,
+    referring,
+    referring_comments,
+    sentences,
+    spans,
+    without,
+    without_comments,
+)
 
 Place = Literal["words", "comments", "tail"]
 _NUMBER = r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)"
 _CODELIKE = re.compile(rf"`([A-Za-z_]\w*)|\b([A-Za-z]\w*_\w+)|\b([A-Za-z_]\w{{2,}})(?=\()|({_NUMBER})")
 _TOKEN = re.compile(rf"[A-Za-z_]\w{{2,}}|{_NUMBER}")
+_TELLING = 5
+"""Words of a sentence from which on it is no turn of phrase when it stands twice."""
 _SHORT = 4
 """Characters from which on a number is telling: 42 may come from anywhere."""
-
-
-class Cut(NamedTuple):
-    """A sentence or comment that is left out. turn: of the raw trajectory. rule: of `words.RULES`."""
-
-    turn: int
-    rule: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,10 @@ class _Flag(NamedTuple):
     fixed: bool
     """Whether it stands where nothing may be cut."""
 
+    def covers(self, other: _Flag) -> bool:
+        """Whether both are of the same words."""
+        return self[:2] == other[:2] and self.one.start < other.one.end and other.one.start < self.one.end
+
 
 @dataclass(slots=True)
 class _Cuts:
@@ -60,7 +67,7 @@ class _Cuts:
 
 
 class Refused(NamedTuple):
-    """Why a splice would leave a contradiction. rule: of `words.RULES`, or `value` or `name`."""
+    """Why a splice would leave a contradiction. rule: of `words.RULES`, or `repeated`, `value` or `name`."""
 
     rule: str
     text: str
@@ -73,6 +80,8 @@ class Kept:
         self._turns = turns
         self._prompt = prompt
         self._flags: list[_Flag] = []
+        self._sentences: dict[str, list[_Flag]] = {}
+        """What is said later, by its text."""
         self._cuts: dict[int, _Cuts] = {}
         self.cut: list[Cut] = []
         self._cut_for: dict[int, list[Cut]] = {}
@@ -88,7 +97,11 @@ class Kept:
         turn = self._turns[number]
         own: list[_Flag] = []
         fixed = stays or _has_ids(turn) or _has_ids(self._turns[words])
-        own += [_Flag(words, "words", one, fixed) for one in referring(prose(self._turns[words]), "later")]
+        said = prose(self._turns[words])
+        own += [_Flag(words, "words", one, fixed) for one in referring(said, "later")]
+        for one in sentences(said):
+            if len((text := said[one.start : one.end]).split()) >= _TELLING:
+                self._sentences.setdefault(text, []).append(_Flag(words, "words", replace(one, rule="repeated"), fixed))
         alone = len(turn.calls) == 1
         for call in turn.calls:
             own += [
@@ -97,7 +110,7 @@ class Kept:
         own += [_Flag(number, "tail", one, True) for one in referring(_tail(turn), "later")]
         done = self._cuts.get(words, _Cuts()).words + self._cuts.get(number, _Cuts()).comments
         self._flags += [flag for flag in own if flag.one not in done]
-        for token in _mentions(prose(self._turns[words])):
+        for token in _mentions(said):
             self._mentioned[token] = number
         for text in chain(_said_to(turn), (call.code for call in turn.calls)):
             self._told.update(dict.fromkeys(_TOKEN.findall(text), number))
@@ -105,11 +118,12 @@ class Kept:
     def told_more(self) -> None:
         """Something comes in between that all later words may refer to."""
         self._flags.clear()
+        self._sentences.clear()
 
     def objection(self, first: int, stop: int, *, shallow: bool) -> Refused | None:
         """Why turn `stop` cannot take the place of `first` to `stop`; None where it can: then all that refers to what
         is taken out has been cut."""
-        wanted = [*self._flags, *self._own(first, stop, shallow)]
+        wanted = [*self._flags, *self._repeated(first, stop, shallow), *self._own(first, stop, shallow)]
         if (lost := self._lost(first, stop, first if shallow else stop)) is not None:
             return lost
         by_place: dict[tuple[int, Place], list[_Flag]] = {}
@@ -155,6 +169,15 @@ class Kept:
                     yield _Flag(stop, "comments", one, fixed or len(turn.calls) > 1)
         yield from (_Flag(stop, "tail", one, True) for one in referring(_tail(turn), "fix", but="seen"))
 
+    def _repeated(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
+        """What is said later in the very words in which something that goes spoke of the failure."""
+        flagged = set(self._flags)
+        for number in range(first + 1, stop + 1) if shallow else range(first, stop):
+            said = prose(self._turns[number])
+            for one in referring(said, "fix") if self._sentences else ():
+                found = self._sentences.pop(said[one.start : one.end], ())
+                yield from (flag for flag in found if not any(flag.covers(other) for other in flagged))
+
     def _lost(self, first: int, stop: int, words: int) -> Refused | None:
         """A name or value that is spoken of, and that only what is taken out has."""
         gone = self._turns[first:stop]
@@ -174,6 +197,10 @@ class Kept:
                 return Refused("value" if token in values else "name", token)
         return None
 
+    def told_before(self, number: str, turn: int) -> bool:
+        """Whether a number stands in anything before this turn, or in what the turn itself says."""
+        return self._firsts().get(number, turn) < turn or number in _TOKEN.findall(prose(self._turns[turn]))
+
     def _firsts(self) -> dict[str, int]:
         """Where each token stands first, -1 for the prompt."""
         if self._first is None:
@@ -191,7 +218,7 @@ class Kept:
             return False
         call, text = self._turns[turn].calls[0], self._turns[turn].text
         # Of programs that were put together of several blocks, or are a shell's, no comment can be cut.
-        whole = any(written(call.code) in text for written in _WRITTEN) and call.extra.get("language") != "shell"
+        whole = _rewritten_text(text, call.code, "") != text and call.language != "shell"
         return whole and _same_program(call.code, [*done.comments, *cuts])
 
     def _text(self, flag: _Flag) -> str:
@@ -245,7 +272,29 @@ def _rewritten_text(text: str, old: str, new: str) -> str:
     for written in _WRITTEN:
         if (before := written(old)) in text:
             return text.replace(before, written(new))
+    if "\\" not in text:
+        return text
+    # JSON may write any character as an escape: its strings are compared as what they say.
+    for start in dict.fromkeys((0, max(text.find("{"), 0))):
+        anew = _LITERAL.sub(lambda found: _rewritten_literal(found[0], old, new), text[start:])
+        if anew != text[start:]:
+            return text[:start] + anew
     return text
+
+
+def _rewritten_literal(literal: str, old: str, new: str) -> str:
+    """The same of a string of JSON; itself where it says something else."""
+    if "\\" not in literal:
+        return literal
+    try:
+        value = json.loads(literal, strict=False)
+    except ValueError:
+        return literal
+    anew = _rewritten_text(value, old, new)
+    return literal if anew == value else json.dumps(anew, ensure_ascii=literal.isascii())
+
+
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def _escaped(text: str) -> str:

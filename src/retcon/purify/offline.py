@@ -7,27 +7,19 @@ stricter, as the paper (CLEANER, arXiv 2601.15141) says nothing about it. Whatev
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn
-from retcon.purify.kept import Cut, Edit, Kept, Refused, edited, prose
-from retcon.purify.names import (
-    assertions,
-    definitions,
-    effects,
-    goals,
-    handlers,
-    needs,
-    reads,
-    works_out,
-)
-from retcon.purify.noop import is_noop, is_program, weak
+from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
+from retcon.purify.fixes import another_end, line_of, plan_given_up, same_end, weak
+from retcon.purify.kept import Edit, Kept, Refused, edited, prose
+from retcon.purify.names import assertions, effects, handlers, needs, reads
+from retcon.purify.noop import is_noop, is_program
 from retcon.purify.saar import FAILURES
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
+from retcon.purify.words import referring, takes_back
 
 Reason = Literal[
     "end",
@@ -44,7 +36,10 @@ Reason = Literal[
     "constant",
     "unexecuted",
     "told",
+    "avoided",
+    "doubted",
     "plan",
+    "retry",
     "words",
 ]
 REASONS: dict[Reason, str] = {
@@ -62,7 +57,10 @@ REASONS: dict[Reason, str] = {
     "constant": "nothing but constants is left of what the failed call computed",
     "unexecuted": "the fix defines, and runs nothing of it",
     "told": "the fix's own output speaks of an error",
-    "plan": "an assertion failed: the plan was wrong, and a shallow repair would keep its words",
+    "avoided": "the fix goes round what failed: a narrower range, a made-up value, another word in place of the result",
+    "doubted": "right after the fix the model takes it back",
+    "plan": "the plan was given up, and a shallow repair would keep its words",
+    "retry": "its words are about the failure before it, which stays",
     "words": "what stays would speak of what is taken out",
 }
 
@@ -163,9 +161,8 @@ class Offline:
             if splice is not None:
                 turn, call = purify(turns[number : splice.fix + 1], self.gamma), splice.fix
                 words = number if splice.shallow else splice.fix
-                told = [c._asdict() for c in kept.cut_for(number)]
-                if told and turn.repair is not None:
-                    turn = replace(turn, repair=replace(turn.repair, extra={"cut": told}))
+                if turn.repair is not None:
+                    turn = replace(turn, repair=replace(turn.repair, cut=tuple(kept.cut_for(number))))
             elif number in reasons:
                 turn = replace(turn, repair=reasons[number])
             if splices and number > splices[0].failure:
@@ -185,8 +182,10 @@ class Offline:
         failure, fix = after.turns[at], after.turns[stop]
         if {c.name for c in failure.calls} != {c.name for c in fix.calls}:
             return "unrelated", "another tool"
-        if not self._same_step(failure, fix):
+        if not at_least(program(failure.calls), program(fix.calls), self.gamma) and not same_end(failure, fix):
             return "unrelated", ""
+        if (name := another_end(failure, fix)) is not None:
+            return "unrelated", name
         for call, observation in zip(failure.calls, failure.observations, strict=True):
             if observation.status == "ok" and not any(self._alike(call, other) for other in fix.calls):
                 return "sibling", call.id
@@ -195,39 +194,21 @@ class Offline:
             return "assertion", min(gone)
         if sum(map(_handlers, fix.calls)) > sum(map(_handlers, failure.calls)):
             return "swallowed", ""
-        if (poor := weak(failure, fix)) is not None:
+        if (poor := weak(failure, fix, lambda number: after.kept.told_before(number, at))) is not None:
             return poor
         if self.state == "check" and (lost := after.lost(at, stop)) is not None:
             return lost
+        if (doubt := _taken_back(after.turns, stop)) is not None:
+            return "doubted", doubt
         shallow = self._shallow(failure, fix)
-        if (
-            shallow
-            and any(o.error_type == "AssertionError" for o in failure.observations)
-            and _WORDS.search(prose(failure))
-        ):
-            return "plan", ""
+        if shallow and (given_up := plan_given_up(failure, after.turns[at + 1 : stop + 1])) is not None:
+            return "plan", given_up
+        if shallow and at and failed(after.turns[at - 1]) and not _spoken_after(after.turns[at - 1]):
+            said = prose(failure)
+            if one := next(iter(referring(said, "fix", but="seen")), None):
+                return "retry", said[one.start : one.end]
         refused = after.refused(at, stop, shallow=shallow)
         return None if refused is None else ("words", f"{refused.rule}: {refused.text}")
-
-    def _same_step(self, failure: Turn, fix: Turn) -> bool:
-        """Whether two turns try the same: alike by γ, or the fix binds a name that the failure was for, or works out
-        the very expression that it failed on.
-
-        Of a program that failed on an import nothing ran, and a rewrite without it has another end: any name counts.
-        """
-        if at_least(program(failure.calls), program(fix.calls), self.gamma):
-            return True
-        bound = frozenset().union(*(definitions(c.code) for c in fix.calls if is_program(c)))
-        again = frozenset().union(*(works_out(c.code, whole=True) for c in fix.calls if is_program(c)))
-        for call, observation in zip(failure.calls, failure.observations, strict=True):
-            if not is_program(call) or observation.status == "ok":
-                continue
-            wanted = goals(call.code, _line(observation))
-            if observation.error_type in ("ImportError", "ModuleNotFoundError"):
-                wanted = definitions(call.code)
-            if wanted & bound or works_out(call.code, _line(observation)) & again:
-                return True
-        return False
 
     def _alike(self, call: ToolCall, other: ToolCall) -> bool:
         return call.name == other.name and at_least(program((call,)), program((other,)), self.gamma)
@@ -264,11 +245,11 @@ class _After:
         outside: set[str] = set()
         for turn in self.turns[at:stop]:
             for call, observation in zip(turn.calls, turn.observations, strict=True):
-                if call.extra.get("language") == "shell":
+                if call.language == "shell":
                     return "effects", "a shell command"
                 if not is_program(call):
                     continue
-                left = effects(call.code, _line(observation))
+                left = effects(call.code, line_of(observation))
                 # An import that stands earlier too gives the same name again.
                 again = {name for name, text in left.imported if self._imports().get((name, text), at) < at}
                 lost |= (left.defined - again) | left.changed
@@ -321,7 +302,7 @@ def _works(turn: Turn) -> bool:
     """Whether all calls of a turn succeeded, beyond doubt."""
     if not turn.calls or len(turn.calls) != len(turn.observations) or turn.repair is not None:
         return False
-    return all(o.status == "ok" and "rule" not in o.extra for o in turn.observations)
+    return all(o.status == "ok" and o.rule is None for o in turn.observations)
 
 
 def _does_nothing(turn: Turn) -> bool:
@@ -362,7 +343,14 @@ def _run_end(turns: Sequence[Turn], start: int) -> tuple[int, Reason | None]:
     return at, "unclear" if turns[at].calls else "answered"
 
 
-_WORDS = re.compile(r"(?:[^\W\d_]{2,}[^\w]+){3}")
+def _taken_back(turns: Sequence[Turn], fix: int) -> str | None:
+    """What of the words right after a fix says that it was none; calls that do nothing are no words after it."""
+    at = fix
+    while not _spoken_after(turns[at]) and at + 1 < len(turns):
+        at += 1
+        if not _does_nothing(turns[at]):
+            return takes_back(prose(turns[at]))
+    return None
 
 
 def _phrase(reason: Reason, detail: str) -> str:
@@ -373,12 +361,6 @@ def _answered(turn: Turn) -> list[tuple[ToolCall, str]]:
     """The programs of a turn that were run, each with its status."""
     pairs = zip(turn.calls, turn.observations, strict=False)
     return [(c, o.status) for c, o in pairs if is_program(c)]
-
-
-def _line(observation: Observation) -> int | None:
-    """Where the program failed, as far as its output says so; None: all of it may have run."""
-    line = observation.extra.get("line")
-    return line if observation.status != "ok" and isinstance(line, int) else None
 
 
 def _asserted(call: ToolCall) -> frozenset[str]:

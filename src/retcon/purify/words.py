@@ -56,7 +56,7 @@ RULES: dict[str, dict[Scope, str]] = {
         "later": r"fix(?:e[sd]|ing)? (?:this|that|it|the|my|our)|fixed|corrected|after (?:fix|correct)ing"
         r"|correction"
         r"|(?:let['’]?s|let me|I(?:['’]ll| will)) correct"
-        r"|(?:revised|modified|debugged|rewritten) (?:code|program|function|version)",
+        r"|(?:revised|modified|debugged|rewritten|updated) (?:code|program|function|solution|version)",
     },
     "again": {
         "fix": r"again|once more"
@@ -89,7 +89,7 @@ RULES: dict[str, dict[Scope, str]] = {
         r"|without (?:using |importing )?(?:sympy|numpy|scipy|external|any)|no (?:module|attribute|access)|lack\w*"
         r"|(?:too long|too slow|timed? ?out|only accepts?|expects?|requires?)",
         "later": r"(?:not|n['’]t)(?: directly| currently| yet| been)* (?:available|installed|imported"
-        r"|supported)|unavailable|no module",
+        r"|supported)|unavailable|no module|[\w.]+`(?: function| module| method)? (?:is|was)(?: not|n['’]t) defined",
     },
     "seen": {
         "fix": r"seems?|appears?|looks? like|apparently|turns? out|i (?:see|realiz|realis|notic)\w*"
@@ -115,6 +115,25 @@ _ANY: dict[Scope, re.Pattern[str]] = {
     scope: re.compile("|".join(f"(?:{p.pattern})" for p in own.values()), re.IGNORECASE)
     for scope, own in _PATTERNS.items()
 }
+_PLAN = re.compile(
+    rf"\b(?:(?:different|another|alternative|new|other|simpler|better) (?:\w+ )?{_WAYS}s?"
+    r"|(?:re-?think|reconsider|re-?evaluate|change|correct|revise|update|modify|adjust) (?:the|my|our) (?:\w+ )?"
+    rf"(?:{_WAYS}|strategy|logic|plan)s?|(?:different|another|new) (?:strategy|idea|plan|route|algorithm|formula)"
+    r"|(?:instead of|rather than) (?:\w+ly )?(?!using\b|import)\w+ing|manually|by hand|step[- ]by[- ]step)(?!\w)",
+    re.IGNORECASE,
+)
+"""Another way than before is taken."""
+_DOUBT = re.compile(
+    r"\b(?:apolog\w*|sorry|oops|whoops|my (?:mistake|bad|fault)|oversight"
+    r"|(?:made|making|(?:might|may|must) be|(?:was|is) (?:still |indeed )?)\s*(?:an?|another|the same|some) "
+    r"(?:\w+ )?(?:mistakes?|errors?)"
+    r"|(?:does|did|do)(?:n['’]t| not) (?:seem|look|appear|make sense)"
+    r"|(?:is|are|was|were|seems?|looks?)(?: to be| still)? (?:incorrect|wrong|not (?:correct|right|meaningful|what|as))"
+    rf"|not (?:as|what (?:we|I)) expect\w*|unexpected|(?:different|another|alternative) (?:\w+ )?{_WAYS}"
+    r"|re-?(?:evaluate|consider|think|examine|visit)\w*|still not|(?:let me|let['’]?s) (?:fix|correct))(?!\w)",
+    re.IGNORECASE,
+)
+"""What was done is taken back."""
 _END = re.compile(r"[.!?:]+[\"')\]*`_]*(?=\s|\Z|<)|\n+|</?\w+>")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:e\.g|i\.e|vs|etc|eqs?|figs?|dr|mr|mrs|approx|cf|no|resp)|(?:^|\s)\d{1,3})\Z", re.IGNORECASE
@@ -188,12 +207,38 @@ def referring(text: str, scope: Scope, but: str = "") -> list[Sentence]:
     return out
 
 
+def gives_up_plan(text: str) -> str | None:
+    """The sentence that says that another way is taken than before, None where none does."""
+    return _sentence_with(_PLAN, text)
+
+
+def takes_back(text: str) -> str | None:
+    """The sentence that doubts what was done right before, or apologises for it, None where none does."""
+    return _sentence_with(_DOUBT, text)
+
+
+def _sentence_with(pattern: re.Pattern[str], text: str) -> str | None:
+    if not pattern.search(text):
+        return None
+    found = (text[one.start : one.end] for one in sentences(text))
+    return next((words for words in found if pattern.search(words)), None)
+
+
+def says_something(text: str) -> bool:
+    """Whether a sentence of three words or more is in the text."""
+    return any(_is_whole(text[one.start : one.end]) for one in sentences(text))
+
+
+def _is_whole(sentence: str) -> bool:
+    return len(re.findall(r"[^\W\d_]{2,}", sentence)) >= 3
+
+
 def can_cut(text: str, cuts: Sequence[Sentence]) -> bool:
     """Whether what is left without these sentences is whole: no answer, no item of a numbered list, nothing that
     introduces what stays, and at least one sentence of three words."""
     gone = {one.start for one in cuts}
     left = [one for one in sentences(text) if one.start not in gone]
-    if not any(len(re.findall(r"[^\W\d_]{2,}", text[one.start : one.end])) >= 3 for one in left):
+    if not any(_is_whole(text[one.start : one.end]) for one in left):
         return False
     for one in cuts:
         words = text[one.start : one.end]

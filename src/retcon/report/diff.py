@@ -107,7 +107,7 @@ def _facts(change: Change, first: Turn) -> Text:
     failure = next((o for o in first.observations if o.status not in ("ok", "infrastructure")), None)
     parts = [str(source)] if (source := change.trajectory.extra.get("source")) else []
     if failure is not None:
-        rule = f" (rule: {failure.extra['rule']})" if "rule" in failure.extra else ""
+        rule = f" (rule: {failure.rule})" if failure.rule is not None else ""
         parts.append(f"failed: {failure.error_type or failure.status}{rule}")
     if change.repair.similarity is not None:
         parts.append(f"similarity {change.repair.similarity:.2f}")

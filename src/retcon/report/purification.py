@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from retcon.purify.offline import REASONS
-from retcon.transcripts.failures import RULES
-from retcon.transcripts.report import Count, total
+from retcon.transcripts.failures.rules import RULES
+from retcon.transcripts.purifying.count import Count, total
 
 _TYPES = 8
 _NAME = 30

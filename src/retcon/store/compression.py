@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import zlib
 from types import ModuleType
@@ -61,10 +62,10 @@ def read_errors() -> tuple[type[Exception], ...]:
 def zstandard(what: str) -> ModuleType:
     """The package. what: the file that needs it, for the message. Raises MissingExtra where it is not there."""
     try:
-        import zstandard as module
+        module: ModuleType = importlib.import_module("zstandard")
     except ImportError as error:
         raise MissingExtra(f"{what} is compressed with zstd: pip install 'retcon-rl[formats]'") from error
-    return cast(ModuleType, module)
+    return module
 
 
 class _Gzip(gzip.GzipFile):

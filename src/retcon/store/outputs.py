@@ -23,7 +23,7 @@ _KINDS = {
 }
 
 
-class Output(NamedTuple):
+class OutputFile(NamedTuple):
     """A file to be written. flag: what the user named it by (`-o`, `--audit`), for messages. beside: names that are
     written beside it until it is finished."""
 
@@ -45,13 +45,13 @@ def refuse_special(path: Path, flag: str = "") -> None:
         raise RecordError(f"{_named(flag, path)} is {kind}, and not written over: name a regular file, or a new one")
 
 
-def check_outputs(outputs: Sequence[Output], inputs: Iterable[Path] = ()) -> None:
+def check_outputs(outputs: Sequence[OutputFile], inputs: Iterable[Path] = ()) -> None:
     """Before any work: whether the outputs can be written without a loss of something else.
 
     Raises RecordError, which names flag and file, for what is no regular file, is an input too, or another output too.
     """
     read = {identity(path): path for path in inputs}
-    taken: dict[Hashable, Output] = {}
+    taken: dict[Hashable, OutputFile] = {}
     for output in outputs:
         for path in (output.path, *(output.path.with_name(name) for name in output.beside)):
             refuse_special(path, output.flag)
@@ -69,7 +69,7 @@ def check_outputs(outputs: Sequence[Output], inputs: Iterable[Path] = ()) -> Non
             taken[own] = output
 
 
-def refuse_finished(outputs: Sequence[Output], force: str) -> None:
+def refuse_finished(outputs: Sequence[OutputFile], force: str) -> None:
     """Raises RecordError where an output is there already. force: the flag that would have it replaced."""
     for output in outputs:
         if os.path.lexists(output.path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -188,10 +189,10 @@ class ParquetWriter:
 def arrow(what: str) -> ModuleType:
     """The package. what: the file that needs it, for the message. Raises MissingExtra where it is not there."""
     try:
-        import pyarrow
+        package: ModuleType = importlib.import_module("pyarrow")
     except ImportError as error:
         raise MissingExtra(f"{what} takes pyarrow to read and write: pip install 'retcon-rl[formats]'") from error
-    return pyarrow
+    return package
 
 
 def _json(row: dict[str, Any], where: str) -> bytes:

@@ -1,9 +1,9 @@
 """Records of other people's files, one at a time: JSON Lines, JSON arrays, one JSON document, inspect_ai's logs, and
-Parquet.
+Parquet, slime's dumps.
 
 A record is the bytes that stand in the file, so that one that nothing changes can be written back as it was. Memory
 holds one record, whatever the file's size, except for a document, which is one record or, as inspect_ai's `.json`
-log, is read whole, and for Parquet, of which it holds some rows.
+log and slime's dump, is read whole, and for Parquet, of which it holds some rows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 from retcon.core.errors import RecordError
 from retcon.store.arrays import ArrayWriter, items_of
 from retcon.store.compression import decompressed, plain_name, read_errors
+from retcon.store.dumps import DumpWriter, dump_source
 from retcon.store.logs import EvalWriter, LogWriter, eval_source, frame_of, log_source
 from retcon.store.parquet import ParquetWriter, RowsWriter, parquet_source
 from retcon.store.types import WHOLE, Record, Shape, Source, Writer
@@ -28,9 +29,10 @@ from retcon.store.types import WHOLE, Record, Shape, Source, Writer
 __all__ = ["STDIN", "WHOLE", "LinesWriter", "Record", "Shape", "Source", "Writer", "open_source", "writer"]
 
 STDIN = Path("-")
-KINDS = (".jsonl", ".ndjson", ".json", ".traj", ".eval", ".parquet")
+KINDS = (".jsonl", ".ndjson", ".json", ".traj", ".eval", ".parquet", ".pt")
 """Suffixes of files that may hold transcripts, before the one of a compression."""
 _DOCUMENTS = (".json", ".traj")
+_LINES = (".jsonl", ".ndjson")
 _CHUNK = 1 << 20
 
 
@@ -45,6 +47,8 @@ def open_source(path: Path) -> Source:
         return eval_source(path)
     if path.suffix == ".parquet":
         return parquet_source(path)
+    if path.suffix == ".pt":
+        return dump_source(path)
     try:
         raw = io.FileIO(sys.stdin.fileno(), closefd=False) if path == STDIN else io.FileIO(path)
     except FileNotFoundError:
@@ -57,9 +61,15 @@ def open_source(path: Path) -> Source:
         return raw.tell() if seekable and not raw.closed else 0
 
     name = "standard input" if path == STDIN else str(path)
-    file = decompressed(io.BufferedReader(raw, _CHUNK), name)
-    first = _first_byte(file, name)
+    plain = decompressed(io.BufferedReader(raw, _CHUNK), name)
+    first, file = _first_byte(plain, name), cast(IO[bytes], plain)
     if first == b"[":
+        if plain_name(path.name).endswith(_LINES):
+            head = file.readline()
+            following = file.readline() if _is_json(head) else b""
+            file = _chained(head + following, file)
+            if following.strip():  # each line is a list: a transcript that is nothing but its messages
+                return Source(path, "lines", _lines(file, name), read)
         tail: list[bytes] = []
         return Source(path, "array", items_of(file, name, tail), read, tail=tail)
     if first == b"{" and plain_name(path.name).endswith(_DOCUMENTS):
@@ -70,13 +80,15 @@ def open_source(path: Path) -> Source:
 def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = False, joined: bool = False) -> Writer:
     """What writes records to `out`.
 
-    kind: a suffix that asks for another shape than the source's own, `.jsonl` or `.parquet`. going_on: records stand
+    kind: a suffix that asks for another shape than the source's own: `.jsonl`, `.parquet`. going_on: records stand
     in the file before. joined: the file is of several sources.
     """
     if kind == ".jsonl":
         return LinesWriter(out)
     if kind == ".parquet":
         return RowsWriter(source.table, out) if source.shape == "parquet" and not joined else ParquetWriter(out)
+    if source.shape == "dump":
+        return DumpWriter(source.table, out)
     if source.shape == "eval":
         return EvalWriter(source.path, out)
     if source.shape == "log":
@@ -201,7 +213,6 @@ _OTHER_KINDS = {
     ".xz": "unpack it first: xz -d {}",
     ".bz2": "unpack it first: bzip2 -d {}",
     ".zip": "unpack it first: unzip {}",
-    ".pt": "write it as JSON Lines first: torch.load(…)['samples'], one a line",
     ".arrow": "write it as Parquet first: datasets.Dataset.from_file(…).to_parquet(…)",
 }
 

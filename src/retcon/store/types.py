@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-Shape = Literal["lines", "array", "document", "log", "eval", "parquet"]
-WHOLE: frozenset[Shape] = frozenset({"log", "eval", "parquet"})
+Shape = Literal["lines", "array", "document", "log", "eval", "parquet", "dump"]
+WHOLE: frozenset[Shape] = frozenset({"log", "eval", "parquet", "dump"})
 """Shapes that are written in one go: what was begun cannot be gone on with."""
 
 
@@ -47,7 +47,8 @@ class Source:
     """A file that is being read. shape: how its records are held. read: bytes of the file so far, for progress.
 
     frame: of a log, its keys and their values as they stand in the file. tail: of an array, what stands after its last
-    item, known once that was read. table: of Parquet, the rows that its writer needs beside their JSON.
+    item, known once that was read. table: of Parquet and of a dump, the rows or samples that its writer
+    needs beside their JSON.
     """
 
     path: Path

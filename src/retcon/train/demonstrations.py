@@ -17,11 +17,11 @@ from retcon.core.errors import MissingIds, RecordError, TaskWarning
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.store.records import Record, open_source
-from retcon.transcripts.detect import Detector
-from retcon.transcripts.items import context_of, find_items, text_of
-from retcon.transcripts.sample import sampled
-from retcon.transcripts.style import decoded
-from retcon.transcripts.text import PLACES
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.detection.sample import sampled
+from retcon.transcripts.reading.in_text import PLACES
+from retcon.transcripts.reading.items import context_of, find_items, text_of
+from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json
 
 OURS = "retcon"

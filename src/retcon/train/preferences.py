@@ -13,8 +13,8 @@ from retcon.core.errors import RecordError, TaskWarning
 from retcon.core.types import Sample, Trajectory
 from retcon.store.records import open_source
 from retcon.train.demonstrations import rendered
-from retcon.transcripts.detect import Detector
-from retcon.transcripts.style import decoded
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json
 
 SIDES = ("chosen", "rejected")

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from retcon.core.errors import RecordError, nearest
-from retcon.transcripts.dialects import Dialect
+from retcon.transcripts.reading.dialects import Dialect
 from retcon.transcripts.types import Format
 
 _FORMATS: list[Format] = []
@@ -74,5 +74,5 @@ def _imported(place: str) -> Format:
 @cache
 def _load() -> None:
     package = import_module("retcon.transcripts.formats")
-    for module in pkgutil.iter_modules(package.__path__):
-        import_module(f"{package.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        import_module(module.name)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import cast
 
-from retcon.transcripts.failures import Verdict
-from retcon.transcripts.items import text_of, with_text
-from retcon.transcripts.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
-from retcon.transcripts.pieces import Call, Output, Piece, PieceKind, shown_call
+from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.reading.items import text_of, with_text
+from retcon.transcripts.reading.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
+from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, ToolOutput, shown_call
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -80,7 +80,7 @@ def _call(block: Json) -> Call:
     return Call(string(call.get("name"), "python"), arguments_of(call.get("input")), id=some_id(call.get("id")))
 
 
-def _output(block: Json) -> Output:
+def _output(block: Json) -> ToolOutput:
     result = block if isinstance(block, dict) else {}
     own_id = some_id(result.get("tool_use_id"))
     ran = part_of(result, "content")
@@ -88,11 +88,13 @@ def _output(block: Json) -> Output:
         text = string(ran.get("stdout")) + string(ran.get("stderr")) or string(ran.get("error_code"))
         code = ran.get("return_code")
         if type(code) is int:
-            return Output(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
+            return ToolOutput(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
         failed = string(ran.get("type")).endswith("_error")
-        return Output(text, own_id, Verdict("error", "status", text or None) if failed else None, typed=failed)
+        return ToolOutput(text, own_id, Verdict("error", "status", text or None) if failed else None, typed=failed)
     failed = result.get("is_error") is True
-    return Output(text_of(result.get("content")), own_id, Verdict("error", "status") if failed else None, typed=failed)
+    return ToolOutput(
+        text_of(result.get("content")), own_id, Verdict("error", "status") if failed else None, typed=failed
+    )
 
 
 register(Anthropic())

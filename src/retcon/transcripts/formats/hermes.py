@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import msgspec
 
 from retcon.chat import hermes
-from retcon.transcripts.chat import chat
-from retcon.transcripts.dialects import Cut, JsonCall, Plain, all_clean, inside
-from retcon.transcripts.failures import looks_clean
-from retcon.transcripts.pieces import Call, Output
+from retcon.transcripts.failures.rules import looks_clean
+from retcon.transcripts.reading.dialects import Fragment, JsonCall, Plain, all_clean, inside
+from retcon.transcripts.reading.in_messages import in_messages
+from retcon.transcripts.reading.in_text import InText
+from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
-from retcon.transcripts.text import Text
 from retcon.transcripts.types import Certainty
 
 
@@ -22,25 +22,26 @@ class Hermes(Plain):
 
     name = "hermes"
     certainty = Certainty.TAGS
+    _opens, _closes = "<tool_response>", "</tool_response>"
     _decoder = msgspec.json.Decoder(JsonCall)
 
     def calls_in(self, text: str) -> bool:
         return hermes.OPEN in text
 
-    def cut(self, text: str, answered: bool) -> list[Cut]:
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
         found = list(hermes.find_calls(text))
         if not found:
-            return [Cut("said", text)]
+            return [Fragment("said", text)]
         start = found[0].char
         calls = tuple(Call(c.name, c.arguments, c.char - start) for c in found)
-        return [Cut("said", text[:start])] * bool(start) + [Cut("call", text[start:], calls)]
+        return [Fragment("said", text[:start])] * bool(start) + [Fragment("call", text[start:], calls)]
 
-    def outputs(self, text: str) -> tuple[Output, ...]:
-        _, *blocks = text.split("<tool_response>")
-        inside = [block.partition("</tool_response>")[0] for block in blocks]
-        return tuple([Output(b.removeprefix("\n").removesuffix("\n")) for b in inside]) or (Output(text),)
+    def outputs(self, text: str) -> tuple[ToolOutput, ...]:
+        _, *blocks = text.split(self._opens)
+        inside = [block.partition(self._closes)[0] for block in blocks]
+        return tuple([ToolOutput(b.removeprefix("\n").removesuffix("\n")) for b in inside]) or (ToolOutput(text),)
 
-    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
         return self.outputs(text) if text[:40].lstrip().startswith("<tool_response>") else None
 
     def clean_outputs(self, text: str, told: bool) -> int | None:
@@ -70,34 +71,39 @@ class Hermes(Plain):
         return 0
 
 
-class InText(Hermes):
+class HermesInText(Hermes):
     """The same in one text, as rollout dumps have it (verl, slime): the turns follow each other, with or without the
-    markers of Qwen's template, of which a decoder that skips special ids leaves the roles."""
+    markers of Qwen's template, of which a decoder that skips special ids leaves the roles. answer: the tag of what a
+    tool says; `interpreter` in slime's example of ReTool."""
 
     certainty = Certainty.TAGGED_TEXT
-    _answers = re.compile(
-        r"\s*(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:user|tool)?\s*"
-        r"(?P<answers>(?:<tool_response>.*?</tool_response>\s*)+)"
-        r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\s*)?",
-        re.DOTALL,
-    )
 
-    def cut(self, text: str, answered: bool) -> list[Cut]:
-        cuts: list[Cut] = []
+    def __init__(self, answer: str = "tool_response") -> None:
+        self._opens, self._closes = f"<{answer}>", f"</{answer}>"
+        self.signs = (hermes.OPEN, self._opens)
+        self._answers = re.compile(
+            r"\s*(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:user|tool)?\s*"
+            rf"(?P<answers>(?:{self._opens}.*?{self._closes}\s*)+)"
+            r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\s*)?",
+            re.DOTALL,
+        )
+
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
+        cuts: list[Fragment] = []
         at = 0
         for start, answers in self._rounds(text):
             if start > at:
-                cuts.append(Cut("said", text[at:start]))
+                cuts.append(Fragment("said", text[at:start]))
             written = text[start : answers.start()]
             calls = tuple(Call(c.name, c.arguments, c.char) for c in hermes.find_calls(written))
-            cuts.append(Cut("call", written, calls))
-            cuts.append(Cut("output", answers[0], (), self.outputs(answers["answers"])))
+            cuts.append(Fragment("call", written, calls))
+            cuts.append(Fragment("output", answers[0], (), self.outputs(answers["answers"])))
             at = answers.end()
-        return [*cuts, Cut("said", text[at:])] if text[at:] or not cuts else cuts
+        return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
 
     def _rounds(self, text: str) -> Iterator[tuple[int, re.Match[str]]]:
         """Where calls that are answered begin, and their answers, with what stands around these."""
-        last = text.rfind("</tool_response>")
+        last = text.rfind(self._closes)
         start = text.find(hermes.OPEN)
         at = start + len(hermes.OPEN)
         while start >= 0 and 0 <= (closing := text.find(hermes.CLOSE, at)) < last:
@@ -108,9 +114,11 @@ class InText(Hermes):
                 at = start + len(hermes.OPEN)
 
     def clean_inside(self, text: str) -> int | None:
-        return inside(self, text) if "<tool_response>" in text else 0
+        return inside(self, text) if self._opens in text else 0
 
 
+_MARKS = ("tool_call", "tool_response")
 register_dialect(Hermes())
-register(chat(Hermes(), marks=("tool_call", "tool_response")))
-register(Text(InText(), "<tool_response>", Certainty.TAGGED_TEXT, ("tool_call", "tool_response"), ("verl", "slime")))
+register(in_messages(Hermes(), marks=_MARKS))
+for _dialect in (HermesInText(), HermesInText("interpreter")):
+    register(InText(_dialect, _dialect.signs, Certainty.TAGGED_TEXT, _MARKS, ("verl", "slime")))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.transcripts.failures import Verdict
-from retcon.transcripts.items import text_of
-from retcon.transcripts.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
-from retcon.transcripts.pieces import Call, Output, Piece, shown_call
+from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.reading.items import text_of
+from retcon.transcripts.reading.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
+from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput, shown_call
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _INSIDE = ("data", "kwargs")
 _MOVED = ("tool_calls", "invalid_tool_calls", "additional_kwargs")
+_CALL_BLOCKS = ("tool_use", "server_tool_use", "function_call", "tool_call", "invalid_tool_call")
 
 
 class LangChain(Itemwise):
@@ -55,11 +56,25 @@ class LangChain(Itemwise):
         home, fix = parts(pieces[0])[0], parts(pieces[-1])[0]
         if not isinstance(home, dict) or not isinstance(fix, dict):
             return [home]
-        calls = {key: value for key, value in _inside(fix).items() if key in _MOVED}
-        return [_with_inside(home, {**{k: v for k, v in _inside(home).items() if k not in _MOVED}, **calls})]
+        said, called = _inside(home), _inside(fix)
+        moved = {key: value for key, value in called.items() if key in _MOVED}
+        content = {} if home is fix else {"content": _with_calls(said.get("content"), called.get("content"))}
+        return [_with_inside(home, {**{k: v for k, v in said.items() if k not in _MOVED}, **content, **moved})]
 
     def with_words(self, item: Json, text: str) -> Json:
         return _with_inside(item, super().with_words(_inside(item), text))
+
+
+def _with_calls(said: Json, called: Json) -> Json:
+    """The words of one content with the calls of another, where providers' blocks repeat them (Anthropic's)."""
+    calls = [block for block in called if _is_call(block)] if isinstance(called, list) else []
+    if isinstance(said, list):
+        return [*(block for block in said if not _is_call(block)), *calls]
+    return [*([{"type": "text", "text": said}] if said else []), *calls] if calls else said
+
+
+def _is_call(block: Json) -> bool:
+    return isinstance(block, dict) and block.get("type") in _CALL_BLOCKS
 
 
 def _inside(item: Json) -> Item:
@@ -93,10 +108,10 @@ def _calls(inside: Item) -> list[Call]:
     return calls
 
 
-def _output(inside: Item, text: str) -> Output:
+def _output(inside: Item, text: str) -> ToolOutput:
     failed = inside.get("status") == "error"
     verdict = Verdict("error", "status") if failed else None
-    return Output(text, some_id(inside.get("tool_call_id")), verdict, typed=failed)
+    return ToolOutput(text, some_id(inside.get("tool_call_id")), verdict, typed=failed)
 
 
 register(LangChain())

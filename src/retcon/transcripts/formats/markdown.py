@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from retcon.transcripts.chat import chat
-from retcon.transcripts.dialects import Cut, Plain, all_clean, is_feedback
-from retcon.transcripts.failures import looks_clean
-from retcon.transcripts.pieces import Call, Output
+from retcon.transcripts.failures.rules import looks_clean
+from retcon.transcripts.reading.dialects import Fragment, Plain, all_clean, is_feedback
+from retcon.transcripts.reading.in_messages import in_messages
+from retcon.transcripts.reading.in_text import InText
+from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
-from retcon.transcripts.text import Text
 from retcon.transcripts.types import Certainty
 
 
@@ -30,8 +30,8 @@ class Markdown(Plain):
     def calls_in(self, text: str) -> bool:
         return "`" in text and ("```py" in text or "```Py" in text or "```PY" in text or "```tool_code" in text)
 
-    def cut(self, text: str, answered: bool) -> list[Cut]:
-        cuts: list[Cut] = []
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
+        cuts: list[Fragment] = []
         at = 0
         found = list(self._blocks(text))
         for n, (start, code, code_end, end) in enumerate(found):
@@ -39,13 +39,13 @@ class Markdown(Plain):
             if output is None and not (answered and n + 1 == len(found)):
                 continue
             if start > at:
-                cuts.append(Cut("said", text[at:start]))
+                cuts.append(Fragment("said", text[at:start]))
             at = end if output is not None else len(text)
-            cuts.append(Cut("call", text[start:at], (Call("python", {"code": text[code:code_end]}),)))
+            cuts.append(Fragment("call", text[start:at], (Call("python", {"code": text[code:code_end]}),)))
             if output is not None:
                 inside_end, at = _closed(text, output.end())
-                cuts.append(Cut("output", text[end:at], (), (Output(text[output.end() : inside_end]),)))
-        return [*cuts, Cut("said", text[at:])] if text[at:] or not cuts else cuts
+                cuts.append(Fragment("output", text[end:at], (), (ToolOutput(text[output.end() : inside_end]),)))
+        return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
 
     def _blocks(self, text: str) -> Iterator[tuple[int, int, int, int]]:
         """Closed blocks of Python: where the fence, the program, the closing line and what follows it begin."""
@@ -60,14 +60,14 @@ class Markdown(Plain):
                 yield opening.start(), at, max(at, end), after
                 at = after
 
-    def outputs(self, text: str) -> tuple[Output, ...]:
+    def outputs(self, text: str) -> tuple[ToolOutput, ...]:
         fenced = self._fenced.match(text)
         if fenced:
-            return (Output(text[fenced.end() : _closed(text, fenced.end())[0]]),)
+            return (ToolOutput(text[fenced.end() : _closed(text, fenced.end())[0]]),)
         labelled = self._label.match(text)
-        return (Output(text[labelled.end() :] if labelled else text),)
+        return (ToolOutput(text[labelled.end() :] if labelled else text),)
 
-    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
         if not (self._label.match(text) or self._answer.match(text)) or is_feedback(text):
             return None
         return self.outputs(text)
@@ -124,5 +124,5 @@ def _closing(text: str, start: int) -> tuple[int, int]:
 
 
 register_dialect(Markdown())
-register(chat(Markdown(), marks=("python", "output")))
-register(Text(Markdown(), "```output", Certainty.TEXT, ("output",)))
+register(in_messages(Markdown(), marks=("python", "output")))
+register(InText(Markdown(), ("```output",), Certainty.TEXT, ("output",)))

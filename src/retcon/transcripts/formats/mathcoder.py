@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.core.errors import RecordError
-from retcon.transcripts.chat import ItemsReading
-from retcon.transcripts.failures import looks_clean
-from retcon.transcripts.items import find_items, text_of, with_text
-from retcon.transcripts.pieces import Call, Output, Piece, PieceReading
+from retcon.transcripts.failures.rules import looks_clean
+from retcon.transcripts.reading.in_messages import ItemsReading
+from retcon.transcripts.reading.items import find_items, text_of, with_text
+from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Json, Reading
 
@@ -51,7 +51,7 @@ class Blocks:
             elif role == "code":
                 pieces.append(Piece("call", n, text, (Call("python", {"code": text}),)))
             elif role == "execution" and pieces and pieces[-1].kind == "call":
-                pieces.append(Piece("output", n, text, (), (Output(text),)))
+                pieces.append(Piece("output", n, text, (), (ToolOutput(text),)))
             else:
                 pieces.append(Piece("told", n, text))
         return ItemsReading(record, path, PieceReading(items, pieces, id, _whole, apart=True))

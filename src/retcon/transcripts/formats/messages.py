@@ -8,10 +8,10 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.core.types import Status
-from retcon.transcripts.chat import ItemsReading
-from retcon.transcripts.failures import Verdict, looks_clean
-from retcon.transcripts.items import context_of, find_items, text_of, with_text
-from retcon.transcripts.pieces import Call, Output, Piece, PieceReading, shown_call
+from retcon.transcripts.failures.rules import Verdict, looks_clean
+from retcon.transcripts.reading.in_messages import ItemsReading
+from retcon.transcripts.reading.items import context_of, find_items, text_of, with_text
+from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, shown_call
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Json, Reading
 
@@ -23,6 +23,11 @@ _STATUSES: dict[str, Status] = {
     "ok": "ok", "success": "ok", "completed": "ok", "error": "error", "failed": "error", "failure": "error",
     "timeout": "timeout", "limit": "limit", "malformed": "malformed", "infrastructure": "infrastructure",
 }  # fmt: skip
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Where servers put what a model thinks before it speaks (DeepSeek, vLLM, OpenRouter)."""
+_THOUGHT = "thought"
+_APART = "\n\n"
+"""What stands between that and the words, so that sentences end."""
 _TYPED = frozenset({"error", "is_error", "status", "exit_code", "returncode"})
 
 
@@ -31,7 +36,7 @@ class Messages:
 
     A tool's message answers the call that its `tool_call_id` names, or the next one where it names none. Typed
     statuses are taken from the tool's message: `error` (inspect_ai), `is_error`, `status`, `exit_code`, `returncode`.
-    The old `function_call` is read as one call.
+    The old `function_call` is read as one call. `reasoning_content`, `reasoning` and `thinking` are words as well.
     """
 
     name = "messages"
@@ -53,7 +58,7 @@ class Messages:
         for item in found[1]:
             role = item.get("role")
             if role == "assistant":
-                calls = _raw_calls(item)
+                calls = calls_of(item)
                 if not all(map(_readable, calls)):
                     return None
                 pending = len(calls)
@@ -78,16 +83,21 @@ class Messages:
         context = context_of(record) if path == ("completion",) else ""
         pieces: list[Piece] = []
         for n, item in enumerate(items):
-            pieces += _pieces(item, n, after_call=bool(pieces) and pieces[-1].kind in ("call", "output"))
-        return ItemsReading(record, path, PieceReading(items, pieces, id, _rebuild, context=context))
+            pieces += pieces_of(item, n, after_call=bool(pieces) and pieces[-1].kind in ("call", "output"))
+        return ItemsReading(record, path, PieceReading(items, pieces, id, rebuilt, context=context))
 
 
-def _pieces(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
+def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
     text = text_of(item.get("content"))
     if item.get("role") == "assistant":
-        raw = _raw_calls(item)
+        thought = [
+            Piece("said", owner, value + _APART, payload={_THOUGHT: key})
+            for key in _REASONING
+            if isinstance(value := item.get(key), str) and value
+        ]
+        raw = calls_of(item)
         if not raw:
-            return [Piece("said", owner, text)]
+            return [*thought, Piece("said", owner, text)]
         shown: list[str] = []
         calls: list[Call] = []
         for one in raw:
@@ -96,19 +106,23 @@ def _pieces(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
             shown.append(shown_call(call))
         key = "tool_calls" if item.get("tool_calls") else "function_call"
         call_piece = Piece("call", owner, "".join(shown), tuple(calls), payload={key: item[key]})
-        return [Piece("said", owner, text), call_piece] if text else [call_piece]
+        return [*thought, *([Piece("said", owner, text)] if text else []), call_piece]
     if item.get("role") in _OUTPUT and after_call:
         verdict, typed = _typed(item)
         own_id = item.get("tool_call_id")
         return [
             Piece(
-                "output", owner, text, (), (Output(text, own_id if isinstance(own_id, str) else None, verdict, typed),)
+                "output",
+                owner,
+                text,
+                (),
+                (ToolOutput(text, own_id if isinstance(own_id, str) else None, verdict, typed),),
             )
         ]
     return [Piece("told", owner, text)]
 
 
-def _raw_calls(item: Item) -> list[Json]:
+def calls_of(item: Item) -> list[Json]:
     """The calls of a message, each as an object where it can be read."""
     listed = item.get("tool_calls")
     if isinstance(listed, list) and listed:
@@ -171,14 +185,24 @@ def _typed(item: Item) -> tuple[Verdict | None, bool]:
     return None, False
 
 
-def _rebuild(item: Json, pieces: Sequence[Piece]) -> Json:
+def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
     if not isinstance(item, dict):
         raise RecordError("a message is no object")
-    said = "".join(p.text for p in pieces if p.kind == "said")
-    moved = {key: value for p in pieces for key, value in p.payload.items()}
+    said = "".join(p.text for p in pieces if p.kind == "said" and _THOUGHT not in p.payload)
+    moved = {key: value for p in pieces for key, value in p.payload.items() if key != _THOUGHT}
+    thought = {str(p.payload[_THOUGHT]): p.text.removesuffix(_APART) for p in pieces if _THOUGHT in p.payload}
+    # What was thought goes where the words go: of a message that has other words now, its own goes.
+    kept = {
+        key: thought.get(key, value) for key, value in item.items() if key in thought or not _is_thought(key, value)
+    }
+    moved = {**{key: value for key, value in thought.items() if key not in kept}, **moved}
     content = item.get("content")
     same = text_of(content) == said
-    return {**item, **moved} if same else {**item, "content": with_text(content, said), **moved}
+    return {**kept, **moved} if same else {**kept, "content": with_text(content, said), **moved}
+
+
+def _is_thought(key: str, value: Json) -> bool:
+    return key in _REASONING and isinstance(value, str) and bool(value)
 
 
 register(Messages())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from retcon.transcripts.chat import chat
-from retcon.transcripts.dialects import Cut, Plain, all_clean, is_feedback
-from retcon.transcripts.pieces import Call, Output
+from retcon.transcripts.reading.dialects import Fragment, Plain, all_clean, is_feedback
+from retcon.transcripts.reading.in_messages import in_messages
+from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
 from retcon.transcripts.types import Certainty
 
@@ -23,22 +23,22 @@ class Execute(Plain):
     def calls_in(self, text: str) -> bool:
         return "<execute>" in text
 
-    def cut(self, text: str, answered: bool) -> list[Cut]:
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
         start = text.find("<execute>")
         if start < 0 or not answered:
-            return [Cut("said", text)]
+            return [Fragment("said", text)]
         code = "\n".join(block.strip("\n") for block in self._block.findall(text))
-        return [Cut("said", text[:start])] * bool(start) + [
-            Cut("call", text[start:], (Call("python", {"code": code}),))
+        return [Fragment("said", text[:start])] * bool(start) + [
+            Fragment("call", text[start:], (Call("python", {"code": code}),))
         ]
 
-    def outputs(self, text: str) -> tuple[Output, ...]:
+    def outputs(self, text: str) -> tuple[ToolOutput, ...]:
         at = text.rfind("\nYou have ")
         if at >= 0 and self._trailer.match(text, at):
             text = text[:at]
-        return (Output(text.removeprefix("Observation:").removeprefix("\n")),)
+        return (ToolOutput(text.removeprefix("Observation:").removeprefix("\n")),)
 
-    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
         return self.outputs(text) if text.startswith("Observation:") and not is_feedback(text) else None
 
     def clean_outputs(self, text: str, told: bool) -> int | None:
@@ -52,4 +52,4 @@ class Execute(Plain):
 
 
 register_dialect(Execute())
-MINT = register(chat(Execute(), marks=("execute", "history", "state")))
+MINT = register(in_messages(Execute(), marks=("execute", "history", "state")))

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.transcripts.failures import Verdict
-from retcon.transcripts.items import text_of, with_text
-from retcon.transcripts.itemwise import Item, Itemwise, Pieces, Place, arguments_of, lists, part_of, some_id, string
-from retcon.transcripts.pieces import Call, Output, Piece
+from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.reading.items import text_of, with_text
+from retcon.transcripts.reading.itemwise import (
+    Item,
+    ItemList,
+    Itemwise,
+    Pieces,
+    arguments_of,
+    lists,
+    part_of,
+    some_id,
+    string,
+)
+from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -15,6 +25,7 @@ _CALLS = {"function_call", "custom_tool_call", "local_shell_call", "shell_call"}
 _BOTH = {"code_interpreter_call", "mcp_call"}
 """Items that hold the call and what it gave."""
 _OUTPUTS = {f"{name}_output" for name in _CALLS}
+_TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
 _OWN = _CALLS | _BOTH | _OUTPUTS
 
 
@@ -29,7 +40,7 @@ class Responses(Itemwise):
     def has_calls(self, items: Sequence[Item]) -> bool:
         return any(string(item.get("type")) in _OWN for item in items)
 
-    def find(self, record: Json) -> Place | None:
+    def find(self, record: Json) -> ItemList | None:
         """The list with the most calls: NeMo-Gym has the request's beside the response's."""
         found = [(path, items) for path, items in lists(record) if self.has_calls(items)]
         if not found:
@@ -38,7 +49,7 @@ class Responses(Itemwise):
         request = part_of(record, "responses_create_params") or (record if isinstance(record, dict) else {})
         context = request.get("input") if tuple(path) not in ((), ("input",)) else None
         told = [context] if isinstance(context, str) else context if isinstance(context, list) else []
-        return Place(path, items, "\n\n".join(t if isinstance(t, str) else _text(t) for t in told))
+        return ItemList(path, items, "\n\n".join(t if isinstance(t, str) else _text(t) for t in told))
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
@@ -58,6 +69,12 @@ class Responses(Itemwise):
             else:
                 pieces.beside(item)  # a search, an item reference
         return pieces.all
+
+    def forgotten(self, item: Json) -> Json:
+        """NeMo-Gym's items have the ids of all before them, and log-probs that were sampled after these."""
+        if not isinstance(item, dict) or item.keys().isdisjoint(_TOKENS):
+            return item
+        return {**item, **{key: [] for key in _TOKENS if key in item}}
 
     def with_words(self, item: Json, text: str) -> Json:
         if isinstance(item, dict) and not _text(item):
@@ -86,29 +103,29 @@ def _call(item: Item, kind: str) -> Call:
     return Call(name, arguments_of(arguments), id=some_id(item.get("call_id")) or some_id(item.get("id")))
 
 
-def _output(item: Item) -> Output:
+def _output(item: Item) -> ToolOutput:
     own_id, output = some_id(item.get("call_id")), item.get("output")
     ran = [part for part in output if isinstance(part, dict) and "outcome" in part] if isinstance(output, list) else []
     if not ran:
-        return Output(text_of(output), own_id)
+        return ToolOutput(text_of(output), own_id)
     text = "".join(string(part.get("stdout")) + string(part.get("stderr")) for part in ran)
     outcome = part_of(ran[-1], "outcome")
     if outcome.get("type") == "timeout":
-        return Output(text, own_id, Verdict("timeout", "status"), typed=True)
+        return ToolOutput(text, own_id, Verdict("timeout", "status"), typed=True)
     code = outcome.get("exit_code")
-    return Output(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
+    return ToolOutput(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
 
 
-def _own_output(item: Item, kind: str) -> Output:
+def _own_output(item: Item, kind: str) -> ToolOutput:
     own_id = some_id(item.get("id"))
     if kind == "mcp_call":
         error = item.get("error")
         text = text_of(item.get("output")) or (error if isinstance(error, str) else "")
-        return Output(text, own_id, Verdict("error", "status") if error else None, typed=bool(error))
+        return ToolOutput(text, own_id, Verdict("error", "status") if error else None, typed=bool(error))
     outputs = item.get("outputs")
     logs = [string(one.get("logs")) for one in outputs if isinstance(one, dict)] if isinstance(outputs, list) else []
     failed = item.get("status") == "failed"
-    return Output("\n".join(logs), own_id, Verdict("error", "status") if failed else None, typed=failed)
+    return ToolOutput("\n".join(logs), own_id, Verdict("error", "status") if failed else None, typed=failed)
 
 
 register(Responses())

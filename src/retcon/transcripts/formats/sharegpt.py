@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from retcon.transcripts.chat import Chat
+from retcon.transcripts.reading.in_messages import InMessages
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Json
 
@@ -14,5 +14,7 @@ def _shared(items: Sequence[Mapping[str, Json]]) -> bool:
 
 
 register(
-    Chat("sharegpt", "from", "value", Certainty.STRUCTURE, _shared, marks=("conversations", "from", "value", "gpt"))
+    InMessages(
+        "sharegpt", "from", "value", Certainty.STRUCTURE, _shared, marks=("conversations", "from", "value", "gpt")
+    )
 )

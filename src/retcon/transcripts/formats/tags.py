@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from retcon.transcripts.chat import chat
-from retcon.transcripts.dialects import Cut, all_clean, inside
-from retcon.transcripts.pieces import Call, Output
+from retcon.transcripts.reading.dialects import Fragment, all_clean, inside
+from retcon.transcripts.reading.in_messages import in_messages
+from retcon.transcripts.reading.in_text import InText
+from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
-from retcon.transcripts.text import Text
 from retcon.transcripts.types import Certainty
 
 
@@ -24,6 +24,7 @@ class Tagged:
         self.certainty = Certainty.TAGS
         self.call, self.output = call, output
         self.sign = f"<{output}>"
+        self.signs = (f"<{call}>", self.sign)
         self._opens, self._closes = f"<{call}>", f"</{call}>"
         self._answer = re.compile(rf"\s*<{output}>(?P<text>.*?)(?:</{output}>|\Z)", re.DOTALL)
 
@@ -31,8 +32,8 @@ class Tagged:
         words = list(said)
         return any(self._opens in text for text in words) and any(self.sign in text for text in chain(words, told))
 
-    def cut(self, text: str, answered: bool) -> list[Cut]:
-        cuts: list[Cut] = []
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
+        cuts: list[Fragment] = []
         at = 0
         found = list(self._blocks(text))
         for n, (start, code, end) in enumerate(found):
@@ -42,13 +43,13 @@ class Tagged:
             if output is None and not (answered and n + 1 == len(found)):
                 continue
             if start > at:
-                cuts.append(Cut("said", text[at:start]))
+                cuts.append(Fragment("said", text[at:start]))
             at = end if output is not None else len(text)
-            cuts.append(Cut("call", text[start:at], (Call("python", {"code": _unfenced(code)}),)))
+            cuts.append(Fragment("call", text[start:at], (Call("python", {"code": _unfenced(code)}),)))
             if output is not None:
-                cuts.append(Cut("output", output[0], (), (Output(output["text"].strip("\n")),)))
+                cuts.append(Fragment("output", output[0], (), (ToolOutput(output["text"].strip("\n")),)))
                 at = output.end()
-        return [*cuts, Cut("said", text[at:])] if text[at:] or not cuts else cuts
+        return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
 
     def _blocks(self, text: str) -> Iterator[tuple[int, str, int]]:
         """Closed blocks: where the opening tag is, the program, and where what follows the closing tag begins."""
@@ -60,11 +61,11 @@ class Tagged:
             end = closing + len(self._closes)
             yield start, text[code:closing], end
 
-    def outputs(self, text: str) -> tuple[Output, ...]:
+    def outputs(self, text: str) -> tuple[ToolOutput, ...]:
         found = self._answer.match(text)
-        return (Output(found["text"].strip("\n") if found else text),)
+        return (ToolOutput(found["text"].strip("\n") if found else text),)
 
-    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
         return self.outputs(text) if self._answer.match(text) else None
 
     def clean_outputs(self, text: str, told: bool) -> int | None:
@@ -87,5 +88,5 @@ def _unfenced(code: str) -> str:
 
 for _dialect in (Tagged("retool", "code", "interpreter"), Tagged("arpo", "python", "result")):
     register_dialect(_dialect)
-    register(chat(_dialect, marks=(_dialect.call, _dialect.output)))
-    register(Text(_dialect, _dialect.sign, Certainty.TAGGED_TEXT, (_dialect.call, _dialect.output)))
+    register(in_messages(_dialect, marks=(_dialect.call, _dialect.output)))
+    register(InText(_dialect, _dialect.signs, Certainty.TAGGED_TEXT, (_dialect.call, _dialect.output)))

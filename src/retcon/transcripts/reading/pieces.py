@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from retcon.core.pair import Message
-from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
+from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.kept import Edit, rewritten
 from retcon.purify.offline import Purified, Splice
 from retcon.purify.words import without
-from retcon.transcripts.failures import Verdict, judge
+from retcon.transcripts.failures.rules import Verdict, judge
 from retcon.transcripts.types import Json
 
 PieceKind = Literal["told", "said", "call", "output"]
@@ -32,7 +32,7 @@ class Call(NamedTuple):
     id: str | None = None
 
 
-class Output(NamedTuple):
+class ToolOutput(NamedTuple):
     """What a call gave. verdict: the format's own. typed: whether it has one, so that None is a success; if not, the
     rules of `failures` say."""
 
@@ -50,7 +50,7 @@ class Piece:
     owner: int
     text: str
     calls: tuple[Call, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[ToolOutput, ...] = ()
     payload: Mapping[str, Json] = field(default_factory=dict)
 
 
@@ -211,7 +211,7 @@ def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
     written = [p for p in inside if p.kind in ("said", "call")]
     segments = [Segment("sampled", p.text) for p in written if p.text]
     rest: list[Segment] = []
-    outputs: list[Output] = []
+    outputs: list[ToolOutput] = []
     for piece in inside:
         if piece.kind == "output":
             outputs += piece.outputs
@@ -228,14 +228,14 @@ def _calls(pieces: Sequence[Piece], span: _Span, number: int) -> tuple[ToolCall,
         return ()
     before = sum(len(p.text) for p in pieces[span.start : span.call])
     return tuple(
-        ToolCall(call.id or f"{number}.{n}", call.name, arguments, before + call.char, extra=extra)
+        ToolCall(call.id or f"{number}.{n}", call.name, arguments, before + call.char, language=language)
         for n, call in enumerate(pieces[span.call].calls)
-        for arguments, extra in (program_argument(call.name, call.arguments),)
+        for arguments, language in (program_argument(call.name, call.arguments),)
     )
 
 
 def _observations(
-    calls: Sequence[ToolCall], found: Sequence[Call], outputs: Sequence[Output]
+    calls: Sequence[ToolCall], found: Sequence[Call], outputs: Sequence[ToolOutput]
 ) -> tuple[Observation, ...]:
     """One for each call that has an output: by the format's id where both have it, else in order."""
     by_id = {o.call_id: o for o in outputs if o.call_id is not None}
@@ -248,7 +248,7 @@ def _observations(
     return tuple(observations)
 
 
-def _observation(call: ToolCall, output: Output) -> Observation:
+def _observation(call: ToolCall, output: ToolOutput) -> Observation:
     verdict = output.verdict
     if verdict is None and not output.typed:
         verdict = judge(output.text, call.code)
@@ -256,11 +256,9 @@ def _observation(call: ToolCall, output: Output) -> Observation:
             verdict = Verdict("malformed", "malformed", line=0)
     if verdict is None:
         return Observation(call.id, output.text, "ok")
-    status: Status = verdict.status
-    extra: dict[str, object] = {"rule": verdict.rule}
-    if verdict.line is not None:
-        extra["line"] = verdict.line
-    return Observation(call.id, output.text, status, verdict.error_type, extra=extra)
+    return Observation(
+        call.id, output.text, verdict.status, verdict.error_type, rule=verdict.rule, line=verdict.line
+    )  # fmt: skip
 
 
 _PROGRAMS = ("code", "source", "script", "python_code", "snippet", "program", "cell", "input")
@@ -268,26 +266,24 @@ _COMMANDS = ("command", "cmd", "bash", "shell_command", "cmds", "keystrokes")
 _SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_command", "bash_session", "run_shell"})
 
 
-def program_argument(
-    name: str, arguments: Mapping[str, object] | str
-) -> tuple[Mapping[str, object] | str, dict[str, object]]:
+def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[Mapping[str, object] | str, str | None]:
     """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and whether it
-    is a shell's (`language`), whose effects cannot be told from its text."""
+    is a shell's (`shell`, else None), whose effects cannot be told from its text."""
     if isinstance(arguments, str):
-        return arguments, {}
+        return arguments, None
     for key in (*_PROGRAMS, *_COMMANDS):
         if isinstance(value := arguments.get(key), str):
             shell = key in _COMMANDS or name.lower() in _SHELLS
-            return {**arguments, "code": value}, {"language": "shell"} if shell else {}
-    return arguments, {}
+            return {**arguments, "code": value}, "shell" if shell else None
+    return arguments, None
 
 
 def shown_call(call: Call) -> str:
     """How a call is written in our own record of it, where the format keeps calls apart from text."""
-    arguments, extra = program_argument(call.name, call.arguments)
+    arguments, language = program_argument(call.name, call.arguments)
     if isinstance(arguments, str):
         return f"\n```{call.name}\n{arguments}\n```"
     if "code" in arguments:
-        language = "bash" if extra else "python"
-        return f"\n```{language}\n{arguments['code']}\n```"
+        fence = "bash" if language == "shell" else "python"
+        return f"\n```{fence}\n{arguments['code']}\n```"
     return f"\n```{call.name}\n{msgspec.json.format(msgspec.json.encode(arguments)).decode()}\n```"

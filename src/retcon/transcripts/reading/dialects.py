@@ -7,18 +7,18 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from retcon.transcripts.failures import looks_clean
-from retcon.transcripts.pieces import Call, Output, PieceKind
+from retcon.transcripts.failures.rules import looks_clean
+from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.types import Certainty
 
 
-class Cut(NamedTuple):
+class Fragment(NamedTuple):
     """A piece of one message's text, before it is known whose it is."""
 
     kind: PieceKind
     text: str
     calls: tuple[Call, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[ToolOutput, ...] = ()
 
 
 class Dialect(Protocol):
@@ -29,15 +29,15 @@ class Dialect(Protocol):
         """Whether a transcript is written so, by what the model says in it and what it is told; cheap."""
         ...
 
-    def cut(self, text: str, answered: bool) -> list[Cut]:
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
         """A message of the model in pieces, without loss. answered: whether the next message is an output."""
         ...
 
-    def outputs(self, text: str) -> tuple[Output, ...]:
+    def outputs(self, text: str) -> tuple[ToolOutput, ...]:
         """What a message of a tool says."""
         ...
 
-    def told_outputs(self, text: str) -> tuple[Output, ...] | None:
+    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
         """The same of a message in the user's role; None where it is the user's own."""
         ...
 
@@ -83,7 +83,7 @@ class Plain:
         return any(map(self.calls_in, said))
 
 
-def all_clean(outputs: tuple[Output, ...] | None) -> int | None:
+def all_clean(outputs: tuple[ToolOutput, ...] | None) -> int | None:
     """How many they are (0 for None); None where one may be a failure."""
     for output in outputs or ():
         if not looks_clean(output.text):

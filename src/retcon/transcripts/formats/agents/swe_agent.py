@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from retcon.purify.kept import rewritten
 from retcon.purify.offline import Purified
-from retcon.transcripts.itemwise import Item, Itemwise, ItemwiseReading, Pieces, loose_words, parts, string
-from retcon.transcripts.pieces import Call, Output, Piece
+from retcon.transcripts.reading.itemwise import Item, Itemwise, ItemwiseReading, Pieces, loose_words, parts, string
+from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json, Reading
 
@@ -39,7 +39,7 @@ class SweAgent(Itemwise):
                 continue
             pieces.said(item, string(item.get("thought")), moved=[], apart=True)
             pieces.called(item, [Call("bash", {"command": action})])
-            pieces.answered(None, [Output(string(item.get("observation")))])
+            pieces.answered(None, [ToolOutput(string(item.get("observation")))])
         return pieces.all
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from retcon.core.errors import RecordError
-from retcon.transcripts.hints import nearest_format
-from retcon.transcripts.items import find_items
-from retcon.transcripts.itemwise import Itemwise, lists
+from retcon.transcripts.detection.hints import nearest_format
+from retcon.transcripts.reading.in_text import PLACES
+from retcon.transcripts.reading.items import find_items
+from retcon.transcripts.reading.itemwise import Itemwise, lists
 from retcon.transcripts.registry import formats, named
-from retcon.transcripts.text import PLACES
 from retcon.transcripts.types import Format, Json
 
 _SHOWN = 20

@@ -10,21 +10,21 @@ from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.dialects import Dialect
-from retcon.transcripts.items import context_of
-from retcon.transcripts.pieces import Piece, PieceReading
-from retcon.transcripts.stale import without_stale
+from retcon.transcripts.reading.dialects import Dialect
+from retcon.transcripts.reading.items import context_of
+from retcon.transcripts.reading.pieces import Piece, PieceReading
+from retcon.transcripts.reading.stale import without_stale
 from retcon.transcripts.types import Certainty, Json, Reading
 
 PLACES = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A format of one text. dialect: how calls and their outputs stand in it. sign: what each such text has."""
+class InText:
+    """A format of one text. dialect: how calls and their outputs stand in it. signs: what each such text has."""
 
     dialect: Dialect
-    sign: str
+    signs: tuple[str, ...]
     certainty: Certainty
     marks: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Text:
     def read(self, record: Json, id: str) -> Reading:
         place, texts = self._texts(record)
         if place is None:
-            raise RecordError(f"no text with calls and {self.sign!r} in any of {', '.join(PLACES)}")
+            raise RecordError(f"no text with calls and {' and '.join(self.signs)} in any of {', '.join(PLACES)}")
         context = context_of(record)
         return _TextReading(record, place, [
             _read(self.dialect, text, id if len(texts) == 1 else f"{id}.{n}", context) for n, text in enumerate(texts)
@@ -68,9 +68,12 @@ class Text:
         for name in PLACES:
             value = record.get(name)
             texts = value if isinstance(value, list) else [value]
-            if all(isinstance(t, str) for t in texts) and any(self.sign in str(t) for t in texts):
+            if all(isinstance(t, str) for t in texts) and any(map(self._signed, texts)):
                 return name
         return None
+
+    def _signed(self, text: str) -> bool:
+        return all(sign in text for sign in self.signs)
 
 
 class _TextReading:

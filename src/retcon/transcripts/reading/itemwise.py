@@ -17,16 +17,17 @@ from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.items import context_of, replaced, with_text
-from retcon.transcripts.pieces import Call, Output, Piece, PieceKind, PieceReading, shown_call
-from retcon.transcripts.stale import without_stale
+from retcon.transcripts.reading.items import context_of, replaced, with_text
+from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading, ToolOutput, shown_call
+from retcon.transcripts.reading.stale import without_stale
 from retcon.transcripts.types import Certainty, Json, Reading
 
 Item = Mapping[str, Json]
 _PARTS = "items"
+_BESIDE = "beside"
 
 
-class Place(NamedTuple):
+class ItemList(NamedTuple):
     """Where the items of a record stand, and what the model was told beside them."""
 
     path: Sequence[str]
@@ -72,11 +73,11 @@ class Itemwise:
         """An item that stands after a repair, without what repeats the history before it."""
         return item
 
-    def find(self, record: Json) -> Place | None:
+    def find(self, record: Json) -> ItemList | None:
         """The list of items, None where the record has none."""
         for path, items in lists(record):
             if self.has_calls(items):
-                return Place(path, items, context_of(record) if path else "")
+                return ItemList(path, items, context_of(record) if path else "")
         return None
 
     def matches(self, record: Json) -> bool:
@@ -101,7 +102,7 @@ class Itemwise:
 class ItemwiseReading:
     """A record with one transcript in groups of items."""
 
-    def __init__(self, format: Itemwise, record: Json, place: Place, id: str) -> None:
+    def __init__(self, format: Itemwise, record: Json, place: ItemList, id: str) -> None:
         self._format = format
         self._record = record
         self.place = place
@@ -140,11 +141,16 @@ class Pieces:
         """What the model is told by a user or the system."""
         self._add("told", text, [item], new=True)
 
-    def said(self, item: Json, text: str, *, moved: Sequence[Json] | None = None, apart: bool = False) -> None:
+    def said(
+        self, item: Json, text: str, *, moved: Sequence[Json] | None = None, apart: bool = False,
+        beside: Mapping[str, Json] | None = None,
+    ) -> None:  # fmt: skip
         """What the model says. moved: the items that go with it, where they are not `item` itself. apart: whether it is
-        a turn of its own, though words stand before it."""
+        a turn of its own, though words stand before it. beside: other fields of the item that go with loose words."""
         last = self._last
         self._add("said", text, [item] if moved is None else moved, new=last is None or apart or last.kind != "said")
+        if beside:
+            self.all[-1] = changed(self.all[-1], payload={**self.all[-1].payload, _BESIDE: beside})
 
     def called(self, item: Json, calls: Sequence[Call], shown: str = "") -> None:
         """Calls; those of items that follow each other are of one turn. shown: how they stand in the item's text."""
@@ -159,7 +165,7 @@ class Pieces:
             own = placed(calls)
             self._add("call", shown, [item], own, new=last is None or last.kind != "said")
 
-    def answered(self, item: Json | None, outputs: Sequence[Output]) -> None:
+    def answered(self, item: Json | None, outputs: Sequence[ToolOutput]) -> None:
         """What calls gave; no item where it stands in the item of the call. Without a call before: told."""
         last = self._last
         text = "".join(o.text for o in outputs)
@@ -183,7 +189,7 @@ class Pieces:
 
     def _add(
         self, kind: PieceKind, text: str, moved: Sequence[Json], calls: tuple[Call, ...] = (),
-        *, outputs: tuple[Output, ...] = (), new: bool,
+        *, outputs: tuple[ToolOutput, ...] = (), new: bool,
     ) -> None:  # fmt: skip
         last = self._last
         owner = 0 if last is None else last.owner + new
@@ -200,6 +206,12 @@ def loose_words(pieces: Sequence[Piece]) -> str | None:
     """Words that stand in the item of the call after them; None where the pieces have none."""
     loose = [piece.text for piece in pieces if piece.kind == "said" and not parts(piece)]
     return "".join(loose) if loose else None
+
+
+def beside_words(pieces: Sequence[Piece]) -> Mapping[str, Json]:
+    """The fields that go with loose words."""
+    found = [piece.payload.get(_BESIDE) for piece in pieces if piece.kind == "said" and not parts(piece)]
+    return {name: value for one in found if isinstance(one, dict) for name, value in one.items()}
 
 
 def placed(calls: Sequence[Call]) -> tuple[Call, ...]:

@@ -59,7 +59,7 @@ class Count:
                 if observation.status in ("ok", "infrastructure"):
                     continue
                 self.failed += 1
-                self.rules[str(observation.extra.get("rule", "status"))] += 1
+                self.rules[observation.rule or "status"] += 1
                 self.types[observation.error_type or observation.status] += 1
         for splice in result.splices:
             self.shallow += splice.shallow

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from retcon.core.errors import RecordError
 from retcon.store.types import Record, Source
-from retcon.transcripts.detect import Detector
-from retcon.transcripts.hints import nearest_format, tool_use
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.detection.hints import nearest_format, tool_use
+from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.registry import formats
-from retcon.transcripts.style import decoded
 from retcon.transcripts.types import Json
 
 RECORDS, BYTES = 512, 4 << 20

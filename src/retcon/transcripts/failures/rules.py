@@ -10,10 +10,11 @@ from __future__ import annotations
 import builtins
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from retcon.core.types import Status
-from retcon.transcripts import wordings
-from retcon.transcripts.fields import fields_of
+from retcon.transcripts.failures import wordings
+from retcon.transcripts.failures.fields import fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ _BRACKETS = "[]()<>*#`=_-~\"' \t❌⚠️.!"
 _EDGE = 600
 """Characters of a first or last line beyond which it is no harness's sentence."""
 
+_WORD = 40
+"""Characters of a line within which its first word ends, if it is one."""
 _START = re.compile(r"[^\w<{]*([\w.]+|<)")
 _SECOND = re.compile(r"[ \t]+(\w+)")
 _DIGITS = frozenset("0123456789")
@@ -115,26 +118,53 @@ _EXCEPTIONS = frozenset(name.lower() for name in _BUILTIN | _TIMEOUTS)
 def may_fail(output: str) -> bool:
     """Whether a rule could hold for this output: a cheap look, True more often than `judge` finds something.
 
-    A single character is looked for first where a word has a rare one, as that is many times as fast.
+    Of each wording a character that is rare in outputs is looked for first, as that is many times as fast.
     """
-    if "\x1b" in output or ("T" in output and "Traceback" in output):
+    if "\x1b" in output or ("(" in output and "Traceback (" in output):
         return True
-    if "E" in output and "Error: " in output and any(name in output for name in _SYNTAX_ERRORS):
+    if ":" in output and "Error: " in output and any(name in output for name in _SYNTAX_ERRORS):
         return True
-    if ("F" in output and 'File "' in output) or ("C" in output and "Code execution failed" in output):
+    if ('"' in output and 'File "' in output) or ("'" in output and "Code execution failed" in output):
         return True
     # The other rules are about whole first and last lines, or whole outputs that are one line or one JSON object.
     stripped = output.strip()
-    if stripped[:1] == "{":
+    first = stripped[:1]
+    if first == "{":
         return True
     end = stripped.find("\n")
     if end < 0:
-        return _suspect(stripped)
-    return _suspect(stripped[:end]) or _suspect(stripped[stripped.rfind("\n") + 1 :])
+        return first not in _DIGITS and _suspect(stripped)
+    if first not in _DIGITS and _suspect(stripped[:end]):
+        return True
+    last = stripped.rfind("\n") + 1
+    return stripped[last] not in _DIGITS and _suspect(stripped[last:])
 
 
 def _suspect(line: str) -> bool:
     """Whether a first or last line could be a harness's sentence or an exception: most are told by their first word."""
+    token = line[:_WORD].partition(" ")[0]
+    kind = _kind(token) if len(token) < _WORD else None
+    if kind is None:
+        return _suspect_in_full(line)
+    # "(<", "sh: " and a fault's name may stand anywhere in a line.
+    return kind or "(<" in line or "sh: " in line or "egmentation" in line
+
+
+@lru_cache(maxsize=8192)
+def _kind(token: str) -> bool | None:
+    """What the first word of a line says about it; None where the rest of the line has to be looked at as well."""
+    if token[:1] in _DIGITS:
+        return None
+    found = _START.match(token)
+    word = found[1].lower() if found else ""
+    return None if not word.strip(".") or word in _FIRST else _is_exception(word) or "python" in word
+
+
+def _is_exception(word: str) -> bool:
+    return "rror" in word or "xception" in word or word in _EXCEPTIONS or word.rpartition(".")[2] in _EXCEPTIONS
+
+
+def _suspect_in_full(line: str) -> bool:
     if line[:1] in _DIGITS:
         return False
     found = _START.match(line)
@@ -146,9 +176,7 @@ def _suspect(line: str) -> bool:
             return False
         lower = line[:_EDGE].lower()
         return any(hint in lower for hint in _HINTS)
-    if "rror" in word or "xception" in word or word in _EXCEPTIONS or word.rpartition(".")[2] in _EXCEPTIONS:
-        return True
-    return ("(" in line and "(<" in line) or "sh: " in line or "egmentation" in line or "python" in word
+    return _is_exception(word) or "(<" in line or "sh: " in line or "egmentation" in line or "python" in word
 
 
 def looks_clean(output: str) -> bool:

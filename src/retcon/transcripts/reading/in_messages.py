@@ -12,11 +12,11 @@ from retcon.core.pair import Completion, Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.dialects import Dialect, JsonCall
-from retcon.transcripts.items import context_of, find_items, replaced, text_of, with_text
-from retcon.transcripts.pieces import Call, Piece, PieceKind, PieceReading
+from retcon.transcripts.reading.dialects import Dialect, JsonCall
+from retcon.transcripts.reading.items import context_of, find_items, replaced, text_of, with_text
+from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading
+from retcon.transcripts.reading.stale import without_stale
 from retcon.transcripts.registry import dialects
-from retcon.transcripts.stale import without_stale
 from retcon.transcripts.types import Certainty, Json, Reading
 
 _SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
@@ -62,7 +62,7 @@ class ItemsReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class InMessages:
     """A format of messages. role, text: the keys of an item. only: how calls are written; None: in any known way."""
 
     name: str
@@ -182,7 +182,7 @@ def _function_call(text: str) -> Call:
     return Call(name if isinstance(name, str) else "python", text)
 
 
-def chat(dialect: Dialect, *, marks: Sequence[str] = ()) -> Chat:
+def in_messages(dialect: Dialect, *, marks: Sequence[str] = ()) -> InMessages:
     """The format of messages (`role`, `content`) whose calls are written in a dialect."""
 
     def accepts(items: Sequence[Item]) -> bool:
@@ -190,7 +190,7 @@ def chat(dialect: Dialect, *, marks: Sequence[str] = ()) -> Chat:
         told = (text_of(i.get("content")) for i in items if i.get("role") not in _SAID)
         return dialect.used(said, told)
 
-    return Chat(dialect.name, "role", "content", dialect.certainty, accepts, dialect, tuple(marks))
+    return InMessages(dialect.name, "role", "content", dialect.certainty, accepts, dialect, tuple(marks))
 
 
 _NAMES = ("messages", "conversations", "completion", "history", "debug_result")

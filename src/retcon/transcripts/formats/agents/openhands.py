@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.transcripts.failures import Verdict
-from retcon.transcripts.items import text_of
-from retcon.transcripts.itemwise import (
+from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.reading.items import text_of
+from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
     Pieces,
     arguments_of,
+    beside_words,
     loose_words,
     part_of,
     parts,
     some_id,
     string,
 )
-from retcon.transcripts.pieces import Call, Output, Piece
+from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _RUNS = ("run", "run_ipython", "read", "write", "edit", "browse", "browse_interactive", "call_tool_mcp", "execute_bash")
 _PROGRAMS = ("code", "command")
+_REASONING = ("reasoning_content", "thinking_blocks", "responses_reasoning_item")
+"""What stands beside the words of an action and is of the same reply."""
 
 
 class OpenHands(Itemwise):
@@ -56,7 +59,7 @@ class OpenHands(Itemwise):
             return items
         for n, item in enumerate(items):
             if isinstance(item, dict) and (item.get("kind") == "ActionEvent" or item.get("action") in _RUNS):
-                return [*items[:n], _with_thought(item, words), *items[n + 1 :]]
+                return [*items[:n], _with_thought(item, words, beside_words(pieces)), *items[n + 1 :]]
         return items
 
     def with_words(self, item: Json, text: str) -> Json:
@@ -74,7 +77,8 @@ def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
     if kind == "ActionEvent":
         reply = item.get("llm_response_id")
         if turn is None or reply != turn:
-            pieces.said(item, text_of(item.get("thought")), moved=[], apart=True)
+            reasoning = {key: item.get(key) for key in _REASONING if key in item}
+            pieces.said(item, text_of(item.get("thought")), moved=[], apart=True, beside={"reasoning": reasoning})
         called = part_of(item, "tool_call")
         function = part_of(called, "function") or called
         action = {k: v for k, v in part_of(item, "action").items() if k != "kind"}
@@ -98,10 +102,10 @@ def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
     return None
 
 
-def _sdk_output(item: Item) -> Output:
+def _sdk_output(item: Item) -> ToolOutput:
     own_id = some_id(item.get("tool_call_id"))
     if "error" in item and item.get("kind") == "AgentErrorEvent":
-        return Output(string(item.get("error")), own_id, Verdict("error", "status"), typed=True)
+        return ToolOutput(string(item.get("error")), own_id, Verdict("error", "status"), typed=True)
     seen = part_of(item, "observation")
     text = text_of(seen.get("content")) or text_of(seen.get("output"))
     return _judged(text, own_id, seen, part_of(seen, "metadata"))
@@ -114,7 +118,7 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
         made = part_of(item, "tool_call_metadata")
         text, own_id = string(item.get("content")), some_id(made.get("tool_call_id"))
         if item.get("observation") == "error":
-            pieces.answered(item, [Output(text, own_id, Verdict("error", "status"), typed=True)])
+            pieces.answered(item, [ToolOutput(text, own_id, Verdict("error", "status"), typed=True)])
         else:
             pieces.answered(item, [_judged(text, own_id, extras, part_of(extras, "metadata"))])
     elif action in _RUNS and item.get("source") != "user":
@@ -131,26 +135,47 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
         pieces.beside(item)
 
 
-def _judged(text: str, own_id: str | None, *where: Item) -> Output:
+def _judged(text: str, own_id: str | None, *where: Item) -> ToolOutput:
     """An output whose exit code, or error flag, says that it failed; what else it says is for the rules."""
     for fields in where:
         code = fields.get("exit_code")
         if fields.get("timeout") is True:
-            return Output(text, own_id, Verdict("timeout", "status", "Timeout"), typed=True)
+            return ToolOutput(text, own_id, Verdict("timeout", "status", "Timeout"), typed=True)
         if type(code) is int and code >= 0:  # -1: it still runs
-            return Output(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
+            return ToolOutput(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
         if fields.get("is_error") is True:
-            return Output(text, own_id, Verdict("error", "status"), typed=True)
-    return Output(text, own_id)
+            return ToolOutput(text, own_id, Verdict("error", "status"), typed=True)
+    return ToolOutput(text, own_id)
 
 
-def _with_thought(item: Item, words: str) -> Json:
+def _with_thought(item: Item, words: str, beside: Item) -> Json:
+    """An action with other words, and the reasoning that was theirs."""
     if "kind" in item:
-        if text_of(item.get("thought")) == words:
-            return item
-        return {**item, "thought": [{"type": "text", "text": words}]}
-    args = part_of(item, "args")
-    return item if args.get("thought", "") == words else {**item, "args": {**args, "thought": words}}
+        thought = item.get("thought")
+        if text_of(thought) != words:
+            thought = [{"type": "text", "text": words}]
+        reasoning = part_of(beside, "reasoning")
+        new = {**{k: v for k, v in item.items() if k not in _REASONING}, "thought": thought, **reasoning}
+        return item if new == item else new
+    args, made = part_of(item, "args"), part_of(item, "tool_call_metadata")
+    if args.get("thought", "") == words:
+        return item
+    new = {**item, "args": {**args, "thought": words}}
+    if made:
+        new["tool_call_metadata"] = {**made, "model_response": _reworded(made.get("model_response"), words)}
+    return new
+
+
+def _reworded(response: Json, words: str) -> Json:
+    """The reply of the model as it was received, with the words that its action now has."""
+    choices = response.get("choices") if isinstance(response, dict) else None
+    if not isinstance(response, dict) or not isinstance(choices, list):
+        return response
+    new = [
+        {**choice, "message": {**part_of(choice, "message"), "content": words}} if isinstance(choice, dict) else choice
+        for choice in choices
+    ]
+    return {**response, "choices": new}
 
 
 register(OpenHands())

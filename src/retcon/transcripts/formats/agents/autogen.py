@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from retcon.transcripts.failures import Verdict
-from retcon.transcripts.itemwise import (
+from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
     Pieces,
@@ -17,7 +17,7 @@ from retcon.transcripts.itemwise import (
     some_id,
     string,
 )
-from retcon.transcripts.pieces import Call, Output, Piece
+from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -84,7 +84,7 @@ class Chat02(Itemwise):
             if found is not None:
                 code = int(found["code"])
                 verdict = Verdict("error", "status", f"exit {code}") if code else None
-                pieces.answered(item, [Output(text[found.end() :], None, verdict, typed=True)])
+                pieces.answered(item, [ToolOutput(text[found.end() :], None, verdict, typed=True)])
             elif n + 1 < len(items) and answers[n + 1] and _BLOCK.search(text):
                 _written(pieces, item, text, [b["code"] for b in _BLOCK.finditer(text)])
             elif _speaker(item) in writers:
@@ -134,17 +134,17 @@ def _call(one: Item) -> Call:
     return Call(string(one.get("name"), "python"), arguments_of(one.get("arguments")), id=some_id(one.get("id")))
 
 
-def _output(one: Item) -> Output:
+def _output(one: Item) -> ToolOutput:
     failed = one.get("is_error") is True
     text, own_id = string(one.get("content")), some_id(one.get("call_id"))
-    return Output(text, own_id, Verdict("error", "status") if failed else None, typed=failed)
+    return ToolOutput(text, own_id, Verdict("error", "status") if failed else None, typed=failed)
 
 
-def _ran(result: Item) -> Output:
+def _ran(result: Item) -> ToolOutput:
     code = result.get("exit_code")
     failed = type(code) is int and code != 0
     verdict = Verdict("error", "status", f"exit {code}") if failed else None
-    return Output(string(result.get("output")), None, verdict, typed=type(code) is int)
+    return ToolOutput(string(result.get("output")), None, verdict, typed=type(code) is int)
 
 
 register(Team())

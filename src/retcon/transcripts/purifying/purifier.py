@@ -14,10 +14,10 @@ from retcon.purify.offline import Offline
 from retcon.store.jsonl import line_of
 from retcon.store.pairs import pair_line
 from retcon.store.records import Record
-from retcon.transcripts.detect import Detector
-from retcon.transcripts.hints import tool_use
-from retcon.transcripts.report import SHOWN, Count
-from retcon.transcripts.style import decoded, encoded, has_nan, without_nan
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.detection.hints import tool_use
+from retcon.transcripts.purifying.count import SHOWN, Count
+from retcon.transcripts.reading.style import decoded, encoded, has_nan, without_nan
 from retcon.transcripts.types import Format, Json
 
 

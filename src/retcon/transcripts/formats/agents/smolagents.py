@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from retcon.transcripts.failures import Verdict
-from retcon.transcripts.items import text_of
-from retcon.transcripts.itemwise import (
+from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.reading.items import text_of
+from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
     Pieces,
@@ -18,7 +18,7 @@ from retcon.transcripts.itemwise import (
     some_id,
     string,
 )
-from retcon.transcripts.pieces import Call, Output, Piece
+from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -105,7 +105,7 @@ def _observed(item: Item) -> str:
     return text_of(item.get("observations"))
 
 
-def _outputs(item: Item, calls: Sequence[Call]) -> list[Output]:
+def _outputs(item: Item, calls: Sequence[Call]) -> list[ToolOutput]:
     """One for each call: all that a step has is what they gave together."""
     error = item.get("error")
     message = string(error.get("message")) if isinstance(error, dict) else string(error)
@@ -116,7 +116,7 @@ def _outputs(item: Item, calls: Sequence[Call]) -> list[Output]:
         cause = _CAUSE.findall(message)
         kind = string(error.get("type")) if isinstance(error, dict) else ""
         verdict = Verdict("error", "status", cause[-1] if cause else kind or None)
-    return [Output(text if n == 0 else "", call.id, verdict, typed=True) for n, call in enumerate(calls)]
+    return [ToolOutput(text if n == 0 else "", call.id, verdict, typed=True) for n, call in enumerate(calls)]
 
 
 register(Smolagents())

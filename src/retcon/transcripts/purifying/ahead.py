@@ -18,9 +18,9 @@ from typing import NamedTuple
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.store.records import Record
-from retcon.transcripts.detect import Detector
-from retcon.transcripts.report import Count
-from retcon.transcripts.run import Purifier, Sinks
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.purifier import Purifier, Sinks
 
 _RECORDS, _BYTES = 64, 1 << 20
 """A batch is so many records or bytes: enough to be worth its way, little enough to be held a few times over."""

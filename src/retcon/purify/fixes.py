@@ -1,0 +1,269 @@
+"""Why the call that works after a failure is no fix of it, by the two turns alone: offline, a fix has to be recognised.
+
+Each check gives what it found, as text for the record, or None. Whatever is in doubt is no fix.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Literal
+
+from retcon.core.types import Observation, Turn
+from retcon.purify.kept import prose
+from retcon.purify.names import definitions, goals, only_constants, parse, runs_nothing, works_out
+from retcon.purify.noop import is_program
+from retcon.purify.words import gives_up_plan, says_something
+
+_TELLS = re.compile(
+    r"\W*(?:an? )?(?:\w+ )?(?:error|exception|failed|failure)\b(?! (?:of|in|term|rate|is|=))[^\n]*", re.IGNORECASE
+)
+_MISSING = re.compile(r"name '(\w+)' is not defined")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NOTHING = r"(?:\[\]|\(\)|\{\}|set\(\)|None|nan|zoo|EmptySet(?:\(\))?|∅)"
+_EMPTY = re.compile(rf"\s*(?:Out\[\d+\]:\s*)?(?:{_NOTHING}|[\[(]{_NOTHING}(?:, {_NOTHING})*[\])])\s*")
+_SOLVERS = frozenset(
+    {"solve", "solveset", "linsolve", "nonlinsolve", "nsolve", "fsolve", "dsolve", "solve_ivp", "minimize", "integrate"}
+    | {"quad", "dblquad", "odeint", "root", "roots", "brentq", "linprog", "curve_fit", "diff", "limit", "degree"}
+)
+"""Functions that work out what the program is for."""
+
+_UNBOUNDED = frozenset({"ImportError", "ModuleNotFoundError", "NameError", "SyntaxError", "IndentationError"})
+"""Errors that no range has a part in."""
+
+Poor = Literal["constant", "unexecuted", "told", "avoided"]
+
+
+def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[Poor, str] | None:
+    """Why a fix that works does less than was meant: it computes nothing, runs nothing, tells of an error itself, or
+    goes round what failed. told: whether a number stands in what the fix did not make up."""
+    pairs = [(f.code, g.code) for f in failure.calls for g in fix.calls if is_program(f) and is_program(g)]
+    lost = next((name for f, g in pairs for name in (only_constants(f, g),) if name is not None), None)
+    if lost is None:
+        lost = next((value for f, g in pairs for value in (_by_hand(f, g, prose(fix)),) if value is not None), None)
+    if lost is not None:
+        return "constant", lost
+    if pairs and all(runs_nothing(g) and not runs_nothing(f) for f, g in pairs):
+        return "unexecuted", ""
+    for observation in fix.observations:
+        if (found := _TELLS.match(observation.text)) is not None:
+            return "told", found[0].strip()[:80]
+    return _avoided(failure, fix, pairs, told)
+
+
+def _avoided(
+    failure: Turn, fix: Turn, pairs: Sequence[tuple[str, str]], told: Callable[[str], bool]
+) -> tuple[Poor, str] | None:
+    """How a fix goes round what failed, in the programs of both turns."""
+    if pairs and (empty := [o.text.strip() for o in fix.observations if _EMPTY.fullmatch(o.text)]):
+        return "avoided", f"the result is {empty[0]}"
+    missing = {name for o in failure.observations for name in _MISSING.findall(o.text)}
+    bounded = all(o.error_type not in _UNBOUNDED for o in failure.observations)
+    lines = [line_of(o) for o in failure.observations if o.status != "ok"]
+    for before, after in pairs:
+        ways = (
+            _made_up(after, missing, told),
+            _otherwise(before, after, fix.observations),
+            *(_left_out(before, after, line) for line in lines),
+            *((_narrower(before, after), _filtered(before, after)) if bounded else ()),
+        )
+        if (way := next(filter(None, ways), None)) is not None:
+            return "avoided", way
+    return None
+
+
+def plan_given_up(failure: Turn, later: Sequence[Turn]) -> str | None:
+    """What says, in the attempts after the failure or in its fix, that another way is taken than its words plan: these
+    would stay in a shallow repair. None where it has no words, or nothing says so."""
+    if not says_something(prose(failure)):
+        return None
+    if any(o.error_type == "AssertionError" for o in failure.observations):
+        return "an assertion failed"
+    return next((found for turn in later for found in (gives_up_plan(prose(turn)),) if found is not None), None)
+
+
+def same_end(failure: Turn, fix: Turn) -> bool:
+    """Whether the fix binds a name that the failed program was for, or works out the very expression that it failed on.
+
+    Of a program that failed on an import nothing ran, and a rewrite without it has another end: any name counts.
+    """
+    bound, again = _bound(fix), _worked_out(fix)
+    for call, observation in zip(failure.calls, failure.observations, strict=True):
+        if not is_program(call) or observation.status == "ok":
+            continue
+        wanted = goals(call.code, line_of(observation))
+        if observation.error_type in ("ImportError", "ModuleNotFoundError"):
+            wanted = definitions(call.code)
+        if wanted & bound or works_out(call.code, line_of(observation)) & again:
+            return True
+    return False
+
+
+def another_end(failure: Turn, fix: Turn) -> str | None:
+    """The name that the failed program was for and the fix no longer binds, though it is for names of its own: however
+    alike the two are. A longer name counts as the same (`x` and `x_value`)."""
+    programs = [c.code for c, o in zip(failure.calls, failure.observations, strict=True) if o.status != "ok"]
+    wanted = frozenset().union(*map(goals, programs))
+    own = frozenset().union(*(goals(call.code) for call in fix.calls if is_program(call)))
+    if not wanted or not own or same_end(failure, fix):
+        return None
+    bound = _bound(fix) | own
+    alike = any(one.startswith(other) or other.startswith(one) for one in wanted for other in bound)
+    return None if alike else min(wanted)
+
+
+def line_of(observation: Observation) -> int | None:
+    """Where the program failed, as far as its output says so; None: all of it may have run."""
+    return observation.line if observation.status != "ok" else None
+
+
+def _bound(turn: Turn) -> frozenset[str]:
+    return frozenset().union(*(definitions(c.code) for c in turn.calls if is_program(c)))
+
+
+def _worked_out(turn: Turn) -> frozenset[str]:
+    return frozenset().union(*(works_out(c.code, whole=True) for c in turn.calls if is_program(c)))
+
+
+def _by_hand(before: str, after: str, said: str) -> str | None:
+    """A value that a solver was to work out, and that the fix has as arithmetic of mere numbers, derived nowhere: not
+    in its words, nor in its comments. None where there is none."""
+    tree, fixed = parse(before), parse(after)
+    if tree is None or fixed is None or not _called(tree) & _SOLVERS:
+        return None
+    if _called(fixed) - {"print", "round", "int", "float"} or any(
+        isinstance(n, ast.For | ast.While | ast.comprehension) for n in ast.walk(fixed)
+    ):
+        return None
+    shown = re.sub(r"\s+", "", said + "\n".join(line.partition("#")[2] for line in after.split("\n")))
+    for node in fixed.body:
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.BinOp) and not any(isinstance(n, ast.Name) for n in ast.walk(value)):
+            text = ast.unparse(value)
+            if re.sub(r"\s+", "", text) not in shown:
+                return text
+    return None
+
+
+def _called(tree: ast.AST) -> set[str]:
+    """The names of what is called, of methods the method's."""
+    functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {getattr(f, "id", "") or getattr(f, "attr", "") for f in functions}
+
+
+def _narrower(before: str, after: str) -> str | None:
+    """A range that has become less than half as long."""
+    lengths = zip(_ranges(before), _ranges(after), strict=False)
+    return next((text for (old, _), (new, text) in lengths if 2 * new < old), None)
+
+
+def _ranges(code: str) -> Iterator[tuple[float, str]]:
+    """The lengths of the ranges of a program that numbers alone give, in order, each as it is written."""
+    tree = parse(code)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "range" and node.args:
+            bounds = [_number(argument) for argument in node.args[:2]]
+            if None not in bounds:
+                start, stop = bounds if len(bounds) == 2 else (0.0, bounds[0])
+                yield (stop or 0) - (start or 0), ast.unparse(node)
+
+
+def _number(node: ast.expr) -> float | None:
+    """The number that an expression of numbers is; None of any other, and of one that is too large to matter."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value) if abs(node.value) < _LARGE else None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = _number(node.operand)
+        return None if inner is None else -inner
+    if isinstance(node, ast.BinOp):
+        left, right = _number(node.left), _number(node.right)
+        if left is None or right is None:
+            return None
+        if isinstance(node.op, ast.Pow):
+            return left**right if 0 <= right <= 30 and abs(left) <= 1000 and left else None
+        for kind, result in ((ast.Add, left + right), (ast.Sub, left - right), (ast.Mult, left * right)):
+            if isinstance(node.op, kind):
+                return result
+    return None
+
+
+_LARGE = 10**30
+
+
+def _filtered(before: str, after: str) -> str | None:
+    """A condition by which a comprehension over the same things leaves out more than it did."""
+    tree, fixed = parse(before), parse(after)
+    if tree is None or fixed is None:
+        return None
+    had = dict(_conditions(tree))
+    return next((tests[-1] for over, tests in _conditions(fixed) if len(tests) > len(had.get(over, tests))), None)
+
+
+def _conditions(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
+    """What each comprehension goes over, and its conditions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.comprehension):
+            yield ast.unparse(node.iter), [ast.unparse(test) for test in node.ifs]
+
+
+def _left_out(before: str, after: str, line: int | None) -> str | None:
+    """The name that the failing line binds, and that the fix no longer binds nor reads, under no longer name either."""
+    tree = parse(before) if line else None
+    for node in tree.body if tree is not None and parse(after) is not None else ():
+        if isinstance(node, ast.Assign) and node.lineno <= (line or 0) <= (node.end_lineno or 0):
+            targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            has = [name for name in definitions(after) if len(name) >= 3 or name in targets]
+            if targets and has and not any(n.startswith(t) or t.startswith(n) for n in has for t in targets):
+                return f"{targets[0]} is left out"
+    return None
+
+
+def _made_up(after: str, missing: Collection[str], told: Callable[[str], bool]) -> str | None:
+    """A name that was missing, and is now bound to None, to a number that nobody has told, or to one that the program
+    throws away. What it goes on to change (a counter, a list) begins somewhere."""
+    tree = parse(after) if missing else None
+    if tree is None:
+        return None
+    changed = {n.target.id for n in ast.walk(tree) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
+    for node in tree.body:
+        if not isinstance(node, ast.Assign):
+            continue
+        for name, value in _bindings(node):
+            if name not in missing or name in changed or not isinstance(value, ast.Constant | ast.UnaryOp):
+                continue
+            text = ast.unparse(value)
+            number = _NUMBER.search(text)
+            later = any(isinstance(n, ast.Assign) and n is not node and name in dict(_bindings(n)) for n in tree.body)
+            if text == "None" or (number is not None and (later or not told(number[0]))):
+                return f"{name} = {text}"
+    return None
+
+
+def _bindings(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
+    for target in node.targets:
+        if isinstance(target, ast.Name):
+            yield target.id, node.value
+        elif isinstance(target, ast.Tuple):
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value] * len(target.elts)
+            for one, value in zip(target.elts, values, strict=False):
+                if isinstance(one, ast.Name):
+                    yield one.id, value
+
+
+def _otherwise(before: str, after: str, seen: Sequence[Observation]) -> str | None:
+    """What a new `if` had the fix say in the place of its result: all of the output is such a text."""
+    tree, fixed = parse(before), parse(after)
+    if tree is None or fixed is None or _branches(fixed) <= _branches(tree):
+        return None
+    new = _texts(fixed) - _texts(tree)
+    lines = [line.strip() for o in seen for line in o.text.split("\n") if line.strip()]
+    return lines[0] if lines and all(line in new for line in lines) else None
+
+
+def _branches(tree: ast.AST) -> int:
+    return sum(isinstance(node, ast.If | ast.IfExp) for node in ast.walk(tree))
+
+
+def _texts(tree: ast.AST) -> set[str]:
+    return {n.value.strip() for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}

@@ -1,0 +1,1 @@
+"""What counts as a failed call, by what its output says."""

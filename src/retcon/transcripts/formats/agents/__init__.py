@@ -1,0 +1,1 @@
+"""Formats of agents, which keep steps or events."""

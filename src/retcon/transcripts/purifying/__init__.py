@@ -1,0 +1,1 @@
+"""Files from end to end: what goes where, over several cores, counted, and gone on with."""

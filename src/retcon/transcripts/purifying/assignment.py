@@ -1,0 +1,96 @@
+"""What is to be purified, and into which files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from retcon.core.errors import RecordError, nearest
+from retcon.purify.offline import Offline
+from retcon.store.compression import plain_name
+from retcon.store.outputs import OutputFile
+from retcon.store.partial import SUFFIX
+from retcon.store.records import KINDS, STDIN
+
+STATE = "retcon-purify" + SUFFIX + ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """inputs: files, or `-`; out: a file, a folder (into_folder), or `-`. names: each input's name in the folder.
+    jobs: processes; how many is no part of what is made, so that a run may be gone on with by more or fewer."""
+
+    inputs: Sequence[Path]
+    out: Path
+    into_folder: bool
+    names: Sequence[str]
+    offline: Offline
+    format: str = "auto"
+    drop_unrepaired: bool = False
+    skip_bad: bool = False
+    audit: Path | None = None
+    pairs: Path | None = None
+    jobs: int = 1
+
+    @property
+    def state_path(self) -> Path:
+        return self.out / STATE if self.into_folder else self.out.with_name(self.out.name + SUFFIX + ".json")
+
+    def outputs(self) -> list[OutputFile]:
+        """The files that it writes: an output for each input in a folder, else one; then audit and pairs."""
+        files: list[OutputFile] = []
+        if self.into_folder:
+            files = [_output("-o", self.out / name) for name in self.names]
+        elif self.out != STDIN:
+            files = [_output("-o", self.out, self.state_path.name)]
+        rest = (("--audit", self.audit), ("--dpo", self.pairs))
+        return files + [_output(flag, path) for flag, path in rest if path is not None]
+
+    def options(self) -> dict[str, object]:
+        """What must be the same for going on."""
+        return {
+            "inputs": [str(p) for p in self.inputs],
+            "format": self.format,
+            "drop_unrepaired": self.drop_unrepaired,
+            "audit": str(self.audit),
+            "pairs": str(self.pairs),
+            **asdict(self.offline),
+        }
+
+
+def _output(flag: str, path: Path, *beside: str) -> OutputFile:
+    return OutputFile(flag, path, (path.name + SUFFIX, *beside))
+
+
+def expand(words: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    """The files that words mean, each with its name below the folder that it was found in.
+
+    A word is a file, a folder (all transcripts below it), a pattern, or `-`. Raises RecordError for one that is none.
+    """
+    for word in words:
+        path = Path(word)
+        if word == "-":
+            yield STDIN, "stdin.jsonl"
+        elif path.is_dir():
+            found = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
+            if not found:
+                raise RecordError(f"{path}: no file in this folder or below is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+            yield from ((p, str(p.relative_to(path))) for p in found)
+        elif path.exists():
+            yield path, path.name
+        elif any(c in word for c in "*?["):
+            root = Path(path.anchor) if path.is_absolute() else Path()
+            matches = sorted(p for p in root.glob(str(path.relative_to(root))) if p.is_file())
+            if not matches:
+                raise RecordError(f"no file matches {word}")
+            yield from ((p, p.name) for p in matches)
+        else:
+            siblings = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise RecordError(f"{path} does not exist{nearest(str(path), siblings)}")
+
+
+def _is_transcript_file(path: Path) -> bool:
+    name = plain_name(path.name)
+    ours = name.endswith((".audit.jsonl", SUFFIX, SUFFIX + ".json"))
+    return name.endswith(KINDS) and not ours and not name.startswith(".")

@@ -1,0 +1,78 @@
+"""Transcripts as other people have them: the same steps written in each format that `retcon purify` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from foreign.agents import autogen, autogen_chat, autogen_code, openhands, openhands_sdk, ours, smolagents, swe_agent
+from foreign.calls_apart import (
+    anthropic,
+    inspect,
+    langchain,
+    langchain_dumpd,
+    langchain_flat,
+    messages,
+    nemo_gym,
+    responses,
+    traces,
+)
+from foreign.calls_in_text import (
+    arpo,
+    hermes,
+    markdown,
+    mathcoder,
+    mint,
+    retool,
+    retool_text,
+    sharegpt,
+    sharegpt_functions,
+    slime,
+    text,
+    verl,
+)
+from foreign.steps import FAILED, FIXED, REPAIRED, Step, answer, fails, user, works
+
+FORMATS: dict[str, Callable[[Sequence[Step]], dict[str, Any]]] = {
+    "messages": messages,
+    "inspect": inspect,
+    "hermes": hermes,
+    "mint": mint,
+    "mathcoder": mathcoder,
+    "sharegpt": sharegpt,
+    "sharegpt_functions": sharegpt_functions,
+    "markdown": markdown,
+    "text": text,
+    "ours": ours,
+    "anthropic": anthropic,
+    "responses": responses,
+    "nemo_gym": nemo_gym,
+    "smolagents": smolagents,
+    "swe_agent": swe_agent,
+    "openhands": openhands,
+    "openhands_sdk": openhands_sdk,
+    "autogen": autogen,
+    "autogen_code": autogen_code,
+    "autogen_chat": autogen_chat,
+    "langchain": langchain,
+    "langchain_flat": langchain_flat,
+    "langchain_dumpd": langchain_dumpd,
+    "retool": retool,
+    "retool_text": retool_text,
+    "arpo": arpo,
+    "verl": verl,
+    "slime": slime,
+    "traces": traces,
+}
+NAMES = {
+    "inspect": "messages", "sharegpt_functions": "sharegpt", "text": "markdown", "ours": "retcon",
+    "nemo_gym": "responses", "swe_agent": "swe-agent", "openhands_sdk": "openhands", "autogen_code": "autogen",
+    "autogen_chat": "autogen", "langchain_flat": "langchain", "langchain_dumpd": "langchain", "retool_text": "retool",
+    "verl": "hermes", "slime": "hermes",
+}  # fmt: skip
+"""What `Detector` calls them, where that is another name."""
+
+__all__ = [
+    "FAILED", "FIXED", "FORMATS", "NAMES", "REPAIRED", "Step", "answer", "fails", "hermes", "inspect", "markdown",
+    "messages", "mint", "ours", "user", "works",
+]  # fmt: skip
