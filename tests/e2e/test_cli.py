@@ -13,7 +13,7 @@ import pytest
 from comparing import FIX, repaired, trajectory
 from retcon.store import jsonl
 
-COMMANDS = ("quickstart", "sft", "dpo", "train", "eval", "difficulty", "show", "purify", "diff", "doctor")
+COMMANDS = ("quickstart", "sft", "dpo", "train", "eval", "difficulty", "show", "regrade", "purify", "diff", "doctor")
 
 
 def retcon(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -17,11 +17,15 @@ from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Trajectory
 from retcon.sandbox.pool import SandboxPool
 from retcon.tasks.graders.mathematics import PACKAGES, MathGrader
+from retcon.tasks.grading.grading import GradeSettings
+from retcon.tasks.grading.grading import Grading as Rollouts
 from retcon.tasks.types import Task
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="grading by mathematics needs the [grade] extra"
 )
+
+SETTINGS = GradeSettings(options={"math": {"seconds": 5.0, "memory_mb": 512}})
 
 
 def answered(text: str) -> Trajectory:
@@ -46,7 +50,7 @@ class Grading:
 def grading() -> Iterator[Grading]:
     made = Grading()
     yield made
-    made.run(made.grader.__aexit__(None, None, None))
+    made.run(made.grader.close())
     made.run(made.sandbox.close())
     made.runner.close()
 
@@ -133,14 +137,31 @@ def test_answers_are_compared_side_by_side(grading: Grading) -> None:
 
 def test_a_trajectory_gets_its_reward(grading: Grading) -> None:
     task = Task("t/0", "what is half of one?", "1/2")
-    right, wrong = answered(r"\boxed{0.5}"), answered(r"\boxed{0.4}")
-    assert grading.run(grading.grader.grade(task, right)).reward == 1.0
-    graded = grading.run(grading.grader.grade(task, wrong))
-    assert (graded.reward, graded.answer) == (-1.0, "0.4")
-    assert grading.run(grading.grader.grade(task, replace(right, stop="max_tokens"))).reward == -1.0
-    assert grading.run(grading.grader.grade(task, replace(right, stop="infrastructure"))).reward is None
-    hangs = grading.run(grading.grader.grade(task, answered(r"\boxed{9^{9^{9^9}}}")))
-    assert (hangs.reward, hangs.stop) == (None, "infrastructure")
+    right = answered(r"\boxed{0.5}")
+
+    async def graded() -> list[Trajectory]:
+        async with Rollouts(SETTINGS, sandbox=grading.sandbox) as rollouts:
+            replies = (right, answered(r"\boxed{0.4}"), replace(right, stop="length"), answered(r"\boxed{9^{9^{9^9}}}"))
+            return await asyncio.gather(*(rollouts.grade(task, reply) for reply in replies))
+
+    found = grading.run(graded())
+    assert [(t.reward, t.answer, t.stop) for t in found] == [
+        (1.0, "0.5", "answer"),
+        (-1.0, "0.4", "answer"),
+        (-1.0, None, "length"),
+        (None, "9^{9^{9^9}}", "infrastructure"),
+    ]
+
+
+@pytest.mark.parametrize("answer", ["", "7" * 5000, "1+" * 5_000_000 + "1"])
+def test_answers_that_cannot_be_graded_are_found_before(grading: Grading, answer: str) -> None:
+    async def check() -> None:
+        async with Rollouts(SETTINGS, sandbox=grading.sandbox) as rollouts:
+            await rollouts.check(Task("t/0", "?", r"\frac{1}{2}"))
+            await rollouts.check(Task("t/1", "?", answer))
+
+    with pytest.raises(ValueError, match=r"task t/1: answer .{0,80} cannot be graded"):
+        grading.run(check())
 
 
 def test_without_a_loop_of_ones_own() -> None:

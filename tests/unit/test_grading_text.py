@@ -1,10 +1,12 @@
 """Reading and comparing answers as text."""
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retcon.tasks.graders.text import final_answer, integer, same_choice, same_text
+from retcon.tasks.graders.text import final_answer, integer, rational, same_choice, same_text
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,27 @@ def test_the_final_answer(reply: str, answer: str | None) -> None:
 )
 def test_integers_as_people_write_them(text: str, number: int | None) -> None:
     assert integer(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (r"\frac{3}{6}", "1/2"),
+        (r"-\dfrac{1}{4}", "-1/4"),
+        ("$0.50$", "1/2"),
+        ("10/4", "5/2"),
+        ("1,000", "1000"),
+        ("1/0", None),
+        (r"\frac{1}{0}", None),
+        (r"50\%", None),
+        ("1/2/3", None),
+        (r"\frac{x}{2}", None),
+        ("0." + "3" * 2000, None),
+        ("٣/٤", None),
+    ],
+)
+def test_numbers_that_are_compared_without_more_ado(text: str, number: str | None) -> None:
+    assert rational(text) == (None if number is None else Fraction(number))
 
 
 def test_an_integer_of_millions_of_digits_is_not_converted() -> None:

@@ -19,6 +19,7 @@ from retcon.cli.eval import evaluate
 from retcon.cli.interrupt import Interrupted
 from retcon.cli.purify import purify
 from retcon.cli.quickstart.command import quickstart
+from retcon.cli.regrade import regrade
 from retcon.cli.sandbox.commands import sandbox
 from retcon.cli.sft import sft
 from retcon.cli.show import show
@@ -61,6 +62,7 @@ app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("difficulty")(difficulty)
 app.command("show")(show)
+app.command("regrade")(regrade)
 app.command("purify")(purify)
 app.command("diff")(diff)
 app.command("doctor")(doctor)

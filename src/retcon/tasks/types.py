@@ -1,10 +1,10 @@
-"""What a task is, and what a grader is."""
+"""What a task is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 Split = Literal["train", "evaluation"]
 
@@ -21,9 +21,3 @@ class Task:
     answer: str
     system: str | None = None
     meta: Mapping[str, object] = field(default_factory=dict)
-
-
-class Grader(Protocol):
-    """Scores a final reply; pure, no I/O."""
-
-    def __call__(self, task: Task, reply: str) -> bool: ...

@@ -1,38 +1,48 @@
 r"""Grading by mathematical equality: `\frac12`, `0.5` and `50\%` are one. By Math-Verify, of the extra [grade].
 
 Reading and comparing expressions can hang and take any amount of memory (`9^{9^{9^9}}`), and it is a model that writes
-them: it runs in sessions of the sandbox, with limits. Each session is warmed up once (the first expression costs half a
-second, the next some milliseconds) and goes back to that state after every answer, so that no answer meets what
-another left.
+them: it runs in sessions of the sandbox, with limits. Each session is warmed up once: the first expression costs half a
+second, the next some milliseconds.
 """
 
 from __future__ import annotations
 
-import asyncio
+import importlib.util
 import json
-from dataclasses import replace
+from dataclasses import dataclass
+from fractions import Fraction
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Annotated, Self
 
-from retcon.core.errors import InfrastructureFault, RetconError
-from retcon.core.types import Trajectory
-from retcon.sandbox.types import Limits, Sandbox, Session
-from retcon.tasks.graders.text import final_answer, integer
-from retcon.tasks.registry import RIGHT, WRONG
+from pydantic import Field
+
+from retcon.core.errors import InfrastructureFault, MissingExtra
+from retcon.core.installing import how_to_install
+from retcon.sandbox.types import Limits, Sandbox
+from retcon.tasks.graders.text import final_answer, rational
+from retcon.tasks.grading.registry import Kind
+from retcon.tasks.grading.types import Host, Reply, Verdict
+from retcon.tasks.grading.warm import WarmSessions
 from retcon.tasks.types import Task
 
 PACKAGES = {"math-verify": ("math_verify",)}
 """For `SandboxPool(packages=…)`: the sandbox that a `MathGrader` is given must have this preloaded."""
 
 REPLY_CHARS = 4000
-"""Of a reply that marks no answer, its end, in which Math-Verify looks for one; a longer marked answer is none."""
+"""Of a reply that marks no answer, its end, in which Math-Verify looks for one; a longer marked answer is none, and a
+longer right answer is refused."""
 
 _WARM = r"""
 import json, logging
 logging.disable(logging.CRITICAL)
 from math_verify import parse, verify
-for gold, reply in ((r"$\boxed{\frac{1}{2}}$", "it is 0.5"), (r"$\boxed{(1, 2]}$", r"$\boxed{x^2 + 1}$")):
-    verify(parse(gold, parsing_timeout=None), parse(reply, parsing_timeout=None), timeout_seconds=None)
+said = [parse(f"$\\boxed{{{one}}}$", parsing_timeout=None) for one in (
+    r"\frac{1}{2}", "(1, 2]", "x^2 + 2x", r"2\sqrt{3}", r"\{1, 2\}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
+    r"\text{Monday}", r"90^\circ", r"50\%", "x = 5", r"\frac{\pi}{3}", r"(-\infty, 2) \cup (3, \infty)", "1.5", "a+bi"
+)]
+said.append(parse("it is 0.5, or 1/2", parsing_timeout=None))
+for one, other in zip(said, said[1:] + said[:1]):
+    verify(one, one, timeout_seconds=None), verify(one, other, timeout_seconds=None)
 """
 _COMPARE = """
 gold, reply = (parse(text, parsing_timeout=None) for text in json.load(open("case.json")))
@@ -40,9 +50,11 @@ gold, reply = (parse(text, parsing_timeout=None) for text in json.load(open("cas
 """
 
 
-class _Warm(NamedTuple):
-    session: Session
-    state: str
+@dataclass(frozen=True, slots=True)
+class MathSettings:
+    seconds: Annotated[float, Field(gt=0, description="CPU and wall seconds of a comparison")] = 10.0
+    memory_mb: Annotated[int, Field(gt=0, description="memory that a comparison may take, MiB")] = 1024
+    at_once: Annotated[int, Field(ge=1, description="answers that are compared at a time")] = 2
 
 
 class MathGrader:
@@ -56,13 +68,9 @@ class MathGrader:
     """
 
     def __init__(self, sandbox: Sandbox, *, at_once: int = 2, seconds: float = 10.0, memory_mb: int = 1024) -> None:
-        self._sandbox = sandbox
         self._seconds = seconds
-        self._limits = Limits(cpu_seconds=60.0, wall_seconds=120.0, memory_mb=memory_mb)
-        self._free: asyncio.LifoQueue[_Warm | None] = asyncio.LifoQueue()
-        self._at_once = at_once
-        for _ in range(at_once):
-            self._free.put_nowait(None)
+        limits = Limits(cpu_seconds=60.0, wall_seconds=120.0, memory_mb=memory_mb)
+        self._sessions = WarmSessions(sandbox, _WARM, limits, at_once=at_once)
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,10 +78,11 @@ class MathGrader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for _ in range(self._at_once):
-            warm = await self._free.get()
-            if warm is not None:
-                await warm.session.close()
+        await self.close()
+
+    async def close(self) -> None:
+        """End the sessions, once the comparisons that run in them have ended."""
+        await self._sessions.close()
 
     async def equal(self, answer: str, reply: str) -> bool:
         r"""Whether the answer that `reply` gives, in `\boxed{…}`, behind `####` or in plain words, equals `answer`.
@@ -85,65 +94,68 @@ class MathGrader:
         if said is not None:
             if said == answer.strip():
                 return True
-            numbers = integer(said), integer(answer)
-            if None not in numbers:
-                return numbers[0] == numbers[1]
+            ours, theirs = rational(answer), rational(said)
+            if ours is not None and theirs is not None and (ours == theirs or _far(ours, theirs)):
+                return ours == theirs
             if len(said) > REPLY_CHARS:
                 return False
+        return await self._equal(answer, reply[-REPLY_CHARS:] if said is None else _boxed(said.strip("$")))
+
+    async def grade(self, task: Task, reply: Reply) -> Verdict:
+        """See `Grader.grade`."""
+        right = await self.equal(task.answer, reply.text)
+        return Verdict.of(right, "equal" if right else "not equal", final_answer(reply.text))
+
+    async def check(self, task: Task) -> None:
+        """See `Grader.check`."""
+        if rational(task.answer) is not None:
+            return
+        try:
+            await self._equal(task.answer, _boxed("0"))
+        except ValueError as error:
+            raise ValueError(f"task {task.id}: {error}") from None
+
+    async def _equal(self, answer: str, said: str) -> bool:
+        if len(answer) > REPLY_CHARS:
+            raise ValueError(
+                f"answer {answer[:40]!r}… cannot be graded: it has {len(answer)} characters, {REPLY_CHARS} at most"
+            )
         marked = answer if "\\boxed" in answer else _boxed(answer.strip().strip("$"))
-        value = await self._compare([marked, reply[-REPLY_CHARS:] if said is None else _boxed(said.strip("$"))])
+        value = await self._compare([marked, said])
         if value == "'unreadable'":
             raise ValueError(f"answer {answer!r} cannot be graded: Math-Verify finds no mathematics in it")
         return value == "True"
 
-    async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with its answer and its reward (±1); without a reward, and with stop `infrastructure`, where
-        it could not be graded. Raises ValueError as `equal` does."""
-        if trajectory.stop == "infrastructure":
-            return trajectory
-        if not trajectory.turns or trajectory.stop != "answer":
-            return replace(trajectory, answer=None, reward=WRONG)
-        reply = trajectory.turns[-1].text
-        answer = final_answer(reply)
-        try:
-            right = await self.equal(task.answer, reply)
-        except InfrastructureFault:
-            return replace(trajectory, answer=answer, stop="infrastructure")
-        return replace(trajectory, answer=answer, reward=RIGHT if right else WRONG)
-
     async def _compare(self, texts: list[str]) -> str | None:
-        warm = await self._free.get()
-        keep = None
-        try:
-            keep = warm = warm or await self._warmed()
+        async with self._sessions.one() as session:
             files = {"case.json": json.dumps(texts).encode()}
-            result = await warm.session.run(_COMPARE, files=files, timeout=self._seconds)
+            result = await session.run(_COMPARE, files=files, timeout=self._seconds)
             if result.status != "ok":
-                keep = None
                 last = result.stderr.strip().rpartition("\n")[2]
                 raise InfrastructureFault(f"an answer could not be graded: {result.status}: {last}")
-            await warm.session.rollback(warm.state)
             return result.value
-        except InfrastructureFault:
-            raise
-        except RetconError as error:
-            keep = None
-            raise InfrastructureFault(f"an answer could not be graded: {error}") from error
-        finally:
-            self._free.put_nowait(keep)
-            if warm is not None and keep is None:
-                await warm.session.close()
 
-    async def _warmed(self) -> _Warm:
-        """Raises RetconError."""
-        session = await self._sandbox.session(limits=self._limits)
-        result = await session.run(_WARM)
-        if result.status != "ok":
-            await session.close()
-            last = result.stderr.strip().rpartition("\n")[2]
-            raise InfrastructureFault(f"Math-Verify does not start in the sandbox: {last}")
-        return _Warm(session, await session.checkpoint())
+
+def _far(one: Fraction, other: Fraction) -> bool:
+    """Apart by more than what rounding explains."""
+    return abs(one - other) > max(abs(one), abs(other)) / 1000
 
 
 def _boxed(text: str) -> str:
     return f"$\\boxed{{{text}}}$"
+
+
+def need_math_verify() -> None:
+    """Raises MissingExtra where Math-Verify is not installed; imports nothing."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise MissingExtra(f"grading by mathematics needs Math-Verify: {how_to_install('grade')}")
+
+
+async def _open(settings: MathSettings, host: Host) -> MathGrader:
+    need_math_verify()
+    return MathGrader(
+        await host.sandbox(), at_once=settings.at_once, seconds=settings.seconds, memory_mb=settings.memory_mb
+    )
+
+
+GRADER = Kind("math", MathSettings, _open, PACKAGES)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import importlib.util
 import threading
 from contextlib import AsyncExitStack
 from typing import Literal, get_args
 
-from retcon.core.errors import MissingExtra, nearest
-from retcon.core.installing import how_to_install
+from retcon.core.errors import nearest
 from retcon.sandbox.pool import SandboxPool
-from retcon.tasks.graders.mathematics import PACKAGES, MathGrader
+from retcon.tasks.graders.mathematics import PACKAGES, MathGrader, need_math_verify
 from retcon.tasks.graders.text import same_choice, same_text
 
 Kind = Literal["math", "exact", "choice"]
@@ -45,8 +43,7 @@ class _Grader:
     """A `MathGrader` with its sandbox and their event loop, in a thread of their own."""
 
     def __init__(self) -> None:
-        if importlib.util.find_spec("math_verify") is None:
-            raise MissingExtra(f"grading by mathematics needs Math-Verify: {how_to_install('grade')}")
+        need_math_verify()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="retcon-grade", daemon=True).start()
         self._open = AsyncExitStack()

@@ -6,6 +6,7 @@ Pure functions, a fraction of a millisecond each.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from retcon.tasks.grade import boxed
 
@@ -13,6 +14,9 @@ MARK = "####"  # before an answer in GSM8K's solutions
 MOST_DIGITS = 1000
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+")
 _INTEGER = re.compile(r"[+-]?\d+")
+_DECIMAL = re.compile(r"[+-]?\d+\.\d+", re.ASCII)
+_RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
+_FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:]?")
 _SAID = re.compile(r"\b[Aa]nswer\b[^A-Za-z0-9(]{0,8}(?:is[^A-Za-z0-9(]{0,8})?(?:\(([A-Za-z])\)|([A-Z])(?![A-Za-z0-9]))")
 
@@ -38,6 +42,21 @@ def integer(text: str) -> int | None:
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
+def rational(text: str) -> Fraction | None:
+    r"""The number that `text` is: an integer, a decimal or a fraction (`3/4`, `\frac{3}{4}`); None where it is none."""
+    whole = integer(text)
+    if whole is not None:
+        return Fraction(whole)
+    text = text.strip().strip("$").strip()
+    found = _DECIMAL.fullmatch(text) or _FRACTION.fullmatch(text) or _RATIO.fullmatch(text)
+    if found is None or len(text) > MOST_DIGITS:
+        return None
+    if found.re is _DECIMAL:
+        return Fraction(text)
+    sign, above, below = found.groups()
+    return Fraction(int(sign + above), int(below)) if int(below) else None
+
+
 def same_text(answer: str, reply: str) -> bool:
     """Whether the reply's answer (the whole reply where it marks none) is `answer`, but for case and white space."""
     said = final_answer(reply)
@@ -47,15 +66,25 @@ def same_text(answer: str, reply: str) -> bool:
 def same_choice(answer: str, reply: str) -> bool:
     r"""Whether the reply chooses the letter `answer`: marked (`\boxed{B}`, `#### (B)`), said (`the answer is B`), or as
     its only word. Raises ValueError where `answer` is no letter."""
-    wanted = _LETTER.fullmatch(answer.strip())
-    if wanted is None:
-        raise ValueError(f"answer {answer!r} is no letter: multiple choice is graded by one, such as B or (B)")
+    return chosen_letter(reply) == letter(answer)
+
+
+def letter(answer: str) -> str:
+    """The letter that an answer is, in upper case. Raises ValueError where it is none."""
+    found = _LETTER.fullmatch(answer.strip())
+    if found is None:
+        raise ValueError(f"answer {answer!r:.80} is no letter: multiple choice is graded by one, such as B or (B)")
+    return found.group(1).upper()
+
+
+def chosen_letter(reply: str) -> str | None:
+    """The letter that a reply chooses (see `same_choice`), in upper case; None where it chooses none."""
     said = final_answer(reply)
     alone = _LETTER.fullmatch(_plain(reply if said is None else said))
     chosen = alone.group(1) if alone else None
     if chosen is None and said is None:
         chosen = next(("".join(filter(None, found)) for found in reversed(_SAID.findall(reply))), None)
-    return chosen is not None and chosen.upper() == wanted.group(1).upper()
+    return chosen.upper() if chosen else None
 
 
 def _plain(text: str) -> str:

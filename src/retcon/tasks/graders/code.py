@@ -1,0 +1,253 @@
+"""Programs, graded by their tests (`grading/cases.py`) in the sandbox, never in this process.
+
+Cases of input and output: the expected output never enters the sandbox, and what came out is compared here. Checks
+(HumanEval's `check`, MBPP's asserts) run in the interpreter that the answer ran in, each as a cell that ends with a
+word drawn after the answer has run: an answer that ends the interpreter or leaves it early (`os._exit(0)`,
+`sys.exit()`) does not reach it. What tests in the same interpreter cannot see stays theirs to guard against, such as a
+result whose `==` says yes to everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from retcon.chat.markdown import find_calls
+from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
+from retcon.core.types import Trajectory
+from retcon.sandbox.types import Limits, Result, Sandbox, Session
+from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, read_tests
+from retcon.tasks.grading.outputs import same_output, same_value
+from retcon.tasks.grading.registry import Kind
+from retcon.tasks.grading.types import Host, Reply, Verdict
+from retcon.tasks.grading.warm import WarmSessions
+from retcon.tasks.types import Task
+
+_READY = "import math, re, collections, itertools, typing\ndel math, re, collections, itertools, typing"
+WAITING = 10.0  # wall seconds for each CPU second, as machines are busy, and a sleeping program ends too
+READ = 16  # tasks whose tests are kept as they were read
+OUTPUT_BYTES = 65536  # kept beyond what a case expects
+
+_CALL = """
+import base64 as _base64, json as _json
+_space = {{"__name__": "answer"}}
+for _part in (_base64.b64decode("{before}"), _base64.b64decode("{program}")):
+    exec(compile(_part, "answer.py", "exec"), _space)
+_called = _space["Solution"]() if "Solution" in _space and {name!r} not in _space else None
+_called = getattr(_called, {name!r}) if _called is not None else _space[{name!r}]
+with open("arguments.json") as _file:
+    _returned = _called(*_json.load(_file))
+_json.dumps(_returned).encode().hex()
+"""
+_RUN = """
+import base64
+exec(base64.b64decode("{before}"))
+exec(compile(base64.b64decode("{program}"), "answer.py", "exec"))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSettings:
+    seconds: Annotated[float, Field(gt=0, description="CPU seconds of a case; ten times as many on the clock")] = 10.0
+    memory_mb: Annotated[int, Field(gt=0, description="memory of a case, MiB")] = 1024
+    score: Annotated[
+        Literal["all", "share"],
+        Field(description="all: 1 where every case passes, else 0; share: that of the cases which pass"),
+    ] = "all"
+    at_once: Annotated[int, Field(ge=1, description="answers with asserts that are run at a time")] = 4
+
+
+class CodeGrader:
+    """Implements `Grader`. A task's tests are as `read_tests` finds them."""
+
+    def __init__(self, sandbox: Sandbox, settings: CodeSettings | None = None) -> None:
+        self._sandbox = sandbox
+        self._settings = settings or CodeSettings()
+        self._sessions = WarmSessions(sandbox, _READY, self._limits(), at_once=self._settings.at_once)
+        self._reading = asyncio.Lock()
+        self._read: deque[tuple[Task, Tests]] = deque(maxlen=READ)
+
+    async def grade(self, task: Task, reply: Reply) -> Verdict:
+        """See `Grader.grade`."""
+        tests = await self._tests_of(task)
+        program = answered_program(reply.trajectory) if reply.trajectory is not None else last_program(reply.text)
+        if program is None:
+            return Verdict.of(False, "no program: the answer must hold a ```python block")
+        passed, why = await self._passed(_whole(program, tests), tests)
+        right = passed == len(tests.cases)
+        score = passed / len(tests.cases) if self._settings.score == "share" else float(right)
+        return Verdict(score, right, "passed" if right else why, program)
+
+    async def check(self, task: Task) -> None:
+        """See `Grader.check`."""
+        await asyncio.to_thread(read_tests, task)
+
+    async def close(self) -> None:
+        """See `Grader.close`."""
+        await self._sessions.close()
+
+    async def _tests_of(self, task: Task) -> Tests:
+        """Beside the event loop, as packed ones take seconds, and once for the rollouts of a task."""
+        async with self._reading:
+            known = next((tests for of, tests in self._read if of is task), None)
+            if known is None:
+                known = await asyncio.to_thread(read_tests, task)
+                self._read.append((task, known))
+            return known
+
+    async def _passed(self, program: str, tests: Tests) -> tuple[int, str]:
+        """How many cases pass, and what the first that does not says; where all must, none is tried after it."""
+        checks = [case for case in tests.cases if isinstance(case, Check)]
+        if checks:
+            return await self._checked(program, tests.before, checks)
+        cases = [case for case in tests.cases if not isinstance(case, Check)]
+        if self._settings.score == "share":
+            told = await asyncio.gather(*(self._one(program, tests.before, case) for case in cases))
+            return told.count(""), next((f"case {n}: {why}" for n, why in enumerate(told, 1) if why), "")
+        for n, case in enumerate(cases):
+            if why := await self._one(program, tests.before, case):
+                return n, f"case {n + 1}: {why}"
+        return len(cases), ""
+
+    async def _one(self, program: str, before: str, case: Stdio | Call) -> str:
+        """What is wrong with the answer in this case, empty where nothing is."""
+        if isinstance(case, Stdio):
+            code = _RUN.format(before=_packed(before), program=_packed(program)) if before else program
+            result = await self._run(code, case, stdin=case.stdin, room=len(case.stdout))
+            return _failure(result) or ("" if same_output(case.stdout, result.stdout) else "another output")
+        code = _CALL.format(before=_packed(before), program=_packed(program), name=case.function)
+        room = 2 * len(json.dumps(case.values))
+        files = {"arguments.json": json.dumps(case.arguments).encode()}
+        result = await self._run(code, case, files=files, room=room)
+        return _failure(result) or ("" if _returned(result, case.values) else "another value")
+
+    async def _run(
+        self, code: str, case: Stdio | Call, *, stdin: str = "", files: dict[str, bytes] | None = None, room: int
+    ) -> Result:
+        limits = replace(self._limits(), output_bytes=OUTPUT_BYTES + 4 * room)
+        try:
+            result = await self._sandbox.run(code, stdin=stdin, files=files, limits=limits, echo=isinstance(case, Call))
+        except RetconError as error:
+            raise InfrastructureFault(f"an answer could not be graded: {error}") from error
+        if result.status == "infrastructure":
+            raise InfrastructureFault(f"an answer could not be graded: {result.stderr}")
+        return result
+
+    async def _checked(self, program: str, before: str, checks: Sequence[Check]) -> tuple[int, str]:
+        async with self._sessions.one() as session:
+            try:
+                return await self._checked_in(session, program, before, checks)
+            except SessionLost as lost:
+                if not lost.by_own_code:
+                    raise
+                return 0, "the answer ended its interpreter"
+
+    async def _checked_in(
+        self, session: Session, program: str, before: str, checks: Sequence[Check]
+    ) -> tuple[int, str]:
+        for code in (before, program) if before.strip() else (program,):
+            if failure := _failure(await _cell(session, code)):
+                return 0, failure
+        each = self._settings.score == "share" and len(checks) > 1
+        start = None
+        if each:
+            with contextlib.suppress(CheckpointRefused):  # it has threads, say: then no test after one that ends it
+                start = await session.checkpoint()
+        passed, first = 0, ""
+        for n, check in enumerate(checks, 1):
+            word = secrets.token_hex(8)
+            try:
+                result = await _cell(session, f"{check.code}\n{word!r}")
+            except SessionLost as lost:
+                if not lost.by_own_code:
+                    raise
+                break
+            if result.status == "ok" and result.value == repr(word):
+                passed += 1
+                continue
+            first = first or f"test {n}: {_failure(result) or 'it was left early'}"
+            if not each:
+                break
+            if start is not None:
+                await session.rollback(start)  # as it may have ended the interpreter
+        return passed, first
+
+    def _limits(self) -> Limits:
+        seconds = self._settings.seconds
+        return Limits(cpu_seconds=seconds, wall_seconds=WAITING * seconds, memory_mb=self._settings.memory_mb)
+
+
+def last_program(reply: str) -> str | None:
+    """The last whole block of Python in a reply, None where there is none."""
+    blocks = [str(call.arguments["code"]) for call in find_calls(reply) if not isinstance(call.arguments, str)]
+    return blocks[-1] if blocks else None
+
+
+def answered_program(trajectory: Trajectory) -> str | None:
+    """The program that a trajectory answers with; None where there is none, or no answer.
+
+    The last block of its last turn. Where blocks are calls, an answer can hold none: then the last program that ran
+    without failing.
+    """
+    if not trajectory.turns or trajectory.stop != "answer":
+        return None
+    program = last_program(trajectory.turns[-1].text)
+    if program is not None:
+        return program
+    worked = [
+        call.code
+        for turn in trajectory.turns
+        for call, observation in zip(turn.calls, turn.observations, strict=True)
+        if observation.status == "ok" and not call.malformed and "code" in call.arguments
+    ]
+    return worked[-1] if worked else None
+
+
+def _whole(program: str, tests: Tests) -> str:
+    """The answer as a program: one that is the body of a function alone goes on from its prompt."""
+    if tests.body_of is None:
+        return program
+    name, prompt = tests.body_of
+    return program if re.search(rf"\b{re.escape(name)}\b", program) else prompt + program
+
+
+async def _cell(session: Session, code: str) -> Result:
+    """Raises SessionLost, InfrastructureFault."""
+    result = await session.run(code)
+    if result.status == "infrastructure":
+        raise InfrastructureFault(f"an answer could not be graded: {result.stderr}")
+    return result
+
+
+def _failure(result: Result) -> str:
+    return "" if result.status == "ok" else result.error_type or result.status
+
+
+def _returned(result: Result, values: Sequence[object]) -> bool:
+    """Whether the value that `_CALL` ends with is one of these."""
+    try:
+        returned = json.loads(bytes.fromhex((result.value or "").strip("'")))
+    except (ValueError, RecursionError):  # not what `_CALL` ends with: the answer saw to that
+        return False
+    return any(same_value(value, returned) for value in values)
+
+
+def _packed(program: str) -> str:
+    return base64.b64encode(program.encode("utf-8", "surrogatepass")).decode()
+
+
+async def _open(settings: CodeSettings, host: Host) -> CodeGrader:
+    return CodeGrader(await host.sandbox(), settings)
+
+
+GRADER = Kind("code", CodeSettings, _open)

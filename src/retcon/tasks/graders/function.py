@@ -1,0 +1,180 @@
+"""A user's own function, by import path: `my_package.my_module:my_grade`.
+
+    def my_grade(answer, reply):            # also async; of these names those that it takes:
+        return answer in reply              # answer, reply, question, task (its id), meta, trajectory
+
+It returns a bool, a number within [0, 1] or a `Verdict`. Reward functions of verl work as they are: their
+`solution_str`, `ground_truth`, `data_source` and `extra_info` are known too, and an object with `score`.
+
+It runs in processes of its own, from the working directory, so that one that hangs or eats memory can be ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from retcon.core.codec import to_dict
+from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.tasks.graders.text import final_answer
+from retcon.tasks.grading.registry import FUNCTION, Kind
+from retcon.tasks.grading.types import Host, Reply, Verdict
+from retcon.tasks.types import Task
+
+LINE_BYTES = 1 << 26
+"""Of what a process says at most."""
+IMPORT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSettings:
+    path: Annotated[
+        str, Field(description="where it stands: my_package.my_module:my_grade", pattern=r"^[\w.]+:[\w.]+$")
+    ]
+    seconds: Annotated[float, Field(gt=0, description="wall seconds of a call")] = 30.0
+    memory_mb: Annotated[int, Field(gt=0, description="memory that a process may add to what it imports, MiB")] = 1024
+    at_once: Annotated[int, Field(ge=1, description="calls at a time, each in a process of its own")] = 2
+    right_from: Annotated[
+        float,
+        Field(gt=0, le=1, description="the score from which an answer is right, where the function gives numbers"),
+    ] = 1.0
+
+
+class FunctionGrader:
+    """Implements `Grader`."""
+
+    def __init__(self, settings: FunctionSettings) -> None:
+        self._settings = settings
+        self._free: asyncio.LifoQueue[_Process | None] = asyncio.LifoQueue()
+        for _ in range(settings.at_once):
+            self._free.put_nowait(None)
+
+    async def start(self) -> None:
+        """Start one of its processes. Raises RecipeError where the function cannot be imported."""
+        self._free.get_nowait()
+        self._free.put_nowait(await self._started())
+
+    async def grade(self, task: Task, reply: Reply) -> Verdict:
+        """See `Grader.grade`."""
+        process, keep = await self._free.get(), None
+        try:
+            process = process or await self._started()
+            async with asyncio.timeout(self._settings.seconds):
+                said = await process.ask(_arguments(task, reply, process.wants))
+            keep = process
+        except TimeoutError:
+            raise InfrastructureFault(f"no verdict within {self._settings.seconds:g} s") from None
+        except (OSError, EOFError, ValueError) as error:
+            raise InfrastructureFault(f"its process died: {error}") from error
+        finally:
+            self._free.put_nowait(keep)
+            if process is not None and keep is None:
+                await process.end()
+        if "error" in said:
+            raise InfrastructureFault(f"it raised {said['error']:.300}")
+        right = said["right"] or said["score"] >= self._settings.right_from
+        return Verdict(said["score"], right, said["why"], final_answer(reply.text))
+
+    async def check(self, task: Task) -> None:
+        """What a function needs of a task only the function knows."""
+
+    async def close(self) -> None:
+        """See `Grader.close`."""
+        for _ in range(self._settings.at_once):
+            process = await self._free.get()
+            if process is not None:
+                await process.end()
+        for _ in range(self._settings.at_once):
+            self._free.put_nowait(None)
+
+    async def _started(self) -> _Process:
+        process = await _Process.start()
+        try:
+            async with asyncio.timeout(IMPORT_SECONDS):
+                said = await process.ask({"path": self._settings.path, "memory_mb": self._settings.memory_mb})
+        except (OSError, EOFError, ValueError, TimeoutError) as error:
+            await process.end()
+            raise RecipeError(f"the grader {self._settings.path} does not start: {error or 'it hangs'}") from error
+        except BaseException:
+            await process.end()
+            raise
+        if "error" in said:
+            await process.end()
+            raise RecipeError(f"the grader {self._settings.path} cannot be imported: {said['error']}")
+        process.wants = said["wants"]
+        return process
+
+
+class _Process:
+    """One worker (`grading/worker.py`)."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.wants: Sequence[str] | None = None
+
+    @classmethod
+    async def start(cls) -> _Process:
+        paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])  # noqa: PTH109 - as the shell that started us
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "retcon.tasks.grading.worker",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": paths},
+                limit=LINE_BYTES,
+                start_new_session=True,  # the terminal's Ctrl-C is for us; it ends with its standard input
+            )
+        )
+
+    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Raises OSError, EOFError, ValueError where it died or says what is no answer."""
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018 - both are pipes
+        self._process.stdin.write(json.dumps(message, default=str).encode() + b"\n")
+        await self._process.stdin.drain()
+        line = await self._process.stdout.readline()
+        if not line:
+            raise EOFError(f"exit code {await self._process.wait()}")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+
+def _arguments(task: Task, reply: Reply, wants: Sequence[str] | None) -> dict[str, Any]:
+    meta = dict(task.meta)
+    known: dict[str, Any] = {
+        "answer": task.answer,
+        "reply": reply.text,
+        "question": task.question,
+        "task": task.id,
+        "meta": meta,
+        "solution_str": reply.text,
+        "ground_truth": task.answer,
+        "data_source": meta.get("data_source", task.id),
+        "extra_info": meta.get("extra_info", meta),
+    }
+    if reply.trajectory is not None and (wants is None or "trajectory" in wants):
+        known["trajectory"] = to_dict(reply.trajectory)
+    return known if wants is None else {name: value for name, value in known.items() if name in wants}
+
+
+async def _open(settings: FunctionSettings, _host: Host) -> FunctionGrader:
+    grader = FunctionGrader(settings)
+    await grader.start()
+    return grader
+
+
+GRADER = Kind(FUNCTION, FunctionSettings, _open)

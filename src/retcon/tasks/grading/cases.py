@@ -1,0 +1,177 @@
+"""The tests of a task, however its data set writes them.
+
+Where they are, in a task's `meta` (the first that is there counts):
+
+tests                     Python that raises where an answer is wrong, a list of such pieces, or cases as below
+test_list                 MBPP: asserts, with `test_setup_code` and `test_imports`
+test, entry_point         HumanEval: `check(candidate)`, with `prompt`, whose imports and helpers an answer may use
+public_test_cases, private_test_cases, metadata, starter_code      LiveCodeBench, packed or not
+input_output              APPS, TACO, and verl's code rows, where it is the answer: `inputs`, `outputs`, `fn_name`
+
+Cases are objects with `input` and `output`, or `inputs` and `outputs` as lists; with a function's name they are calls,
+with arguments and value as JSON, else texts for standard input and from standard output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retcon.tasks.grading.packed import unpack
+from retcon.tasks.types import Task
+
+PRELUDE = """
+import bisect, cmath, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, string
+import sys, time
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+from builtins import *
+"""
+"""What the judges of programming contests have imported before an answer runs, and answers rely on. The builtins last,
+as math has a `pow` of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Python that raises where the answer is wrong."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stdio:
+    """Text for standard input, and the text that standard output must have."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Arguments of a call of `function`, and what it may return, all as JSON has it."""
+
+    function: str
+    arguments: Sequence[Any]
+    values: Sequence[Any]
+
+
+Case = Check | Stdio | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Tests:
+    """before: Python that runs before the answer. body_of: the function whose body alone may be the answer, and the
+    prompt that it goes on from then, None where answers are whole programs."""
+
+    cases: tuple[Case, ...]
+    before: str = ""
+    body_of: tuple[str, str] | None = None
+
+
+def read_tests(task: Task) -> Tests:
+    """The tests of a task. Raises ValueError, naming the task, where there are none or they cannot be read."""
+    try:
+        found = _found(task)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"task {task.id}: its tests cannot be read: {error!s:.300}") from None
+    if found is None or not found.cases:
+        raise ValueError(
+            f"task {task.id} has no tests: meta must hold 'tests' (Python that checks an answer, or cases), "
+            "'test_list', 'test' and 'entry_point', 'input_output', or LiveCodeBench's test cases"
+        )
+    return found
+
+
+def _found(task: Task) -> Tests | None:
+    meta = task.meta
+    setup = _text(meta.get("test_setup_code"))
+    if tests := _plain(meta.get("tests")):
+        if isinstance(tests, str):
+            return Tests((Check(tests),), setup) if tests.strip() else None
+        if isinstance(tests, Mapping) or not isinstance(tests[0], str):
+            return _cases(tests, _function_of(meta))
+        return Tests(tuple(Check(str(one)) for one in tests), setup)
+    if tests := _plain(meta.get("test_list")):
+        imports = "\n".join(str(line) for line in _plain(meta.get("test_imports")) or ())
+        return Tests(tuple(Check(str(one)) for one in tests), f"{imports}\n{setup}".strip())
+    if meta.get("test") and meta.get("entry_point"):
+        return _humaneval(_text(meta["test"]), _text(meta["entry_point"]), _text(meta.get("prompt")))
+    if public := [name for name in ("public_test_cases", "private_test_cases") if meta.get(name)]:
+        cases = [case for name in public for case in _livecodebench(meta[name])]
+        function = _function_of(meta) if any(case.get("testtype") == "functional" for case in cases) else None
+        return _cases(cases, function)
+    written = meta.get("input_output") or (task.answer if task.answer.lstrip().startswith(("{", "[")) else None)
+    return _cases(_plain(written), _function_of(meta)) if written else None
+
+
+def _cases(written: Any, function: str | None) -> Tests:
+    if isinstance(written, Mapping):
+        function = _text(written.get("fn_name")) or function
+        inputs, outputs = written["inputs"], written["outputs"]
+        if len(inputs) != len(outputs):
+            raise ValueError(f"{len(inputs)} inputs, and {len(outputs)} outputs")
+        pairs: Iterable[tuple[Any, Any]] = zip(inputs, outputs, strict=True)
+    else:
+        pairs = ((case["input"], case["output"]) for case in written)
+    if function:
+        lists = isinstance(written, Mapping)
+        return Tests(tuple(Call(function, _arguments(i), _values(o, lists)) for i, o in pairs), PRELUDE)
+    return Tests(tuple(Stdio(_lines(i), _lines(o)) for i, o in pairs), PRELUDE)
+
+
+def _humaneval(test: str, name: str, prompt: str) -> Tests:
+    helpers = prompt.partition(f"def {name}(")[0]
+    return Tests((Check(f"{test}\ncheck({name})"),), helpers, (name, prompt) if prompt else None)
+
+
+def _livecodebench(written: Any) -> Sequence[Mapping[str, Any]]:
+    if isinstance(written, str) and not written.lstrip().startswith("["):
+        written = unpack(written)
+    cases: Sequence[Mapping[str, Any]] = _plain(written) or ()
+    return cases
+
+
+def _function_of(meta: Mapping[str, object]) -> str | None:
+    """The function to be called, as the row says or LiveCodeBench's `metadata` does."""
+    about = _plain(meta.get("metadata"))
+    named = about.get("func_name") if isinstance(about, Mapping) else None
+    return _text(meta.get("fn_name")) or _text(named) or None
+
+
+def _plain(value: object) -> Any:
+    """Lists and objects of JSON may stand in a row as text."""
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return value
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _lines(value: object) -> str:
+    """What a program reads or prints: a text, or lines of one."""
+    return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _arguments(written: Any) -> Sequence[Any]:
+    """A list of arguments; as text, each a line of JSON."""
+    if isinstance(written, str):
+        return [json.loads(line) for line in written.splitlines() if line.strip()]
+    return list(written)
+
+
+def _values(written: Any, lists: bool) -> Sequence[Any]:
+    """lists: where a value may stand in a list of its own (APPS)."""
+    value = json.loads(written) if isinstance(written, str) else written
+    return [value, value[0]] if lists and isinstance(value, list) and len(value) == 1 else [value]

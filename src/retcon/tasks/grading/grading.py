@@ -1,0 +1,169 @@
+"""Grading rollouts: each task by the grader that it names, all in one sandbox, and rewards as the settings say.
+
+async with Grading(GradeSettings(grader="code", rewards="binary")) as grading:
+    trajectory = await grading.grade(task, trajectory)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, fields, replace
+from types import TracebackType
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from retcon.core.errors import RetconError
+from retcon.core.types import Trajectory
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Sandbox
+from retcon.tasks.graders.text import final_answer
+from retcon.tasks.grading.registry import FUNCTION, kind_of, kinds, settings_for
+from retcon.tasks.grading.types import Fault, Grader, Outcome, Reply, Verdict
+from retcon.tasks.types import Task
+
+Rewards = Literal["signed", "binary", "graded"]
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GradeSettings:
+    """How rollouts are graded. A task whose `meta["grader"]` names a grader is graded by that one."""
+
+    grader: Annotated[
+        str, Field(description="of tasks that name none: a name, or a function's my_package.my_module:my_grade")
+    ] = "math"
+    rewards: Annotated[
+        Rewards,
+        Field(description="signed: 1 right, -1 wrong; binary: 1 and 0; graded: the score, from 0 to 1"),
+    ] = "signed"
+    options: Annotated[
+        Mapping[str, Mapping[str, object]],
+        Field(description="settings of graders, by name; those of `function` are for all import paths"),
+    ] = field(default_factory=dict)
+
+
+def reward_of(verdict: Verdict, rewards: Rewards) -> float:
+    """The reward of a verdict."""
+    if rewards == "graded":
+        return verdict.score
+    return 1.0 if verdict.right else -1.0 if rewards == "signed" else 0.0
+
+
+async def outcome_of(grader: Grader, task: Task, reply: Reply, *, name: str = "grader") -> Outcome:
+    """What a grader says of a reply; whatever it raises is a fault of this one reply. name: the grader's."""
+    try:
+        return await grader.grade(task, reply)
+    except (RetconError, ValueError) as error:
+        return Fault(f"{name}: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever a grader raises must cost this one rollout alone
+        LOG.warning("grader %s raised %s of task %s: %s", name, type(error).__name__, task.id, error)
+        return Fault(f"{name}: it raised {type(error).__name__}: {error}")
+
+
+async def grade_trajectory(
+    grader: Grader, task: Task, trajectory: Trajectory, *, rewards: Rewards = "signed", name: str = "grader"
+) -> tuple[Trajectory, Outcome]:
+    """The trajectory with its answer and its reward, and what the grader said.
+
+    One that did not come to an answer is wrong, whatever the grader. One that was lost before, or cannot be graded, has
+    no reward and stop `infrastructure`.
+    """
+    if trajectory.stop == "infrastructure":
+        return trajectory, Fault("the rollout was lost before it was graded")
+    if not trajectory.turns or trajectory.stop != "answer":
+        said: Outcome = Verdict.of(False, f"no answer: it ended by its limit of {trajectory.stop}")
+    else:
+        said = await outcome_of(grader, task, Reply(trajectory.turns[-1].text, trajectory), name=name)
+    if isinstance(said, Fault):
+        answer = final_answer(trajectory.turns[-1].text)
+        return replace(trajectory, answer=answer, reward=None, stop="infrastructure"), said
+    return replace(trajectory, answer=said.answer, reward=reward_of(said, rewards)), said
+
+
+class Grading:
+    """Grades; used as `async with`. Graders are opened when the first task asks for them.
+
+    sandbox: that graders run things in; where None, one is started when a grader first asks for it, and ended with
+    this. at_once: answers that each grader takes at a time, where its settings do not say. Raises RecipeError for a
+    grader or a key that is unknown, before anything is started.
+    """
+
+    def __init__(
+        self, settings: GradeSettings | None = None, *, sandbox: Sandbox | None = None, at_once: int | None = None
+    ) -> None:
+        self._at_once = at_once
+        self.settings = settings or GradeSettings()
+        kind_of(self.settings.grader)
+        for name in {self.settings.grader, *self.settings.options} - {FUNCTION}:
+            settings_for(name, self._options(name))
+        self._given = sandbox
+        self._open = AsyncExitStack()
+        self._graders: dict[str, Grader] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+        self._graders.clear()
+
+    async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        """The trajectory with its answer and its reward; without a reward, and with stop `infrastructure`, where it
+        could not be graded. Fits `rollout_group(grade=…)`."""
+        return (await self.judged(task, trajectory))[0]
+
+    async def judged(self, task: Task, trajectory: Trajectory) -> tuple[Trajectory, Outcome]:
+        """As `grade`, and what the grader said."""
+        name = self.name_for(task)
+        return await grade_trajectory(
+            await self.grader(name), task, trajectory, rewards=self.settings.rewards, name=name
+        )
+
+    async def outcome(self, task: Task, reply: Reply) -> Outcome:
+        """What the task's grader says of a reply. Whatever goes wrong while it grades is a fault of this one reply.
+
+        Raises RetconError where the grader cannot be opened: it is unknown, its settings are wrong, a package or the
+        sandbox is not there.
+        """
+        name = self.name_for(task)
+        return await outcome_of(await self.grader(name), task, reply, name=name)
+
+    async def check(self, task: Task) -> None:
+        """Raises ValueError where no reply to this task could be graded, RecipeError where its grader is unknown."""
+        await (await self.grader(self.name_for(task))).check(task)
+
+    def name_for(self, task: Task) -> str:
+        """The grader of a task: the one that it names, else that of the settings."""
+        named = task.meta.get("grader")
+        return named if isinstance(named, str) and named else self.settings.grader
+
+    async def grader(self, name: str) -> Grader:
+        """See `Host.grader`."""
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            if name not in self._graders:
+                opened = await kind_of(name).open(settings_for(name, self._options(name)), self)
+                self._open.push_async_callback(opened.close)
+                self._graders[name] = opened
+            return self._graders[name]
+
+    async def sandbox(self) -> Sandbox:
+        """See `Host.sandbox`."""
+        async with self._opening.setdefault("", asyncio.Lock()):
+            if self._given is None:
+                packages = {name: modules for kind in kinds().values() for name, modules in kind.packages.items()}
+                self._given = await self._open.enter_async_context(SandboxPool(packages=packages))
+            return self._given
+
+    def _options(self, name: str) -> Mapping[str, object]:
+        options = self.settings.options
+        given = options.get(name, options.get(FUNCTION, {}) if ":" in name else {})
+        if self._at_once is not None and "at_once" in (f.name for f in fields(kind_of(name).settings)):
+            return {"at_once": self._at_once, **given}
+        return given

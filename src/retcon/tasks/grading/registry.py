@@ -1,0 +1,80 @@
+"""Graders by name. Each is a file of `tasks/graders` with a `GRADER`; no list of them stands anywhere.
+
+A user's own function is named by where it stands, `my_package.my_module:my_grade` (`graders/function.py`).
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from retcon.core.errors import RecipeError, nearest
+from retcon.tasks.grading.types import Grader, Host
+
+FUNCTION = "function"
+"""The grader that calls what an import path names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way of grading.
+
+    settings: a frozen dataclass whose defaults will do; its fields are described (`Annotated`, pydantic's `Field`).
+    open: makes the grader, of settings and host. packages: that the sandbox does well to preload
+    (`SandboxPool(packages=…)`).
+    """
+
+    name: str
+    settings: type
+    open: Callable[[Any, Host], Awaitable[Grader]]
+    packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@cache
+def kinds() -> Mapping[str, Kind]:
+    """All of them by name, in the order of the alphabet."""
+    package = import_module("retcon.tasks.graders")
+    modules = [import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    found: list[Kind] = [module.GRADER for module in modules if hasattr(module, "GRADER")]
+    return {kind.name: kind for kind in sorted(found, key=lambda kind: kind.name)}
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of that name, or what calls the function of that import path. Raises RecipeError with the nearest."""
+    if ":" in name:
+        return kinds()[FUNCTION]
+    if name not in kinds() or name == FUNCTION:
+        named = [known for known in kinds() if known != FUNCTION]
+        raise RecipeError(
+            f"no grader '{name}'{nearest(name, named)}; there are: {', '.join(named)}, and functions of your own, "
+            "my_package.my_module:my_grade"
+        )
+    return kinds()[name]
+
+
+def settings_for(name: str, given: Mapping[str, object]) -> Any:
+    """The settings of grader `name`, from the keys that are given. Raises RecipeError, which names the key."""
+    kind = kind_of(name)
+    return read_settings(kind.settings, {"path": name, **given} if kind.name == FUNCTION else given, f"grader {name}")
+
+
+def read_settings(settings: type, given: Mapping[str, object], where: str) -> Any:
+    """An instance of a settings dataclass. Raises RecipeError, which begins with `where` and names the key."""
+    known = [f.name for f in fields(settings)]
+    for key in given:
+        if key not in known:
+            raise RecipeError(f"{where}: no key '{key}'{nearest(key, known)}; there are: {', '.join(known) or 'none'}")
+    try:
+        return TypeAdapter(settings).validate_python(dict(given))
+    except ValidationError as error:
+        said = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']} (it is {one['input']!r:.80})"
+            for one in error.errors()
+        )
+        raise RecipeError(f"{where}: {said}") from None

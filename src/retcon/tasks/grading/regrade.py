@@ -1,0 +1,205 @@
+"""Stored rollouts scored again: new files in a folder of their own, the old ones as they were.
+
+verdicts.jsonl               a line for each rollout, added as it is graded: old and new reward, and why
+regrade.json                 by which grader, of which files; whether it is finished
+trajectories/…               the files of the run, with the new rewards
+
+A verdict that is there is not asked for again: the same job goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from retcon.core.errors import RecordError
+from retcon.core.types import Stop, Trajectory
+from retcon.store import jsonl
+from retcon.store.lines import LineAppender
+from retcon.tasks.grading.grading import GradeSettings, Grading
+from retcon.tasks.grading.stored import ABOUT, tasks_of, trajectory_files
+from retcon.tasks.grading.types import Verdict
+from retcon.tasks.types import Task
+
+VERDICTS = "verdicts.jsonl"
+
+
+class Regraded(msgspec.Struct, frozen=True):
+    """What became of one rollout. file, n: where it is stored (n from 0). reward: None where it could not be graded.
+    why: of the grader, or its fault."""
+
+    file: str
+    n: int
+    id: str
+    before: float | None
+    reward: float | None
+    score: float | None
+    why: str
+    answer: str | None
+    stop: Stop
+
+    @property
+    def change(self) -> str:
+        """`same`, `became right`, `became wrong`, `lost` or `found` (it had no reward before)."""
+        if self.reward is None or self.before is None:
+            return "same" if self.reward == self.before else "lost" if self.reward is None else "found"
+        return "same" if (self.reward > 0) == (self.before > 0) else f"became {'right' if self.reward > 0 else 'wrong'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """run: a run folder or a trajectory file. tasks: a file of the tasks, for rollouts whose tasks the run cannot give.
+    by: the grader of all, in place of those that tasks name. at_once: rollouts that are graded at a time."""
+
+    run: Path
+    out: Path
+    settings: GradeSettings
+    by: str | None = None
+    tasks: Path | None = None
+    at_once: int = 2
+    force: bool = False
+
+
+def regrade(job: Job, on_progress: Callable[[int, int], None]) -> list[Regraded]:
+    """Does the job; what became of each rollout, in order.
+
+    Raises RecordError for files that cannot be read, tasks that are not found, and an `out` that is finished, holds
+    another job or something else; RecipeError for a grader or a key that is unknown.
+    """
+    Grading(job.settings)  # refuses what is unknown before any work
+    files = [(path, str(name)) for path, name in trajectory_files(job.run)]
+    ids = {name: [t.task for t in jsonl.read(path)] for path, name in files}
+    tasks = tasks_of([path for path, _ in files], {id for of in ids.values() for id in of}, job.tasks)
+    about = {
+        "by": job.by,
+        "settings": asdict(job.settings),
+        "files": {name: _digest(path) for path, name in files},
+        "tasks": None if job.tasks is None else _digest(job.tasks),
+        "finished": False,
+    }
+    _prepare(job, about)
+    known = {(one.file, one.n): one for one in _read_verdicts(job.out / VERDICTS)}
+    total = sum(map(len, ids.values()))
+    with LineAppender(job.out / VERDICTS) as verdicts:
+
+        def add(one: Regraded) -> None:
+            verdicts.add(msgspec.json.encode(one) + b"\n", name=f"the verdict on {one.id}")
+            known[one.file, one.n] = one
+            on_progress(len(known), total)
+
+        on_progress(len(known), total)
+        asyncio.run(_grade_all(job, files, tasks, known, add))
+    for path, name in files:
+        target = job.out / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        jsonl.write(target, _scored(path, name, known))
+    (job.out / ABOUT).write_text(json.dumps({**about, "finished": True}, indent=1) + "\n", encoding="utf-8")
+    return [known[name, n] for _, name in files for n in range(len(ids[name]))]
+
+
+def counts(regraded: Sequence[Regraded]) -> Counter[str]:
+    """How many rollouts there are (`rollouts`), were right before (`before`), are right now (`now`), and of each
+    change."""
+    found = Counter(one.change for one in regraded)
+    found["rollouts"] = len(regraded)
+    found["before"] = sum((one.before or 0) > 0 for one in regraded)
+    found["now"] = sum((one.reward or 0) > 0 for one in regraded)
+    return found
+
+
+async def _grade_all(
+    job: Job,
+    files: Sequence[tuple[Path, str]],
+    tasks: Mapping[str, Task],
+    known: Mapping[tuple[str, int], Regraded],
+    add: Callable[[Regraded], None],
+) -> None:
+    todo = (
+        (name, n, trajectory)
+        for path, name in files
+        for n, trajectory in enumerate(jsonl.read(path))
+        if (name, n) not in known
+    )
+    async with Grading(job.settings, at_once=job.at_once) as grading:
+
+        async def work() -> None:
+            for name, n, trajectory in todo:  # shared: each takes the next
+                add(await _regraded(grading, _graded_by(tasks[trajectory.task], job.by), trajectory, name, n))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(job.at_once):
+                    group.create_task(work())
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+
+async def _regraded(grading: Grading, task: Task, trajectory: Trajectory, name: str, n: int) -> Regraded:
+    graded, said = await grading.judged(task, _ended(trajectory))
+    score = said.score if isinstance(said, Verdict) else None
+    return Regraded(
+        name, n, trajectory.id, trajectory.reward, graded.reward, score, said.why, graded.answer, graded.stop
+    )
+
+
+def _ended(trajectory: Trajectory) -> Trajectory:
+    """A rollout that came to its answer and was lost when it was graded is one that ended."""
+    if trajectory.stop == "infrastructure" and trajectory.turns and trajectory.turns[-1].stop == "answer":
+        return replace(trajectory, stop="answer")
+    return trajectory
+
+
+def _graded_by(task: Task, by: str | None) -> Task:
+    return task if by is None else replace(task, meta={**task.meta, "grader": by})
+
+
+def _scored(path: Path, name: str, known: Mapping[tuple[str, int], Regraded]) -> Iterator[Trajectory]:
+    for n, trajectory in enumerate(jsonl.read(path)):
+        one = known[name, n]
+        yield replace(trajectory, reward=one.reward, answer=one.answer, stop=one.stop)
+
+
+def _prepare(job: Job, about: Mapping[str, object]) -> None:
+    """Makes the folder, or finds it as this job left it. Raises RecordError."""
+    marker = job.out / ABOUT
+    again = "--force begins anew"
+    try:
+        there = job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir()))
+        if there and not marker.is_file():
+            raise RecordError(f"-o {job.out} is there, and not of this command: choose another")
+        old = json.loads(marker.read_text(encoding="utf-8")) if there else {}
+        if there and job.force:
+            for name in (VERDICTS, *old.get("files", ())):  # and nothing that someone else put there
+                (job.out / name).unlink(missing_ok=True)
+        elif there:
+            if old.get("finished"):
+                raise RecordError(f"-o {job.out} is there already, and finished; {again}")
+            if old != json.loads(json.dumps(about)):
+                changed = next(key for key in about if old.get(key) != json.loads(json.dumps(about[key])))
+                raise RecordError(f"-o {job.out} was begun otherwise ({changed} differs): choose another, or {again}")
+            return
+        job.out.mkdir(parents=True, exist_ok=True)
+        marker.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise RecordError(f"-o {job.out} cannot be written: {error}") from error
+
+
+def _read_verdicts(path: Path) -> Iterator[Regraded]:
+    """Those that are there; a last line that was cut off is none."""
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            yield msgspec.json.decode(line, type=Regraded)
+        except msgspec.DecodeError:
+            return
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -1,0 +1,117 @@
+"""A user's own grading function: what it is given, and that one which hangs or eats memory harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from comparing import answer, trajectory
+from retcon.core.errors import RecipeError
+from retcon.tasks.grading.grading import GradeSettings, Grading
+from retcon.tasks.grading.types import Fault, Outcome, Verdict
+from retcon.tasks.types import Task
+
+MODULE = """
+import asyncio, os, time
+
+def same(answer, reply):
+    print("said aloud")
+    return answer == reply.strip()
+
+async def near(*, reply, answer, question=None, meta=None):
+    await asyncio.sleep(0)
+    return 0.5 if answer in reply else 0
+
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(solution_str == ground_truth), "acc": True}
+
+def all_of_it(**given):
+    return given["trajectory"].turns[-1].text == given["reply"] and given["meta"]["level"] == 3
+
+def odd(reply):
+    if "raise" in reply: raise ValueError("no idea")
+    if "exit" in reply: raise SystemExit(3)
+    if "die" in reply: os._exit(1)
+    if "hang" in reply: time.sleep(3600)
+    if "eat" in reply: return bool(bytearray(10**12))
+    if "deaf" in reply:
+        import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)
+    if "much" in reply: return 7
+    return True
+
+def other(reply, mood): return True
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_rewards.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return "my_rewards"
+
+
+def said(path: str, replies: Sequence[str], *, answer_: str = "7", **options: object) -> list[Outcome]:
+    async def main() -> list[Outcome]:
+        settings = GradeSettings(path, options={"function": options})
+        async with Grading(settings) as grading:
+            task = Task("t/0", "which?", answer_, meta={"level": 3})
+            rollouts = [trajectory("t/0/0", answer(reply), reward=None) for reply in replies]
+            return [one for _, one in await asyncio.gather(*(grading.judged(task, t) for t in rollouts))]
+
+    return asyncio.run(main())
+
+
+def test_it_returns_a_truth_a_number_or_an_object(module: str) -> None:
+    assert said(f"{module}:same", ["7", "8"]) == [Verdict(1.0, True), Verdict(0.0, False)]
+    assert said(f"{module}:near", ["it is 7"]) == [Verdict(0.5, False)]
+    assert said(f"{module}:near", ["it is 7"], right_from=0.5) == [Verdict(0.5, True)]
+    assert said(f"{module}:verl", ["7", "8"]) == [Verdict(1.0, True), Verdict(0.0, False)]
+    assert said(f"{module}:all_of_it", ["7"]) == [Verdict(1.0, True)]
+
+
+def test_one_that_fails_is_a_fault_of_its_rollout_alone(module: str) -> None:
+    bad = ["raise", "exit", "die", "hang", "eat", "deaf", "much"]
+    mixed = [reply for one in bad for reply in (one, "fine")]
+    found = said(f"{module}:odd", mixed, seconds=1.0, memory_mb=256)
+    assert all(isinstance(one, Fault) for one in found[::2]), found
+    assert found[1::2] == [Verdict(1.0, True)] * len(bad)
+    why = [one.why for one in found[::2]]
+    told = ["ValueError: no idea", "SystemExit: 3", "died", "within 1 s", "MemoryError", "within 1 s", "within [0, 1]"]
+    assert [text for text, one in zip(told, why, strict=True) if text not in one] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("my_rewards:sam", "cannot be imported: AttributeError"),
+        ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
+        ("my_rewards:NUMBER", "TypeError: my_rewards:NUMBER is no function"),
+        ("my_rewards:other", "its parameter 'mood' is not known; there are: answer, reply"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_by_name(module: str, path: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=f"the grader {path} .*{told}"):
+        said(path, ["7"])
+
+
+def test_no_process_is_left(module: str) -> None:
+    said(f"{module}:odd", ["hang", "fine", "fine"], seconds=0.5, at_once=3)
+    children = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _parent(p) == os.getpid()]
+    assert not [c for c in children if b"tasks.grading.worker" in _read(c / "cmdline")]
+
+
+def _parent(process: Path) -> int:
+    stat = _read(process / "stat").rpartition(b")")[2].split()
+    return int(stat[1]) if stat else 0
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it ended
+        return b""

@@ -1,0 +1,335 @@
+"""Graders: how they are found and set up, what a verdict becomes, and how tests of programs are read and compared."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import pickle
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comparing import answer, trajectory, turn
+from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.tasks.graders.judge import read_verdict as judged
+from retcon.tasks.graders.mean import MeanGrader
+from retcon.tasks.grading.cases import Call, Check, Stdio, read_tests
+from retcon.tasks.grading.grading import GradeSettings, Grading, reward_of
+from retcon.tasks.grading.outputs import same_output, same_value
+from retcon.tasks.grading.packed import unpack
+from retcon.tasks.grading.registry import kinds
+from retcon.tasks.grading.types import Fault, Reply, Verdict
+from retcon.tasks.grading.worker import read_verdict
+from retcon.tasks.types import Task
+
+TASK = Task("t/0", "which?", "B")
+
+
+def pack(value: object) -> str:
+    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+
+def test_graders_are_found_in_their_folder() -> None:
+    assert {"math", "exact", "choice", "code", "judge", "mean"} <= set(kinds())
+    assert list(kinds()) == sorted(kinds())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            GradeSettings("maths"),
+            r"no grader 'maths' \(did you mean 'math'\?\); there are: choice, .*my_module:my_grade",
+        ),
+        (GradeSettings("function"), "no grader 'function'"),
+        (GradeSettings(options={"cod": {}}), "no grader 'cod'"),
+        (GradeSettings(options={"code": {"second": 1}}), r"grader code: no key 'second' \(did you mean 'seconds'\?\)"),
+        (GradeSettings(options={"code": {"seconds": 0}}), "grader code: seconds: .*greater than 0"),
+        (GradeSettings(options={"code": {"score": "most"}}), "grader code: score: "),
+        (GradeSettings("judge"), "grader judge: url: Field required"),
+        (GradeSettings("mean", options={"mean": {"of": {}}}), "grader mean: of: "),
+        (GradeSettings("no.dots:", options={}), "path: "),
+    ],
+)
+def test_what_is_wrong_in_settings_is_refused_before_anything_starts(settings: GradeSettings, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        Grading(settings)
+
+
+def test_every_setting_is_described() -> None:
+    from pydantic import TypeAdapter
+
+    for kind in kinds().values():
+        for name, key in TypeAdapter(kind.settings).json_schema().get("properties", {}).items():
+            assert key.get("description"), f"{kind.name}.{name}"
+
+
+def test_rewards_are_as_the_settings_say() -> None:
+    half = Verdict(0.5, False)
+    assert [reward_of(half, rewards) for rewards in ("signed", "binary", "graded")] == [-1.0, 0.0, 0.5]
+    assert [reward_of(Verdict.of(True), rewards) for rewards in ("signed", "binary", "graded")] == [1.0, 1.0, 1.0]
+    for score in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="within"):
+            Verdict(score, False)
+
+
+def test_a_task_may_name_its_grader() -> None:
+    async def main() -> list[object]:
+        async with Grading(GradeSettings("exact")) as grading:
+            chosen = replace(TASK, meta={"grader": "choice"})
+            reply = trajectory("t/0/0", answer("The answer is (b)."), reward=None)
+            return [(await grading.grade(task, reply)).reward for task in (TASK, chosen)]
+
+    assert asyncio.run(main()) == [-1.0, 1.0]
+
+
+def test_a_rollout_without_an_answer_is_wrong_and_one_that_was_lost_has_no_reward() -> None:
+    async def main() -> None:
+        async with Grading(GradeSettings("exact")) as grading:
+            ended = replace(trajectory("t/0/0", turn("1", "1"), reward=None), stop="turns")
+            assert (await grading.grade(TASK, ended)).reward == -1.0
+            lost = replace(ended, stop="infrastructure")
+            assert await grading.grade(TASK, lost) == lost
+
+    asyncio.run(main())
+
+
+@dataclass
+class Raising:
+    error: Exception
+
+    async def grade(self, task: Task, reply: Reply) -> Verdict:
+        raise self.error
+
+    async def check(self, task: Task) -> None:
+        """Nothing to be wrong with."""
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+@pytest.mark.parametrize("error", [InfrastructureFault("gone"), ValueError("odd"), ZeroDivisionError("by nought")])
+def test_a_grader_that_raises_costs_its_rollout_alone(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with Grading(GradeSettings("exact")) as grading:
+            right = trajectory("t/0/0", answer("B"), reward=None)
+            odd = replace(TASK, id="t/1", meta={"grader": "odd"})
+            grading._graders["odd"] = Raising(error)
+            lost, fine = await asyncio.gather(grading.judged(odd, right), grading.judged(TASK, right))
+            assert (lost[0].reward, lost[0].stop) == (None, "infrastructure")
+            assert isinstance(lost[1], Fault)
+            assert str(error) in lost[1].why
+            assert fine[0].reward == 1.0
+
+    asyncio.run(main())
+
+
+@dataclass
+class Giving:
+    score: float
+
+    async def grade(self, task: Task, reply: Reply) -> Verdict:
+        return Verdict(self.score, self.score == 1.0)
+
+    async def check(self, task: Task) -> None:
+        """Nothing to be wrong with."""
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_a_mean_is_weighted() -> None:
+    async def verdict(right_from: float, **parts: tuple[float, float]) -> Verdict:
+        grader = MeanGrader({n: (Giving(score), weight) for n, (score, weight) in parts.items()}, right_from)
+        return await grader.grade(TASK, Reply(""))
+
+    said = asyncio.run(verdict(0.75, a=(1.0, 3.0), b=(0.0, 1.0)))
+    assert (said.score, said.right, said.why) == (0.75, True, "a 1, b 0")
+    assert not asyncio.run(verdict(1.0, a=(1.0, 3.0), b=(0.9, 1.0))).right
+    assert asyncio.run(verdict(1.0, a=(1.0, 0.1), b=(1.0, 0.2), c=(1.0, 0.3))).right
+
+
+def test_the_parts_of_a_mean_are_opened_by_name() -> None:
+    async def main() -> Verdict | Fault:
+        options = {"mean": {"of": {"exact": 1, "choice": 1}, "right_from": 0.5}}
+        async with Grading(GradeSettings("mean", options=options)) as grading:
+            return await grading.outcome(TASK, Reply("the answer is B"))
+
+    said = asyncio.run(main())
+    assert said == Verdict(0.5, True, "exact 0, choice 1", "B")
+
+
+@pytest.mark.parametrize(
+    ("said", "score", "right"),
+    [
+        (True, 1.0, True),
+        (False, 0.0, False),
+        (0.25, 0.25, False),
+        (1, 1.0, True),
+        ({"score": 0.5, "acc": True}, 0.5, False),
+        ({"score": 0.5, "right": True, "why": "near"}, 0.5, True),
+        (Verdict(0.3, True), 0.3, True),
+    ],
+)
+def test_what_functions_may_return(said: Any, score: float, right: bool) -> None:
+    verdict = read_verdict(said)
+    assert (verdict.score, verdict.right) == (score, right)
+
+
+@pytest.mark.parametrize("said", [None, "yes", [1], -1.0, 2, math.nan, {"reward": 1}])
+def test_what_functions_may_not_return(said: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        read_verdict(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [
+        ("It is equal.\n\nVERDICT: right", 1.0),
+        ("**VERDICT: wrong**\n", 0.0),
+        ("verdict: Right.", 1.0),
+        ("SCORE: 0.75", 0.75),
+        ("VERDICT: right\nno:\nSCORE: 0", 0.0),
+    ],
+)
+def test_a_judges_verdict_is_its_last_line(said: str, score: float) -> None:
+    assert judged(said).score == score
+
+
+@pytest.mark.parametrize(
+    "said", ["", "right", "VERDICT: right or wrong", "VERDICT: right\nI think", "SCORE: 7", "SCORE: 1.5", "SCORE: -0"]
+)
+def test_an_unreadable_verdict_is_a_fault(said: str) -> None:
+    with pytest.raises(InfrastructureFault, match="no verdict"):
+        judged(said)
+
+
+def read(**meta: object) -> Any:
+    return read_tests(Task("mine/7", "?", str(meta.pop("answer", "")), meta=meta))
+
+
+def test_tests_are_read_as_data_sets_write_them() -> None:
+    assert read(tests="assert f(1) == 2").cases == (Check("assert f(1) == 2"),)
+    mbpp = read(test_list=["assert f(1)", "assert f(2)"], test_setup_code="x = 1", test_imports=["import math"])
+    assert (mbpp.before, len(mbpp.cases)) == ("import math\nx = 1", 2)
+    humaneval = read(test="def check(c): assert c(1)", entry_point="f", prompt="import math\ndef f(x):\n  ")
+    assert humaneval.cases[0].code.endswith("check(f)")
+    assert humaneval.before == "import math\n"
+    assert read(tests=[{"input": "1\n", "output": "2\n"}]).cases == (Stdio("1\n", "2\n"),)
+    apps = {"inputs": [[1, [2]], [3, [4]]], "outputs": [[5], 6], "fn_name": "f"}
+    assert read(input_output=json.dumps(apps)).cases == (Call("f", [1, [2]], [[5], 5]), Call("f", [3, [4]], [6]))
+    assert read(answer=json.dumps({"inputs": ["1"], "outputs": ["2"]})).cases == (Stdio("1", "2"),)
+
+
+def test_livecodebenchs_tests_are_read_packed_and_not() -> None:
+    public = json.dumps([{"input": "[1, 2]\n3", "output": "true", "testtype": "functional"}])
+    private = pack(json.dumps([{"input": '"a"\n4', "output": "[0.5]", "testtype": "functional"}]))
+    found = read(public_test_cases=public, private_test_cases=private, metadata=json.dumps({"func_name": "solve"}))
+    assert found.cases == (Call("solve", [[1, 2], 3], [True]), Call("solve", ["a", 4], [[0.5]]))
+    stdin = json.dumps([{"input": "1 2", "output": "3", "testtype": "stdin"}])
+    assert read(public_test_cases="[]", private_test_cases=pack(stdin), metadata="{}").cases == (Stdio("1 2", "3"),)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (eval, ("print('loaded')",))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        pack(Evil()),
+        pack(["[]", "[]"]),
+        pack({"a": 1}),
+        pack(7),
+        pack("no json"),
+        pack(b"[]"),
+        base64.b64encode(b"no zlib").decode(),
+        base64.b64encode(zlib.compress(pickle.dumps("[]"))[:-3]).decode(),
+        base64.b64encode(zlib.compress(b"\x80\x04X\xff\xff\xff\xff")).decode(),
+        "no base64!",
+        "",
+    ],
+)
+def test_packed_tests_that_are_more_than_a_text_are_refused_unloaded(
+    packed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=r"pickle|packed tests"):
+        unpack(packed)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"tests": "  "},
+        {"tests": [{"input": "1"}]},
+        {"input_output": '{"inputs": ["1"], "outputs": []}'},
+        {"input_output": "[1, 2]"},
+        {"test_list": []},
+        {"public_test_cases": "%%"},
+        {"answer": "[" * 100_000},
+        {"answer": "[7]"},
+    ],
+)
+def test_tests_that_cannot_be_read_are_refused_by_name(meta: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="task mine/7"):
+        read(**meta)
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("1 2\n3", "1 2 \n3\n\n", True),
+        ("1.0", "1", True),
+        ("0.5 x", "0.50 x", True),
+        ("1", "2", False),
+        ("1\n2", "1 2", False),
+        ("yes", "Yes", False),
+        ("nan", "NaN", False),
+        ("", "\n", True),
+        ("1", "1" + "0" * 10_000_000, False),
+        ("1e999999999", "1e999999998", False),
+    ],
+)
+def test_outputs_are_compared_line_by_line(expected: str, printed: str, same: bool) -> None:
+    assert same_output(expected, printed) is same
+
+
+@pytest.mark.parametrize(
+    ("expected", "returned", "same"),
+    [
+        ([1, [2, 3]], [1, [2, 3]], True),
+        (1, 1.0, True),
+        (0.3, 0.1 + 0.2, True),
+        (True, 1, False),
+        (1, True, False),
+        ("a", ["a"], False),
+        ({"a": [1]}, {"a": [1]}, True),
+        ({"a": 1}, {"b": 1}, False),
+        (None, False, False),
+        (1.5, 10**400, False),
+        ([1], [1, 1], False),
+    ],
+)
+def test_values_are_equal_as_json(expected: Any, returned: Any, same: bool) -> None:
+    assert same_value(expected, returned) is same
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(JSON, JSON)
+def test_a_value_equals_itself_through_json(value: Any, other: Any) -> None:
+    assert same_value(value, json.loads(json.dumps(value)))
+    assert same_value(value, other) == same_value(other, value)
