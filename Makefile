@@ -18,7 +18,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) torch==2.13.0
-	$(BIN)/python $(PIP) --editable '.[train,report,serve,sandbox,grade,formats,dev]'
+	$(BIN)/python $(PIP) --editable '.[train,report,serve,sandbox,grade,formats,gguf,dev]'
 	@touch $@
 
 # The same package without its extras: what must work without torch is tested there.

@@ -223,7 +223,7 @@ async def rolled_out(sandbox: Sandbox, body: str, grading: Grading) -> list[Traj
         engine=ScriptedEngine(ByteTokenizer(), [f"```python\n{body}\n```", "That is it."]),
         tools={"python": PythonTool(sandbox)},
         chat=Chat(ByteTokenizer()),
-        limits=Limits(max_ids=2000, max_turns=3, lookahead_ids=0),
+        limits=Limits(max_tokens=2000, max_turns=3, lookahead_tokens=0),
         sampling=SamplingParams(),
         seed=0,
         step=0,

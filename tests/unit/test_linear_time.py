@@ -30,7 +30,11 @@ from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
 from retcon.sandbox.service.body import parse
 from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.types import Result
+from retcon.tasks.data.grading import in_words
+from retcon.tasks.data.overlap import EvaluationIndex
+from retcon.tasks.data.text import canonical
 from retcon.tasks.grade import boxed
+from retcon.tasks.types import Task
 from retcon.tools.wording import Wording
 from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.formats.hermes import HermesInText
@@ -64,6 +68,10 @@ def prompt(text: str) -> None:
     list(_prompt(Trajectory("t", "t", (Segment("prompt", text),), (), stop="answer")))
 
 
+def overlap(text: str) -> None:
+    EvaluationIndex([("a", text), ("b", f"{text} b")]).match(f"c {text}")
+
+
 def program(text: str) -> None:
     names.parse.cache_clear()
     names.effects(text), names.reads(text), names.goals(text, 1), names.works_out(text), names.assertions(text)
@@ -87,6 +95,12 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "chat.parse": (
         lambda text: Chat(ByteTokenizer()).parse(ByteTokenizer().encode(text), prefix="0"),
         ("```python\nx\n```\n", "```python\n", "é```python\nx\n```\n"),
+    ),
+    "tasks.canonical": (canonical, (" ", "a ", " .", "$", "\\\\", r"\left", r"\dfrac", "Aaa", r"\[", "é", ".")),
+    "tasks.overlap": (overlap, ("a ", "a b c d e f g h i j k l m ", "x1 ", "-", "é ", "[asy]", "[asy] a [/asy]")),
+    "tasks.words": (
+        lambda text: in_words(Task("t", "q", text, meta={"grader": "math"})),
+        (r"\text{", r"\text{a}", r"\text", "sin", "ab ", "{", "\\\\"),
     ),
     "tasks.boxed": (boxed, (r"\boxed{", r"\boxed{1}", "{", "}", "{}", r"\boxed")),
     "errors.nearest": (lambda text: nearest(text, ["code", "stdin", "timeout"]), ("code", "x", " ")),

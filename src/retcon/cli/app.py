@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 
 from retcon import __version__
+from retcon.cli.data import data
 from retcon.cli.diff import diff
 from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
 from retcon.cli.dpo import dpo
 from retcon.cli.eval import evaluate
 from retcon.cli.interrupt import Interrupted
+from retcon.cli.model import model
 from retcon.cli.purify import purify
 from retcon.cli.quickstart.command import quickstart
 from retcon.cli.regrade import regrade
@@ -66,6 +68,8 @@ app.command("regrade")(regrade)
 app.command("purify")(purify)
 app.command("diff")(diff)
 app.command("doctor")(doctor)
+app.add_typer(data)
+app.add_typer(model)
 app.add_typer(sandbox)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -40,11 +41,14 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
         raise CheckpointError(f"unknown dtype {dtype!r}{nearest(dtype, ('float32', 'bfloat16', 'float16'))}")
     try:
         with without_bars():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=kind, attn_implementation=attention, local_files_only=True
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=kind, attn_implementation=attention, local_files_only=True, output_loading_info=True
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):  # transformers makes them up, at random
+        raise CheckpointError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
     model.train(False)
     return model
 

@@ -1,4 +1,4 @@
-"""The model that a run starts from: the base model in the package, a new one, or any Hugging Face folder."""
+"""The model that a run starts from: the base model in the package, a new one, or any that `locate` finds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, nearest
+from retcon.core.errors import CheckpointError
 from retcon.models.devices import USES, Placement, Use, place
 from retcon.models.loading import load_config, load_model
+from retcon.models.locating import locate
 from retcon.models.lora import check_lora
 
 BASE = Path(__file__).parent.parent / "assets" / "base"
@@ -19,20 +20,12 @@ NAMED = ("base", "scratch")
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder that `path` stands for; `base` and `scratch` both stand for the base model's.
+    """The folder that `path` stands for; `base` and `scratch` both stand for the base model's, anything else is found
+    as `locate` does.
 
-    Raises CheckpointError, with the nearest sibling, where there is no such folder.
+    Raises CheckpointError, with the nearest name or the command that fetches it, where there is no such model.
     """
-    folder = BASE if str(path) in NAMED else Path(path)
-    if (folder / "config.json").is_file():
-        return folder
-    if folder.is_dir():
-        inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
-        hint = f"; there are models in it: {', '.join(inside)}" if inside else ""
-        raise CheckpointError(f"{folder} has no config.json: it is not a model folder{hint}")
-    siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
-    where = nearest(folder.name, siblings) or (f"; {folder.parent} holds: {', '.join(sorted(siblings)) or 'nothing'}")
-    raise CheckpointError(f"there is no checkpoint {folder}{where}")
+    return BASE if str(path) in NAMED else locate(path)
 
 
 def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES) -> Placement:

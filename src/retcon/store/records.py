@@ -194,6 +194,7 @@ def _first_byte(file: io.BufferedReader, name: str) -> bytes:
     try:
         head = file.peek(_CHUNK)[:_CHUNK].removeprefix(codecs.BOM_UTF8).lstrip()
     except read_errors() as error:
+        file.close()
         raise RecordError(f"{name}, line 1: the file cannot be read: {error}") from error
     return head[:1]
 

@@ -104,7 +104,11 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
 
 
 def _forward_ids(count: int) -> int:
-    """Ids of a forward, with those that only pad it: few different numbers, as oneDNN makes a kernel for each."""
+    """Ids of a forward, with those that only pad it: few different numbers, as oneDNN makes a kernel for each.
+
+    Up to 16 they are powers of two: a lone request is common, and costs half of what 16 do."""
+    if count <= LINE:
+        return 1 << (count - 1).bit_length()
     return padded(count, 16 if count <= 128 else 32 if count <= 256 else 128)
 
 

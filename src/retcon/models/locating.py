@@ -1,0 +1,63 @@
+"""What a recipe's `model.path` and a command's MODEL mean: one folder on this machine, without the network."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from retcon.core.errors import CheckpointError, nearest
+from retcon.models.catalogue import PACKAGED, kept, models_folder
+from retcon.models.hub import cached, hub_name
+from retcon.models.keeping import once
+
+GGUF = ".gguf"
+
+
+def locate(path: str | Path) -> Path:
+    """The Hugging Face folder that `path` means, looked for in this order: a folder; a GGUF file, which is converted
+    once and kept; a name of `retcon model list`; a model of the hub, ORG/NAME[@REVISION], that was fetched before.
+
+    Raises CheckpointError for what is none of these, with the nearest name or the command that fetches it.
+    """
+    text, folder = str(path), Path(path)
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.is_dir():
+        inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
+        hint = f"; there are models in it: {', '.join(inside)}" if inside else ""
+        raise CheckpointError(f"{folder} has no config.json: it is not a model folder{hint}")
+    if folder.is_file():
+        return _from_gguf(folder)
+    if text in PACKAGED:
+        if kept(text).is_dir():
+            return kept(text)
+        raise CheckpointError(f"the model {text} has not been fetched: run `retcon model get {text}`")
+    if hub_name(text) is not None and (found := cached(text)) is not None:
+        return found
+    raise CheckpointError(f"there is no checkpoint {folder}{_advice(folder)}")
+
+
+def _advice(folder: Path) -> str:
+    """Of a path that leads nowhere: the nearest name beside it, all of them, or how to fetch it."""
+    siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
+    if close := nearest(folder.name, siblings):
+        return close
+    text = str(folder)
+    if hub_name(text) is not None and not folder.parent.is_dir():
+        return f"; if it is a model of the hub, run `retcon model get {text}`"
+    named = nearest(text, PACKAGED) if folder.parent == Path() else ""
+    return named or f"; {folder.parent} holds: {', '.join(sorted(siblings)) or 'nothing'}"
+
+
+def _from_gguf(file: Path) -> Path:
+    """The folder that the GGUF file was converted to; it is another one once the file has changed."""
+    from retcon.models.gguf import convert
+
+    if file.suffix != GGUF:
+        raise CheckpointError(f"{file} is a file: a model is a folder with a config.json, or a {GGUF} file")
+    file = file.resolve()
+    about = file.stat()
+    state = hashlib.sha256(f"{file}\n{about.st_size}\n{about.st_mtime_ns}".encode()).hexdigest()[:12]
+    stem = re.sub(r"[^\w.-]", "_", file.stem)
+    return once(models_folder() / f"{stem}-{state}", lambda folder: convert(file, folder))

@@ -1,0 +1,132 @@
+"""What is in a file of tasks: looked through as before training, and told in numbers, places and samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from retcon.core.errors import MissingExtra
+from retcon.core.seeds import derive
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.grading import in_words, unreadable
+from retcon.tasks.data.load import load
+from retcon.tasks.data.loaded import Placed
+from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.types import Task
+
+SAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of prompts (question and system prompt, without the template), in `unit`. longest_at: file and line."""
+
+    unit: str
+    shortest: int
+    median: int
+    most: int
+    longest: int
+    longest_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A task, and where it stands."""
+
+    where: str
+    id: str
+    question: str
+    answer: str
+    grader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found in one source.
+
+    dropped: rows that are left out, by reason; where_dropped: the first places of each. conflicting: pairs of places
+    that ask the same and answer otherwise. unreadable: (place, answer, why). in_words: (place, answer), graded by
+    `math` though they are words. overlap: (place, what it repeats, rule).
+    not_read: why nothing is known of unreadable answers, "" where it is.
+    """
+
+    path: str
+    convention: str
+    columns: Sequence[str]
+    rows: int
+    kept: int
+    dropped: dict[str, int]
+    where_dropped: dict[str, list[str]]
+    conflicting: Sequence[tuple[str, str]]
+    graders: dict[str, int]
+    lengths: Lengths
+    unreadable: Sequence[tuple[str, str, str]]
+    in_words: Sequence[tuple[str, str]]
+    overlap: Sequence[tuple[str, str, str]]
+    samples: Sequence[Sample]
+    fingerprint: str
+    not_read: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether every task that is kept can be trained on as it is."""
+        return not self.unreadable and not self.overlap
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return asdict(self)
+
+
+def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None, unit: str = "tokens") -> Report:
+    """Look through the one source that the settings name.
+
+    count: length of a text in `unit`; characters where None. Raises what `FileTaskSettings.open` does, but for overlap
+    and what is left out, which are told; DataError for a source that is no data; SandboxUnavailable where answers are
+    to be read as mathematics and there is no sandbox. Without Math-Verify they are not read, which is told.
+    """
+    loaded = load(settings)
+    source = loaded.sources[0]
+    if source.tasks is not None:
+        raise DataError(f"{settings.path} is a task set of its own, not rows: there is nothing to check in it")
+    tasks = loaded.tasks()  # refuses a file of which nothing is left
+    placed = [*source.train, *source.evaluation]
+    places = {one.task.id: one.where for one in placed}
+    unread: Sequence[tuple[Task, str]] = ()
+    not_read = ""
+    try:
+        unread = unreadable(one.task for one in placed)
+    except MissingExtra as missing:
+        not_read = str(missing)
+    chosen = sorted(placed, key=lambda one: derive("sample", one.task.id))[:SAMPLES]
+    return Report(
+        path=settings.path,
+        convention=source.convention,
+        columns=source.columns,
+        rows=source.rows,
+        kept=len(placed),
+        dropped=dict(source.dropped.most_common()),
+        where_dropped=source.where_dropped,
+        conflicting=source.conflicting,
+        graders=dict(Counter(str(one.task.meta["grader"]) for one in placed).most_common()),
+        lengths=_lengths(placed, count or len, unit if count else "characters"),
+        unreadable=[(places[t.id], t.answer, why) for t, why in unread],
+        in_words=[(one.where, one.task.answer) for one in placed if in_words(one.task)],
+        overlap=[(where, match.evaluation, match.rule) for where, match in loaded.overlaps],
+        samples=[_sample(one) for one in chosen],
+        fingerprint=tasks.fingerprint,
+        not_read=not_read,
+    )
+
+
+def _lengths(placed: Sequence[Placed], count: Callable[[str], int], unit: str) -> Lengths:
+    """most: what 95 of 100 are not longer than."""
+    found = sorted((count(one.task.question) + count(one.task.system or ""), one.where) for one in placed)
+    last = len(found) - 1
+    return Lengths(unit, found[0][0], found[last // 2][0], found[int(last * 0.95)][0], *found[last])
+
+
+def _sample(one: Placed) -> Sample:
+    task = one.task
+    return Sample(one.where, task.id, task.question, task.answer, str(task.meta["grader"]))

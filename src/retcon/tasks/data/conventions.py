@@ -1,0 +1,225 @@
+"""The ways in which data sets name their columns: each is recognised by its columns alone, the most particular first.
+
+A convention is registered here or in `programs.py`; adding one is adding one. What no convention fits is mapped by the
+settings' `columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retcon.core.errors import nearest
+from retcon.tasks.data.fields import (
+    Columns,
+    DataError,
+    Item,
+    Misfit,
+    ends_in_mark,
+    marked,
+    missing,
+    objects,
+    prompt,
+    text,
+)
+
+QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction")
+ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
+SOLUTIONS = ("solution", "reference_solution", "Solution", "canonical_solution", "code", "gold")
+IDS = ("id", "unique_id", "task_id", "question_id", "problem_id", "ID", "idx", "index")
+SOURCES = ("data_source", "source", "dataset")
+ALWAYS = ("system", "grader")
+FIELDS = ("question", "answer", "solution", "id", "source", "split", *ALWAYS)
+"""What the settings' `columns` may map: each stands for the column of its own name in every convention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """needs: the columns by which it is known, alternatives divided by `|`. grader: of rows that name none. fits: what
+    else must hold of a row; read: raises Misfit. certainty: 0 for what is unmistakable; higher comes later."""
+
+    name: str
+    needs: tuple[str, ...]
+    read: Callable[[Columns], Item]
+    grader: str = "math"
+    fits: Callable[[Columns], bool] = lambda _: True
+    certainty: int = 0
+
+    def has(self, row: Columns) -> bool:
+        """Whether a row is of this convention."""
+        return not self.lacking(row) and self.fits(row)
+
+    def lacking(self, row: Columns) -> list[str]:
+        """Of `needs`, what a row has no column for."""
+        return [need for need in self.needs if not any(name in row for name in need.split("|"))]
+
+
+_ALL: list[Convention] = []
+
+
+def register(convention: Convention) -> Convention:
+    """Make a convention known."""
+    _ALL.append(convention)
+    return convention
+
+
+def conventions() -> Sequence[Convention]:
+    """All of them, what is unmistakable first."""
+    import retcon.tasks.data.programs  # noqa: F401  registers its own
+
+    return sorted(_ALL, key=lambda one: one.certainty)
+
+
+def named(name: str) -> Convention:
+    """The convention of that name. Raises DataError with the nearest."""
+    names = [one.name for one in conventions()]
+    if name not in names:
+        raise DataError(f"no convention '{name}'{nearest(name, names)}; there are: auto, {', '.join(names)}")
+    return next(one for one in conventions() if one.name == name)
+
+
+def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Convention:
+    """The convention of a row. mapped: what the settings' `columns` say, for the message. Raises DataError, which names
+    the row's columns and the nearest convention."""
+    for one in conventions():
+        if one.has(row):
+            return one
+    own = [name for name in row if name not in mapped]
+    close = min(conventions(), key=lambda one: (_distance(one, row, own), one.certainty))
+    lacking = close.lacking(row)
+    has = f"has columns {', '.join(own)}" if own else "has no columns"
+    lacks = f"lacks {' and '.join(need.replace('|', ' or ') for need in lacking)}" if lacking else "does not fit"
+    hints = [hint for need in lacking if (hint := _nearest(need, own))]
+    raise DataError(
+        f"{where}: no known convention: the row {has}; the nearest is {close.name}, of which it {lacks}"
+        f"{hints[0] if hints else ''}. Say which columns hold what: "
+        'columns = { question = "…", answer = "…" }'
+    )
+
+
+def _distance(convention: Convention, row: Columns, own: Sequence[str]) -> float:
+    """Share of the needed columns that a row lacks, a half for one that it has under a similar name."""
+    return sum(0.5 if _nearest(need, own) else 1.0 for need in convention.lacking(row)) / len(convention.needs)
+
+
+def _nearest(need: str, own: Sequence[str]) -> str:
+    return next((hint for name in need.split("|") if (hint := nearest(name, own))), "")
+
+
+def first_of(row: Columns, names: Iterable[str]) -> str:
+    """The first of these columns that the row has, "" where it has none."""
+    return next((name for name in names if name in row), "")
+
+
+def item(row: Columns, question: str, answer: str, **more: Any) -> Item:
+    """A row's item, with what any row may have (id, system prompt, source, grader, worked solution); the columns that
+    hold neither are its `meta`."""
+    system, asked = prompt(row, question)
+    if not missing(row.get("system")):
+        system = text(row, "system")
+    id_, source = first_of(row, IDS), first_of(row, SOURCES)
+    solution = first_of(row, (n for n in SOLUTIONS if n != answer))
+    used = {question, answer, id_, source, solution, *ALWAYS}
+    final, reference = marked(text(row, answer)) if answer else ("", "")
+    read = Item(
+        question=asked,
+        answer=final,
+        id=_short(row, id_),
+        system=system,
+        grader=_short(row, "grader"),
+        source=_short(row, source),
+        reference=reference or (text(row, solution) if solution and isinstance(row[solution], str) else ""),
+        meta={name: value for name, value in row.items() if name not in used},
+    )
+    return replace(read, **more)
+
+
+def _short(row: Columns, column: str) -> str:
+    """What names something; anything but a short text or a number is left alone."""
+    value = row.get(column)
+    return str(value) if isinstance(value, str | int) and len(str(value)) <= 200 else ""
+
+
+def _plain(row: Columns) -> Item:
+    question = first_of(row, QUESTIONS)
+    return item(row, question, first_of(row, (n for n in ANSWERS if n != question)))
+
+
+def _math(row: Columns) -> Item:
+    """A solution without a box has no answer, however long it is."""
+    read = _plain(row)
+    return read if "answer" in row or read.reference else replace(read, answer="")
+
+
+def _of_math(row: Columns) -> bool:
+    if "answer" in row:
+        return any(name in row for name in ("level", "subject", "type"))
+    return "\\boxed" in str(row["solution"])
+
+
+def _verl(row: Columns) -> Item:
+    rewarded = objects(row, "reward_model")
+    if "ground_truth" not in rewarded:
+        raise Misfit("reward_model", "holds no ground_truth")
+    truth = rewarded["ground_truth"]
+    about = row.get("extra_info")
+    about = about if isinstance(about, dict) else {}
+    system, asked = prompt(row, "prompt")
+    code = _is_cases(truth)
+    if isinstance(truth, list | dict) and not code:
+        truth_text = text({"reward_model.ground_truth": truth}, "reward_model.ground_truth")
+    else:
+        truth_text = "" if code else text({"truth": truth}, "truth")
+    used = {"prompt", "reward_model", "extra_info", "data_source", "grader"}
+    rest = {name: value for name, value in row.items() if name not in used}
+    final, reference = marked(truth_text)
+    return Item(
+        question=asked,
+        answer=final,
+        id=_short(about, first_of(about, IDS)),
+        system=system,
+        grader=_short(row, "grader") or ("code" if code else ""),
+        source=_short(row, "data_source"),
+        reference=reference
+        or next((str(about[n]) for n in ("answer", "solution") if isinstance(about.get(n), str)), ""),
+        meta={**rest, **about, **({"input_output": truth} if code else {})},
+    )
+
+
+def _is_cases(truth: object) -> bool:
+    """Tests of a program, as an object or as its text."""
+    if isinstance(truth, str):
+        return truth.lstrip().startswith("{") and '"inputs"' in truth
+    return isinstance(truth, dict) and "inputs" in truth
+
+
+def _choices(row: Columns) -> Item:
+    column = first_of(row, ("choices", "options"))
+    options, labels = row[column], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    if isinstance(options, dict):  # of two lists (ARC), or label to text
+        about = options if "text" in options else {"label": list(options), "text": list(options.values())}
+        labels, options = "".join(map(str, about.get("label", ()))), about["text"]
+    if not isinstance(options, list) or not 2 <= len(options) <= len(labels):
+        raise Misfit(column, "is no list of choices")
+    answer = first_of(row, ("answer", "answerKey", "answer_index", "label"))
+    read = item(row, first_of(row, QUESTIONS), answer)
+    right = read.answer
+    if right.isdigit() and right not in labels and int(right) < len(options):
+        right = labels[int(right)]
+    elif right in options:
+        right = labels[options.index(right)]
+    lines = [f"{label}. {option}" for label, option in zip(labels, options, strict=False)]
+    return replace(read, question="\n".join([read.question.rstrip(), "", *lines]), answer=right)
+
+
+register(Convention("verl", ("prompt", "reward_model"), _verl, fits=lambda row: isinstance(row["reward_model"], dict)))
+register(Convention("choices", ("|".join(QUESTIONS), "choices|options", "answer|answerKey|answer_index|label"),
+                    _choices, "choice", certainty=2))  # fmt: skip
+register(Convention("gsm8k", ("question", "answer"), _plain, certainty=3,
+                    fits=lambda row: isinstance(row["answer"], str) and ends_in_mark(row["answer"])))  # fmt: skip
+register(Convention("math", ("problem", "answer|solution"), _math, certainty=3,
+                    fits=lambda row: "expected_answer" not in row and _of_math(row)))  # fmt: skip
+register(Convention("aime", ("problem|Problem", "expected_answer|Answer"), _plain, certainty=3))
+register(Convention("trl", ("prompt", "answer|solution|ground_truth"), _plain, certainty=4))
+register(Convention("plain", ("|".join(QUESTIONS), "|".join(ANSWERS)), _plain, certainty=5))

@@ -1,0 +1,122 @@
+"""What is read out of a row: a question, what tells right answers, and where from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from retcon.core.errors import RetconError
+from retcon.tasks.graders.text import MARK, final_answer
+
+Columns = Mapping[str, Any]
+
+
+class DataError(RetconError):
+    """Data cannot serve as tasks: names the file, the line, the column, and the nearest valid choice."""
+
+
+class Misfit(Exception):
+    """A row's column cannot be read. Whoever knows the row's file and line makes a `DataError` of it."""
+
+    def __init__(self, column: str, why: str) -> None:
+        super().__init__(f"column '{column}' {why}")
+        self.column = column
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A row, read.
+
+    answer: "" where it has none. grader: that the row itself names, "" where it names none. source: the data set that
+    the row says it is from. reference: a worked solution. meta: what else graders or people may want to know.
+    """
+
+    question: str
+    answer: str
+    id: str = ""
+    system: str | None = None
+    grader: str = ""
+    source: str = ""
+    reference: str = ""
+    meta: Columns = field(default_factory=dict)
+
+
+def missing(value: object) -> bool:
+    """None, and what a table holds where it holds nothing."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def text(row: Columns, column: str) -> str:
+    """A text, or a number or truth as text; "" where there is none. Raises Misfit."""
+    value = row.get(column)
+    if missing(value):
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | int | float):
+        return str(value[0])
+    if not isinstance(value, int | float):
+        raise Misfit(column, f"is {_kind(value)}, where text or a number belongs")
+    return str(value)
+
+
+def objects(row: Columns, column: str) -> Columns:
+    """An object. Raises Misfit."""
+    value = row.get(column)
+    if not isinstance(value, dict):
+        raise Misfit(column, f"is {_kind(value)}, where an object belongs")
+    return value
+
+
+def prompt(row: Columns, column: str) -> tuple[str | None, str]:
+    """System prompt and question, of text or of messages. Raises Misfit for a conversation."""
+    value = row.get(column)
+    if not isinstance(value, list):
+        return None, text(row, column)
+    system: str | None = None
+    asked: list[str] = []
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Misfit(column, "is a list, but not of messages with role and content")
+        content = _content(message.get("content"), column)
+        if message["role"] in ("system", "developer") and not asked and system is None:
+            system = content
+        elif message["role"] == "user":
+            asked.append(content)
+        else:
+            asked += [content, ""]
+    if len(asked) != 1:
+        raise Misfit(column, f"is a conversation of {len(value)} messages, where at most a system message and one of "
+                     "the user belong")  # fmt: skip
+    return system, asked[0]
+
+
+def marked(answer: str) -> tuple[str, str]:
+    r"""(final answer, worked solution): of a text that ends in `#### 72` or holds a `\boxed{72}` the answer marked, and
+    the text; of any other, itself and ""."""
+    if ends_in_mark(answer) or "\\boxed" in answer:
+        return (final_answer(answer) or "").strip(), answer
+    return answer.strip(), ""
+
+
+def ends_in_mark(answer: str) -> bool:
+    """Whether the last line is `#### …`, as in GSM8K."""
+    return answer.rstrip().rpartition("\n")[2].startswith(MARK)
+
+
+def _content(value: object, column: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
+        return "".join(str(part.get("text", "")) for part in value)
+    raise Misfit(column, "holds a message that is not text: images and the like are not read")
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "empty"
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    name = names.get(type(value), type(value).__name__)
+    return f"{name} of {len(value)}" if isinstance(value, list | dict) else name

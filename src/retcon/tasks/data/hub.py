@@ -1,0 +1,44 @@
+"""Rows of a Hugging Face data set, by the `datasets` package where that is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+
+from retcon.core.errors import MissingExtra, nearest
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.rows import Row
+
+INSTEAD = "or download a file of it and give its path"
+
+
+def hub_rows(id: str, *, subset: str, split: str, revision: str) -> Iterator[Row]:
+    """The rows of one split. subset, revision: "" for the data set's own default.
+
+    Raises MissingExtra without the package; DataError where the hub cannot be reached, or has no such data set, subset
+    or split, of which the nearest is named.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtra(
+            f"{id} is no file here, and to load it from the Hugging Face hub takes the datasets package: "
+            f"pip install datasets, {INSTEAD}"
+        ) from None
+    at = f" at revision {revision}" if revision else ""
+    try:
+        data = datasets.load_dataset(id, subset or None, revision=revision or None)
+    except (ConnectionError, TimeoutError, httpx.HTTPError) as error:
+        raise DataError(f"data set {id}{at} cannot be loaded without the hub ({_first(error)}): go online, {INSTEAD}"
+                        ) from error  # fmt: skip
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"data set {id}{at} cannot be loaded: {_first(error)}") from error
+    if split not in data:
+        raise DataError(f"data set {id}{at} has no split '{split}'{nearest(split, data)}; there are: {', '.join(data)}")
+    for number, columns in enumerate(data[split], 1):
+        yield Row(dict(columns), number, f"{id} ({split}), row {number}")
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300] or type(error).__name__

@@ -1,0 +1,219 @@
+"""From settings to tasks: every row is read, named, and kept or dropped for a reason that is counted.
+
+row → columns as mapped → convention → split → has it an answer → seen before → fits the limit → overlaps
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retcon.core.errors import nearest
+from retcon.tasks.data.columns import mapped, split_of
+from retcon.tasks.data.conventions import Convention, named, recognised
+from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, missing
+from retcon.tasks.data.grading import has_tests, refuse_unknown
+from retcon.tasks.data.hub import hub_rows
+from retcon.tasks.data.loaded import Loaded, Placed, ReadSource, Role
+from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
+from retcon.tasks.data.overlap import EvaluationIndex
+from retcon.tasks.data.programs import CODE
+from retcon.tasks.data.rows import Row, read_rows
+from retcon.tasks.data.text import key
+from retcon.tasks.registry import TASK_SETS
+from retcon.tasks.types import Task
+
+if TYPE_CHECKING:
+    from retcon.tasks.data.settings import CountTokens, FileTaskSettings, TaskSource
+
+MOST_ANSWER = 20_000
+MOST_QUESTION = 1_000_000
+"""Characters. What is longer is no answer or question, but a column that was mistaken for one."""
+
+
+def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) -> Loaded:
+    """Reads all sources. See `FileTaskSettings.open` for what it raises, but for overlap, which is noted."""
+    if settings.max_prompt_tokens and count_tokens is None:
+        raise DataError(
+            f"max_prompt_tokens = {settings.max_prompt_tokens}: prompts are counted in the model's tokens, and there "
+            "is no tokenizer here: give count_tokens, or leave it 0"
+        )
+    loader = _Loader(settings, count_tokens)
+    sources = [loader.read(source, "train") for source in settings.each()]
+    if settings.evaluation_path:
+        sources.append(loader.read(settings.source(settings.evaluation_path), "evaluation"))
+    for read in sources:
+        if read.tasks is not None and len(sources) > 1 and not read.settings.weight:
+            raise DataError(f"{read.settings.path}: a task set may be endless: give every source a weight to mix it")
+    loaded = Loaded(settings, sources)
+    _find_overlap(loaded)
+    return loaded
+
+
+class _Loader:
+    """Reads sources one after another; what came before is known."""
+
+    def __init__(self, settings: FileTaskSettings, count_tokens: CountTokens | None) -> None:
+        self._settings, self._count_tokens = settings, count_tokens
+        self._by_hash = not (settings.evaluation_path or settings.evaluation_split)
+        self._seen: dict[tuple[Role, str], tuple[str, str]] = {}
+        self._ids: set[str] = set()
+        self._made: Counter[str] = Counter()
+
+    def read(self, source: TaskSource, role: Role) -> ReadSource:
+        """role: what the source is for; rows of a source that trains may be for evaluation all the same."""
+        origin = origin_of(source.path)
+        if origin in ("family", "import"):
+            if role == "evaluation":
+                raise DataError(f"evaluation_path = {source.path}: it is a task set of its own; name rows (a file)")
+            tasks = TASK_SETS[source.path] if origin == "family" else imported_tasks(source.path)
+            return ReadSource(source, origin, tasks.name, tasks=tasks)
+        alone = self._settings.name if source.path == self._settings.path else ""
+        read = ReadSource(source, origin, alone or short_name(source.path))
+        if source.grader:
+            refuse_unknown(source.grader, source.path)
+        convention = named(source.format) if source.format != "auto" else None
+        for row, row_role in self._rows(source, role, on_hub=origin == "hub"):
+            read.rows += 1
+            columns = mapped(row, source.columns)
+            if convention is None:
+                convention = recognised(columns, row.where, source.columns)
+            if not read.columns:
+                read.columns, read.convention = tuple(row.columns), convention.name
+            if row_role is None:
+                read.drop("of another split", row.where)
+            else:
+                self._take(read, row, columns, convention, row_role)
+        return read
+
+    def _rows(self, source: TaskSource, role: Role, *, on_hub: bool) -> Iterator[tuple[Row, Role | None]]:
+        """The rows, each with what it is for, None for nothing. Raises DataError where a split has no row."""
+        wanted: dict[str, Role] = {}
+        if source.split and role == "train":
+            wanted[source.split] = role
+        if self._settings.evaluation_split and (role == "evaluation" or not self._settings.evaluation_path):
+            wanted[self._settings.evaluation_split] = "evaluation"
+        if on_hub:
+            if not source.split and role == "train":
+                wanted = {"train": role, **wanted}
+            for split, of_split in (wanted or {"test": role}).items():
+                for row in hub_rows(source.path, subset=source.subset, split=split, revision=source.revision):
+                    yield row, of_split
+            return
+        rest = None if source.split or role == "evaluation" else role
+        found: Counter[str] = Counter()
+        for row in read_rows(Path(source.path)):
+            if not wanted:
+                yield row, role
+                continue
+            split = split_of(row, mapped(row, source.columns))
+            found[split] += 1
+            yield row, wanted.get(split, rest)
+        for split in wanted:
+            if split not in found:
+                there = [name for name, _ in found.most_common(8)]
+                close = nearest(split, there)
+                raise DataError(f"{source.path}: no row of split '{split}'{close}; there are: {', '.join(there)}")
+
+    def _take(self, read: ReadSource, row: Row, columns: Columns, convention: Convention, role: Role) -> None:
+        for lacking in convention.lacking(columns):
+            name = lacking.partition("|")[0]
+            lacked = f"{lacking.replace('|', ' or ')}{nearest(name, columns)}"
+            raise DataError(
+                f"{row.where}: lacks column {lacked}, which rows of {convention.name} have; "
+                f"it has: {', '.join(columns)}"
+            )
+        try:
+            item = convention.read(columns)
+        except Misfit as misfit:
+            raise DataError(f"{row.where}: {misfit} (read as {convention.name})") from None
+        _refuse_huge(item, row)
+        grader = item.grader or read.settings.grader or convention.grader
+        if item.grader:
+            refuse_unknown(item.grader, row.where)
+        if any(not missing(columns.get(name)) for name in self._settings.marked):
+            return read.drop("marked to be left out", row.where)
+        if not item.question.strip():
+            return read.drop("without a question", row.where)
+        if not (has_tests(item) if grader == CODE else item.answer):
+            return read.drop("without an answer", row.where)
+        same = key(item.question)
+        if self._settings.duplicates == "drop":
+            if (first := self._seen.get((role, same))) is not None:
+                if first[1] != item.answer:
+                    read.conflicting.append((row.where, first[0]))
+                return read.drop("the same as one before", row.where)
+            self._seen[role, same] = (row.where, item.answer)
+        task = self._task(read, item, grader, same)
+        limit = self._settings.max_prompt_tokens
+        if limit and self._count_tokens is not None and self._count_tokens(task) > limit:
+            return read.drop("over max_prompt_tokens", row.where)
+        held = role == "evaluation" or (self._by_hash and held_out(same, self._settings.evaluation_share))
+        (read.evaluation if held else read.train).append(Placed(task, row.where, same))
+        return None
+
+    def _task(self, read: ReadSource, item: Item, grader: str, same: str) -> Task:
+        name = read.name
+        id = item.id if item.id.startswith(f"{name}/") else f"{name}/{item.id}" if item.id else ""
+        if not id or id in self._ids:
+            made = f"{name}/{same[:12]}"
+            while (id := f"{made}-{self._made[made]}" if self._made[made] else made) in self._ids:
+                self._made[made] += 1
+        self._ids.add(id)
+        meta: Mapping[str, object] = {**item.meta, "grader": grader}
+        for about, value in (("source", item.source), ("reference", item.reference)):
+            if value:
+                meta = {**meta, about: value}
+        return Task(id, item.question, item.answer, item.system, meta)
+
+
+def held_out(same: str, share: float) -> bool:
+    """Whether the question with this key is evaluated on: a share of all questions, the same ones everywhere."""
+    return int(hashlib.sha256(f"split {same}".encode()).hexdigest()[:15], 16) < share * 16**15
+
+
+def _find_overlap(loaded: Loaded) -> None:
+    settings = loaded.settings
+    if settings.overlap == "allow":
+        return
+    own = [(p.where, p.task.question) for source in loaded.sources for p in source.evaluation]
+    chosen = bool(settings.evaluation_path or settings.evaluation_split)
+    others = [pair for path in settings.against for pair in questions_of(path)]
+    named_index = EvaluationIndex([*(own if chosen else ()), *others])
+    drawn_index = EvaluationIndex(() if chosen else own)
+    for source in loaded.sources:
+        kept = []
+        for placed in source.train:
+            if (match := named_index.match(placed.task.question, placed.same)) is not None:
+                if settings.overlap == "drop":
+                    source.drop("overlapping with evaluation", placed.where)
+                    continue
+                loaded.overlaps.append((placed.where, match))
+            if drawn_index.match(placed.task.question, placed.same) is not None:
+                source.drop("too like what is held out", placed.where)
+                continue
+            kept.append(placed)
+        source.train = kept
+
+
+def questions_of(path: str) -> Iterator[tuple[str, str]]:
+    """(place, question) of all rows of an evaluation's file. Raises DataError."""
+    convention = None
+    for row in read_rows(Path(path)):
+        convention = convention or recognised(row.columns, row.where, {})
+        try:
+            yield row.where, convention.read(row.columns).question
+        except Misfit as misfit:
+            raise DataError(f"{row.where}: {misfit}") from None
+
+
+def _refuse_huge(item: Item, row: Row) -> None:
+    for column, value, most in (("answer", item.answer, MOST_ANSWER), ("question", item.question, MOST_QUESTION)):
+        if len(value) > most:
+            raise DataError(
+                f"{row.where}: its {column} has {len(value):,} characters, {most:,} at most: is another column meant? "
+                f"It has: {', '.join(row.columns)}"
+            )

@@ -1,0 +1,71 @@
+"""What the path of a source means: a file, a registered family, a task set of one's own, or a data set of the hub."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Literal
+
+from retcon.core.errors import nearest
+from retcon.store.compression import plain_name
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.rows import SUFFIXES, is_data_file
+from retcon.tasks.registry import TASK_SETS, TaskSet
+
+Origin = Literal["file", "family", "import", "hub"]
+_IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+def origin_of(path: str) -> Origin:
+    """Raises DataError, with the nearest name, for what is none of them."""
+    if Path(path).exists():
+        return "file"
+    if path in TASK_SETS:
+        return "family"
+    if _IMPORT.fullmatch(path):
+        return "import"
+    if is_data_file(path):
+        return "file"  # absent, which reading it says
+    if _HUB.fullmatch(path):
+        return "hub"
+    folder = Path(path).parent
+    there = [p.name for p in folder.iterdir() if is_data_file(p.name)] if folder.is_dir() else []
+    raise DataError(
+        f"no tasks '{path}'{nearest(path, [*TASK_SETS, *there])}: give a file ({', '.join(SUFFIXES)}), a family "
+        f"({', '.join(TASK_SETS)}), a data set of the hub (ORG/NAME), or my_package.my_module:MyTasks"
+    )
+
+
+def short_name(path: str) -> str:
+    """What a source is called where it has no name of its own: a file without folder and suffix."""
+    name = plain_name(Path(path).name)
+    return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
+
+
+def imported_tasks(path: str) -> TaskSet:
+    """The task set, or what makes one without arguments, at `my_package.my_module:MyTasks`. Raises DataError."""
+    module_name, _, name = path.partition(":")
+    try:
+        found = import_module(module_name)
+    except ImportError as error:
+        raise DataError(f"{path}: {module_name} cannot be imported: {error}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise DataError(f"{path}: {module_name} has no '{name}'{nearest(name, vars(found))}")
+        found = getattr(found, part)
+    tasks = found
+    if isinstance(found, type) or (callable(found) and not _serves(found)):
+        try:
+            tasks = found()
+        except TypeError as error:
+            raise DataError(f"{path}: it must make a task set without arguments: {error}") from error
+    if not _serves(tasks):
+        raise DataError(f"{path} is no task set: it needs name, system, train(seed), evaluation(count, seed), "
+                        "grade(task, trajectory) (retcon.tasks.registry.TaskSet)")  # fmt: skip
+    return tasks
+
+
+def _serves(tasks: object) -> bool:
+    return all(hasattr(tasks, name) for name in ("name", "system", "train", "evaluation", "grade"))

@@ -1,0 +1,179 @@
+"""Rows of files: JSON Lines, a JSON array, CSV and Parquet, plain or compressed, each with the line it stands in."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Generator, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from retcon.core.errors import RecordError, nearest
+from retcon.store.compression import decompressed, plain_name, read_errors
+from retcon.store.records import Record, open_source
+from retcon.tasks.data.fields import DataError
+
+TABLES = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (".jsonl", ".ndjson", ".json", *TABLES, ".parquet")
+"""Of files with rows, before the one of a compression (.gz, .zst)."""
+
+
+class Row(NamedTuple):
+    """where: file and line, item or row, for messages. number: of that line."""
+
+    columns: dict[str, Any]
+    number: int
+    where: str
+
+
+def is_data_file(name: str) -> bool:
+    """Whether a name ends as one of a file with rows."""
+    return plain_name(name).endswith(SUFFIXES)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file, in order, one in memory at a time.
+
+    Raises DataError, which names file and line: for a file that is absent, empty, or of another kind; for what is not
+    UTF-8, holds NUL bytes, or is no JSON object; for a CSV whose rows differ in length. MissingExtra where a kind takes
+    a package that is not there.
+    """
+    try:
+        known = path.exists()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not known:
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"{path} does not exist{nearest(path.name, siblings)}")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name a file in it")
+    plain = plain_name(path.name)
+    if not plain.endswith(SUFFIXES):
+        kinds = ", ".join(SUFFIXES)
+        raise DataError(f"{path}: files of this kind are not read; there are: {kinds}, also as .gz or .zst")
+    delimiter = next((mark for suffix, mark in TABLES.items() if plain.endswith(suffix)), None)
+    rows = _json_rows(path) if delimiter is None else _table_rows(path, delimiter)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{path} is empty: there is no row in it")
+    yield first
+    yield from rows  # closed with this
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    try:
+        source = open_source(path)
+        for record in _closing(source.records):
+            yield Row(_object(record, source.shape == "document"), record.number, record.where)
+    except RecordError as error:
+        raise DataError(str(error)) from error
+
+
+def _closing(records: Iterator[Record]) -> Iterator[Record]:
+    """The records; their file is closed even where they are not read to their end."""
+    try:
+        yield from records
+    finally:
+        if isinstance(records, Generator):
+            records.close()
+
+
+def _object(record: Record, alone: bool) -> dict[str, Any]:
+    if b"\0" in record.data:
+        raise DataError(_nul(record.where, record.data))
+    try:
+        value = msgspec.json.decode(record.data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        value = _by_python(record, error)
+    if alone:
+        raise DataError(f"{record.file} is no list of rows, but one JSON value{_lists_in(value)}; rows are lines of "
+                        "objects (.jsonl), or objects in one list")  # fmt: skip
+    if not isinstance(value, dict):
+        found = type(value).__name__
+        raise DataError(f"{record.where}: a row is a JSON object with its columns, found {found}: {str(value)!r:.60}")
+    return value
+
+
+def _by_python(record: Record, error: Exception) -> Any:
+    """What Python reads and msgspec does not, such as NaN."""
+    try:
+        return json.loads(record.data.decode("utf-8-sig"))
+    except UnicodeDecodeError as wrong:
+        raise DataError(_encoding(record.where, record.data, wrong)) from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{record.where}: no JSON: {error}") from None
+
+
+def _lists_in(value: object) -> str:
+    if not isinstance(value, dict):
+        return ""
+    lists = [f"'{key}' ({len(rows)} items)" for key, rows in value.items() if isinstance(rows, list) and rows]
+    keys = f", an object of {', '.join(list(value)[:6])}" if value else ""
+    return f"{keys}; write out the list alone: {', '.join(lists[:3])}" if lists else keys
+
+
+def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    with decompressed(raw, str(path)) as file:
+        reader = csv.reader(_decoded(file, path), delimiter=delimiter, strict=True)
+        number = 1
+        try:
+            header = next(reader, None)
+            if header is None:
+                return
+            if len(header) == 1 and ";" in header[0] and delimiter == ",":
+                raise DataError(f"{path}, line 1: columns are divided by ';': write the file with commas")
+            _check_header(header, path)
+            number = reader.line_num + 1
+            for values in reader:
+                where = f"{path}, line {number}"
+                if values and len(values) != len(header):
+                    raise DataError(f"{where}: {len(values)} values, where the header names {len(header)} columns "
+                                    f"({', '.join(header)}): is a comma unquoted?")  # fmt: skip
+                if values:
+                    yield Row(dict(zip(header, values, strict=True)), number, where)
+                number = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(f"{path}, line {number}: no CSV: {error} (is a quote not closed?)") from None
+        except read_errors() as error:
+            raise DataError(f"{path}, line {number}: the file cannot be read further: {error}") from error
+
+
+def _decoded(file: BufferedReader, path: Path) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        where = f"{path}, line {number}"
+        if b"\0" in line:
+            raise DataError(_nul(where, line))
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(_encoding(where, line, error)) from None
+
+
+def _check_header(header: list[str], path: Path) -> None:
+    for name in header:
+        if not name.strip():
+            raise DataError(f"{path}, line 1: a column has no name: {', '.join(map(repr, header))}")
+        if header.count(name) > 1:
+            raise DataError(f"{path}, line 1: two columns are named '{name}'")
+
+
+def _nul(where: str, data: bytes) -> str:
+    if data.count(b"\0") * 3 > len(data):
+        return f"{where}: this is UTF-16, not UTF-8: iconv -f UTF-16 -t UTF-8 rewrites it"
+    return f"{where}: a NUL byte at position {data.index(0)}: this is no text, or it was damaged"
+
+
+def _encoding(where: str, data: bytes, error: UnicodeDecodeError) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return f"{where}: this is UTF-16, not UTF-8: iconv -f UTF-16 -t UTF-8 rewrites it"
+    return (
+        f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at position {error.start}): "
+        "iconv -f LATIN1 -t UTF-8 rewrites it, if it is Latin-1"
+    )

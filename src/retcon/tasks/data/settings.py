@@ -1,0 +1,118 @@
+"""What a recipe says about tasks from data: where they come from, how they are read, split and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from retcon.core.errors import nearest
+from retcon.tasks.data.conventions import FIELDS
+from retcon.tasks.data.load import load
+from retcon.tasks.data.tasks import DataTasks
+from retcon.tasks.types import Task
+
+CountTokens = Callable[[Task], int]
+"""Tokens of a task's prompt, as the model will be given it."""
+
+
+class _Reading(BaseModel):
+    """How rows are read: of one source, or of all that do not say otherwise."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    format: str = Field("auto", description="the convention of the columns, such as verl, trl, gsm8k or math; auto: by "
+                        "the first row")  # fmt: skip
+    columns: dict[str, str] = Field({}, description="which column holds what, as { question = \"text\", answer = "
+        "\"meta.label\" }: question, answer, solution, id, system, source, grader, split; a dot goes into objects"
+    )  # fmt: skip
+    grader: str = Field("", description="of rows that name none: math, exact, choice, code, or my_package.my_module:"
+                        "my_grade; empty: the convention's own")  # fmt: skip
+    split: str = Field("", description="train on rows whose column `split` says so; of a hub data set, its split "
+                       "(empty: train)")  # fmt: skip
+    subset: str = Field("", description="of a hub data set: its configuration, such as main")
+    revision: str = Field("", description="of a hub data set: branch, tag or commit")
+
+    @field_validator("columns")
+    @classmethod
+    def _fields(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name not in FIELDS:
+                raise ValueError(f"no field '{name}'{nearest(name, FIELDS)}; there are: {', '.join(FIELDS)}")
+        return value
+
+
+class TaskSource(_Reading):
+    """One of several sources. What it leaves out is as the section says."""
+
+    path: str = Field(description="as the section's path")
+    weight: Annotated[float, Field(ge=0)] = Field(0.0, description="share of the training prompts that are drawn from "
+        "here, relative to the others'; 0 in all of them: each task comes once in a pass")  # fmt: skip
+
+
+class FileTaskSettings(_Reading):
+    """The section [task] of kind `file`."""
+
+    kind: Literal["file"] = "file"
+    path: str = Field("", description="a file (.jsonl, .json, .csv, .tsv, .parquet, also .gz, .zst), a family such as "
+        "numbers, a hub data set ORG/NAME, or my_package.my_module:MyTasks")  # fmt: skip
+    sources: tuple[TaskSource, ...] = Field((), description="several, in place of path: each with path and weight, and "
+        "what differs from the keys here")  # fmt: skip
+    name: str = Field("", description="of the task set; empty: by its file")
+    system: str = Field("", description="the system prompt of rows that bring none")
+    evaluation_path: str = Field("", description="a source, as path, of the problems to evaluate on")
+    evaluation_split: str = Field("", description="as split, of the rows to evaluate on")
+    evaluation_share: float = Field(0.1, ge=0, le=1, description="of the questions, chosen by a hash of their text, to "
+        "evaluate on and not train on, where neither path nor split is named for that")  # fmt: skip
+    max_prompt_tokens: Annotated[int, Field(ge=0)] = Field(0, description="tasks with longer prompts are left out; 0: "
+        "no limit")  # fmt: skip
+    duplicates: Literal["drop", "keep"] = Field("drop", description="drop | keep tasks whose question came before, "
+        "but for layout")  # fmt: skip
+    marked: tuple[str, ...] = Field(("eval_overlap",), description="columns that mark rows to be left out: those with "
+        "a value there")  # fmt: skip
+    against: tuple[str, ...] = Field((), description="files of evaluations that training tasks must not overlap with")
+    overlap: Literal["refuse", "drop", "allow"] = Field("refuse", description="refuse | drop | allow training tasks "
+        "that repeat a question of evaluation: its text, or more than half of it in runs of 13 words")  # fmt: skip
+
+    @field_validator("marked", "against", "sources", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _paths(cls, value: Any) -> Any:
+        return tuple({"path": one} if isinstance(one, str) else one for one in value)
+
+    @model_validator(mode="after")
+    def _says_where(self) -> FileTaskSettings:
+        if bool(self.path) == bool(self.sources):
+            raise ValueError("give path, or sources: one of the two")
+        weighted = [source.weight > 0 for source in self.sources]
+        if any(weighted) and not all(weighted):
+            raise ValueError("weight: give one to every source, or to none")
+        return self
+
+    def source(self, path: str) -> TaskSource:
+        """A source at `path`, read as the section says."""
+        return TaskSource(path=path, **{name: getattr(self, name) for name in _Reading.model_fields})
+
+    def each(self) -> list[TaskSource]:
+        """All sources that are trained on, with what they leave out filled in."""
+        if not self.sources:
+            return [self.source(self.path)]
+        return [self.source(one.path).model_copy(update=one.model_dump(exclude_unset=True)) for one in self.sources]
+
+    def open(self, count_tokens: CountTokens | None = None) -> DataTasks:
+        """The tasks, all read and checked: whatever is wrong with them is said now.
+
+        count_tokens: needed where max_prompt_tokens is set. Raises DataError, which names file, line and column, for
+        data that cannot serve, and where training and evaluation overlap and that is refused; MissingExtra where a kind
+        of file takes a package that is not there. Warns (TaskWarning) of rows that were left out.
+        """
+        loaded = load(self, count_tokens)
+        loaded.refuse_overlap()
+        tasks = loaded.tasks()
+        loaded.warn_of_drops()
+        return tasks

@@ -1,0 +1,154 @@
+"""A task set made of what was read: which task comes when, and which are held out. Implements `TaskSet`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from retcon.core.errors import RecipeError
+from retcon.core.seeds import derive
+from retcon.core.types import Trajectory
+from retcon.tasks.graders.plain import grade as grade_text
+from retcon.tasks.graders.text import final_answer
+from retcon.tasks.registry import RIGHT, WRONG, TaskSet
+from retcon.tasks.types import Task
+
+Grade = Callable[[Task, Trajectory], Trajectory | Awaitable[Trajectory]]
+FAMILY = "family"  # in the meta of tasks that another task set made, and grades
+LOOK = 100  # tasks of another task set that its identity is told by
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One source of training tasks: those that were read, or another task set. weight: see `TaskSource`."""
+
+    name: str
+    tasks: Sequence[Task] | TaskSet
+    weight: float = 0.0
+
+    def draw(self, seed: int) -> Iterator[Task]:
+        """A pass: each task once, in an order that the seed and the tasks' ids make, not their order in a file."""
+        if not isinstance(self.tasks, Sequence):
+            return (self._named(task) for task in self.tasks.train(seed))
+        return iter(sorted(self.tasks, key=lambda task: derive("order", seed, task.id)))
+
+    def draws(self, count: int, seed: int) -> Iterator[Task]:
+        """`count` tasks, pass after pass; fewer only where there are none."""
+        passed, drawn = 0, 0
+        while drawn < count:
+            before = drawn
+            for task in islice(self.draw(derive("pass", seed, passed)), count - drawn):
+                drawn += 1
+                yield task
+            passed += 1
+            if drawn == before:
+                return
+
+    def held_out(self, count: int, seed: int) -> list[Task]:
+        """Evaluation tasks of another task set."""
+        return [] if isinstance(self.tasks, Sequence) else [self._named(t) for t in self.tasks.evaluation(count, seed)]
+
+    def _named(self, task: Task) -> Task:
+        system = None if isinstance(self.tasks, Sequence) else self.tasks.system
+        return replace(task, system=task.system or system, meta={**task.meta, FAMILY: self.name})
+
+
+@dataclass(frozen=True, slots=True)
+class DataTasks:
+    """Tasks from data. system: of tasks that bring none. parts: what trains. held_out: what evaluates, besides what
+    parts that are task sets hold out themselves. identity: JSON types, what the run manifest keeps; two sets with one
+    `identity["fingerprint"]` hold the same tasks."""
+
+    name: str
+    system: str | None
+    parts: tuple[Part, ...]
+    held_out: tuple[Task, ...]
+    identity: Mapping[str, Any]
+    grader: Grade | None = field(default=None, compare=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits: of the tasks' content, whatever file or order they came in."""
+        return str(self.identity["fingerprint"])
+
+    def train(self, seed: int) -> Iterator[Task]:
+        """One pass. Where sources have weights it is as long as all their tasks together, each source has its share of
+        it, and a source that is smaller than its share comes again within it; task sets alone may be endless."""
+        if len(self.parts) == 1:
+            return self.parts[0].draw(seed)
+        if not self.parts[0].weight:
+            everything = [t for part in self.parts if isinstance(part.tasks, Sequence) for t in part.tasks]
+            return Part(self.name, everything).draw(seed)
+        return self._mixed(seed)
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        """`count` tasks that are held out, drawn by the seed; all, in their order, where there are no more."""
+        families = [part for part in self.parts if not isinstance(part.tasks, Sequence)]
+        own = len(self.held_out) if not families else min(len(self.held_out), count // (len(families) + 1))
+        chosen = min(own, count)
+        kept = sorted(range(len(self.held_out)), key=lambda n: derive("evaluation", seed, self.held_out[n].id))[:chosen]
+        found = [self.held_out[n] for n in sorted(kept)]
+        for n, part in enumerate(families):
+            found += part.held_out((count - len(found)) // (len(families) - n), seed)
+        return found
+
+    def graded_by(self, grader: Grade) -> DataTasks:
+        """The same tasks, whose rollouts `grader` grades."""
+        return replace(self, grader=grader)
+
+    def grade(
+        self, task: Task, trajectory: Trajectory
+    ) -> Trajectory | Awaitable[Trajectory]:  # awaited: `rollout_group`
+        """The trajectory with its answer and reward: by the task set that the task is from, by the grader that this
+        was given (`graded_by`), else by the text of the answer alone (`retcon.grade`), which refuses programs."""
+        for part in self.parts:
+            if part.name == task.meta.get(FAMILY) and not isinstance(part.tasks, Sequence):
+                return part.tasks.grade(task, trajectory)
+        return (self.grader or _grade)(task, trajectory)
+
+    def _mixed(self, seed: int) -> Iterator[Task]:
+        length = sum(len(part.tasks) for part in self.parts if isinstance(part.tasks, Sequence))
+        weights = [part.weight for part in self.parts]
+        counts = shares(length or 10_000, weights)
+        drawn = [
+            part.draws(n, derive("part", seed, i)) for i, (part, n) in enumerate(zip(self.parts, counts, strict=True))
+        ]
+        slots = [(derive("slot", seed, i, n), i) for i, count in enumerate(counts) for n in range(count)]
+        for _, i in sorted(slots):
+            yield from islice(drawn[i], 1)
+
+
+def shares(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers in proportion to the weights, which add up to `total` (largest remainders)."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    counts = [int(value) for value in exact]
+    by_rest = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
+    for n in by_rest[: total - sum(counts)]:
+        counts[n] += 1
+    return counts
+
+
+def content(task: Task) -> str:
+    """A hash of all that a task says."""
+    told = [task.id, task.question, task.answer, task.system, dict(task.meta)]
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+async def _grade(task: Task, trajectory: Trajectory) -> Trajectory:
+    kind = str(task.meta.get("grader", "math"))
+    if kind not in ("math", "exact", "choice"):
+        raise RecipeError(
+            f"task {task.id} is graded by '{kind}', which runs programs: open a grader, and give its grade to graded_by"
+        )
+    if trajectory.stop == "infrastructure":
+        return trajectory
+    if not trajectory.turns or trajectory.stop != "answer":
+        return replace(trajectory, answer=None, reward=WRONG)
+    reply = trajectory.turns[-1].text
+    right = await asyncio.to_thread(grade_text, answer=task.answer, reply=reply, kind=kind)  # type: ignore[arg-type]
+    return replace(trajectory, answer=final_answer(reply), reward=RIGHT if right else WRONG)
