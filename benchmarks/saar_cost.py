@@ -34,8 +34,6 @@ import torch
 from results import add_json, save
 from transformers import PreTrainedModel
 
-from retcon.chat.chat import Chat
-from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
@@ -43,6 +41,7 @@ from retcon.core.types import Trajectory
 from retcon.models.devices import Placement
 from retcon.models.placing import model_folder, place_training, start_model
 from retcon.rollout.demonstrate import demonstrations
+from retcon.rollout.world import open_rollout_chat
 from retcon.runs.cost import Meter
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set, training_prompts
@@ -139,7 +138,7 @@ def policy(recipe: Recipe, folder: Path, rates: Rates) -> Path:
     if not file.exists():
         print(f"making the policy in {out} …", flush=True)
         out.mkdir(parents=True, exist_ok=True)
-        chat = Chat(load_tokenizer(model_folder(recipe.model.path)), style=recipe.model.style)
+        chat = open_rollout_chat(recipe, model_folder(recipe.model.path))
         jsonl.write(file, asyncio.run(demonstrations(recipe, chat, rates=rates)))
     return run_sft(recipe, file, out / "sft")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Status, Trajectory
 from retcon.engine.scripted import Reply, ScriptedEngine
 from retcon.models.placing import start_model
+from retcon.rollout.world import open_rollout_chat
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
@@ -69,6 +71,24 @@ def roll(recipe: Recipe, lab: Lab, replies: Replies = ("1",), *, failure: Status
 @acts("model.style", ("markdown", 0), ("hermes", 1), given=ROOM)
 def calls_in_the_style_of_hermes(recipe: Recipe, lab: Lab) -> int:
     return roll(recipe, lab, [hermes_call("print(1)"), "1"]).first.calls
+
+
+AUTO = ('model.style="auto"',)
+THINKING = """{% if tools %}<|im_start|>system
+{{ tools | tojson }}<tool_call><|im_end|>
+{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}
+{{- m.tool_calls | tojson if m.tool_calls }}{{ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% if enable_thinking is false %}<think>off</think>
+{%- endif %}{% if enable_thinking is true %}<think>{% endif %}{% endif %}"""
+
+
+@acts("model.thinking", ("default", "assistant\n"), ("on", "<think>"), ("off", "off</think>"), given=AUTO)
+def how_the_template_opens_a_turn(recipe: Recipe, lab: Lab) -> str:
+    folder = lab.out()
+    shutil.copytree(lab.base, folder)
+    (folder / "chat_template.jinja").write_text(THINKING)
+    text = "".join(segment.text for segment in open_rollout_chat(recipe, folder).prompt("go"))
+    return next(end for end in ("off</think>", "<think>", "assistant\n") if text.endswith(end))
 
 
 @acts("run.seed", (0, derive("rollout", 0, 1, "t", 0)), (5, derive("rollout", 5, 1, "t", 0)), given=ROOM)

@@ -7,9 +7,11 @@ import asyncio
 from keys.acting import Lab, acts, run
 from playing import call
 from retcon.chat.chat import Chat
+from retcon.chat.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.schema import Recipe
 from retcon.core.errors import SandboxUnavailable
+from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
@@ -19,13 +21,14 @@ from retcon.tasks.types import Task
 LONG = ("rollout.max_tokens=4000", "rollout.max_turns=6", "sandbox.output_chars=200")
 
 
-def observed(recipe: Recipe, *programs: str) -> list[Observation]:
-    """What the programs of one rollout give, one turn after another."""
+def observed(recipe: Recipe, *programs: str, style: str = "markdown") -> list[Observation]:
+    """What the programs of one rollout give, one turn after another; in other styles, what its replies give."""
 
     async def rolled() -> list[Observation]:
         tokenizer = ByteTokenizer()
-        engine = ScriptedEngine(tokenizer, [*map(call, programs), "done"])
-        async with open_world(recipe, engine, Chat(tokenizer)) as world:
+        replies = map(call, programs) if style == "markdown" else programs
+        engine = ScriptedEngine(tokenizer, [*replies, "done"])
+        async with open_world(recipe, engine, Chat(tokenizer, style=style)) as world:
             ((made,),) = await world.roll_out(
                 [Task("t", "go", "1")],
                 count=1,
@@ -87,3 +90,19 @@ def a_call_that_takes_200_mib(recipe: Recipe, lab: Lab) -> str:
 @acts("sandbox.output_chars", (8, 8), (20, 20), given=LONG)
 def characters_of_an_observation(recipe: Recipe, lab: Lab) -> int:
     return len(observed(recipe, "print('x' * 500)")[0].text)
+
+
+class Search:
+    """A tool that a recipe names by its import path."""
+
+    name = "search"
+    spec = ToolSpec("search", "looks a word up", {"type": "object", "required": ["query"]})
+
+    async def __call__(self, call: ToolCall) -> Observation:
+        return Observation(call.id, "found", "ok")
+
+
+@acts("rollout.tools", ([], "malformed"), (["keys.world:Search"], "ok"), given=LONG)
+def a_tool_of_ones_own(recipe: Recipe, lab: Lab) -> str:
+    call = render_call("search", {"query": "pi"})
+    return observed(recipe, call, style="qwen")[0].status

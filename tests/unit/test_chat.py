@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -12,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+import retcon
 from retcon.chat import hermes, markdown
 from retcon.chat.chat import Chat, Style
 from retcon.chat.tokenizer import ByteTokenizer, HubTokenizer, load_tokenizer
 from retcon.chat.types import CONTROLS, TURN_END
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.types import Observation, ToolCall
 
 CORPUS = [
@@ -187,6 +190,7 @@ def test_an_unclosed_block_is_malformed(text: str) -> None:
         ('{"name": "python", "arguments": {"code": "1"}}', "python", {"code": "1"}),
         ('{"name": "search", "arguments": "{\\"q\\": 1}"}', "search", {"q": 1}),
         ('{"name": "python", "arguments": {"code": "</tool_call><tool_call>"}}', "python", None),
+        ('{"name": "search", "arguments": {"q": "\\u001f<tool_call>"}}', "search", None),
         ('{"name": "search", "arguments": {"q": 1}', "search", "raw"),
         ('{"arguments": {"code": "1"}}', "python", "raw"),
         ('{"name": 3, "arguments": {"code": "1"}}', "python", "raw"),
@@ -262,8 +266,12 @@ def test_text_that_spells_a_stop_token_is_no_stop() -> None:
 
 
 def test_a_style_that_is_not_there() -> None:
-    with pytest.raises(ValueError, match="unknown chat style 'xml'; one of markdown, hermes"):
-        Chat(ByteTokenizer(), style="xml")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"unknown chat style 'hermès' \(did you mean 'hermes'\?\); one of auto, "):
+        Chat(ByteTokenizer(), style="hermès")
+    for place, why in (("no_such:X", "No module named"), ("retcon.chat.hermes:X", "has no attribute"),
+                       ("retcon.chat.hermes:OPEN", "is no family")):  # fmt: skip
+        with pytest.raises(RecipeError, match=why):
+            Chat(ByteTokenizer(), style=place)
 
 
 def test_other_added_tokens_are_vocabulary_and_controls_need_no_mark() -> None:
@@ -293,3 +301,34 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     file.write_text(words.to_str())
     with pytest.raises(CheckpointError, match="cannot be told from its control token"):
         load_tokenizer(tmp_path)
+
+
+DIGESTS = {
+    ("bytes", "markdown"): "bf1293a663680ecd14db81d5457db75a87e8cc1307e9ec9f75f41e37663ed4e6",
+    ("bytes", "hermes"): "f9e6dc7e825b9e4d252fb9e4f2bb4e00f7a5fb36ed997231e8e1dc50d27fb584",
+    ("base", "markdown"): "0abe42775776ba6fbc2d6af8c0c8ed59622d58a00ded6953b07a83541e2d16a0",
+    ("base", "hermes"): "b6741b7e920995bbba100cd01c3cd851058730a847b2d02eb5e59562e66005b0",
+}
+
+
+@pytest.mark.parametrize(("name", "style"), DIGESTS)
+def test_the_ids_of_the_first_styles_do_not_change(name: str, style: Style) -> None:
+    """Runs, demonstrations and the shipped model hold them."""
+    base = Path(retcon.__file__).parent / "assets" / "base"
+    chat = Chat(ByteTokenizer() if name == "bytes" else load_tokenizer(base), style=style)
+    said = ["", "x", "it.\n", "\n x", "<|im_end|> é", "```python\n1\n```", "<tool_call>", '{"a": "\\n"}']
+    digest = hashlib.sha256()
+    for text, system in itertools.product(said, [None, *said]):
+        calls = [ToolCall(f"0.{n}", "python", {"code": ""}, 0) for n in range(2)]
+        observed = [Observation("0.0", text, "ok"), Observation("0.1", system or "", "error")]
+        for segments in (
+            chat.prompt(text, system),
+            chat.observations(calls[:1], observed[:1], last_id=chat.stop_ids[-1]),
+            chat.observations(calls, observed, told=[text]),
+            chat.answered([text]),
+            [chat.wrote(text)],
+        ):
+            digest.update(repr([(s.text, s.ids) for s in segments]).encode())
+        parsed = chat.parse(chat.tokenizer.encode(f"{system}\n{text}"), prefix="0")
+        digest.update(repr([(c.id, c.name, c.arguments, c.char, c.start) for c in parsed.calls]).encode())
+    assert digest.hexdigest() == DIGESTS[name, style]

@@ -16,7 +16,10 @@ import pytest
 
 from retcon.chat import hermes, markdown
 from retcon.chat.chat import Chat
+from retcon.chat.encoding import Together
+from retcon.chat.registry import named
 from retcon.chat.tokenizer import ByteTokenizer
+from retcon.chat.types import glue, words
 from retcon.config.load import find_line
 from retcon.core.errors import nearest
 from retcon.core.types import Segment, Trajectory
@@ -42,6 +45,7 @@ from retcon.transcripts.formats.markdown import Markdown
 from retcon.transcripts.formats.tags import Tagged
 
 RETOOL, VERL = Tagged("retool", "code", "interpreter"), HermesInText()
+TOGETHER = Together(ByteTokenizer())
 MEASURABLE, LONGEST, FACTOR, BOUND = 0.001, 1 << 16, 8, 24
 
 
@@ -77,6 +81,19 @@ def program(text: str) -> None:
     names.effects(text), names.reads(text), names.goals(text, 1), names.works_out(text), names.assertions(text)
 
 
+CALLS = {
+    "qwen": ('<tool_call>"\\\\u', '<tool_call>"\\\\', "</think>", "<tool_call>", '<tool_call>{"', "<think>"),
+    "llama3": ('{"name": ', '\n{"name": "s", "parameters": {}};', '{"name": "s", "parameters": {}}; ', "<|python_tag|>",
+               "\n{", "\n ", '\n{"name": "', "{\n", ";", "["),
+    "mistral": ("[TOOL_CALLS]", '[TOOL_CALLS][{"', "[TOOL_CALLS][", '{"name": "s", "arguments": {}}, ',
+                '[TOOL_CALLS][{"name": "s", "arguments": {}},', "[TOOL_CALLS]s[ARGS]{", "[TOOL_CALLS]s",
+                '[TOOL_CALLS]s[ARGS]{"', "[TOOL_CALLS]s[ARGS]{}", "[TOOL_CALLS][{}]", "a", " ", "["),
+    "deepseek": ("<｜tool▁call▁begin｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>s", "a",
+                 '<｜tool▁call▁begin｜>s<｜tool▁sep｜>{"', "<｜tool▁call▁begin｜>s<｜tool▁sep｜>{}", " ", "\n"),
+    "harmony": ("<|message|>", "to=functions.s<|message|>", 'to=functions.s<|message|>{"', "<|start|>", "to=",
+                "to=python<|message|>", "to=functions.s<|message|>{}", "<|end|>", "<|message|><|end|>", " "),
+    "gemma": ("```tool_code\n", '```tool_code\n{"name": "s", "parameters": {}}\n```\n', "```tool_code\n{", "`", "["),
+}  # fmt: skip
 READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "profiles": (
         Chooser(BUILT_IN),
@@ -101,6 +118,12 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "tasks.words": (
         lambda text: in_words(Task("t", "q", text, meta={"grader": "math"})),
         (r"\text{", r"\text{a}", r"\text", "sin", "ab ", "{", "\\\\"),
+    ),
+    **{f"chat.{name}": (lambda text, name=name: list(named(name).find_calls(text)), units)
+       for name, units in CALLS.items()},
+    "chat.encoding": (
+        lambda text: TOGETHER([glue("<|im_start|>"), words(text), *[words("é"), glue("x")] * (len(text) // 9)]),
+        ("a", "é", "<|im_end|>", "\n"),
     ),
     "tasks.boxed": (boxed, (r"\boxed{", r"\boxed{1}", "{", "}", "{}", r"\boxed")),
     "errors.nearest": (lambda text: nearest(text, ["code", "stdin", "timeout"]), ("code", "x", " ")),

@@ -1,61 +1,74 @@
-"""ChatML: prompts and observations to ids, generated ids to tool calls.
+"""One model's conversations: prompts and observations to ids, generated ids to tool calls.
 
-Every piece is encoded on its own and ids are only ever appended: what was sampled is never re-encoded.
+Ids are only ever appended: what was sampled is never encoded again, and a turn costs what it adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from itertools import zip_longest
 
-from retcon.chat import hermes, markdown
 from retcon.chat.beginnings import Beginnings
-from retcon.chat.types import CONTROLS, END_OF_TEXT, TURN_END, TURN_START, FoundCall, Parsed, Tokenizer
+from retcon.chat.encoding import Apart, Encoding, Together
+from retcon.chat.family import Framing, Written
+from retcon.chat.registry import named
+from retcon.chat.types import Answer, FoundCall, Parsed, Piece, Tokenizer, Told, glue
 from retcon.core.errors import CheckpointError
+from retcon.core.schema import ToolSpec
 from retcon.core.types import Kind, Observation, Segment, ToolCall
 
-Style = Literal["markdown", "hermes"]
-
-_FINDERS: dict[Style, Callable[[str], Iterator[FoundCall]]] = {
-    "markdown": markdown.find_calls,
-    "hermes": hermes.find_calls,
-}
+Style = str
+"""The name of a family, or an import path."""
 
 
 class Chat:
-    """The template of one model: how it is asked, how it calls tools and how it is answered.
+    """How one model is asked, how it calls tools and how it is answered.
 
-    style: `markdown` (calls are Python blocks, observations are turns of the role `tool`) or `hermes` (calls are JSON
-    between tags, observations stand in a user turn, as in Qwen3's own template). system: the system prompt of prompts
-    that bring none. stop_ids: the ids that end a generation. Raises CheckpointError where the tokenizer has no ChatML.
+    style: the name of a family (`retcon.chat.registry.names`) or an import path. system: the system prompt of prompts
+    that bring none. tools: those that the model is shown, where its family shows any. framing: how messages are framed
+    where the family's shipped way is not the model's own (`retcon.chat.template`). stop_ids: the ids that end a
+    generation. Raises RecipeError for a style that is not there, CheckpointError where the tokenizer lacks a token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, style: Style = "markdown", system: str | None = None) -> None:
-        if style not in _FINDERS:
-            raise ValueError(f"unknown chat style {style!r}; one of {', '.join(_FINDERS)}")
-        tokenizer.special_id(TURN_START)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        style: str = "markdown",
+        system: str | None = None,
+        tools: Sequence[ToolSpec] = (),
+        framing: Framing | None = None,
+    ) -> None:
+        self.family = named(style)
         self.tokenizer = tokenizer
-        self.style: Style = style
+        self.style = style
         self.system = system
-        self._turn_end = tokenizer.special_id(TURN_END)
-        self.stop_ids: tuple[int, ...] = (self._turn_end, *_optional_id(tokenizer, END_OF_TEXT))
+        self.tools = tuple(tools)
+        self._framing: Framing = framing or self.family
+        self._encode: Encoding = Apart(tokenizer) if self.family.piecewise else Together(tokenizer)
+        if framing is None:
+            for control in self.family.controls:
+                tokenizer.special_id(control)
+        ends = tuple(dict.fromkeys((tokenizer.special_id(self.family.ends[0]), *self._ids(self.family.ends[1:]))))
+        self._ends = frozenset(ends)
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys((*ends, *self._ids(self.family.stops))))
+
+    def showing(self, tools: Sequence[ToolSpec]) -> Chat:
+        """The chat of a run with these tools; itself where it shows them already."""
+        if tuple(tools) == self.tools:
+            return self
+        framing = None if self._framing is self.family else self._framing
+        return Chat(self.tokenizer, style=self.style, system=self.system, tools=tools, framing=framing)
 
     def prompt(self, question: str, system: str | None = None) -> tuple[Segment, ...]:
         """What the model is given before its first turn, up to where that turn opens; all of kind `prompt`."""
         system = self.system if system is None else system
-        pieces: list[Segment] = []
-        if system is not None:
-            pieces += [
-                self._glue(f"{TURN_START}system\n", "prompt"),
-                self._plain(system, "prompt"),
-                self._glue(f"{TURN_END}\n", "prompt"),
-            ]
-        pieces += [
-            self._glue(f"{TURN_START}user\n", "prompt"),
-            self._plain(question, "prompt"),
-            self._glue(f"{TURN_END}\n{TURN_START}assistant\n", "prompt"),
-        ]
-        return tuple(pieces)
+        before: list[Told] = [] if system is None else [("system", system)]
+        return self.opened([*before, ("user", question)])
+
+    def opened(self, messages: Sequence[Told]) -> tuple[Segment, ...]:
+        """As `prompt`, after any messages."""
+        return self._segments(self._framing.opened(messages, self.tools), "prompt")
 
     def parse(self, ids: Sequence[int], *, prefix: str) -> Parsed:
         """The calls in what the model generated, ids (T,); never raises on account of them.
@@ -66,37 +79,25 @@ class Chat:
         text = self.tokenizer.decode(ids)
         ended = bool(ids) and ids[-1] in self.stop_ids
         body = self.tokenizer.decode(ids[:-1]) if ended else text
-        found = _FINDERS[self.style](body)
+        found = self.family.find_calls(body)
         return Parsed(text, tuple(_name(found, prefix, Beginnings(self.tokenizer, ids, text).of)))
 
     def parse_text(self, text: str, *, prefix: str) -> Parsed:
         """As `parse`, for engines that give text only: `start` is None."""
-        body = text
-        for control in CONTROLS:
-            body = body.removesuffix(control)
-        return Parsed(text, tuple(_name(_FINDERS[self.style](body), prefix, lambda _: None)))
+        return Parsed(text, tuple(_name(self.family.find_calls(self._body(text)), prefix, lambda _: None)))
 
-    def told(self, role: str, text: str, kind: Kind = "prompt") -> tuple[Segment, ...]:
-        """One whole message that the model did not write."""
-        return (
-            self._glue(f"{TURN_START}{role}\n", kind),
-            self._plain(text, kind),
-            self._glue(f"{TURN_END}\n", kind),
-        )
+    def wrote(self, text: str, calls: Sequence[Written] = ()) -> Segment:
+        """A whole turn of the model's, of kind `sampled`, that somebody else wrote; it ends as the model's own do.
 
-    def reopened(self, told: Sequence[str], kind: Kind = "scaffold") -> tuple[Segment, ...]:
-        """What stands between a message that has ended, its line end included, and the model's next turn: messages of
-        the user, if any, and the opening of that turn."""
-        between = [segment for text in told for segment in self.told("user", text)]
-        return (*between, self._glue(f"{TURN_START}assistant\n", kind))
+        calls: those that `text` does not hold already.
+        """
+        pieces = [*self.family.written(text, calls), glue(self.family.end_of(calls))]
+        ids = [i for own in self._encode(pieces) for i in own]
+        return Segment("sampled", self.tokenizer.decode(ids), tuple(ids))
 
-    def wrote(self, text: str) -> Segment:
-        """A whole turn of the model's, of kind `sampled`, that somebody else wrote; it ends as the model's own do."""
-        return self._segment((*self.tokenizer.encode(text), self._turn_end), "sampled")
-
-    def answered(self, told: Sequence[str]) -> tuple[Segment, ...]:
-        """What follows a turn without calls, where the conversation goes on."""
-        return (self._glue("\n", "scaffold"), *self.reopened(told))
+    def answered(self, told: Sequence[str], *, last_id: int | None = None) -> tuple[Segment, ...]:
+        """What follows a turn without calls, where the conversation goes on; last_id: see `observations`."""
+        return self._segments(self._closed(self._framing.answered(told), last_id), "scaffold")
 
     def observations(
         self,
@@ -105,57 +106,62 @@ class Chat:
         *,
         last_id: int | None = None,
         told: Sequence[str] = (),
+        written: str = "",
     ) -> tuple[Segment, ...]:
         """What follows a turn with calls: an observation for each, in glue that ends by reopening the assistant's turn.
 
-        last_id: the last id of the turn. The glue begins after `<|im_end|>`, which a turn that ended well has as its
-        own last id; where `last_id` is another one (`<|endoftext|>`, or a cut), the glue brings the missing
-        `<|im_end|>` itself. None is taken for a turn that ended well. told: what the user says after it. Raises
-        ValueError where calls and observations do not match.
+        last_id: the last id of the turn. The glue begins after the turn's end (`<|im_end|>`), which a turn that ended
+        well has as its own last id; where `last_id` is another one (`<|endoftext|>`, or a cut), the glue brings the
+        missing end itself. None is taken for a turn that ended well. told: what the user says after it. written: the
+        turn's text, where observations must name calls as the model did. Raises ValueError where calls and observations
+        do not match.
         """
         if not calls or [c.id for c in calls] != [o.call_id for o in observations]:
             raise ValueError(
                 f"observations {[o.call_id for o in observations]} do not answer calls {[c.id for c in calls]} in order"
             )
-        closing = "" if last_id is None or last_id == self._turn_end else TURN_END
-        before, between, after = _GLUE[self.style]
-        pieces: list[Segment] = []
-        for n, observation in enumerate(observations):
-            pieces.append(self._glue(between if n else closing + before, "scaffold"))
-            if observation.text:
-                pieces.append(self._plain(observation.text, "observation"))
-        if told:
-            return (*pieces, self._glue(f"{after}\n", "scaffold"), *self.reopened(told))
-        return (*pieces, self._glue(f"{after}\n{TURN_START}assistant\n", "scaffold"))
+        found = self.family.find_calls(self._body(written)) if self.family.labels_calls else ()
+        labels = [call.label for call in found][: len(calls)]
+        answers = [
+            Answer(call.name, observation.text, label or "")
+            for call, observation, label in zip_longest(calls, observations, labels)
+        ]
+        return self._segments(self._closed(self._framing.observed(answers, told), last_id), "scaffold")
 
-    def _glue(self, text: str, kind: Kind) -> Segment:
-        return self._segment(self.tokenizer.encode(text, special=True), kind)
+    def observations_in(self, ids: Sequence[int]) -> list[str]:
+        """What tools answered so far, in order, in a conversation of which these are the ids."""
+        return self.family.observations_in(self.tokenizer.decode(ids))
 
-    def _plain(self, text: str, kind: Kind) -> Segment:
-        return self._segment(self.tokenizer.encode(text), kind)
+    def _body(self, text: str) -> str:
+        for control in (*self.family.stops, *self.family.ends):
+            text = text.removesuffix(control)
+        return text
 
-    def _segment(self, ids: Sequence[int], kind: Kind) -> Segment:
-        # The text is what the ids say, which a tokenizer that normalises may have changed.
-        return Segment(kind, self.tokenizer.decode(ids), tuple(ids))
+    def _closed(self, pieces: Sequence[Piece], last_id: int | None) -> list[Piece]:
+        first, *rest = pieces
+        closing = "" if last_id is None or last_id in self._ends else self.family.ends[0]
+        return [glue(closing + first.text), *rest] if first.sort == "glue" else [glue(closing), *pieces]
 
+    def _segments(self, pieces: Sequence[Piece], kind: Kind) -> tuple[Segment, ...]:
+        """kind: of the glue; what a user says is of kind `prompt` wherever it stands.
 
-_GLUE: dict[Style, tuple[str, str, str]] = {  # before the first observation, between two, after the last
-    "markdown": (f"\n{TURN_START}tool\n", f"{TURN_END}\n{TURN_START}tool\n", TURN_END),
-    "hermes": (
-        f"\n{TURN_START}user\n<tool_response>\n",
-        "\n</tool_response>\n<tool_response>\n",
-        f"\n</tool_response>{TURN_END}",
-    ),
-}
+        The text is what the ids say, which a tokenizer that normalises may have changed. No observation, no segment.
+        """
+        segments: list[Segment] = []
+        for piece, ids in zip(pieces, self._encode(pieces), strict=True):
+            if ids or piece.sort == "words":
+                own: Kind = {"glue": kind, "words": "prompt", "observation": "observation"}[piece.sort]
+                segments.append(Segment(own, self.tokenizer.decode(ids), tuple(ids)))
+        return tuple(segments)
+
+    def _ids(self, controls: Iterable[str]) -> Iterator[int]:
+        for control in controls:
+            try:
+                yield self.tokenizer.special_id(control)
+            except CheckpointError:
+                continue
 
 
 def _name(found: Iterable[FoundCall], prefix: str, index: Callable[[int], int | None]) -> Iterator[ToolCall]:
     for n, call in enumerate(found):
         yield ToolCall(f"{prefix}.{n}", call.name, call.arguments, call.char, index(call.char))
-
-
-def _optional_id(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    try:
-        return (tokenizer.special_id(text),)
-    except CheckpointError:
-        return ()

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from retcon.chat.types import FoundCall
 
-_OPEN = re.compile(r"(?<!`)(?P<fence>`{3,})(?:python3?|py)[ \t]*\r?(?:\n|\Z)", re.IGNORECASE)
+LANGUAGES = "python3?|py"
 
 
-def find_calls(text: str) -> Iterator[FoundCall]:
+def find_calls(text: str, languages: str = LANGUAGES) -> Iterator[FoundCall]:
     """Every ```` ```python ```` block (also `py`, `python3`, in any case) is a call of `python` with its `code`.
 
     The opening fence may stand anywhere and ends its line. The block ends at the first line that has nothing but at
     least as many backticks; backticks elsewhere in a line are code. Other languages are no calls. An opening fence
     that is followed by another one before it is closed is prose. A block that is never closed is a malformed call.
+    languages: others that are calls, as a regular expression.
     """
-    openings = list(_OPEN.finditer(text))
+    openings = list(_opening(languages).finditer(text))
     for n, opening in enumerate(openings):
         start = opening.end()
         limit = openings[n + 1].start() if n + 1 < len(openings) else len(text)
@@ -35,3 +37,8 @@ def find_calls(text: str) -> Iterator[FoundCall]:
 def render_call(code: str) -> str:
     """The block that `find_calls` reads back."""
     return f"```python\n{code}\n```"
+
+
+@cache
+def _opening(languages: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!`)(?P<fence>`{{3,}})(?:{languages})[ \t]*\r?(?:\n|\Z)", re.IGNORECASE)

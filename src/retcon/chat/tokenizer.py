@@ -15,7 +15,7 @@ from retcon.core.installing import how_to_install
 if TYPE_CHECKING:
     import tokenizers
 
-_CONTROL = re.compile(r"<\|[^|<>]*\|>")
+_CONTROL = re.compile(r"<\|[^|<>]*\|>|<｜[^｜<>]*｜>")
 
 
 def _without_surrogates(text: str) -> str:
@@ -23,12 +23,20 @@ def _without_surrogates(text: str) -> str:
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are the bytes of UTF-8; the control tokens follow. Lossless, needs nothing: made for tests."""
+    """Ids 0 to 255 are the bytes of UTF-8; the control tokens follow. Lossless, needs nothing: made for tests.
 
-    def __init__(self) -> None:
-        self._ids = {text: 256 + n for n, text in enumerate(CONTROLS)}
-        self._bytes = [bytes([n]) for n in range(256)] + [text.encode() for text in CONTROLS]
-        self._split = re.compile("(" + "|".join(map(re.escape, CONTROLS)) + ")")
+    controls: those of another family than ChatML.
+    """
+
+    def __init__(self, controls: Sequence[str] = CONTROLS) -> None:
+        self._ids = {text: 256 + n for n, text in enumerate(controls)}
+        self._bytes = [bytes([n]) for n in range(256)] + [text.encode() for text in controls]
+        self._split = re.compile("(" + "|".join(map(re.escape, controls)) + ")")
+
+    @property
+    def controls(self) -> Sequence[str]:
+        """The control tokens."""
+        return tuple(self._ids)
 
     @property
     def size(self) -> int:
@@ -56,7 +64,8 @@ class HubTokenizer:
     """A `tokenizer.json` read by the `tokenizers` library; no torch, no transformers.
 
     Two copies are kept, so that no call changes how another one encodes: one knows the control tokens, the other
-    takes them for text. Control tokens are those that the file marks as special or that look like `<|…|>`; other
+    takes them for text. Control tokens are those that the file marks as special or that look like `<|…|>` or
+    `<｜…｜>` (DeepSeek's files do not mark theirs); other
     added tokens, such as Qwen's `<tool_call>`, are ordinary vocabulary in both.
     """
 
@@ -71,6 +80,11 @@ class HubTokenizer:
         for text, i in self._controls.items():
             if i in self.encode(text):
                 raise CheckpointError(f"{where}: the plain text {text!r} cannot be told from its control token")
+
+    @property
+    def controls(self) -> Sequence[str]:
+        """The control tokens."""
+        return tuple(self._controls)
 
     @property
     def size(self) -> int:

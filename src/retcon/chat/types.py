@@ -1,10 +1,10 @@
-"""The Tokenizer protocol, and what parsing a generation gives."""
+"""The Tokenizer protocol, the pieces that a conversation is put together from, and what parsing a generation gives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from retcon.core.types import ToolCall
 
@@ -13,9 +13,17 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 CONTROLS: tuple[str, ...] = (END_OF_TEXT, TURN_START, TURN_END)
 
+Told = tuple[str, str]
+"""A message: its role (`system`, `user`, `assistant`) and text."""
+
 
 class Tokenizer(Protocol):
     """Text to token ids and back. `decode` undoes `encode`; neither adds anything of its own (no BOS, no padding)."""
+
+    @property
+    def controls(self) -> Sequence[str]:
+        """The control tokens, as text."""
+        ...
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`, (T,).
@@ -39,6 +47,35 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a conversation, as text.
+
+    sort: `glue` is the template's own, and the control tokens in it are meant; `words` are somebody's, `observation`
+    a tool's: what looks like a control token in them is plain text.
+    """
+
+    sort: Literal["glue", "words", "observation"]
+    text: str
+
+
+def glue(text: str) -> Piece:
+    return Piece("glue", text)
+
+
+def words(text: str) -> Piece:
+    return Piece("words", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a tool answered to a call: the call's name and `FoundCall.label`, and the observation's text."""
+
+    name: str
+    text: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Parsed:
     """A generation, read: its whole text (a stop token's among it) and the calls in it, in order."""
 
@@ -48,8 +85,12 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """A call as a parser finds it in text: `char` is where its marker begins; arguments stay text if malformed."""
+    """A call as a parser finds it in text: `char` is where its marker begins; arguments stay text if malformed.
+
+    label: what the model itself called the call, which the observation has to name (Mistral's id, Harmony's recipient).
+    """
 
     name: str
     arguments: dict[str, object] | str
     char: int
+    label: str = ""

@@ -60,7 +60,10 @@ class ModelSection(Section):
     matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("style",)}
     path: str = Field("base", description="a Hugging Face folder; `base` is the model inside the package, "
                       "`scratch` a new one with the base model's configuration")  # fmt: skip
-    style: Literal["markdown", "hermes"] = Field("markdown", description="how the model writes a tool call")
+    style: str = Field("markdown", description="how the model is told things and writes a tool call: `auto` (its own "
+                       "template), a family's name, or an import path such as `my_package.my_module:MINE`")  # fmt: skip
+    thinking: Literal["default", "on", "off"] = Field("default", description="with style `auto`: what the model's "
+                      "template is given as `enable_thinking`; default: nothing")  # fmt: skip
 
 
 class TaskSection(Section):
@@ -71,6 +74,7 @@ class TaskSection(Section):
 class RolloutSection(Section):
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
     max_tokens: Positive = Field(320, description="tokens of a trajectory at most, prompt and observations included")
+    tools: tuple[str, ...] = Field((), description="tools besides Python, by import path: `my_package.module:Search`")
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
     lookahead_tokens: NonNegative = Field(160, description="room beyond max_tokens for a repair's lookahead")
     temperature: float = Field(1.0, ge=0, description="0 is greedy")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.chat.chat import Chat
-from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, MissingExtra, SandboxUnavailable
 from retcon.core.installing import how_to_install
@@ -21,7 +20,7 @@ from retcon.engine.types import Generator, SamplingParams
 from retcon.evaluate.result import Result, Setting, read_result, score, write_result
 from retcon.rollout.prompts import refuse_long
 from retcon.rollout.repairs import saar_of
-from retcon.rollout.world import open_world
+from retcon.rollout.world import open_rollout_chat, open_world
 from retcon.runs.cost import cpu_seconds
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
@@ -142,7 +141,7 @@ async def evaluate(
 
 def chat_of(recipe: Recipe, checkpoint: Path) -> Chat:
     """The chat of a checkpoint's tokenizer. Raises CheckpointError, MissingExtra without the tokenizers package."""
-    return Chat(load_tokenizer(checkpoint), style=recipe.model.style, system=task_set(recipe.task.name).system)
+    return open_rollout_chat(recipe, checkpoint, task_set(recipe.task.name).system)
 
 
 def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = None) -> Generator:

@@ -37,15 +37,17 @@ async def rollout(
 ) -> Trajectory:
     """One trajectory, ungraded. Generate, run the calls, and again, until the model answers or a limit is reached.
 
-    id: names the trajectory and, to the engine, all of its requests. tools: by name; those that keep state are opened
-    for this trajectory alone, rolled back with its history, and closed however the loop ends. sampling: its seed and
-    stop_ids are the loop's to set; the random stream of a generation hangs on `seed`, the turn and the attempt alone,
-    so that without a failure a repair changes nothing. repair: what to do about failed turns, None to leave them.
+    id: names the trajectory and, to the engine, all of its requests. tools: by name; the chat shows the model them as
+    its family does; those that keep state are opened for this trajectory alone, rolled back with its history, and
+    closed however the loop ends. sampling: its seed and stop_ids are the loop's to set; the random stream of a
+    generation hangs on `seed`, the turn and the attempt alone, so that without a failure a repair changes nothing.
+    repair: what to do about failed turns, None to leave them.
 
     Ends with stop `infrastructure` where a tool says so, a tool's state cannot be had or the engine cannot be reached
     (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
     engine is told to release the trajectory however the loop ends, cancellation included.
     """
+    chat = chat.showing([tool.spec for tool in tools.values()])
     sampler = TurnSampler(id, engine, chat, sampling, seed)
     armed = repair if repair is not None and repair.attempts else None
     prompt = chat.prompt(task.question, task.system)

@@ -25,6 +25,7 @@ class OpenTools:
         self._trajectory = trajectory
         self._closing = closing
         self._stateful = {name: tool for name, tool in tools.items() if isinstance(tool, StatefulTool)}
+        self._specs = {name: tool.spec for name, tool in tools.items()}
         self._opened: dict[str, OpenTool] = {}
         self._handlers: dict[str, Handler] = {
             name: partial(self._call, name) if isinstance(tool, StatefulTool) else tool for name, tool in tools.items()
@@ -33,7 +34,7 @@ class OpenTools:
     async def run(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
         """One observation per call, in order. Raises InfrastructureFault where a tool cannot be opened."""
         await self.reach(calls)
-        return await run_calls(calls, self._handlers)
+        return await run_calls(calls, self._handlers, self._specs)
 
     async def reach(self, calls: Sequence[ToolCall]) -> bool:
         """Whether one of the calls goes to a tool that keeps state, which is open from here on."""

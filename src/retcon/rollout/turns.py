@@ -48,7 +48,7 @@ class TurnSampler:
         if not parsed.calls:
             return Turn((written,), stop="answer")
         observations = await run(parsed.calls)
-        answered = self.chat.observations(parsed.calls, observations, last_id=generation.ids[-1])
+        answered = self.chat.observations(parsed.calls, observations, last_id=generation.ids[-1], written=parsed.text)
         return Turn((written, *answered), parsed.calls, observations, stop="call")
 
     async def scored(self, history: Sequence[int], turn: Turn) -> Turn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from retcon.core.errors import RetconError
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Sandbox
+from retcon.tools.schema import python_spec
 from retcon.tools.wording import Wording
 
 
@@ -16,6 +17,7 @@ class PythonTool:
 
     def __init__(self, sandbox: Sandbox, *, name: str = "python", output_chars: int = 2000) -> None:
         self.name = name
+        self.spec = python_spec(name)
         self._sandbox = sandbox
         self._wording = Wording(name, output_chars)
 

@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any, Literal
 
 from retcon.core.errors import InfrastructureFault, nearest
+from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, Status, ToolCall
 
 Answer = tuple[str, Status, str | None]
@@ -15,12 +16,20 @@ Answer = tuple[str, Status, str | None]
 class ScriptedTool:
     """Answers a program with (text, status, error type), from a mapping or a function of its code; implements `Tool`.
 
+    spec: what it declares; any object of arguments where None.
     executed: the code of every call, in order. Code that a mapping lacks is a KeyError: the script is wrong, not the
     model.
     """
 
-    def __init__(self, answers: Mapping[str, Answer] | Callable[[str], Answer], name: str = "python") -> None:
+    def __init__(
+        self,
+        answers: Mapping[str, Answer] | Callable[[str], Answer],
+        name: str = "python",
+        *,
+        spec: ToolSpec | None = None,
+    ) -> None:
         self.name = name
+        self.spec = spec or ToolSpec(name)
         self.answers = answers
         self.executed: list[str] = []
 
@@ -52,6 +61,7 @@ class ScriptedSessions:
         self, answers: Callable[[str, State], Answer], name: str = "python", *, broken: Iterable[Operation] = ()
     ) -> None:
         self.name = name
+        self.spec = ToolSpec(name)
         self.answers = answers
         self.broken = frozenset(broken)
         self.opened: list[ScriptedSession] = []
@@ -76,6 +86,7 @@ class ScriptedSession:
 
     def __init__(self, tool: ScriptedSessions, trajectory: str) -> None:
         self.name = tool.name
+        self.spec = tool.spec
         self.trajectory = trajectory
         self.state: State = {}
         self.events: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Sandbox, Session
+from retcon.tools.schema import python_spec
 from retcon.tools.types import OpenTool
 from retcon.tools.wording import Wording
 
@@ -22,6 +23,7 @@ class PythonSessions:
         self, sandbox: Sandbox, *, name: str = "python", output_chars: int = 2000, limits: Limits | None = None
     ) -> None:
         self.name = name
+        self.spec = python_spec(name, keeps_state=True)
         self._sandbox = sandbox
         self._wording = Wording(name, output_chars)
         self._limits = limits
@@ -45,6 +47,7 @@ class PythonSession:
 
     def __init__(self, sandbox: Sandbox, session: Session, wording: Wording, limits: Limits | None) -> None:
         self.name = wording.name
+        self.spec = python_spec(self.name, keeps_state=True)
         self._sandbox = sandbox
         self._session = session
         self._wording = wording

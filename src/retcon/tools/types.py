@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall
 
 
 class Tool(Protocol):
-    """A tool under one name. A fault of its own is an observation of status `infrastructure`, never an exception."""
+    """A tool under one name. A fault of its own is an observation of status `infrastructure`, never an exception.
+
+    spec: what the model is shown of it, and the schema that the arguments of its calls have when they reach it.
+    """
 
     name: str
+    spec: ToolSpec
 
     async def __call__(self, call: ToolCall) -> Observation: ...
 
@@ -41,6 +46,7 @@ class StatefulTool(Protocol):
     """A tool that keeps state between the calls of a trajectory: each trajectory opens its own."""
 
     name: str
+    spec: ToolSpec
 
     async def open(self, trajectory: str) -> OpenTool:
         """The tool for the trajectory of this id, in its first state. Raises InfrastructureFault."""

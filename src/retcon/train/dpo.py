@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 
-from retcon.chat.chat import Chat
-from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import DPOSection, Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training, start_model
+from retcon.rollout.world import open_rollout_chat
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
@@ -64,7 +63,7 @@ def run_dpo(
     folder = model_folder(start)
     where = place_training(recipe, folder, ("dtype",))
     config = load_config(folder).get_text_config()
-    chat = Chat(load_tokenizer(folder), style=recipe.model.style)
+    chat = open_rollout_chat(recipe, folder)
     longest = getattr(config, "max_position_embeddings", None)
     preferences = read_preferences(pairs, chat, vocabulary=config.vocab_size, max_tokens=longest)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}

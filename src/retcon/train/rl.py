@@ -9,11 +9,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from retcon.chat.chat import Chat
-from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
 from retcon.models.devices import OnPlace
 from retcon.models.placing import model_folder, place_training
+from retcon.rollout.world import open_rollout_chat
 from retcon.runs.folder import RunFolder, open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet, task_set
@@ -53,7 +52,7 @@ def run_rl(
     folder = model_folder(start)
     start_id = fingerprint(folder)
     tasks = tasks or task_set(recipe.task.name)
-    chat = Chat(load_tokenizer(folder), style=recipe.model.style, system=tasks.system)
+    chat = open_rollout_chat(recipe, folder, tasks.system)
     prompts = Prompts(recipe, tasks, chat=chat, model=start_id)
     where = place_training(recipe, folder)
     run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs}, tasks=tasks.name)

@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from retcon.chat.chat import Chat
-from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
 from retcon.engine.local.engine import LocalEngine
@@ -17,7 +15,7 @@ from retcon.engine.types import SamplingParams
 from retcon.purify.mixing import Schedule, constant
 from retcon.purify.saar import Saar
 from retcon.rollout.repairs import saar_of
-from retcon.rollout.world import World, open_world
+from retcon.rollout.world import World, open_rollout_chat, open_world
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 from retcon.train.sync import EngineWeights
@@ -70,7 +68,7 @@ async def open_rollouts(
 ) -> AsyncIterator[TrainingRollouts]:
     """The rollouts of `weights`, their sandbox started. reserved: bytes that the trainer will take and keep while
     rollouts are made. Raises SandboxUnavailable, CheckpointError, EngineError."""
-    chat = Chat(load_tokenizer(tokenizer), style=recipe.model.style, system=tasks.system)
+    chat = open_rollout_chat(recipe, tokenizer, tasks.system)
     engine = LocalEngine(
         weights.model,
         max_len=recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens,

@@ -10,14 +10,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from retcon.chat.chat import Chat
-from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe, SFTSection
 from retcon.core.seeds import derive
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
+from retcon.rollout.world import open_rollout_chat
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
@@ -55,7 +54,7 @@ def run_sft(
     config = load_config(start)
     samples = read_samples(
         demonstrations,
-        Chat(load_tokenizer(start), style=recipe.model.style),
+        open_rollout_chat(recipe, start),
         vocabulary=config.get_text_config().vocab_size,
         max_tokens=getattr(config.get_text_config(), "max_position_embeddings", None),
     )

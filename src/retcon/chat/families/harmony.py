@@ -1,0 +1,136 @@
+"""gpt-oss: messages on channels; calls go `to=functions.NAME` on `commentary`, programs to `python` on `analysis`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from retcon.chat.families._typescript import as_typescript
+from retcon.chat.family import Family, Written
+from retcon.chat.jsons import as_json, read_value
+from retcon.chat.template import DATE
+from retcon.chat.types import Answer, FoundCall, Piece, Told, glue, words
+from retcon.core.schema import ToolSpec
+
+START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN = (
+    "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"
+)  # fmt: skip
+_FUNCTIONS = "functions."
+_OPENING = f"{START}assistant"
+_RECIPIENT = re.compile(r"\bto=([\w.-]+)")
+_CLOSING = re.compile(r"\s*(?:<\|(?:end|call|return|start)\|>|\Z)")
+_ENDED = re.compile(r"<\|(?:end|call|return|start)\|>")
+_OBSERVED = re.compile(r"<\|start\|>(?:functions\.[\w.-]+|python) to=assistant[^<]*<\|channel\|>\w+<\|message\|>"
+                       r"(.*?)<\|end\|>", re.DOTALL)  # fmt: skip
+
+
+class Harmony(Family):
+    """A turn is all that the model writes up to `<|call|>` or `<|return|>`: reasoning and a call are two messages."""
+
+    name = "harmony"
+    marks = (START, MESSAGE, CHANNEL)
+    controls = (START, END, MESSAGE, CHANNEL)
+    ends = (CALL, RETURN)
+    labels_calls = True
+    calls_are_text = False
+
+    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+        told = [text for role, text in messages if role == "system"]
+        about = [f"# Instructions\n\n{text}" for text in told] + ([_shown(tools)] if tools else [])
+        pieces = [glue(f"{START}system{MESSAGE}{_system(tools)}{END}")]
+        if about:
+            pieces += [glue(f"{START}developer{MESSAGE}"), words("\n\n".join(about)), glue(END)]
+        for role, text in messages:
+            if role == "assistant":
+                pieces += [glue(f"{_OPENING}{CHANNEL}final{MESSAGE}"), words(text), glue(END)]
+            elif role != "system":
+                pieces += _asked(text)
+        return [*pieces, glue(_OPENING)]
+
+    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for answer in answers:
+            sender = answer.label or _FUNCTIONS + answer.name
+            channel = "commentary" if sender.startswith(_FUNCTIONS) else "analysis"
+            pieces += [
+                glue(f"{START}{sender} to=assistant{CHANNEL}{channel}{MESSAGE}"),
+                Piece("observation", answer.text),
+                glue(END),
+            ]
+        return [*pieces, *self.answered(told)]
+
+    def answered(self, told: Sequence[str]) -> list[Piece]:
+        return [*(piece for text in told for piece in _asked(text)), glue(_OPENING)]
+
+    def find_calls(self, text: str) -> Iterator[FoundCall]:
+        at = 0
+        while (message := text.find(MESSAGE, at)) >= 0:
+            header, begin = text[at:message], message + len(MESSAGE)
+            recipient = _RECIPIENT.search(header)
+            if recipient is None:
+                ended = _ENDED.search(text, begin)
+                end = ended.start() if ended else len(text)
+            else:
+                opening = header.rfind(START)
+                call, end = _call(text, begin, recipient[1], at + max(0, opening))
+                if call is not None:
+                    yield call
+            at = end
+
+    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
+        if not calls:
+            return [glue(f"{CHANNEL}final{MESSAGE}"), words(text)]
+        pieces: list[Piece] = []
+        if text:
+            pieces += [glue(f"{CHANNEL}analysis{MESSAGE}"), words(text), glue(f"{END}{_OPENING}")]
+        for n, (name, arguments) in enumerate(calls):
+            again = f"{CALL}{_OPENING}" if n else ""
+            given = arguments if isinstance(arguments, str) else as_json(arguments)
+            to = f"{again}{CHANNEL}commentary to={_FUNCTIONS}{name} {CONSTRAIN}json{MESSAGE}"
+            pieces += [glue(to), words(given)]
+        return pieces
+
+    def end_of(self, calls: Sequence[Written]) -> str:
+        return CALL if calls else RETURN
+
+    def observations_in(self, text: str) -> list[str]:
+        return _OBSERVED.findall(text)
+
+
+def _asked(text: str) -> list[Piece]:
+    return [glue(f"{START}user{MESSAGE}"), words(text), glue(END)]
+
+
+def _call(text: str, begin: int, recipient: str, char: int) -> tuple[FoundCall | None, int]:
+    """The call that a message to `recipient` makes, None where it makes none, and where the message ends."""
+    if recipient.startswith(_FUNCTIONS):
+        name = recipient.removeprefix(_FUNCTIONS)
+        try:
+            value, end = read_value(text, begin, MESSAGE)
+            if isinstance(value, dict) and _CLOSING.match(text, end):
+                return FoundCall(name, value, char, recipient), end
+        except (ValueError, RecursionError):
+            pass
+    ended = _ENDED.search(text, begin)
+    end = ended.start() if ended else len(text)
+    if recipient == "python":
+        return FoundCall("python", {"code": text[begin:end]}, char, recipient), end
+    if recipient.startswith(_FUNCTIONS):
+        return FoundCall(recipient.removeprefix(_FUNCTIONS), text[begin:end].strip(), char, recipient), end
+    return None, end
+
+
+def _system(tools: Sequence[ToolSpec]) -> str:
+    lines = (
+        "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
+        f"Current date: {DATE.isoformat()}\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. "
+        "Channel must be included for every message."
+    )
+    return f"{lines}\nCalls to these tools must go to the commentary channel: 'functions'." if tools else lines
+
+
+def _shown(tools: Sequence[ToolSpec]) -> str:
+    return f"# Tools\n\n## functions\n\nnamespace functions {{\n\n{as_typescript(tools)}}} // namespace functions"
+
+
+FAMILY = Harmony()

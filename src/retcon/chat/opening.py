@@ -1,0 +1,48 @@
+"""The chat of a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from retcon.chat.chat import Chat
+from retcon.chat.family import Family
+from retcon.chat.registry import AUTO, recognised
+from retcon.chat.template import Template, load_template
+from retcon.chat.templated import Templated
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.chat.types import Tokenizer
+from retcon.core.schema import ToolSpec
+
+
+def open_chat(
+    folder: str | Path,
+    *,
+    style: str = AUTO,
+    system: str | None = None,
+    tools: Sequence[ToolSpec] = (),
+    thinking: bool | None = None,
+) -> Chat:
+    """The chat of the model in a Hugging Face folder, by its tokenizer and, where style is `auto`, its own template.
+
+    `auto` takes the family whose marks the template holds, and frames messages as the template does; without a
+    template, the family by the tokenizer's control tokens, in its shipped framing, which any other style takes too.
+    thinking: what a template is given as `enable_thinking`, nothing where None. Raises RecipeError where the family
+    cannot be told or the template shows no tools (with what to set instead), CheckpointError for files that cannot be
+    read or lack a control token, MissingExtra.
+    """
+    tokenizer = load_tokenizer(folder)
+    if style != AUTO:
+        return Chat(tokenizer, style=style, system=system, tools=tools)
+    variables: Mapping[str, object] = {} if thinking is None else {"enable_thinking": thinking}
+    template = load_template(Path(folder), variables)
+    family = family_of(template, tokenizer, str(folder))
+    framing = None if template is None else Templated(template, family)
+    return Chat(tokenizer, style=family.name, system=system, tools=tools, framing=framing)
+
+
+def family_of(template: Template | None, tokenizer: Tokenizer, where: str) -> Family:
+    """Whose template this is; without one, whose tokenizer. Raises RecipeError."""
+    if template is not None:
+        return recognised(template.text, f"{template.where}: the chat template")
+    return recognised(tokenizer.controls, f"{where}, which has no chat template: the tokenizer")

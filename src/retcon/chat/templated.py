@@ -1,0 +1,172 @@
+"""How a model's own template frames messages, found out by showing it placeholders."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from retcon.chat.family import Family
+from retcon.chat.template import Refused, Template
+from retcon.chat.types import Answer, Piece, Told, glue, words
+from retcon.core.errors import RecipeError
+from retcon.core.schema import ToolSpec
+
+PROBES = ("x", "  a b\t", "\nx\n\ny\n", '{"a": "é\\n"}', '<b>"it\'s" & co</b>')
+PROBED = ToolSpec("probe", "a probe", {"type": "object", "properties": {"code": {"type": "string"}}})
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+Message = dict[str, object]
+
+
+def _inside_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+_MANNERS: tuple[Callable[[str], str], ...] = (str, str.strip, str.rstrip, str.lstrip, _inside_json)
+"""What templates do to what a message says: nothing, or they trim it, or write it as a JSON string."""
+
+
+class Templated:
+    """Implements `Framing` by a model's own template; family: whose tokens end turns and how its calls are labelled.
+
+    Raises RecipeError where the template shows no tools or no observations, or changes what is said in a way that is
+    not known; it names the family whose shipped framing can be had in its place.
+    """
+
+    def __init__(self, template: Template, family: Family) -> None:
+        self._template = template
+        self._family = family
+        self._glue: dict[object, list[str]] = {}
+        instead = f"set model.style = {family.name!r} for that family's shipped template"
+        try:
+            if PROBED.description not in template.render([_message("user", "x")], [PROBED.as_function()]):
+                raise RecipeError(f"{template.where}: the chat template does not show the model any tools: {instead}")
+            self._manner = {role: self._find_manner(role) for role in ("user", "system", "assistant", "tool")}
+        except Refused as error:
+            raise RecipeError(f"{error}: {instead}") from error
+
+    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+        key = (tuple(role for role, _ in messages), tuple(tools))
+        if key not in self._glue:
+            marks = [_mark(n) for n in range(len(messages))]
+            placed = [_message(role, mark) for (role, _), mark in zip(messages, marks, strict=True)]
+            self._glue[key] = _between(self._template.render(placed, [t.as_function() for t in tools]), marks)
+        return list(_filled(self._glue[key], [words(self._manner[role](text)) for role, text in messages]))
+
+    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+        key = ("observed", tuple(answer.name for answer in answers), len(told))
+        if key not in self._glue:
+            self._glue[key] = self._around([answer.name for answer in answers], len(told))
+        around = self._glue[key]
+        for n, answer in enumerate(answers):
+            label = answer.label if _LABEL.fullmatch(answer.label) else _label(n)
+            around = [part.replace(_label(n), label) for part in around]
+        said = [Piece("observation", self._manner["tool"](answer.text)) for answer in answers]
+        return list(_filled(around, [*said, *(words(self._manner["user"](text)) for text in told)]))
+
+    def answered(self, told: Sequence[str]) -> list[Piece]:
+        key = ("answered", len(told))
+        if key not in self._glue:
+            marks = [_mark(n) for n in range(len(told) + 1)]
+            messages = [_message("user", "x"), _message("assistant", marks[0])]
+            text = self._template.render([*messages, *(_message("user", mark) for mark in marks[1:])])
+            self._glue[key] = _between(self._after_end(text, marks[0]), marks[1:])
+        return list(_filled(self._glue[key], [words(self._manner["user"](text)) for text in told]))
+
+    def _around(self, names: Sequence[str], told: int) -> list[str]:
+        """The glue around the observations that answer calls of these names. Raises Refused.
+
+        Templates differ in how many calls a turn may have, and whether arguments are an object or its text.
+        """
+        marks = [_mark(n) for n in range(len(names) + told)]
+        last: Refused | None = None
+        for count, as_text in ((len(names), False), (len(names), True), (1, False), (1, True)):
+            arguments = {"code": _mark(-1)}
+            calls = [_call(name, arguments, n, as_text=as_text) for n, name in enumerate(names[:count])]
+            results = [_message("tool", marks[n], name, _label(n)) for n, name in enumerate(names)]
+            messages = [_message("user", "x"), _message("assistant", "") | {"tool_calls": calls}, *results]
+            messages += [_message("user", mark) for mark in marks[len(names) :]]
+            try:
+                text = self._template.render(messages, [PROBED.as_function()])
+                return _between(self._after_end(text, _mark(-1)), marks)
+            except Refused as error:
+                last = last or error
+        assert last is not None
+        raise last
+
+    def _after_end(self, text: str, mark: str) -> str:
+        """What stands after the end of the turn that the mark is in."""
+        start = text.rfind(mark) + len(mark)
+        found = [(at, end) for end in self._family.ends if (at := text.find(end, start)) >= 0]
+        if start < len(mark) or not found:
+            ends = " or ".join(self._family.ends)
+            raise Refused(f"{self._template.where}: the template does not end a turn with calls by {ends}")
+        at, end = min(found)
+        return text[at + len(end) :]
+
+    def _find_manner(self, role: str) -> Callable[[str], str]:
+        for manner in _MANNERS:
+            self._manner = dict.fromkeys(("user", "system", "assistant", "tool"), str) | {role: manner}
+            if all(self._renders(role, text) for text in PROBES):
+                return manner
+        raise Refused(f"{self._template.where}: the template changes what a message of the role {role!r} says")
+
+    def _renders(self, role: str, text: str) -> bool:
+        """Whether what is put together here is what the template makes of a message that says this."""
+        if role == "tool":
+            calls = [_call("probe", {"code": _mark(-1)}, 0, as_text=False)]
+            start = [_message("user", "x"), _message("assistant", "") | {"tool_calls": calls}]
+            messages = [*start, _message("tool", text, "probe", _label(0))]
+            try:
+                whole = self._template.render(messages, [PROBED.as_function()])
+            except Refused:
+                start[1]["tool_calls"] = [_call("probe", {"code": _mark(-1)}, 0, as_text=True)]
+                whole = self._template.render(messages, [PROBED.as_function()])
+            made = self.observed([Answer("probe", text, _label(0))], ())
+            return self._after_end(whole, _mark(-1)) == "".join(piece.text for piece in made)
+        told: list[Told] = {
+            "user": [("user", text)],
+            "system": [("system", text), ("user", "x")],
+            "assistant": [("user", "x"), ("assistant", text), ("user", "x")],
+        }[role]
+        whole = self._template.render([_message(*one) for one in told])
+        return whole == "".join(piece.text for piece in self.opened(told, ()))
+
+
+def _message(role: str, content: str, name: str = "", label: str = "") -> Message:
+    message: Message = {"role": role, "content": content}
+    return message | ({"name": name, "tool_call_id": label} if name else {})
+
+
+def _call(name: str, arguments: Mapping[str, object], n: int, *, as_text: bool) -> Message:
+    given = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+    return {"id": _label(n), "type": "function", "function": {"name": name, "arguments": given}}
+
+
+def _mark(n: int) -> str:
+    """A placeholder that no template holds, and that nothing changes: characters of private use."""
+    return f"\ue000{n}\ue001"
+
+
+def _label(n: int) -> str:
+    """A call's id as templates want it that check them: nine letters and digits."""
+    return f"retcon{n:03d}"
+
+
+def _between(text: str, marks: Sequence[str]) -> list[str]:
+    """What stands around the marks, of which each must be there once, in order. Raises Refused."""
+    parts: list[str] = []
+    for mark in marks:
+        before, found, text = text.partition(mark)
+        if not found or mark in text:
+            raise Refused("the template leaves out, repeats or moves a message")
+        parts.append(before)
+    return [*parts, text]
+
+
+def _filled(around: Sequence[str], said: Sequence[Piece]) -> Iterator[Piece]:
+    for before, piece in zip(around, said, strict=False):
+        yield glue(before)
+        yield piece
+    yield glue(around[-1])

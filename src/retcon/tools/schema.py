@@ -1,0 +1,80 @@
+"""What calls must say: the schema of the Python tool, and what is wrong with a call's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from retcon.core.errors import RecipeError, nearest
+from retcon.core.schema import ANYTHING, ToolSpec
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
+    from jsonschema.protocols import Validator
+
+_CODE = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "description": "the program; what it prints is returned"}},
+    "required": ["code"],
+}
+_LONGEST = 200
+_KINDS = {"string": "a string", "number": "a number", "integer": "an integer", "object": "an object",
+          "array": "a list", "boolean": "true or false", "null": "null"}  # fmt: skip
+
+
+def python_spec(name: str = "python", *, keeps_state: bool = False) -> ToolSpec:
+    """What the model is shown of the Python tool. keeps_state: whether a call finds what the ones before it left."""
+    kept = "Variables and files are kept between calls." if keeps_state else "Every call runs in a fresh interpreter."
+    return ToolSpec(name, f"Runs a Python program and returns what it prints. {kept}", _CODE)
+
+
+def fault(spec: ToolSpec, arguments: Mapping[str, object]) -> str | None:
+    """What is wrong with a call's arguments by the tool's schema, in words for the model; None where nothing is.
+
+    Raises RecipeError where the schema itself is none.
+    """
+    if spec.parameters is ANYTHING:
+        return None
+    from jsonschema.exceptions import best_match
+
+    found = best_match(_validator(msgspec.json.encode(spec.parameters), spec.name).iter_errors(dict(arguments)))
+    return None if found is None else _worded(found)
+
+
+def check(spec: ToolSpec) -> None:
+    """Raises RecipeError where the tool's schema is no JSON schema."""
+    if spec.parameters is not ANYTHING:
+        _validator(msgspec.json.encode(spec.parameters), spec.name)
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: bytes, name: str) -> Validator:
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+
+    decoded = msgspec.json.decode(schema)
+    kind = validator_for(decoded)
+    try:
+        kind.check_schema(decoded)
+    except SchemaError as error:
+        raise RecipeError(f"the tool {name!r}: its parameters are no JSON schema: {error.message}") from error
+    return kind(decoded)
+
+
+def _worded(error: ValidationError) -> str:
+    place = ".".join(map(str, error.absolute_path))
+    value = error.validator_value
+    if error.validator == "required" and isinstance(error.instance, Mapping) and isinstance(value, list):
+        missing = next(name for name in value if name not in error.instance)
+        inside = f" in {place!r}" if place else ""
+        return f"no {missing!r} argument{inside}{nearest(missing, map(str, error.instance))}"
+    if error.validator == "type" and place:
+        kinds = value if isinstance(value, list) else [value]
+        return f"{place!r} is not {' or '.join(_KINDS.get(kind, str(kind)) for kind in kinds)}"
+    if error.validator == "enum" and place and isinstance(value, list):
+        return f"{place!r} is not one of {', '.join(map(repr, value))}"[:_LONGEST]
+    where = f"{place!r}: " if place else ""
+    return f"{where}{error.message}"[:_LONGEST]

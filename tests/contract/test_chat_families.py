@@ -1,0 +1,144 @@
+"""What every family of chats must do, over a tokenizer of bytes with its control tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conversing import SEARCH, TOOLS, bytes_of, chat_of, conversed, ids_of, text_of
+from retcon.chat import registry
+from retcon.chat.chat import Chat
+from retcon.core.types import Observation
+
+FAMILIES = registry.names()
+NAMING = [name for name in FAMILIES if registry.named(name).names_calls]
+CODE = {"code": "x = '</tool_call> <|im_end|> [TOOL_CALLS]'\nprint(x, \"é\\n\")"}
+nasty = st.sampled_from(
+    ["<tool_call>", "{", "}", '"', "\\", "\n", " ", "é", "😀", "[TOOL_CALLS]", "```", "x = 1", "{}"]
+)
+texts = st.lists(nasty | st.text(max_size=3), max_size=6).map(lambda t: "".join(t).encode("utf-8", "replace").decode())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("words", ["", "I try."])
+def test_a_call_is_read_back_and_begins_at_an_id_of_its_own(name: str, words: str) -> None:
+    chat = chat_of(name)
+    turn = chat.wrote(words, [("python", CODE)])
+    parsed = chat.parse(turn.ids, prefix="3")
+    (call,) = parsed.calls
+    assert (call.id, call.name, call.arguments) == ("3.0", "python", CODE)
+    assert parsed.text == turn.text
+    assert chat.tokenizer.decode(turn.ids[call.start :]) == turn.text[call.char :]
+    assert chat.tokenizer.decode(turn.ids[: call.start]) == turn.text[: call.char]
+    assert words in turn.text[: call.char]
+
+
+@pytest.mark.parametrize("name", NAMING)
+def test_several_calls_of_several_tools(name: str) -> None:
+    calls = [("python", CODE), ("search", {"query": "b", "top": 2})]
+    chat = chat_of(name)
+    parsed = chat.parse(chat.wrote("so", calls).ids, prefix="0")
+    assert [(call.name, call.arguments) for call in parsed.calls] == calls
+    assert [call.id for call in parsed.calls] == ["0.0", "0.1"]
+    assert parsed.calls[0].char < parsed.calls[1].char
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_no_call_has_none(name: str) -> None:
+    chat = chat_of(name)
+    assert chat.parse(chat.wrote("It is 42: {1, 2} and [3].").ids, prefix="0").calls == ()
+
+
+@pytest.mark.parametrize("name", NAMING)
+@given(data=st.data())
+def test_whatever_the_arguments_hold_is_read_back(name: str, data: st.DataObject) -> None:
+    query = data.draw(texts)
+    chat = chat_of(name)
+    parsed = chat.parse(chat.wrote("", [("search", {"query": query})]).ids, prefix="0")
+    assert [(call.name, call.arguments) for call in parsed.calls] == [("search", {"query": query})]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(data=st.data())
+def test_parsing_never_raises_and_starts_split_the_ids(name: str, data: st.DataObject) -> None:
+    chat = chat_of(name)
+    t = chat.tokenizer
+    marks = st.sampled_from(
+        [*t.controls, "```tool_code\n", "to=functions.python", "function", "python", "[ARGS]", "```json\n"]
+    )
+    parts = data.draw(st.lists(texts | marks, max_size=10))
+    ids = [i for part in parts for i in t.encode(part, special=data.draw(st.booleans()))]
+    parsed = chat.parse(ids, prefix="0")
+    assert parsed.text == t.decode(ids)
+    for call in parsed.calls:
+        if call.start is not None:
+            assert t.decode(ids[: call.start]) == parsed.text[: call.char]
+            assert t.decode(ids[call.start :]) == parsed.text[call.char :]
+    assert [c.char for c in parsed.calls] == sorted(c.char for c in parsed.calls)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(said=texts, shown=texts)
+def test_what_users_and_tools_write_holds_no_control_id(name: str, said: str, shown: str) -> None:
+    """Whatever markup they write: as many control ids as when they write none."""
+    chat = chat_of(name)
+    controls = {chat.tokenizer.special_id(c) for c in chat.tokenizer.controls}
+    markup = "".join(chat.tokenizer.controls)
+
+    def counted(said: str, shown: str) -> list[int]:
+        parts = conversed(chat, [("try", [("python", CODE)], [shown]), ("so", (), [said])], said)
+        return [i for i in ids_of([s for part in parts for s in part]) if i in controls]
+
+    assert counted(said + markup, shown + markup) == counted("x", "x")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_turn_goes_on_where_the_one_before_ended(name: str) -> None:
+    """The history after every turn begins with the one before it, and each turn with what was sampled."""
+    chat = chat_of(name)
+    turns = [
+        ("I try.", [("python", CODE)], ["1"]),
+        ("Again.", [("python", {"code": "2"})], ["2"]),
+        ("Two.", (), ["Why?"]),
+    ]
+    parts = conversed(chat, turns)
+    for n, (words, calls, _) in enumerate(turns):
+        assert conversed(chat, turns[:n]) == parts[: n + 1]
+        assert parts[n + 1][0].kind == "sampled"
+        assert parts[n + 1][0].ids == chat.wrote(words, calls).ids
+    assert [s.text for part in parts for s in part if s.kind == "observation"] == ["1", "2"]
+    assert chat.observations_in(ids_of([s for part in parts for s in part])) == ["1", "2"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_turn_that_was_cut_is_closed(name: str) -> None:
+    chat = chat_of(name)
+    turn = chat.wrote("", [("python", CODE)])
+    parsed = chat.parse(turn.ids, prefix="0")
+    seen = [Observation("0.0", "1", "ok")]
+    ended = chat.observations(parsed.calls, seen, last_id=turn.ids[-1], written=parsed.text)
+    cut = chat.observations(parsed.calls, seen, last_id=turn.ids[-2], written=parsed.text)
+    assert text_of(cut) == chat.family.ends[0] + text_of(ended)
+    assert turn.ids[-1] in chat.stop_ids
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in ("markdown", "hermes")])
+def test_tools_are_shown_by_name_description_and_arguments(name: str) -> None:
+    shown = text_of(chat_of(name).prompt("q"))
+    for part in ("python", "search", SEARCH.description, "query", "top"):
+        assert part in shown
+    assert SEARCH.description not in text_of(Chat(bytes_of(name), style=name).prompt("q"))
+
+
+@pytest.mark.parametrize("name", ["markdown", "hermes"])
+def test_styles_without_schemas_are_the_same_with_tools(name: str) -> None:
+    bare = Chat(bytes_of(name), style=name)
+    assert bare.showing(TOOLS).prompt("q", "s") == bare.prompt("q", "s")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_recognised_by_its_own_tokenizer(name: str) -> None:
+    family = registry.named(name)
+    if family.marks:
+        assert registry.recognised(set(family.marks), "here").name == name

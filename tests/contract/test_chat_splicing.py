@@ -1,0 +1,63 @@
+"""A failed call is replaced by its fix in every family, by ids: what is committed reads as the model would write it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from conversing import TOOLS, chat_of, ids_of
+from playing import TASK
+from retcon.chat import registry
+from retcon.engine.types import Generation, SamplingParams
+from retcon.purify.saar import Saar
+from retcon.rollout.limits import Limits
+from retcon.rollout.loop import rollout
+from retcon.tools.scripted import ScriptedTool
+
+
+class Replies:
+    """Engine that gives one reply after the other, as ids, and remembers what it was shown."""
+
+    def __init__(self, *replies: Sequence[int]) -> None:
+        self.replies = [tuple(ids) for ids in replies]
+        self.seen: list[list[int]] = []
+
+    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
+        self.seen.append(list(ids))
+        reply = self.replies[len(self.seen) - 1]
+        return Generation(reply, (0.0,) * len(reply), "stop")
+
+    async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
+        return [0.0] * (len(ids) - start)
+
+    async def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize(("gamma", "words"), [(0.0, "I try."), (1.0, "Better.")])
+def test_a_fix_takes_the_place_of_the_failure(name: str, gamma: float, words: str) -> None:
+    """Shallow: the first words and the second call; deep: all of the second."""
+    chat = chat_of(name, None)
+    bad, good = ([("python", {"code": code})] for code in ("print(a)", "print(1)"))
+    failure, fix, answer = chat.wrote("I try.", bad), chat.wrote("Better.", good), chat.wrote("It is 1.")
+    engine = Replies(failure.ids, fix.ids, answer.ids)
+    answers = {"print(1)": ("1", "ok", None), "print(a)": ("no a", "error", "NameError")}
+    tool = ScriptedTool(lambda code: answers[code.strip()], spec=TOOLS[0])
+    made = asyncio.run(
+        rollout(
+            TASK, id="t", engine=engine, tools={"python": tool}, chat=chat, limits=Limits(10_000, 6, 10_000),
+            sampling=SamplingParams(max_tokens=5000), seed=0, repair=Saar(gamma=gamma),
+        )
+    )  # fmt: skip
+    turn = made.turns[0]
+    assert turn.repair is not None
+    assert turn.repair.decision == ("shallow" if gamma == 0 else "deep")
+    written = chat.wrote(words, good)
+    assert turn.text == written.text
+    assert ids_of(turn.generated) == list(written.ids)
+    assert [call.code.strip() for call in turn.calls] == ["print(1)"]
+    assert "no a" not in chat.tokenizer.decode(engine.seen[2])
+    assert engine.seen[2] == ids_of([*made.prompt, *turn.segments])

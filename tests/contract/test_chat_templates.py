@@ -1,0 +1,187 @@
+"""What is put together turn by turn is what the model's own template makes of the whole, in text and in ids.
+
+Real tokenizers and their templates where they are there; `docs/chat.md` says where ids differ, and why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conversing import TOOLS, Turned, conversed, ids_of, real_folder, text_of
+from retcon.chat.chat import Chat
+from retcon.chat.opening import open_chat
+from retcon.chat.template import Template, load_template
+from retcon.core.errors import RecipeError
+
+pytestmark = pytest.mark.torch  # for the tokenizers package
+SHOWN = [tool.as_function() for tool in TOOLS]
+CODE = {"code": "print(6 * 7)"}
+OTHER = {"query": 'a "b" </tool_call> é', "top": 2}
+
+
+def message(role: str, content: str | None, **more: object) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def called(*calls: tuple[str, dict[str, object]], as_text: bool = False) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "function",
+            "id": f"c{n}",
+            "function": {"name": name, "arguments": json.dumps(given, ensure_ascii=False) if as_text else given},
+        }
+        for n, (name, given) in enumerate(calls)
+    ]
+
+
+def together(chat: Chat, turns: Sequence[Turned]) -> tuple[str, list[int]]:
+    segments = [s for part in conversed(chat, turns) for s in part]
+    return text_of(segments), ids_of(segments)
+
+
+def own(folder: Path) -> Template:
+    template = load_template(folder)
+    assert template is not None
+    return template
+
+
+@pytest.fixture
+def qwen3(tmp_path: Path) -> Path:
+    return real_folder("qwen3", tmp_path)
+
+
+TALK = [message("system", "Solve it."), message("user", "What is 6 times 7?")]
+THOUGHT = "<think>\nsix times seven\n</think>\n\n"
+
+
+@pytest.mark.parametrize("thought", ["", THOUGHT])
+def test_qwen3_with_several_calls_observations_and_thinking(qwen3: Path, thought: str) -> None:
+    """At every point at which the model is asked to go on."""
+    chat, template = open_chat(qwen3, system="Solve it.", tools=TOOLS), own(qwen3)
+    turns: list[Turned] = [
+        (f"{thought}I try.", [("python", CODE)], ["42\nis it"]),
+        (f"{thought}Twice.", [("python", CODE), ("search", OTHER)], ["", '{"a": "é"}']),
+    ]
+    whole = [
+        *TALK,
+        message("assistant", f"{thought}I try.", tool_calls=called(("python", CODE))),
+        message("tool", "42\nis it"),
+        message("assistant", f"{thought}Twice.", tool_calls=called(("python", CODE), ("search", OTHER))),
+        message("tool", ""),
+        message("tool", '{"a": "é"}'),
+    ]
+    for count, end in ((0, 2), (1, 4), (2, 7)):
+        text, ids = together(chat, turns[:count])
+        assert text == template.render(whole[:end], SHOWN)
+        assert ids == chat.tokenizer.encode(text, special=True)
+
+
+def test_the_shipped_qwen_is_its_own_template(qwen3: Path) -> None:
+    turns: list[Turned] = [("I try.", [("python", CODE), ("search", OTHER)], ["1", "2"]), ("so", (), ["why?"])]
+    for system in (None, "Solve it."):
+        found = [
+            together(open_chat(qwen3, style=style, system=system, tools=TOOLS), turns) for style in ("auto", "qwen")
+        ]
+        assert found[0] == found[1]
+
+
+def test_the_template_drops_earlier_thinking_and_a_rollout_keeps_what_was_sampled(qwen3: Path) -> None:
+    chat, template = open_chat(qwen3, system="Solve it.", tools=TOOLS), own(qwen3)
+    text, _ = together(chat, [(f"{THOUGHT}42.", (), ["Why?"])])
+    rendered = template.render([*TALK, message("assistant", f"{THOUGHT}42."), message("user", "Why?")], SHOWN)
+    assert THOUGHT in text
+    assert rendered == text.replace(THOUGHT, "")
+
+
+def test_thinking_can_be_turned_off_by_the_template(qwen3: Path) -> None:
+    chat = open_chat(qwen3, tools=TOOLS, thinking=False)
+    template = load_template(qwen3, {"enable_thinking": False})
+    assert template is not None
+    text, _ = together(chat, [("I try.", [("python", CODE)], ["42"])])
+    asked = [message("user", "What is 6 times 7?"), message("assistant", "I try.", tool_calls=called(("python", CODE)))]
+    empty = "<think>\n\n</think>\n\n"
+    assert text.endswith(f"<|im_start|>assistant\n{empty}")
+    # the template takes the empty thought out of the turn that it opened with it; a rollout keeps it
+    assert template.render([*asked, message("tool", "42")], SHOWN) == text.replace(empty, "", 1)
+
+
+def test_a_call_in_a_thought_is_none(qwen3: Path) -> None:
+    chat = open_chat(qwen3, tools=TOOLS)
+    block = '<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>'
+    assert not chat.parse(chat.tokenizer.encode(f"<think>\n{block}\n</think>\n\nno"), prefix="0").calls
+    (call,) = chat.parse(chat.tokenizer.encode(f"<think>\n{block}\n</think>\n\n{block}"), prefix="0").calls
+    assert call.start is not None
+
+
+@pytest.mark.parametrize("words", ["x", "  x", "\n\nx", "it.", "it.\n", ""])
+def test_ids_are_those_of_the_whole_text_whatever_stands_at_the_edges(qwen3: Path, words: str) -> None:
+    """Of a line end in the glue and one that somebody's words begin or end with, Qwen3 makes one token."""
+    chat = open_chat(qwen3, system=words, tools=TOOLS)
+    segments = [s for part in conversed(chat, [("so", [("python", CODE)], [words])], words) for s in part]
+    assert ids_of(segments) == chat.tokenizer.encode(text_of(segments), special=True)
+    assert all(chat.tokenizer.decode(s.ids or ()) == s.text for s in segments)
+
+
+def test_the_one_edge_where_ids_differ_is_where_the_model_begins_to_write(qwen3: Path) -> None:
+    chat = open_chat(qwen3, tools=TOOLS)
+    for words, differs in (("so", False), ("\nso", True)):
+        segments = [*chat.prompt("x"), chat.wrote(words)]
+        assert (ids_of(segments) != chat.tokenizer.encode(text_of(segments), special=True)) is differs
+
+
+def test_deepseek_as_its_template_has_it(tmp_path: Path) -> None:
+    folder = real_folder("deepseek_v3", tmp_path)
+    chat = open_chat(folder, style="deepseek", system="Solve it.")
+    calls: list[tuple[str, dict[str, object]]] = [("python", CODE), ("search", OTHER)]
+    turns: list[Turned] = [("", calls, ["42", "x\ny"]), ("It is 42.", (), ["Why?"])]
+    whole = [
+        *TALK,
+        message("assistant", None, tool_calls=called(*calls, as_text=True)),
+        message("tool", "42"),
+        message("tool", "x\ny"),
+        message("assistant", "It is 42."),
+        message("user", "Why?"),
+    ]
+    for count, end in ((0, 2), (1, 5), (2, 7)):
+        text, ids = together(chat, turns[:count])
+        assert text == own(folder).render(whole[:end])
+        assert ids == chat.tokenizer.encode(text, special=True)
+    with pytest.raises(RecipeError, match=r"does not show the model any tools: set model\.style = 'deepseek'"):
+        open_chat(folder)
+
+
+def test_gpt_oss_without_a_template(tmp_path: Path) -> None:
+    """Its folder has none: the family is known by the tokenizer, the text is that of Harmony's documentation."""
+    chat = open_chat(real_folder("gptoss", tmp_path), system="Solve it.", tools=TOOLS[:1])
+    assert chat.style == "harmony"
+    text, ids = together(chat, [("I try.", [("python", CODE)], ["42"]), ("It is 42.", (), ["Why?"])])
+    assert ids == chat.tokenizer.encode(text, special=True)
+    assert text.partition("<|start|>developer")[2] == (
+        "<|message|># Instructions\n\nSolve it.\n\n# Tools\n\n## functions\n\nnamespace functions {\n\n"
+        "// Runs a Python program and returns what it prints. Every call runs in a fresh interpreter.\n"
+        "type python = (_: {\n// the program; what it prints is returned\ncode: string,\n}) => any;\n\n"
+        "} // namespace functions<|end|><|start|>user<|message|>What is 6 times 7?<|end|><|start|>assistant"
+        "<|channel|>analysis<|message|>I try.<|end|><|start|>assistant<|channel|>commentary to=functions.python "
+        '<|constrain|>json<|message|>{"code": "print(6 * 7)"}<|call|><|start|>functions.python to=assistant'
+        "<|channel|>commentary<|message|>42<|end|><|start|>assistant<|channel|>final<|message|>It is 42.<|return|>"
+        "<|start|>user<|message|>Why?<|end|><|start|>assistant"
+    )
+
+
+@pytest.mark.parametrize(("name", "style"), [("llama3_1", "llama3"), ("gemma3", "gemma"), ("smollm2", "qwen")])
+def test_templates_without_tools_are_refused_and_framed_as_they_are_by_the_shipped_family(
+    tmp_path: Path, name: str, style: str
+) -> None:
+    folder = real_folder(name, tmp_path)
+    with pytest.raises(RecipeError, match=rf"set model\.style = '{style}'"):
+        open_chat(folder, tools=TOOLS)
+    chat = open_chat(folder, style=style, system="Solve it.")
+    text, ids = together(chat, [("It is 42.", (), ["Why?"])])
+    whole = [*TALK, message("assistant", "It is 42."), message("user", "Why?")]
+    assert text == own(folder).render(whole)
+    assert ids == chat.tokenizer.encode(text, special=True)

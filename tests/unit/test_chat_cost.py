@@ -1,0 +1,77 @@
+"""A turn costs what it adds, however long the conversation is: what goes through the tokenizer is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from conversing import TOOLS, controls_of
+from playing import TASK
+from retcon.chat import registry
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.engine.types import Generation, SamplingParams
+from retcon.rollout.limits import Limits
+from retcon.rollout.loop import rollout
+from retcon.tools.scripted import ScriptedTool
+
+TURNS = (100, 400)
+
+
+class Counting(ByteTokenizer):
+    """Counts the characters that are encoded, those of what was sampled apart, and the ids that are decoded."""
+
+    def __init__(self, controls: Sequence[str]) -> None:
+        super().__init__(controls)
+        self.encoded = self.decoded = 0
+        self.sampled_again = False
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        self.encoded += len(text)
+        self.sampled_again |= "SAMPLED" in text
+        return super().encode(text, special=special)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.decoded += len(ids)
+        return super().decode(ids)
+
+
+class Caller:
+    """Engine that calls the tool a number of times, and then answers."""
+
+    def __init__(self, call: Sequence[int], answer: Sequence[int], turns: int) -> None:
+        self.call, self.answer, self.left = tuple(call), tuple(answer), turns
+
+    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
+        self.left -= 1
+        return Generation(self.call if self.left >= 0 else self.answer, None, "stop")
+
+    async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
+        return [0.0] * (len(ids) - start)
+
+    async def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize("family", registry.names())
+def test_four_times_the_turns_cost_four_times_as_much(family: str) -> None:
+    costs: list[tuple[int, int]] = []
+    for turns in TURNS:
+        tokenizer = Counting(controls_of(family))
+        chat = Chat(tokenizer, style=family, tools=TOOLS)
+        engine = Caller(chat.wrote("SAMPLED", [("python", {"code": "1"})]).ids, chat.wrote("x").ids, turns)
+        tokenizer.encoded, tokenizer.decoded, tokenizer.sampled_again = 0, 0, False
+        made = asyncio.run(
+            rollout(
+                TASK, id="t", engine=engine, tools={"python": ScriptedTool(lambda code: ("seen " * 20, "ok", None))},
+                chat=chat, limits=Limits(10**7, 10**4, 0), sampling=SamplingParams(max_tokens=1000), seed=0,
+            )
+        )  # fmt: skip
+        assert len(made.turns) == turns + 1
+        assert not tokenizer.sampled_again
+        costs.append((tokenizer.encoded, tokenizer.decoded))
+    ratio = TURNS[1] / TURNS[0]
+    for short, long in zip(*costs, strict=True):
+        assert long < 1.05 * ratio * short

@@ -1,0 +1,133 @@
+"""A model's own template: what it makes of messages is found out, what cannot be followed is refused before work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conversing import TOOLS, bytes_of, conversed, text_of
+from retcon.chat.chat import Chat
+from retcon.chat.family import Family
+from retcon.chat.registry import named, recognised
+from retcon.chat.template import Template, load_template
+from retcon.chat.templated import Templated
+from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.types import Observation
+
+pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
+
+LLAMA = """{{ bos_token }}{% if tools %}<|start_header_id|>system<|end_header_id|>
+
+{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ strftime_now("%Y") }}<|eot_id|>{% endif %}
+{%- for m in messages %}{% if m.tool_calls %}
+{%- if m.tool_calls | length != 1 %}{{ raise_exception("one call") }}{% endif %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' + (m.tool_calls[0].function | tojson) + '<|eot_id|>' }}
+{%- elif m.role == 'tool' %}
+{{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + (m.content | tojson) + '<|eot_id|>' }}
+{%- else %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
+MISTRAL = """{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for m in messages %}{% if m.role == 'tool' %}
+{%- if m.tool_call_id | length != 9 %}{{ raise_exception("id") }}{% endif %}
+{{- '[TOOL_RESULTS]{"content": ' + m.content | tojson + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
+{%- elif m.role == 'assistant' %}
+{{- m.content + ('[TOOL_CALLS]' + (m.tool_calls | tojson) if m.tool_calls else '') + '</s>' }}
+{%- else %}{{ '[INST]' + m.content + '[/INST]' }}{% endif %}{% endfor %}"""
+CODE = {"code": "1"}
+
+
+def framed(text: str, family: str) -> Chat:
+    known: Family = named(family)
+    template = Template(text, {"bos_token": known.controls[0]}, where="the file")
+    return Chat(bytes_of(family), style=family, tools=TOOLS, framing=Templated(template, known))
+
+
+def test_what_a_template_does_to_messages_is_done_to_them() -> None:
+    """It trims what is said and writes observations as JSON, and it takes one call a turn."""
+    chat = framed(LLAMA, "llama3")
+    calls = [("python", CODE), ("search", {"query": "b"})]
+    (prompt, turn) = conversed(chat, [("so", calls, ['a "b"\n', ""])], "  what?\n")
+    assert text_of(prompt).endswith("2024<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nwhat?<|eot_id|>"
+                                    "<|start_header_id|>assistant<|end_header_id|>\n\n")  # fmt: skip
+    head = "<|start_header_id|>ipython<|end_header_id|>\n\n"
+    assert text_of(turn[1:]) == (
+        f'{head}"a \\"b\\"\\n"<|eot_id|>{head}""<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n'
+    )
+    assert [s.text for s in turn if s.kind == "observation"] == ['a \\"b\\"\\n']
+
+
+def test_today_is_the_same_day_tomorrow() -> None:
+    assert "2024" in text_of(framed(LLAMA, "llama3").prompt("x"))
+
+
+def test_observations_name_calls_as_the_model_did() -> None:
+    chat = framed(MISTRAL, "mistral")
+    t = chat.tokenizer
+    said = t.encode('[TOOL_CALLS][{"name": "python", "arguments": {"code": "1"}, "id": "abcdefghi"}]</s>', special=True)
+    parsed = chat.parse(said, prefix="0")
+    seen = [Observation("0.0", "1", "ok")]
+    assert text_of(chat.observations(parsed.calls, seen, written=parsed.text)) == (
+        '[TOOL_RESULTS]{"content": "1", "call_id": "abcdefghi"}[/TOOL_RESULTS]'
+    )
+    assert '"call_id": "retcon000"' in text_of(chat.observations(parsed.calls, seen))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("tools | tojson", "''"), "does not show the model any tools: set model.style = 'mistral'"),
+        (("m.content + (", "m.content | upper + ("), "changes what a message of the role 'assistant' says"),
+        (("'[INST]' + m.content", "'[INST]' + m.content + m.content"), "leaves out, repeats or moves a message"),
+        (("'</s>'", "''"), r"does not end a turn with calls by </s>"),
+        (("{%- elif m.role == 'assistant'", "{% elif m.role == 'system' %}{{ raise_exception('no system') }}"
+          "{%- elif m.role == 'assistant'"), "refuses a conversation: no system"),
+        (("m.content | tojson", "''"), "leaves out, repeats or moves a message"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused_with_what_to_set(change: tuple[str, str], why: str) -> None:
+    assert change[0] in MISTRAL
+    with pytest.raises(RecipeError, match=why):
+        framed(MISTRAL.replace(*change), "mistral")
+
+
+def test_templates_are_found_in_a_folder(tmp_path: Path) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    assert load_template(tmp_path) is None
+    config.write_text(json.dumps({"bos_token": {"content": "<s>"}, "chat_template": "{{ bos_token }}a"}))
+    assert load_template(tmp_path).render([]) == "<s>a"
+    both = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    config.write_text(json.dumps({"chat_template": both}))
+    assert load_template(tmp_path).render([]) == "b"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{% if thinking %}!{% endif %}")
+    assert load_template(tmp_path, {"thinking": True}).render([{"content": "c"}]) == "c!"
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: the chat template is no Jinja"):
+        load_template(tmp_path)
+    config.write_text("[1]")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is no object"):
+        load_template(tmp_path)
+    config.write_text("{")
+    with pytest.raises(CheckpointError, match="the chat template cannot be read"):
+        load_template(tmp_path)
+
+
+def test_a_template_reaches_nothing() -> None:
+    for attack in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
+        with pytest.raises(CheckpointError, match="refuses a conversation"):
+            Template(attack).render([])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("<|im_start|>", "'qwen' is nearest, of which it lacks '<tool_call>': set model.style = 'qwen'"),
+        ("<|begin|>", "of no family that is known: set model.style to one of deepseek, gemma"),
+    ],
+)
+def test_templates_of_no_family(text: str, why: str) -> None:
+    with pytest.raises(RecipeError, match=f"my file is of no family.*{why}|my file is {why}"):
+        recognised(text, "my file")
+    assert recognised(LLAMA, "").name == "llama3"
+    assert recognised(MISTRAL, "").name == "mistral"

@@ -1,0 +1,149 @@
+"""Tools declare their arguments; calls that have others are told what is wrong with them and reach no tool."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from playing import LIMITS, TASK, hermes_call
+from retcon.chat import hermes
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import RecipeError
+from retcon.core.schema import ToolSpec
+from retcon.core.types import Observation, ToolCall, Trajectory
+from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.types import SamplingParams
+from retcon.rollout.loop import rollout
+from retcon.tools.loading import load_tools
+from retcon.tools.schema import fault, python_spec
+from retcon.tools.scripted import ScriptedSessions, ScriptedTool
+
+SPEC = ToolSpec(
+    "search",
+    "Looks a word up.",
+    {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "minLength": 2},
+            "top": {"type": "integer"},
+            "in": {"enum": ["books", "web"]},
+            "more": {"type": "object", "required": ["a"]},
+            "tags": {"type": "array", "items": {"type": ["string", "null"]}},
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    },
+)
+
+
+class Search:
+    """A tool as a user writes one."""
+
+    name = "search"
+    spec = SPEC
+
+    async def __call__(self, call: ToolCall) -> Observation:
+        return Observation(call.id, f"about {call.arguments['query']}", "ok")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ({"query": "ab"}, None),
+        ({"query": "ab", "top": 2, "in": "web", "more": {"a": 1}, "tags": ["x", None]}, None),
+        ({}, "no 'query' argument"),
+        ({"qury": "x", "query": "ab"}, "Additional properties are not allowed ('qury' was unexpected)"),
+        ({"query": 3}, "'query' is not a string"),
+        ({"query": "ab", "top": 1.5}, "'top' is not an integer"),
+        ({"query": "ab", "in": "here"}, "'in' is not one of 'books', 'web'"),
+        ({"query": "ab", "more": {}}, "no 'a' argument in 'more'"),
+        ({"query": "ab", "tags": [1]}, "'tags.0' is not a string or null"),
+        ({"query": "a"}, "'query': 'a' is too short"),
+    ],
+)
+def test_the_fault_is_named(arguments: dict[str, Any], wrong: str | None) -> None:
+    assert fault(SPEC, arguments) == wrong
+
+
+def test_the_nearest_argument_is_named() -> None:
+    loose = ToolSpec("python", "", python_spec().parameters)
+    assert fault(loose, {"cod": "1"}) == "no 'code' argument (did you mean 'cod'?)"
+    assert fault(loose, {"code": 1}) == "'code' is not a string"
+    assert fault(ToolSpec("any"), {"x": object()}) is None
+
+
+def rolled(replies: list[str], **tools: Any) -> tuple[Trajectory, ScriptedEngine]:
+    engine = ScriptedEngine(ByteTokenizer(), replies)
+    made = rollout(
+        TASK, id="t", engine=engine, tools=tools, chat=Chat(engine.tokenizer, style="qwen"), limits=LIMITS,
+        sampling=SamplingParams(max_tokens=2000), seed=0,
+    )  # fmt: skip
+    return asyncio.run(made), engine
+
+
+def call(name: str, **arguments: object) -> str:
+    return hermes.render_call(name, arguments)
+
+
+def test_several_tools_are_shown_and_called_in_one_rollout() -> None:
+    python = ScriptedTool({"1": ("one", "ok", None)}, spec=python_spec())
+    replies = [call("search", query="pi") + "\n" + hermes_call("1"), call("search", top=1), call("python"), "3"]
+    made, engine = rolled(replies, python=python, search=Search())
+    shown = engine.tokenizer.decode(engine.seen[0][1])
+    assert "Looks a word up." in shown
+    assert "Runs a Python program" in shown
+    assert [[(o.text, o.status) for o in turn.observations] for turn in made.turns] == [
+        [("about pi", "ok"), ("one", "ok")],
+        [("malformed call: no 'query' argument", "malformed")],
+        [("malformed call: no 'code' argument", "malformed")],
+        [],
+    ]
+    assert python.executed == ["1"]
+
+
+def test_a_call_with_wrong_arguments_opens_no_session() -> None:
+    sessions = ScriptedSessions(lambda code, state: ("x", "ok", None))
+    sessions.spec = python_spec()
+    made, _ = rolled([call("python", program="1"), "3"], python=sessions)
+    assert made.turns[0].observations[0].status == "malformed"
+    assert all(not any(event.startswith("run") for event in opened.events) for opened in sessions.opened)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    made = types.ModuleType("own_tools")
+    monkeypatch.setitem(sys.modules, "own_tools", made)
+    made.Search = Search
+    made.made = Search()
+    made.Bare = type("Bare", (), {"name": "bare"})
+    made.Other = type("Other", (Search,), {"name": "other"})
+    made.NoSchema = type("NoSchema", (Search,), {"spec": ToolSpec("search", "", {"type": "strin"})})
+    return made
+
+
+def test_tools_by_import_path(module: types.ModuleType) -> None:
+    for place in ("own_tools:Search", "own_tools:made"):
+        ((name, tool),) = load_tools([place]).items()
+        assert (name, tool.spec) == ("search", SPEC)
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        (["search"], "'search' is no import path such as"),
+        (["own_tools:Serch"], "cannot be imported: .*Serch"),
+        (["no_such_module:Search"], "cannot be imported: No module named"),
+        (["own_tools:Bare"], "is no tool: it needs a `spec`"),
+        (["own_tools:Other"], "is called 'other' and 'search'"),
+        (["own_tools:NoSchema"], "the tool 'search': its parameters are no JSON schema: 'strin' is not valid"),
+        (["own_tools:Search", "own_tools:made"], "has the name of another tool, 'search'"),
+    ],
+)
+def test_tools_that_cannot_be_had(module: types.ModuleType, places: list[str], why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
+        load_tools(places, taken=["python"])
