@@ -28,13 +28,14 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from retcon.config.schema import LoraSection, RLSection
+from retcon.config.schema import LoraSection
 from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.devices import look_at_machine
 from retcon.models.lora import Adapter
 from retcon.models.placing import BASE, start_model
+from retcon.train.algorithms.dapo import Dapo
 from retcon.train.kernels.computing import Computing
 from retcon.train.old_logprobs import Mismatch, recompute
 from retcon.train.optim import adamw
@@ -79,7 +80,7 @@ def sample(prompt: Sequence[int], ids: Sequence[int], logprobs: Sequence[float])
 def train(model: PreTrainedModel, optimizer: torch.optim.Optimizer, dtype: str) -> None:
     rows = [tuple((5 * row + 11 * i) % 2000 + 3 for i in range(128)) for row in range(16)]
     samples = [sample(row[:32], row[32:], (-7.0,) * 96) for row in rows]
-    minibatch_update(model, optimizer, samples, RLSection(lr=1e-9), computing=Computing(dtype=dtype))  # type: ignore[arg-type]
+    minibatch_update(model, optimizer, samples, Dapo(lr=1e-9), computing=Computing(dtype=dtype))  # type: ignore[arg-type]
 
 
 def cases(width: int) -> dict[str, Callable[[], object]]:

@@ -24,6 +24,7 @@ from typing import get_args
 import torch
 from saar_cost import COLD_START, ONE_THREAD, lookahead_tokens, policy
 
+from retcon.build import build_tasks
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
@@ -31,22 +32,22 @@ from retcon.core.types import Trajectory
 from retcon.models.devices import Placement
 from retcon.models.placing import model_folder, place_training, start_model
 from retcon.purify.saar import Shown
-from retcon.tasks.registry import task_set, training_prompts
+from retcon.tasks.registry import training_prompts
 from retcon.tasks.teacher import Rates
 from retcon.train.optim import torch_settings
+from retcon.train.rl import draw_groups
 from retcon.train.rollouts import open_rollouts
-from retcon.train.selection import draw_groups
 from retcon.train.sync import EngineWeights
 
 
 async def roll_out(recipe: Recipe, start: Path, where: Placement, steps: int) -> list[Trajectory]:
     weights = EngineWeights(start_model(start, recipe.run.seed), getattr(torch, where.rollout_dtype))
     made: list[Trajectory] = []
-    async with open_rollouts(recipe, weights, start, task_set(recipe.task.name)) as rollouts:
+    async with open_rollouts(recipe, weights, start, build_tasks(recipe)) as rollouts:
         rollouts.sync()
         prompts = training_prompts(rollouts.tasks, recipe.run.seed)
         for number in range(steps):
-            drawn = await draw_groups(recipe, rollouts, islice(prompts, recipe.rl.prompts), step=number)
+            drawn = await draw_groups(rollouts, islice(prompts, recipe.rl.prompts), step=number)
             made += [trajectory for group in drawn.made for trajectory in group]
     return made
 

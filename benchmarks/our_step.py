@@ -35,7 +35,7 @@ from retcon.sandbox.pool import SandboxPool
 from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.sync import EngineWeights
-from retcon.train.update import group_samples, update
+from retcon.train.update import rewards_of, to_samples, update
 
 OBSERVED_IDS = 16
 WIDTH = shape.PROMPT_IDS + shape.NEW_IDS
@@ -101,7 +101,11 @@ class Ours:
 
     def _train(self, made: Sequence[Trajectory]) -> None:
         groups = [made[start : start + shape.GROUP] for start in range(0, len(made), shape.GROUP)]
-        samples = [sample for group in groups for sample in group_samples(group, self.config)]
+        samples = [
+            sample
+            for group in groups
+            for sample in to_samples(group, self.config.advantages(rewards_of(group)), self.config)
+        ]
         update(self.model, self.optimizer, samples, self.config, seed=0, step=self.steps, computing=self.computing)
 
 

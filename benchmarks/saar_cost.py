@@ -34,25 +34,27 @@ import torch
 from results import add_json, save
 from transformers import PreTrainedModel
 
+from retcon.build import build_chat, build_tasks
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.types import Trajectory
 from retcon.models.devices import Placement
 from retcon.models.placing import model_folder, place_training, start_model
-from retcon.rollout.demonstrate import demonstrations
-from retcon.rollout.world import open_rollout_chat
 from retcon.runs.cost import Meter
 from retcon.store import jsonl
-from retcon.tasks.registry import task_set, training_prompts
+from retcon.tasks.kinds.numbers import NumberTasks
+from retcon.tasks.registry import training_prompts
 from retcon.tasks.teacher import Rates
 from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings
+from retcon.train.rl import draw_groups
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
-from retcon.train.selection import draw_groups, to_train
+from retcon.train.selection import to_train
 from retcon.train.sft import run_sft
 from retcon.train.sync import EngineWeights
-from retcon.train.update import group_samples, update
+from retcon.train.teach import demonstrations
+from retcon.train.update import rewards_of, to_samples, update
 
 ARMS = {
     "baseline": ("quickstart/baseline", ()),
@@ -84,9 +86,13 @@ class Arm:
         head = list(islice(prompts, config.prompts))
 
         meter, began = Meter(), time.process_time()
-        drawn = await draw_groups(self.recipe, self.rollouts, iter(head), step=number)
+        drawn = await draw_groups(self.rollouts, iter(head), step=number)
         rolled, here = meter.read(), time.process_time() - began
-        samples = [sample for group in to_train(self.recipe, drawn) for sample in group_samples(group, config)]
+        samples = [
+            sample
+            for group in to_train(self.recipe, drawn)
+            for sample in to_samples(group, config.advantages(rewards_of(group)), config)
+        ]
         computing = computing_of(self.recipe.compute, self.where)
         update(self.model, optimizer, samples, config, seed=self.recipe.run.seed, step=number, computing=computing)
         self.rollouts.sync()
@@ -138,8 +144,8 @@ def policy(recipe: Recipe, folder: Path, rates: Rates) -> Path:
     if not file.exists():
         print(f"making the policy in {out} …", flush=True)
         out.mkdir(parents=True, exist_ok=True)
-        chat = open_rollout_chat(recipe, model_folder(recipe.model.path))
-        jsonl.write(file, asyncio.run(demonstrations(recipe, chat, rates=rates)))
+        chat = build_chat(recipe, model_folder(recipe.model.path))
+        jsonl.write(file, asyncio.run(demonstrations(recipe, chat, tasks=NumberTasks(rates=rates))))
     return run_sft(recipe, file, out / "sft")
 
 
@@ -149,7 +155,7 @@ async def measure(start: Path, recipes: dict[str, Recipe], where: Placement, rou
         for name, recipe in recipes.items():
             model = start_model(start, recipe.run.seed)
             weights = EngineWeights(model, getattr(torch, where.rollout_dtype))
-            rollouts = open_rollouts(recipe, weights, start, task_set(recipe.task.name))
+            rollouts = open_rollouts(recipe, weights, start, build_tasks(recipe))
             arms.append(Arm(name, recipe, where, model, await stack.enter_async_context(rollouts)))
         before = copy.deepcopy(arms[0].model)
         for number in range(rounds + 1):

@@ -16,14 +16,14 @@ from retcon.core.types import Status, Trajectory, Turn
 from retcon.engine.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.purify.types import Repair
-from retcon.rollout.limits import Limits
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import rollout
 from retcon.tasks.types import Task
 from retcon.tools.scripted import Answer, ScriptedTool, State
 from retcon.tools.types import StatefulTool, Tool
 
 TASK = Task("t", "What is 6 times 7?", "42")
-LIMITS = Limits(max_tokens=4000, max_turns=6, lookahead_tokens=4000)
+LIMITS = RolloutLimits(max_tokens=4000, max_turns=6, lookahead_tokens=4000)
 
 
 def call(code: str, reasoning: str = "") -> str:
@@ -91,7 +91,7 @@ async def play_on(
     style: Style = "markdown",
     tokenizer: Tokenizer | None = None,
     repair: Repair | None = None,
-    limits: Limits = LIMITS,
+    limits: RolloutLimits = LIMITS,
     seed: int = 7,
     max_tokens: int = 2000,
 ) -> Play:
@@ -109,15 +109,8 @@ async def play_on(
     tokenizer = tokenizer or ByteTokenizer()
     engine, scripted = ScriptedEngine(tokenizer, replies), ScriptedTool(answer)
     sampling = SamplingParams(max_tokens=max_tokens)
-    trajectory = await rollout(
-        TASK,
-        id="t/0/0",
-        engine=engine,
-        tools={"python": tool or scripted},
-        chat=Chat(tokenizer, style=style),
-        limits=limits,
-        sampling=sampling,
-        seed=seed,
-        repair=repair,
+    context = RolloutContext(
+        engine, Chat(tokenizer, style=style), {"python": tool or scripted}, limits, sampling, repair
     )
+    trajectory = await rollout(TASK, context, id="t/0/0", seed=seed)
     return Play(trajectory, engine, scripted)

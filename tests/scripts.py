@@ -12,7 +12,7 @@ from playing import CALL, Play, play, run_python
 from retcon.chat.chat import Style
 from retcon.core.types import Status, Turn
 from retcon.purify.saar import Saar
-from retcon.rollout.limits import Limits
+from retcon.rollout.context import RolloutLimits
 from retcon.tools.scripted import ScriptedSessions
 
 FINE: dict[str, Status] = {"x = 1": "ok", "x = 1 + 1": "ok", "print('some other program')": "ok"}
@@ -62,7 +62,7 @@ def scripts(reply: st.SearchStrategy[str]) -> st.SearchStrategy[Script]:
     return st.builds(Script, replies, st.sampled_from([None] * 12 + [0, 1, 2, 4]))
 
 
-limits = st.builds(Limits, st.integers(150, 1200), st.sampled_from([5, 3, 1]), st.sampled_from([600, 100, 0]))
+limits = st.builds(RolloutLimits, st.integers(150, 1200), st.sampled_from([5, 3, 1]), st.sampled_from([600, 100, 0]))
 attempts = st.sampled_from([3, 2, 1, 0])
 repairs = st.builds(Saar, attempts, st.sampled_from([0.5, 0.0, 1.0]), st.sampled_from(["all", "first", "latest"]))
 
@@ -80,7 +80,7 @@ def stateful_plays(draw: st.DrawFn) -> tuple[Play, ScriptedSessions]:
     """A rollout with a repair, over sessions, that ends well."""
     tool = ScriptedSessions(run_python)
     script = Script(draw(scripts(calls(SETTING))).replies)
-    return _told(play(script, tool=tool, repair=draw(repairs), limits=Limits(9000, 5, 9000))), tool
+    return _told(play(script, tool=tool, repair=draw(repairs), limits=RolloutLimits(9000, 5, 9000))), tool
 
 
 def _told(made: Play) -> Play:

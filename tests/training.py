@@ -121,7 +121,8 @@ def small_recipe(base: Path, **sections: dict[str, object]) -> Recipe:
         "sandbox": {"workers": 1},
     }
     for name, section in sections.items():
-        values[name] = {**values.get(name, {}), **section}
+        kept = {} if "kind" in section else values.get(name, {})  # another kind has other keys
+        values[name] = {**kept, **section}
     return Recipe.model_validate(values)
 
 

@@ -12,7 +12,7 @@ from playing import TASK
 from retcon.chat import registry
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.saar import Saar
-from retcon.rollout.limits import Limits
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import rollout
 from retcon.tools.scripted import ScriptedTool
 
@@ -48,8 +48,13 @@ def test_a_fix_takes_the_place_of_the_failure(name: str, gamma: float, words: st
     tool = ScriptedTool(lambda code: answers[code.strip()], spec=TOOLS[0])
     made = asyncio.run(
         rollout(
-            TASK, id="t", engine=engine, tools={"python": tool}, chat=chat, limits=Limits(10_000, 6, 10_000),
-            sampling=SamplingParams(max_tokens=5000), seed=0, repair=Saar(gamma=gamma),
+            TASK,
+            RolloutContext(
+                engine, chat, {"python": tool}, RolloutLimits(10_000, 6, 10_000), SamplingParams(max_tokens=5000),
+                Saar(gamma=gamma),
+            ),
+            id="t",
+            seed=0,
         )
     )  # fmt: skip
     turn = made.turns[0]

@@ -19,9 +19,8 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
-from retcon.engine.types import SamplingParams
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
-from retcon.rollout.limits import Limits
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.graders.code import answered_program
@@ -219,12 +218,13 @@ def test_a_group_is_graded_by_running_its_answers(world: World) -> None:
 async def rolled_out(sandbox: Sandbox, body: str, grading: Grading) -> list[Trajectory]:
     return await rollout_group(
         TASK,
+        RolloutContext(
+            ScriptedEngine(ByteTokenizer(), [f"```python\n{body}\n```", "That is it."]),
+            Chat(ByteTokenizer()),
+            {"python": PythonTool(sandbox)},
+            RolloutLimits(max_tokens=2000, max_turns=3),
+        ),
         count=1,
-        engine=ScriptedEngine(ByteTokenizer(), [f"```python\n{body}\n```", "That is it."]),
-        tools={"python": PythonTool(sandbox)},
-        chat=Chat(ByteTokenizer()),
-        limits=Limits(max_tokens=2000, max_turns=3, lookahead_tokens=0),
-        sampling=SamplingParams(),
         seed=0,
         step=0,
         grade=grading.grade,

@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 
 from playing import TASK, Play, call, play_on
+from retcon.build import open_context
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.engine.scripted import ScriptedEngine
-from retcon.engine.types import SamplingParams
 from retcon.purify.saar import Saar
-from retcon.rollout.world import open_world
+from retcon.rollout.group import rollout_group
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits
 from retcon.tools.sessions import PythonSessions
@@ -78,10 +78,10 @@ def test_the_recipe_says_whether_rollouts_have_sessions():
         async def work() -> list[str]:
             recipe = load_recipe(None, ["rollout.max_tokens=900", "sandbox.output_chars=200", *overrides])
             engine = ScriptedEngine(ByteTokenizer(), [call("n = 1"), call("n = n + 1\nn"), DONE])
-            async with open_world(recipe, engine, Chat(ByteTokenizer())) as world:
-                (group,) = await world.roll_out(
-                    [TASK], count=3, sampling=SamplingParams(), seed=0, step=1,
-                    grade=lambda task, trajectory: replace(trajectory, reward=1.0),
+            async with open_context(recipe, engine, Chat(ByteTokenizer())) as context:
+                group = await rollout_group(
+                    TASK, context, count=3, seed=0, step=1,
+                    grade=lambda _, trajectory: replace(trajectory, reward=1.0),
                 )  # fmt: skip
             return [t.turns[1].observations[0].text.splitlines()[-1] for t in group]
 

@@ -20,6 +20,7 @@ from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.saar import Saar
 from retcon.purify.weights import splice_weights
+from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.tools.scripted import ScriptedSessions
 from scripts import SETTING, calls
@@ -66,11 +67,12 @@ class Dictated:
 def roll_out(model: Qwen3ForCausalLM, scripts: Sequence[Sequence[str]], repair: Saar) -> list[Trajectory]:
     async def run() -> list[Trajectory]:
         async with LocalEngine(model, max_len=2048, max_requests=4) as engine:
+            tools = {"python": ScriptedSessions(run_python)}
+            sampling = SamplingParams(max_tokens=12)
+            context = RolloutContext(Dictated(engine, scripts), Chat(TOKENIZER), tools, LIMITS, sampling, repair)
             return await rollout_group(
-                TASK, count=len(scripts), engine=Dictated(engine, scripts), chat=Chat(TOKENIZER), limits=LIMITS,
-                tools={"python": ScriptedSessions(run_python)}, sampling=SamplingParams(max_tokens=12), seed=1, step=0,
-                grade=lambda task, trajectory: trajectory, repair=repair,
-            )  # fmt: skip
+                TASK, context, count=len(scripts), seed=1, step=0, grade=lambda _, trajectory: trajectory
+            )
 
     return asyncio.run(run())
 

@@ -13,7 +13,7 @@ from retcon.core.sample import history_ids
 from retcon.core.types import Segment, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
-from retcon.rollout.limits import Limits
+from retcon.rollout.context import RolloutLimits
 from retcon.tools.scripted import ScriptedSessions, State
 from scripts import OUTCOMES, Script, any_reply, limits, plays, raw, repairs, scripts, stateful_plays
 
@@ -81,7 +81,7 @@ def test_calls_of_a_repaired_turn_point_at_their_markers(p: Play):
 
 
 @given(scripts(any_reply()), repairs, limits)
-def test_limits_hold(script: Script, repair: Saar, limit: Limits):
+def test_limits_hold(script: Script, repair: Saar, limit: RolloutLimits):
     p = play(script, OUTCOMES, repair=repair, limits=limit, max_tokens=200)
     assert len(p.turns) <= limit.max_turns
     assert all(len(turn.raw()) <= 1 + repair.attempts for turn in p.turns)

@@ -6,9 +6,11 @@ from keys.acting import Lab, acts, run
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.schema import Recipe
+from retcon.core.errors import EngineError
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate.result import Result, read_result
 from retcon.evaluate.runner import evaluate, run_evaluation, settings_of
+from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 
 SMALL = ("evaluate.problems=1", "evaluate.samples=1", "rollout.max_tokens=100")
@@ -57,3 +59,25 @@ def failed_calls_that_an_evaluation_lets_stand(recipe: Recipe, lab: Lab) -> int:
     )  # fmt: skip
     groups, _ = run(work)
     return sum(trajectory.failures for group in groups for trajectory in group)
+
+
+ANSWERING = (*SMALL, "engine.kind=scripted")
+
+
+def answers(recipe: Recipe, lab: Lab) -> set[str | None]:
+    """What the rollouts of an evaluation answered."""
+    file = run_evaluation(recipe, lab.base, lab.out()).parent / "trajectories-t1.jsonl"
+    return {trajectory.answer for trajectory in jsonl.read(file)}
+
+
+@acts("engine.kind", ("local", False), ("scripted", True), given=SMALL)
+def an_engine_without_a_script_ends_an_evaluation(recipe: Recipe, lab: Lab) -> bool:
+    try:
+        return not evaluated(recipe, lab).settings
+    except EngineError as error:
+        return "a script of 0 replies" in str(error)
+
+
+@acts("engine.replies", (["\\boxed{7}"], {"7"}), (["\\boxed{8}"], {"8"}), given=ANSWERING)
+def answers_of_a_scripted_engine(recipe: Recipe, lab: Lab) -> set[str | None]:
+    return answers(recipe, lab)

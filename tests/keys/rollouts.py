@@ -11,12 +11,12 @@ import torch
 
 from keys.acting import Lab, acts, run
 from playing import call, hermes_call
+from retcon.build import build_chat
 from retcon.config.schema import Recipe
 from retcon.core.seeds import derive
 from retcon.core.types import Status, Trajectory
 from retcon.engine.scripted import Reply, ScriptedEngine
 from retcon.models.placing import start_model
-from retcon.rollout.world import open_rollout_chat
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
@@ -52,9 +52,9 @@ async def scripted(
     """The rollouts of a training run, but for who writes and who runs: letters fail, numbers do not."""
     weights = EngineWeights(start_model(lab.base, 0), torch.float32)
     async with open_rollouts(recipe, weights, lab.base, Ones()) as rollouts:
-        engine = ScriptedEngine(rollouts.world.chat.tokenizer, replies)
+        engine = ScriptedEngine(rollouts.context.chat.tokenizer, replies)
         tool = ScriptedTool(lambda code: ("1", "ok", None) if any(map(str.isdigit, code)) else ("no", failure, None))
-        yield replace(rollouts, world=replace(rollouts.world, engine=engine, tool=tool))
+        yield replace(rollouts, context=replace(rollouts.context, engine=engine, tools={"python": tool}))
 
 
 def roll(recipe: Recipe, lab: Lab, replies: Replies = ("1",), *, failure: Status = "error", step: int = 1) -> Rolled:
@@ -63,7 +63,7 @@ def roll(recipe: Recipe, lab: Lab, replies: Replies = ("1",), *, failure: Status
     async def rolled() -> Rolled:
         async with scripted(recipe, lab, replies, failure) as rollouts:
             (group,) = await rollouts.of([TASK], step=step)
-            return Rolled(group, rollouts.world.engine)
+            return Rolled(group, rollouts.context.engine)
 
     return run(rolled())
 
@@ -87,7 +87,7 @@ def how_the_template_opens_a_turn(recipe: Recipe, lab: Lab) -> str:
     folder = lab.out()
     shutil.copytree(lab.base, folder)
     (folder / "chat_template.jinja").write_text(THINKING)
-    text = "".join(segment.text for segment in open_rollout_chat(recipe, folder).prompt("go"))
+    text = "".join(segment.text for segment in build_chat(recipe, folder).prompt("go"))
     return next(end for end in ("off</think>", "<think>", "assistant\n") if text.endswith(end))
 
 

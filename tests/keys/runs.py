@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from keys.acting import Lab, acts
 from keys.supervised import change, figure, shrinkage
-from retcon.config.schema import Recipe
+from retcon.config.schema import Recipe, TaskSection
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
+from training import Ones
 
 ONE = ("rl.minibatches=1", "rl.lr=1.0e-3")
 
 
-@acts("task.name", ("numbers", {"numbers"}), given=["rollout.max_tokens=160"])
+class OnesSection(TaskSection):
+    def build(self, count_tokens: object = None) -> Ones:
+        return Ones()
+
+
+@acts(
+    "task.kind",
+    ("numbers", {"numbers"}),
+    ("keys.runs:OnesSection", {"ones"}),
+    given=["rollout.max_tokens=160"],
+)
 def family_of_the_tasks(recipe: Recipe, lab: Lab) -> set[str]:
     out = lab.out()
     run_rl(recipe, lab.base, out)

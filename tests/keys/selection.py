@@ -14,7 +14,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.train.prompts import Prompts
-from retcon.train.selection import draw_groups
+from retcon.train.rl import draw_groups
 from training import Ones
 
 ROC = ('select.kind="roc"', "rollout.max_tokens=2000", "rollout.max_turns=4")
@@ -35,13 +35,13 @@ def kept(recipe: Recipe, lab: Lab, right: range, untidy: range = range(0)) -> li
 
     async def drawn() -> list[Trajectory]:
         async with scripted(recipe, lab, reply) as rollouts:
-            groups = await draw_groups(recipe, rollouts, Ones().train(0), step=1)
+            groups = await draw_groups(rollouts, Ones().train(0), step=1)
             return [t for group in groups.kept for t in group]
 
     return run(drawn())
 
 
-@acts("select.kind", ("none", False), ("roc", True), given=(*ROC, "rl.group=4", "select.oversample=2"))
+@acts("select.kind", ("none", False), ("roc", True), given=(*ROC, "rl.group=4"))
 def the_right_one_of_eight_is_kept(recipe: Recipe, lab: Lab) -> bool:
     """Without a selection it is not even made."""
     return any(t.reward == 1.0 for t in kept(recipe, lab, range(7, 8)))

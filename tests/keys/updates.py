@@ -18,7 +18,7 @@ from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajector
 from retcon.models.placing import start_model
 from retcon.train.batch import collate
 from retcon.train.kernels.logprobs import token_logprobs
-from retcon.train.update import group_samples, update
+from retcon.train.update import to_samples, update
 
 RATIO = math.log(1.25)
 """What the model has become: 1.25 times, or in the other direction 1 / 1.25 = 0.8 times, as likely to write an id."""
@@ -109,7 +109,7 @@ def weights_of_a_splice(recipe: Recipe) -> list[float | None] | None:
     turn = Turn((Segment("spliced", "c", (3,), (-1.0,)),), (fixed,), abandoned=(fix,), repair=RepairRecord("deep", 1))
     spliced = Trajectory("t/0", "t", (Segment("prompt", "a", (1,)),), (turn,), reward=1.0)
     other = replace(spliced, turns=(Turn((Segment("sampled", "b", (2,), (-1.0,)),)),), reward=-1.0)
-    weights = group_samples([spliced, other], recipe.rl)[0].weights
+    weights = to_samples([spliced, other], [1.0, -1.0], recipe.rl)[0].weights
     return None if weights is None else [None if w is None else round(w, 3) for w in weights]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from keys.acting import Lab, acts, run
 from playing import call
+from retcon.build import open_context
 from retcon.chat.chat import Chat
 from retcon.chat.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
@@ -15,8 +17,10 @@ from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
-from retcon.rollout.world import open_world
+from retcon.rollout.group import rollout_group
 from retcon.tasks.types import Task
+from retcon.tools.kind import ToolKind, ToolSetup
+from retcon.tools.scripted import ScriptedTool
 
 LONG = ("rollout.max_tokens=4000", "rollout.max_turns=6", "sandbox.output_chars=200")
 
@@ -28,14 +32,10 @@ def observed(recipe: Recipe, *programs: str, style: str = "markdown") -> list[Ob
         tokenizer = ByteTokenizer()
         replies = map(call, programs) if style == "markdown" else programs
         engine = ScriptedEngine(tokenizer, [*replies, "done"])
-        async with open_world(recipe, engine, Chat(tokenizer, style=style)) as world:
-            ((made,),) = await world.roll_out(
-                [Task("t", "go", "1")],
-                count=1,
-                sampling=SamplingParams(max_tokens=2000),
-                seed=0,
-                step=0,
-                grade=lambda _, trajectory: trajectory,
+        async with open_context(recipe, engine, Chat(tokenizer, style=style)) as opened:
+            context = replace(opened, sampling=SamplingParams(max_tokens=2000))
+            (made,) = await rollout_group(
+                Task("t", "go", "1"), context, count=1, seed=0, step=0, grade=lambda _, trajectory: trajectory
             )
         return [o for turn in made.turns for o in turn.observations]
 
@@ -56,9 +56,10 @@ def two_calls_at_a_time(recipe: Recipe, lab: Lab) -> str:
     """The one waits; whether the other can be done meanwhile."""
 
     async def called() -> str:
-        async with open_world(recipe, ScriptedEngine(ByteTokenizer(), []), Chat(ByteTokenizer())) as world:
+        async with open_context(recipe, ScriptedEngine(ByteTokenizer(), []), Chat(ByteTokenizer())) as context:
+            tool = context.tools["python"]
             codes = ("import time\ntime.sleep(2)", "print(1)")
-            first, second = (asyncio.ensure_future(world.tool(ToolCall("0", "python", {"code": c}, 0))) for c in codes)
+            first, second = (asyncio.ensure_future(tool(ToolCall("0", "python", {"code": c}, 0))) for c in codes)
             done, _ = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
             first.cancel()
             await asyncio.gather(first, second, return_exceptions=True)
@@ -102,7 +103,24 @@ class Search:
         return Observation(call.id, "found", "ok")
 
 
-@acts("rollout.tools", ([], "malformed"), (["keys.world:Search"], "ok"), given=LONG)
-def a_tool_of_ones_own(recipe: Recipe, lab: Lab) -> str:
-    call = render_call("search", {"query": "pi"})
-    return observed(recipe, call, style="qwen")[0].status
+class Echo(ToolKind):
+    """A tool that is built as a recipe's own are; it says what it was given."""
+
+    def spec(self, *, sessions: bool) -> ToolSpec:
+        return ToolSpec("python")
+
+    def build(self, setup: ToolSetup) -> ScriptedTool:
+        return ScriptedTool(lambda code: (code, "ok", None))
+
+
+@acts(
+    "rollout.tools",
+    (["python"], ("malformed", "malformed")),
+    (["python", "keys.world:Search"], ("ok", "malformed")),
+    (["keys.world:Echo"], ("malformed", "ok")),
+    given=LONG,
+)
+def which_tools_answer(recipe: Recipe, lab: Lab) -> tuple[str, str]:
+    search = observed(recipe, render_call("search", {"query": "pi"}), style="qwen")
+    python = observed(recipe, render_call("python", {"code": "print(("}), style="qwen")
+    return search[0].status, python[0].status

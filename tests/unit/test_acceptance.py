@@ -21,12 +21,11 @@ from retcon.core.errors import SandboxUnavailable
 from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Turn
 from retcon.engine.scripted import ScriptedEngine
-from retcon.engine.types import SamplingParams
 from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
 from retcon.purify.similarity import similarity
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
-from retcon.rollout.limits import Limits
 from retcon.sandbox.types import Result
 from retcon.tools.python import PythonTool
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
@@ -47,7 +46,7 @@ def statuses(turn: Turn) -> list[str]:
 
 
 @given(scripts(st.one_of(calls(FINE), st.just("x" * 300))), repairs, limits)
-def test_01_no_failure_gives_identical_ids_mask_and_random_stream(script: Script, repair: Saar, limit: Limits):
+def test_01_no_failure_gives_identical_ids_mask_and_random_stream(script: Script, repair: Saar, limit: RolloutLimits):
     off, on = (play(script, OUTCOMES, repair=r, limits=limit, max_tokens=200) for r in (None, repair))
     assert on.trajectory == replace(off.trajectory, provenance=on.trajectory.provenance)
     assert to_sample(on.trajectory) == to_sample(off.trajectory)
@@ -100,7 +99,7 @@ def test_06_2_kb_of_code_with_small_edits_is_shallow_either_way_round(swapped):
     first, fix = (fix, first) if swapped else (first, fix)
     assert len(first) > 1900
     assert difflib.SequenceMatcher(None, first, fix).ratio() < 0.1, "autojunk would make it deep"
-    p = play([call(first), call(fix), DONE], {first: "error"}, repair=Saar(), limits=Limits(20_000, 6, 20_000),
+    p = play([call(first), call(fix), DONE], {first: "error"}, repair=Saar(), limits=RolloutLimits(20_000, 6, 20_000),
              max_tokens=5000)  # fmt: skip
     assert decisions(p) == ["shallow", None]
 
@@ -320,13 +319,8 @@ def group(repair: Saar | None, probability: float):
 
     engine = ScriptedEngine(ByteTokenizer(), reply)
     tools = {"python": ScriptedTool(lambda code: ("", "error" if code == BAD else "ok", None))}
-    made = asyncio.run(
-        rollout_group(
-            TASK, count=60, engine=engine, tools=tools, chat=Chat(ByteTokenizer()), limits=LIMITS,
-            sampling=SamplingParams(), seed=5, step=2, grade=lambda task, trajectory: trajectory, repair=repair,
-            probability=probability,
-        )
-    )  # fmt: skip
+    context = RolloutContext(engine, Chat(ByteTokenizer()), tools, LIMITS, repair=repair, probability=probability)
+    made = asyncio.run(rollout_group(TASK, context, count=60, seed=5, step=2, grade=lambda _, trajectory: trajectory))
     return made, (engine.seen, engine.params, engine.scored)
 
 

@@ -13,7 +13,7 @@ from retcon.chat import registry
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.engine.types import Generation, SamplingParams
-from retcon.rollout.limits import Limits
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import rollout
 from retcon.tools.scripted import ScriptedTool
 
@@ -65,10 +65,18 @@ def test_four_times_the_turns_cost_four_times_as_much(family: str) -> None:
         tokenizer.encoded, tokenizer.decoded, tokenizer.sampled_again = 0, 0, False
         made = asyncio.run(
             rollout(
-                TASK, id="t", engine=engine, tools={"python": ScriptedTool(lambda code: ("seen " * 20, "ok", None))},
-                chat=chat, limits=Limits(10**7, 10**4, 0), sampling=SamplingParams(max_tokens=1000), seed=0,
+                TASK,
+                RolloutContext(
+                    engine,
+                    chat,
+                    {"python": ScriptedTool(lambda code: ("seen " * 20, "ok", None))},
+                    RolloutLimits(10**7, 10**4),
+                    SamplingParams(max_tokens=1000),
+                ),
+                id="t",
+                seed=0,
             )
-        )  # fmt: skip
+        )
         assert len(made.turns) == turns + 1
         assert not tokenizer.sampled_again
         costs.append((tokenizer.encoded, tokenizer.decoded))

@@ -22,8 +22,9 @@ from transformers import (
     StableLmForCausalLM,
 )
 
-from retcon.config.schema import RLSection
 from retcon.core.types import Sample
+from retcon.train.algorithms.dapo import Dapo
+from retcon.train.algorithms.grpo import Grpo
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards, why_not_packed
 from retcon.train.kernels.norms import quick_norms
@@ -73,7 +74,7 @@ def samples():
     return [s for prompt, lengths in groups for s in group(rng, prompt, lengths)]
 
 
-CONFIG = RLSection(max_grad_norm=1e9, lr=1.0)
+CONFIG = Dapo(max_grad_norm=1e9, lr=1.0)
 
 
 def gradient(model, samples, computing, config=CONFIG, dtype=torch.float64):
@@ -116,8 +117,8 @@ def test_every_way_has_the_same_gradient(model, way, samples):
 @pytest.mark.parametrize(
     "config",
     [
-        RLSection(algorithm="grpo", max_grad_norm=1e9, lr=1.0),
-        RLSection(algorithm="dapo", mask_negative_spliced=True, max_grad_norm=1e9, lr=1.0),
+        Grpo(max_grad_norm=1e9, lr=1.0),
+        Dapo(mask_negative_spliced=True, max_grad_norm=1e9, lr=1.0),
     ],
     ids=["sequence means", "muted splices"],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from retcon.config.schema import RLSection
+from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
 from retcon.train.kernels.computing import Computing
@@ -41,7 +41,7 @@ def samples(model: Qwen3ForCausalLM, off: float = 0.0) -> list[Sample]:
 
 
 def stepped(model: Qwen3ForCausalLM, given: list[Sample], **section: object) -> dict[str, float | None]:
-    config = RLSection.model_validate({"lr": 0.1, **section})
+    config = Recipe.model_validate({"rl": {"lr": 0.1, **section}}).rl
     return update(model, torch.optim.SGD(model.parameters()), given, config, seed=0, step=1)
 
 

@@ -36,6 +36,16 @@ def test_an_override_reaches_the_stages_that_it_concerns(tmp_path: Path) -> None
     assert {cold_eval.recipe.evaluate.samples, arm_eval.recipe.evaluate.samples} == {9}
 
 
+def test_an_override_of_a_kind_reaches_the_arms_of_that_kind(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=1, overrides=["repair.gamma=0.3", "rl.clip_high=0.4"])
+    (baseline, _), (saar, _) = plan.arms.values()
+    assert "repair.gamma=0.3" in saar.job.words
+    assert "repair.gamma=0.3" not in baseline.job.words
+    assert all("rl.clip_high=0.4" in stage.job.words for stage in (baseline, saar))
+    with pytest.raises(RecipeError, match=r'repair\.gamma belongs to kind = "saar"'):
+        make_plan(tmp_path, arms=["baseline"], seeds=1, overrides=["repair.gamma=0.3"])
+
+
 def test_both_checkpoints_are_measured_alike(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["baseline", "saar", "roc"], seeds=1)
     measured = [plan.cold[1], *(pair[1] for pair in plan.arms.values())]

@@ -14,11 +14,11 @@ from retcon.core.errors import EngineError
 from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
-from retcon.engine.types import Generation, SamplingParams
+from retcon.engine.types import Generation
 from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group, rollout_groups
-from retcon.rollout.limits import Limits
 from retcon.rollout.lookahead import TurnLookahead
 from retcon.rollout.loop import rollout
 from retcon.tasks.types import Task
@@ -193,7 +193,7 @@ def test_what_fits_leaves_room_to_go_on_but_for_an_answer():
     prompt = used - len([i for t in p.turns for s in t.segments for i in s.ids])
 
     def fits(*turns, max_tokens, max_turns=2):
-        limits = Limits(max_tokens, max_turns, lookahead_tokens=500)
+        limits = RolloutLimits(max_tokens, max_turns, lookahead_tokens=500)
         return TurnLookahead(None, limits, history=range(prompt), number=0, state=None).fits(*turns)
 
     assert fits(step, answer, max_tokens=used)
@@ -240,7 +240,7 @@ def test_a_cancelled_rollout_is_released():
 @pytest.mark.parametrize("wrong", [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
 def test_limits_are_checked(wrong):
     with pytest.raises(ValueError, match="max_turns"):
-        Limits(*wrong)
+        RolloutLimits(*wrong)
 
 
 def test_the_provenance_says_what_was_armed():
@@ -252,10 +252,7 @@ def test_the_provenance_says_what_was_armed():
 def start(engine, *, tool=None, style="markdown"):
     tools = {"python": tool or ScriptedTool(lambda _: ("", "ok", None))}
     chat = Chat(engine.tokenizer, style=style)
-    return rollout(
-        TASK, id="r", engine=engine, tools=tools, chat=chat, limits=LIMITS, sampling=SamplingParams(), seed=0,
-        repair=Saar(),
-    )  # fmt: skip
+    return rollout(TASK, RolloutContext(engine, chat, tools, LIMITS, repair=Saar()), id="r", seed=0)
 
 
 def run(engine, **how) -> Trajectory:
@@ -271,18 +268,11 @@ def grade(task: Task, trajectory: Trajectory) -> Trajectory:
 STATUS = {"bad": "error", "lost": "infrastructure"}
 
 
-def group_settings(engine, **changed):
-    return {
-        "count": 6,
-        "engine": engine,
-        "tools": {"python": ScriptedTool(lambda code: ("", STATUS.get(code, "ok"), None))},
-        "chat": Chat(ByteTokenizer()),
-        "limits": LIMITS,
-        "sampling": SamplingParams(),
-        "seed": 5,
-        "step": 2,
-        "grade": grade,
-    } | changed  # fmt: skip
+def of_groups(engine, *, count=6, **changed):
+    """A context, and what else a group needs."""
+    tools = {"python": ScriptedTool(lambda code: ("", STATUS.get(code, "ok"), None))}
+    context = RolloutContext(engine, Chat(ByteTokenizer()), tools, LIMITS, **changed)
+    return {"context": context, "count": count, "seed": 5, "step": 2, "grade": grade}
 
 
 def test_a_group_is_rolled_out_at_once_and_graded_in_order():
@@ -291,7 +281,7 @@ def test_a_group_is_rolled_out_at_once_and_graded_in_order():
         return [call("bad"), call("lost") if index == 4 else call("bat"), DONE if index % 2 else "No."][n]
 
     engine = ScriptedEngine(ByteTokenizer(), reply)
-    settings = group_settings(engine, repair=Saar(), probability=0.5)
+    settings = of_groups(engine, repair=Saar(), probability=0.5)
     group = asyncio.run(rollout_group(TASK, **settings))
     assert [t.id for t in group] == [f"t/2/{n}" for n in range(6)]
     assert [t.reward for t in group] == [0, 1, 0, 1, None, 1]
@@ -305,16 +295,14 @@ def test_seeds_of_a_group_do_not_hang_on_what_is_purified():
     groups = []
     for probability in (0.0, 1.0):
         engine = ScriptedEngine(ByteTokenizer(), [DONE])
-        groups.append(
-            asyncio.run(rollout_group(TASK, **group_settings(engine, repair=Saar(), probability=probability)))
-        )
+        groups.append(asyncio.run(rollout_group(TASK, **of_groups(engine, repair=Saar(), probability=probability))))
     assert [t.provenance.seed for t in groups[0]] == [t.provenance.seed for t in groups[1]]
 
 
 def test_groups_of_several_tasks_come_in_order():
     engine = ScriptedEngine(ByteTokenizer(), [call("a"), DONE])
     tasks = [TASK, replace(TASK, id="u", answer="43")]
-    groups = asyncio.run(rollout_groups(tasks, **group_settings(engine, count=2)))
+    groups = asyncio.run(rollout_groups(tasks, **of_groups(engine, count=2)))
     assert [[t.id for t in g] for g in groups] == [["t/2/0", "t/2/1"], ["u/2/0", "u/2/1"]]
     assert [[t.reward for t in g] for g in groups] == [[1, 1], [0, 0]]
     assert [name for name, _ in engine.seen[:4]] == [t.id for g in groups for t in g]
@@ -331,7 +319,14 @@ def test_an_error_in_one_rollout_ends_the_others_cleanly():
     async def released() -> list[str]:
         engine = OneRefuses(ByteTokenizer(), [])
         with pytest.raises(EngineError, match="too long"):
-            await rollout_groups([TASK], **group_settings(engine, count=3))
+            await rollout_groups([TASK], **of_groups(engine, count=3))
         return sorted(engine.released)
 
     assert asyncio.run(released()) == ["t/2/0", "t/2/1", "t/2/2"]
+
+
+def test_a_script_begins_anew_for_a_rollout_of_the_same_name():
+    engine = ScriptedEngine(ByteTokenizer(), [call("bat"), DONE])
+    first, again = run(engine), run(engine)
+    assert first.text == again.text
+    assert first.text.count("bat") == 1

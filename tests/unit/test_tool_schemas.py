@@ -18,8 +18,9 @@ from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
+from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import rollout
-from retcon.tools.loading import load_tools
+from retcon.tools.loading import find_tools
 from retcon.tools.schema import fault, python_spec
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
 
@@ -80,9 +81,11 @@ def test_the_nearest_argument_is_named() -> None:
 def rolled(replies: list[str], **tools: Any) -> tuple[Trajectory, ScriptedEngine]:
     engine = ScriptedEngine(ByteTokenizer(), replies)
     made = rollout(
-        TASK, id="t", engine=engine, tools=tools, chat=Chat(engine.tokenizer, style="qwen"), limits=LIMITS,
-        sampling=SamplingParams(max_tokens=2000), seed=0,
-    )  # fmt: skip
+        TASK,
+        RolloutContext(engine, Chat(engine.tokenizer, style="qwen"), tools, LIMITS, SamplingParams(max_tokens=2000)),
+        id="t",
+        seed=0,
+    )
     return asyncio.run(made), engine
 
 
@@ -128,14 +131,14 @@ def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 def test_tools_by_import_path(module: types.ModuleType) -> None:
     for place in ("own_tools:Search", "own_tools:made"):
-        ((name, tool),) = load_tools([place]).items()
-        assert (name, tool.spec) == ("search", SPEC)
+        (tool,) = find_tools([place])
+        assert tool.spec(sessions=False) == SPEC
 
 
 @pytest.mark.parametrize(
     ("places", "why"),
     [
-        (["search"], "'search' is no import path such as"),
+        (["search"], "no tool 'search'; there are: python, and by"),
         (["own_tools:Serch"], "cannot be imported: .*Serch"),
         (["no_such_module:Search"], "cannot be imported: No module named"),
         (["own_tools:Bare"], "is no tool: it needs a `spec`"),
@@ -146,4 +149,4 @@ def test_tools_by_import_path(module: types.ModuleType) -> None:
 )
 def test_tools_that_cannot_be_had(module: types.ModuleType, places: list[str], why: str) -> None:
     with pytest.raises(RecipeError, match=why):
-        load_tools(places, taken=["python"])
+        find_tools(["python", *places])

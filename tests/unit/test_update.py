@@ -8,16 +8,17 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from retcon.config.schema import RLSection
+from retcon.config.schema import Recipe
 from retcon.core.errors import TrainingDiverged, UnscoredTokens
 from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.train.algorithms.dapo import Dapo
 from retcon.train.batch import collate
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
-from retcon.train.update import group_samples, minibatch_update, update
+from retcon.train.update import minibatch_update, rewards_of, to_samples, update
 
 pytestmark = pytest.mark.torch
-CONFIG = RLSection(max_grad_norm=1e9, lr=0.1)
+CONFIG = Dapo(max_grad_norm=1e9, lr=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +130,14 @@ def trajectory(reward, logprobs=(-1.0,)):
 
 
 def test_a_group_becomes_samples_with_advantages():
-    samples = group_samples([trajectory(1.0), trajectory(-1.0)], CONFIG)
+    group = [trajectory(1.0), trajectory(-1.0)]
+    samples = to_samples(group, CONFIG.advantages(rewards_of(group)), CONFIG)
     assert [s.advantages for s in samples] == [pytest.approx((0.5**0.5,) * 2), pytest.approx((-(0.5**0.5),) * 2)]
     assert [s.weights for s in samples] == [None, None]
     with pytest.raises(ValueError, match="no reward"):
-        group_samples([trajectory(1.0), trajectory(None)], CONFIG)
+        rewards_of([trajectory(1.0), trajectory(None)])
     with pytest.raises(UnscoredTokens):
-        group_samples([trajectory(1.0), trajectory(-1.0, None)], CONFIG)
+        to_samples([trajectory(1.0), trajectory(-1.0, None)], [1.0, -1.0], CONFIG)
 
 
 def test_spliced_ids_of_a_group_are_weighed_where_the_recipe_says_so():
@@ -143,11 +145,11 @@ def test_spliced_ids_of_a_group_are_weighed_where_the_recipe_says_so():
     fix = Turn((Segment("sampled", "c", (3,), (-2.0,)),), (call,), stop="call")
     turn = Turn((Segment("spliced", "c", (3,), (-1.0,)),), (call,), abandoned=(fix,), repair=RepairRecord("deep", 1))
     group = [replace(trajectory(1.0), turns=(turn,)), trajectory(-1.0)]
-    assert [s.weights for s in group_samples(group, CONFIG)] == [None, None]
+    assert [s.weights for s in to_samples(group, [1.0, -1.0], CONFIG)] == [None, None]
     config = CONFIG.model_copy(update={"splice_weight": "truncated", "splice_weight_cap": 1.5})
-    assert [s.weights for s in group_samples(group, config)] == [(None, 1.5), (None, None)]
+    assert [s.weights for s in to_samples(group, [1.0, -1.0], config)] == [(None, 1.5), (None, None)]
     config = config.model_copy(update={"splice_weight_cap": 9.0})
-    assert group_samples(group, config)[0].weights[1] == pytest.approx(math.e)
+    assert to_samples(group, [1.0, -1.0], config)[0].weights[1] == pytest.approx(math.e)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +164,12 @@ def test_spliced_ids_of_a_group_are_weighed_where_the_recipe_says_so():
 )
 def test_each_algorithm_has_a_clip_of_its_own(model, config, clipped):
     """Ratios of 1.24 with a positive and of .76 with a negative advantage: beyond ε = .2, and .28 above alone."""
+    section = Recipe.model_validate({"rl": {"max_grad_norm": 1e9, "lr": 0.1, **config}}).rl
     for ratio, advantage, expected in ((1.24, 1.0, clipped[0]), (0.76, -1.0, clipped[1])):
         one = sample(9, advantage)
         batch = collate([one])
         with torch.no_grad():
             own = token_logprobs(model, batch.ids, batch.mask)[0].tolist()
         old = tuple(p - math.log(ratio) if m else None for p, m in zip(own, one.mask, strict=True))
-        metrics = moved(model, [replace(one, logprobs=old)], RLSection(max_grad_norm=1e9, lr=0.1, **config))[1]
+        metrics = moved(model, [replace(one, logprobs=old)], section)[1]
         assert metrics["clip_fraction"] == expected

@@ -24,6 +24,15 @@ RecipeName = Annotated[
         metavar="RECIPE", help="A TOML file, or the name of a shipped recipe such as [bold]quickstart/saar[/]."
     ),
 ]
+Start = Annotated[
+    Path,
+    typer.Option(
+        "--from",
+        metavar="CHECKPOINT",
+        help="What to start from: a Hugging Face folder, or a run folder with a final/.",
+        show_default=False,
+    ),
+]
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder again continues it.")
 ]
@@ -76,3 +85,17 @@ def checkpoint_folder(path: Path) -> Path:
 def command_line(*words: object) -> str:
     """A command as it can be pasted into a shell."""
     return shlex.join(str(word) for word in words)
+
+
+def kept_run(out: Path) -> str:
+    """What to say where a training is interrupted."""
+    return f"what {out} holds is kept; the same command again goes on from its newest checkpoint"
+
+
+def tell_trained(final: Path, out: Path, *others: str) -> None:
+    """Where a training's results are, and what to run next. others: lines on what else there is."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print("\n".join((f"model: {final}", *others)))
+    console.print(f"try: {command_line('retcon', 'eval', out, '--out', out / 'eval')}")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from retcon.build import build_chat, build_tasks
 from retcon.cli.progress import Tell
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
 from retcon.models.placing import model_folder
-from retcon.rollout.demonstrate import write_demonstrations
-from retcon.rollout.world import open_rollout_chat
 from retcon.runs.comparing import differing, relevant
 from retcon.store.whole import explained, write_json
-from retcon.tasks.registry import task_set
+from retcon.train.teach import write_demonstrations
 
 
 def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell) -> None:
@@ -31,7 +30,7 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell) -> None:
                 f"{file}: another recipe wrote it ({'; '.join(changed)}; see {note.name}): remove both, or name another"
             )
         return
-    chat = open_rollout_chat(recipe, model_folder(recipe.model.path), task_set(recipe.task.name).system)
+    chat = build_chat(recipe, model_folder(recipe.model.path), build_tasks(recipe))
     with explained(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_json(note, about)

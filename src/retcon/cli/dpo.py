@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.arguments import Out, checkpoint_folder, command_line, need_training, split_overrides
+from retcon.cli.arguments import (
+    Out,
+    Start,
+    checkpoint_folder,
+    kept_run,
+    need_training,
+    split_overrides,
+    tell_trained,
+)
 from retcon.cli.interrupt import interruptible
 from retcon.cli.progress import tell_place, telling
 
@@ -25,15 +33,7 @@ def dpo(
     pairs: Annotated[
         Path, typer.Option("--pairs", metavar="FILE", help="As `retcon purify --dpo` writes them.", show_default=False)
     ],
-    start: Annotated[
-        Path,
-        typer.Option(
-            "--from",
-            metavar="CHECKPOINT",
-            help="What to start from: a Hugging Face folder, or a run folder with a final/.",
-            show_default=False,
-        ),
-    ],
+    start: Start,
     out: Out = Path("runs/dpo"),
 ) -> None:
     """Train on pairs of a failed call and its fix (direct preference optimisation)."""
@@ -46,8 +46,7 @@ def dpo(
     need_training()
     from retcon.train.dpo import run_dpo
 
-    kept = f"what {out} holds is kept; the same command again goes on from its newest checkpoint"
-    with interruptible(kept), telling("preference training") as tell:
+    with interruptible(kept_run(out)), telling("preference training") as tell:
         final = run_dpo(
             recipe,
             pairs,
@@ -56,8 +55,4 @@ def dpo(
             on_step=lambda m: tell(int(m["step"] or 0), recipe.dpo.steps),
             on_place=tell_place,
         )
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"model: {final}\nmetrics: {out / 'metrics.jsonl'}")
-    console.print(f"try: {command_line('retcon', 'eval', out, '--out', out / 'eval')}")
+    tell_trained(final, out, f"metrics: {out / 'metrics.jsonl'}")

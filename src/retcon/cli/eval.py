@@ -29,12 +29,15 @@ def evaluate(
     out: Out = Path("runs/eval"),
 ) -> None:
     """Measure a checkpoint on problems that no training saw, with purification off unless you ask for it."""
-    from retcon.config.load import load_recipe
+    from retcon.build import build_repair
+    from retcon.config.load import apply_override, load_recipe
     from retcon.config.shipped import find_recipe
 
     name, overrides = split_overrides(words or [])
-    overrides += ["evaluate.repair=saar"] * repair
     recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
+    if repair:
+        kind = "saar" if build_repair(recipe) is None else recipe.repair.kind
+        recipe = apply_override(recipe, f"evaluate.repair={kind}")
     folder = checkpoint_folder(checkpoint)
     need_training()
     from retcon.evaluate.result import read_result

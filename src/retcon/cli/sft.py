@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.arguments import Out, Overrides, RecipeName, command_line, need_training
+from retcon.cli.arguments import Out, Overrides, RecipeName, kept_run, need_training, tell_trained
 from retcon.cli.interrupt import interruptible
 from retcon.cli.progress import tell_place, telling
 
@@ -40,7 +40,7 @@ def sft(
 
     check_run(out, kind="sft", recipe=settings)
     file = demonstrations or out.with_name(f"{out.name}-demonstrations.jsonl")
-    with interruptible(f"what {out} holds is kept; the same command again goes on from its newest checkpoint"):
+    with interruptible(kept_run(out)):
         with telling("writing demonstrations") as tell:
             ensure_demonstrations(settings, file, tell)
         with telling("supervised training") as tell:
@@ -51,8 +51,4 @@ def sft(
                 on_step=lambda m: tell(int(m["step"] or 0), settings.sft.steps),
                 on_place=tell_place,
             )
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"model: {final}\ndemonstrations: {file}")
-    console.print(f"try: {command_line('retcon', 'eval', out, '--out', out / 'eval')}")
+    tell_trained(final, out, f"demonstrations: {file}")

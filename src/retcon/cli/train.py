@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from retcon.cli.arguments import Out, Overrides, RecipeName, checkpoint_folder, command_line, need_training
+from retcon.cli.arguments import (
+    Out,
+    Overrides,
+    RecipeName,
+    Start,
+    checkpoint_folder,
+    kept_run,
+    need_training,
+    tell_trained,
+)
 from retcon.cli.interrupt import interruptible
 from retcon.cli.progress import tell_place, telling
 
@@ -16,15 +22,7 @@ def train(
     recipe: RecipeName,
     overrides: Overrides = None,
     *,
-    start: Annotated[
-        Path,
-        typer.Option(
-            "--from",
-            metavar="CHECKPOINT",
-            help="What to start from: a Hugging Face folder, or a run folder with a final/.",
-            show_default=False,
-        ),
-    ],
+    start: Start,
     out: Out = Path("runs/train"),
 ) -> None:
     """Reinforcement learning from a checkpoint, with or without purification, as the recipe says."""
@@ -36,8 +34,7 @@ def train(
     need_training()
     from retcon.train.rl import run_rl
 
-    kept = f"what {out} holds is kept; the same command again goes on from its newest checkpoint"
-    with interruptible(kept), telling(f"training {recipe}") as tell:
+    with interruptible(kept_run(out)), telling(f"training {recipe}") as tell:
         final = run_rl(
             settings,
             folder,
@@ -45,8 +42,4 @@ def train(
             on_step=lambda m: tell(int(m["step"] or 0), settings.rl.steps),
             on_place=tell_place,
         )
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"model: {final}\nmetrics: {out / 'metrics.jsonl'}\ntrajectories: {out / 'trajectories'}")
-    console.print(f"try: {command_line('retcon', 'eval', out, '--out', out / 'eval')}")
+    tell_trained(final, out, f"metrics: {out / 'metrics.jsonl'}", f"trajectories: {out / 'trajectories'}")

@@ -6,18 +6,16 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from retcon.config.schema import Recipe
+from retcon.config.keys import all_keys, homes
+from retcon.config.schema import SECTIONS, Recipe
+from retcon.config.section import Chosen, Section
 from retcon.core.errors import RecipeError, nearest
-
-SECTIONS: dict[str, tuple[str, ...]] = {
-    name: tuple(getattr(field.annotation, "model_fields", ())) for name, field in Recipe.model_fields.items()
-}
-"""Every section of a recipe with its keys."""
 
 _HEADER = re.compile(r"\s*\[\s*\"?([\w-]+)\"?\s*\]")
 _KEY = re.compile(r"\s*\"?([\w-]+)\"?(?:\s*\.\s*\"?([\w-]+)\"?)?\s*=")
@@ -35,26 +33,47 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path}: not valid TOML: {error}") from error
     recipe = _validate(data, lambda section, key: f"{path}, line {find_line(text, section, key)}")
-    for override in overrides:
+    # What chooses a kind first: other overrides may be of that kind's keys.
+    for override in sorted(overrides, key=lambda override: not _chooses(override)):
         recipe = apply_override(recipe, override)
     return recipe
 
 
 def apply_override(recipe: Recipe, override: str) -> Recipe:
-    """The recipe with one `section.key=value` changed. Raises RecipeError that names the override."""
+    """The recipe with one `section.key=value` changed; where that chooses another kind, without the keys that were set
+    and that this kind lacks. Raises RecipeError that names the override."""
     where = f"override '{override}'"
     name, equals, written = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals:
         raise RecipeError(f"{where}: write it as section.key=value, such as rl.steps=40")
     if not dot:
-        homes = [f"{s}.{k}" for s, keys in SECTIONS.items() for k in keys]
-        same = next((home for home in homes if home.endswith(f".{section}")), None)
-        hint = f" (did you mean '{same}'?)" if same else nearest(section, homes)
+        known = [f"{s}.{k}" for s in SECTIONS for k in all_keys(s)]
+        same = next((home for home in known if home.endswith(f".{section}")), None)
+        hint = f" (did you mean '{same}'?)" if same else nearest(section, known)
         raise RecipeError(f"{where}: '{section}' has no section; write section.key=value{hint}")
-    data: dict[str, dict[str, object]] = recipe.model_dump(mode="json")
-    data.setdefault(section, {})[key] = _toml_value(written.strip())
-    return _validate(data, lambda _section, _key: where)
+    # What was set and no more: the defaults of a kind are not those of another.
+    data: dict[str, dict[str, object]] = recipe.model_dump(mode="json", exclude_unset=True)
+    value = _toml_value(written.strip())
+    keys = {**data.get(section, {}), key: value}
+    if _chooses(override) and isinstance(value, str):
+        with suppress(RecipeError):  # unknown: told below
+            fields = _kind(section, keys).model_fields
+            keys = {name: value for name, value in keys.items() if name in fields}
+    return _validate({**data, section: keys}, lambda _section, _key: where)
+
+
+def _chooses(override: str) -> bool:
+    """Whether an override sets the key that names a section's kind."""
+    section, _, key = override.partition("=")[0].strip().partition(".")
+    about = SECTIONS.get(section)
+    return about is not None and issubclass(about, Chosen) and key == about.chosen_by
+
+
+def _kind(section: str, keys: Mapping[str, object]) -> type[Section]:
+    """The class of a section with these keys. Raises RecipeError where its kind is unknown."""
+    about = SECTIONS[section]
+    return about.kind_in(keys) if issubclass(about, Chosen) else about
 
 
 def find_line(text: str, section: str, key: str | None = None) -> int:
@@ -101,18 +120,24 @@ def _validate(data: Mapping[str, object], where: Callable[[str, str | None], str
         # A rule over several sections has no place of its own: its message begins with the one to look at.
         place = first["loc"][:2] or (first["msg"].removeprefix("Value error, ").partition(":")[0],)
         section, key = ([str(part) for part in place] + ["", ""])[:2]
-        raise RecipeError(f"{where(section, key or None)}: {_complaint(first, section, key)}") from error
+        said = _complaint(first, section, key, data.get(section))
+        raise RecipeError(f"{where(section, key or None)}: {said}") from error
 
 
-def _complaint(error: ErrorDetails, section: str, key: str) -> str:
+def _complaint(error: ErrorDetails, section: str, key: str, given: object) -> str:
+    """given: what was written in the section."""
     if section not in SECTIONS:
         return f"unknown section '{section}'{nearest(section, SECTIONS)}; sections: {', '.join(SECTIONS)}"
-    keys = SECTIONS[section]
     if not key:
         # The section as a whole: a rule over its keys, or a plain value where a table belongs.
         return f"{section}: {error['msg'].removeprefix('Value error, ').removeprefix(f'{section}: ')}"
-    if key not in keys:
-        return f"unknown key '{key}' in [{section}]{nearest(key, keys)}; keys: {', '.join(keys)}"
+    if error["type"] == "extra_forbidden" and isinstance(given, Mapping) and key in given:
+        known = _kind(section, given).model_fields
+        about = SECTIONS[section]
+        if owners := homes(section, key):
+            chosen_by = about.chosen_by if issubclass(about, Chosen) else ""
+            return f"{section}.{key} belongs to {chosen_by} = {' or '.join(map(json.dumps, owners))}"
+        return f"unknown key '{key}' in [{section}]{nearest(key, all_keys(section))}; keys: {', '.join(known)}"
     value = json.dumps(error["input"], default=str)
     message = error["msg"].removeprefix("Value error, ")
     return f"{section}.{key} = {value} is not allowed: {message[:1].lower()}{message[1:]}"

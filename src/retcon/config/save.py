@@ -7,19 +7,44 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from retcon.config.schema import Recipe, Section
+from retcon.config.keys import own_keys, variants
+from retcon.config.schema import SECTIONS, Recipe
+from retcon.config.section import Chosen, Section
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """The whole recipe as TOML that `load_recipe` reads back to an equal one, annotated by the keys' descriptions."""
     lines: list[str] = []
-    for name in Recipe.model_fields:
-        section: Section = getattr(recipe, name)
-        lines += ["", f"[{name}]"]
-        for key, field in type(section).model_fields.items():
-            note = _note(field)
-            lines.append(f"{key} = {_toml(getattr(section, key))}" + (f"  # {note}" if note else ""))
+    for name in SECTIONS:
+        lines += ["", *_section(name, getattr(recipe, name))]
     return "\n".join(lines[1:]) + "\n"
+
+
+def reference() -> str:
+    """Every key that there is, with its default, as TOML: as `recipe_to_toml` of an empty recipe, and as comments the
+    keys of the kinds that are not the default."""
+    recipe = Recipe()
+    lines: list[str] = []
+    for name in SECTIONS:
+        section: Section = getattr(recipe, name)
+        lines += ["", *_section(name, section)]
+        for kind, about in variants(name).items():
+            keys = own_keys(name, kind) if isinstance(section, Chosen) and not isinstance(section, about) else ()
+            if isinstance(section, Chosen) and keys:
+                lines.append(f"# {section.chosen_by} = {json.dumps(kind)} has besides:")
+                lines += [f"# {_line(about(), key)}" for key in keys]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _section(name: str, section: Section) -> list[str]:
+    return [f"[{name}]", *(_line(section, key) for key in type(section).model_fields)]
+
+
+def _line(section: Section, key: str) -> str:
+    note = _note(type(section).model_fields[key])
+    if isinstance(section, Chosen) and key == section.chosen_by:
+        note = f"{note}: {' | '.join(section.kinds.names)}, or an import path"
+    return f"{key} = {_toml(getattr(section, key))}" + (f"  # {note}" if note else "")
 
 
 def _note(field: FieldInfo) -> str:

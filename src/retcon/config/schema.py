@@ -1,53 +1,33 @@
 """The recipe: every knob of a run, typed, with its default. No torch.
 
 A recipe is a TOML file with these sections; a key that is not here is an error. Numbers carry their units in their
-descriptions.
+descriptions. Of a section with kinds (`Chosen`) the keys that all kinds share stand here, for whoever needs them
+without knowing the kind; a kind's own stand in its file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from retcon.core.errors import nearest
+from retcon.config.section import (
+    Chosen,
+    NonNegative,
+    OneKind,
+    Positive,
+    Probability,
+    Rate,
+    Section,
+    one_or_several,
+)
+from retcon.core.errors import RecipeError, nearest
 
-Probability = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0)]
-FailureStatus = Literal["error", "timeout", "limit", "malformed"]
 DEVICES = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")
 ALL_LINEAR = "all-linear"
-
-
-def one_or_several(value: object) -> object:
-    """A string where a list of them belongs is a list of one."""
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-
-
-Work = Literal["sft", "dpo", "rl", "demonstrations"]
-"""What depends on parts of a recipe: runs of each kind, and the demonstrations that a run learns from."""
-
-
-class Section(BaseModel):
-    """A section of a recipe: unknown keys are refused, values are fixed once read.
-
-    matters_to: what depends on it, on all of its keys (None) or on some: where one of those changes, a run cannot be
-    resumed, and demonstrations are not those that were asked for.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
-    matters_to: ClassVar[Mapping[Work, tuple[str, ...] | None]] = {}
-
-    @classmethod
-    def keys_for(cls, work: Work) -> tuple[str, ...]:
-        """The keys that `work` depends on."""
-        if work not in cls.matters_to:
-            return ()
-        return cls.matters_to[work] or tuple(cls.model_fields)
 
 
 class RunSection(Section):
@@ -66,15 +46,30 @@ class ModelSection(Section):
                       "template is given as `enable_thinking`; default: nothing")  # fmt: skip
 
 
-class TaskSection(Section):
+class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
+    """A kind has `build(count_tokens=None)`, which makes its `retcon.tasks.registry.TaskSet`; count_tokens gives the
+    tokens of a task's prompt, where a model is known."""
+
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
-    name: Literal["numbers"] = Field("numbers", description="which task set")
+    kind: str = Field("numbers", description="the task family")
+
+    def build(self, count_tokens: Any = None) -> Any:
+        raise NotImplementedError
+
+
+class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
+    """A kind has `build(setup)`, which makes a `retcon.engine.types.Generator` of an `EngineSetup`."""
+
+    matters_to: ClassVar = {"rl": None}
+    kind: str = Field("local", description="what generates")
+
+    def build(self, setup: Any) -> Any:
+        raise NotImplementedError
 
 
 class RolloutSection(Section):
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
     max_tokens: Positive = Field(320, description="tokens of a trajectory at most, prompt and observations included")
-    tools: tuple[str, ...] = Field((), description="tools besides Python, by import path: `my_package.module:Search`")
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
     lookahead_tokens: NonNegative = Field(160, description="room beyond max_tokens for a repair's lookahead")
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
@@ -82,21 +77,24 @@ class RolloutSection(Section):
     top_k: NonNegative = Field(0, description="keeps the k most probable tokens; 0 is off")
     min_p: Probability = Field(0.0, description="keeps tokens of at least this share of the most probable one's "
                                "probability; 0 is off")  # fmt: skip
+    tools: tuple[str, ...] = Field(("python",), description="what the model can call: names of tools, or import paths")
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return one_or_several(value)
 
 
-class RepairSection(Section):
+class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):
+    """Which rollouts are purified is drawn before any of them fails, whatever purifies them: those keys are here. A
+    kind has `build()`, which makes its `retcon.purify.types.Repair`, or None."""
+
     matters_to: ClassVar = {"rl": None}
-    kind: Literal["none", "saar"] = "none"
-    attempts: NonNegative = Field(3, description="K: lookahead attempts at most")
-    gamma: Probability = Field(0.5, description="γ: similarity from which a repair is shallow")
-    lookahead: Literal["all", "first", "latest"] = Field(
-        "all", description="all | first | latest: which failed attempts at a turn the lookahead is shown"
-    )
+    kind: str = Field("none", description="what is done about a failed turn")
     probability: Probability = Field(1.0, description="p: share of rollouts that are purified")
     probability_schedule: tuple[tuple[Positive, Probability], ...] = Field((), description="p over a run, in place of "
         "probability: [[step, p], …] with straight lines between; [[1, 1.0], [40, 0.0]] falls to 0 at step 40"
     )  # fmt: skip
-    failures: tuple[FailureStatus, ...] = ("error", "timeout", "limit", "malformed")
 
     @model_validator(mode="after")
     def _steps_do_not_decrease(self) -> RepairSection:
@@ -105,14 +103,16 @@ class RepairSection(Section):
             raise ValueError(f"the steps of probability_schedule must not decrease: {steps}")
         return self
 
+    def build(self) -> Any:
+        raise NotImplementedError
 
-class SelectSection(Section):
+
+class SelectSection(Chosen, what="selection", kinds="retcon.select.kinds"):
+    """Which prompts are drawn is settled before their rollouts are chosen from, however that is done: those keys are
+    here. A kind has `made` and `select`; it keeps no state, and is itself what selects."""
+
     matters_to: ClassVar = {"rl": None}
-    kind: Literal["none", "roc"] = "none"
-    oversample: Rate = Field(2.0, ge=1, description="G' / G: rollouts made for each one kept")
-    draw: Literal["rank", "weighted"] = "rank"
-    min_positive: NonNegative = 0
-    min_negative: NonNegative = 0
+    kind: str = Field("none", description="which rollouts of a prompt are trained on")
     dynamic: bool = Field(False, description="DAPO: groups whose rewards are all equal are replaced by groups of fresh "
                           "prompts")  # fmt: skip
     max_extra: float = Field(2.0, ge=0, description="of dynamic: extra groups of a step at most, for each of its own")
@@ -121,6 +121,15 @@ class SelectSection(Section):
                             "bounds are trained on")  # fmt: skip
     min_pass_rate: Probability = Field(0.01, description="0 keeps what no rollout solved")
     max_pass_rate: Probability = Field(0.99, description="1 keeps what every rollout solved")
+
+    def made(self, keep: int) -> int:
+        """G': the rollouts to make of a prompt, where `keep` (G) are to be trained on."""
+        return keep
+
+    def select(self, group: Sequence[Any], keep: int, *, seed: int) -> list[Any]:
+        """`keep` (G) trajectories of a graded group without infrastructure losses, or fewer where it has no more;
+        what is random comes from `seed`."""
+        raise NotImplementedError
 
 
 class ComputeSection(Section):
@@ -215,17 +224,16 @@ class SFTSection(Section):
     checkpoint_every: Positive = 50
 
 
-class RLSection(Section):
+class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chosen_by="algorithm"):
+    """An algorithm is a kind of this section: it has `advantages` and `loss`, and ε's of its own."""
+
     matters_to: ClassVar = {"rl": None}
-    algorithm: Literal["grpo", "dapo"] = "dapo"
+    algorithm: str = Field("dapo", description="the advantage and the loss")
     steps: Positive = 80
     prompts: Positive = Field(12, description="prompts a step")
     group: Positive = Field(8, description="G: rollouts a prompt that are trained on")
     lr: Rate = 2e-4
     minibatches: Positive = 2
-    clip_low: Rate | Literal["auto"] = Field("auto", description="ε_low: the ratio is clipped to 1 - ε_low … 1 + "
-                                             "ε_high; auto: the algorithm's own, .2 in grpo and dapo")  # fmt: skip
-    clip_high: Rate | Literal["auto"] = Field("auto", description="ε_high; auto: .2 in grpo, .28 in dapo")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
     mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced tokens get no gradient "
@@ -242,6 +250,16 @@ class RLSection(Section):
         if self.group < 2:
             raise ValueError("a group of 1 has no variance: group must be 2 or more")
         return self
+
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """Â of each rollout of a group, (G,) rewards to (G,) advantages."""
+        raise NotImplementedError
+
+    def loss(self, logprobs: Any, batch: Any, totals: Any, *, muted: Any = None) -> Any:
+        """The `retcon.train.loss.Loss` of a micro-batch. logprobs: (B, T) nats, of the policy that is trained. batch: a
+        `retcon.train.batch.Batch`. totals: of the whole minibatch (`Totals`). muted: (B, T) bool, ids without a term,
+        or None."""
+        raise NotImplementedError
 
 
 class DPOSection(Section):
@@ -261,8 +279,25 @@ class EvaluateSection(Section):
     samples: Positive = Field(16, description="rollouts a problem in each of the two settings")
     top_p: float = Field(0.6, gt=0, le=1, description="of the second setting, the paper's; the first is top-p 1")
     seed: int = Field(1000, description="of the evaluation problems and their rollouts")
-    repair: Literal["none", "saar"] = Field("none", description="what to do about failed turns while measuring; saar: "
-                                            "as [repair] says, but for its kind and probability")  # fmt: skip
+    repair: str = Field("none", description="what to do about failed turns while measuring: as [repair] says where "
+                        "it is of that kind, else with that kind's defaults; its probability does not "
+                        "count")  # fmt: skip
+
+    @field_validator("repair")
+    @classmethod
+    def _repair(cls, value: str) -> str:
+        try:
+            RepairSection.kinds.find(value)
+        except RecipeError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+
+C = TypeVar("C", bound=Chosen)
+
+
+def _default(section: type[C]) -> C:
+    return section.kind_in({})()
 
 
 class Recipe(Section):
@@ -272,21 +307,23 @@ class Recipe(Section):
     model: ModelSection = ModelSection()
     compute: ComputeSection = ComputeSection()
     lora: LoraSection = LoraSection()
-    task: TaskSection = TaskSection()
+    engine: Annotated[EngineSection, OneKind()] = Field(default_factory=partial(_default, EngineSection))
+    task: Annotated[TaskSection, OneKind()] = Field(default_factory=partial(_default, TaskSection))
     rollout: RolloutSection = RolloutSection()
-    repair: RepairSection = RepairSection()
-    select: SelectSection = SelectSection()
+    repair: Annotated[RepairSection, OneKind()] = Field(default_factory=partial(_default, RepairSection))
+    select: Annotated[SelectSection, OneKind()] = Field(default_factory=partial(_default, SelectSection))
     sandbox: SandboxSection = SandboxSection()
     sft: SFTSection = SFTSection()
     dpo: DPOSection = DPOSection()
-    rl: RLSection = RLSection()
+    rl: Annotated[RLSection, OneKind()] = Field(default_factory=partial(_default, RLSection))
     evaluate: EvaluateSection = EvaluateSection()
 
     @model_validator(mode="after")
-    def _minima_fit_the_group(self) -> Recipe:
-        if self.select.min_positive + self.select.min_negative > self.rl.group:
-            raise ValueError(
-                f"select: min_positive {self.select.min_positive} + min_negative {self.select.min_negative} exceed "
-                f"rl.group = {self.rl.group}, the rollouts that are kept"
-            )
+    def _sections_go_together(self) -> Recipe:
+        for name in type(self).model_fields:
+            getattr(self, name).check(self)
         return self
+
+
+SECTIONS: dict[str, type[Section]] = {name: field.annotation for name, field in Recipe.model_fields.items()}  # type: ignore[misc]
+"""Every section of a recipe by name; of those with kinds what all kinds share."""

@@ -26,7 +26,7 @@ class ScriptedEngine:
     Log-probs are made up, but a pure function of prefix and id: `score` gives what generation under that prefix gave.
     Those of the distribution that was sampled from are None: nothing was sampled.
     seen: (request id, ids) of every generation asked for, in order, and params: how. scored: (request id, ids, start).
-    released: request ids.
+    released: request ids; one that is asked for again begins the replies anew.
     """
 
     def __init__(self, tokenizer: Tokenizer, replies: Sequence[Reply] | Callable[[str, str, int], str]) -> None:
@@ -80,6 +80,7 @@ class ScriptedEngine:
 
     async def release(self, request_id: str) -> None:
         self.released.append(request_id)
+        self._generations.pop(request_id, None)
 
 
 def _logprobs(ids: Sequence[int], start: int) -> tuple[float, ...]:

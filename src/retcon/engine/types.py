@@ -1,13 +1,18 @@
-"""The Generator protocol: token ids in, token ids out."""
+"""The Generator protocol: token ids in, token ids out; and what training asks of an engine besides."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
+from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
+
+if TYPE_CHECKING:  # it brings torch
+    from transformers import PreTrainedModel
 
 GenerationStop = Literal["stop", "length"]
 
@@ -82,3 +87,55 @@ class Generator(Protocol):
     async def release(self, request_id: str) -> None:
         """The trajectory is over: whatever is kept for it may go. Unknown ids are ignored."""
         ...
+
+
+class Statistics(Protocol):
+    """What an engine has done, in numbers; `copy.copy` keeps a state of it."""
+
+    def since(self, before: Self) -> Self:
+        """The difference to an earlier copy."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """What a run logs of a step."""
+        ...
+
+
+@runtime_checkable
+class TellsStatistics(Protocol):
+    """An engine that counts what it does."""
+
+    @property
+    def stats(self) -> Any:
+        """`Statistics`."""
+        ...
+
+
+@runtime_checkable
+class TakesWeights(Protocol):
+    """An engine over weights that somebody else changes in place: those of the model that it was built with."""
+
+    def invalidate(self) -> None:
+        """The weights have changed, or are about to: forget what was computed under the old ones, and free its memory.
+        Open requests stay open. Raises EngineError while something is being computed."""
+        ...
+
+
+@runtime_checkable
+class TrainableEngine(Generator, TakesWeights, TellsStatistics, AbstractAsyncContextManager[Any], Protocol):
+    """What training needs: text, weights in, statistics out, and an end, at which waiting calls are given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What an engine is built for. model: gives the weights, in this process, in evaluation mode, on their device; an
+    engine that has its own does not call it. max_len: ids of a request, generated ones included. max_requests: that are
+    open at a time at most. kv_memory_mb: MiB for keys and values, 0 for as much as fits. reserved: bytes that whoever
+    shares the device has yet to take."""
+
+    model: Callable[[], PreTrainedModel]
+    tokenizer: Tokenizer
+    max_len: int
+    max_requests: int
+    kv_memory_mb: int = 0
+    reserved: int = 0

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
+from retcon.build import build_chat, build_policy, build_tasks, open_context, open_graded
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecordError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
-from retcon.engine.types import Generator, SamplingParams
-from retcon.evaluate.runner import MOST_LOST, OnPlace, chat_of, load_policy
+from retcon.engine.types import Generator
+from retcon.evaluate.runner import MOST_LOST, OnPlace
+from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
-from retcon.rollout.world import open_world
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
-from retcon.tasks.registry import task_set, training_prompts
+from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
 
 CHUNK = 64
@@ -47,8 +48,9 @@ def run_difficulty(
     cannot be written, SandboxUnavailable where more than one rollout in twenty was lost; what was measured is kept.
     MissingExtra without torch.
     """
-    chat = chat_of(recipe, checkpoint)
-    stream = fitting(training_prompts(task_set(recipe.task.name), recipe.run.seed), chat, recipe.rollout.max_tokens)
+    family = build_tasks(recipe)
+    chat = build_chat(recipe, checkpoint, family)
+    stream = fitting(training_prompts(family, recipe.run.seed), chat, recipe.rollout.max_tokens)
     wanted = {t.id: t for t in islice(stream, tasks)}
     model = fingerprint(checkpoint)
     try:
@@ -69,7 +71,7 @@ def run_difficulty(
                 on_progress(done, len(wanted))
 
         if todo:
-            engine = load_policy(recipe, checkpoint, on_place)
+            engine = build_policy(recipe, checkpoint, chat, on_place)
             asyncio.run(measure(recipe, todo, rollouts=rollouts, engine=engine, chat=chat, on_task=add))
     return [known[id] for id in wanted if id in known]
 
@@ -88,26 +90,23 @@ async def measure(
     A task that lost rollouts is not told. The rollouts' seeds hang on the recipe's and the task alone. Raises
     SandboxUnavailable where more than one rollout in twenty was lost.
     """
-    grade = task_set(recipe.task.name).grade
     passed: dict[str, list[bool]] = defaultdict(list)
-
-    def graded(task: Task, trajectory: Trajectory) -> Trajectory:
-        done = grade(task, trajectory)
-        passed[task.id].append((done.reward or 0) > 0)
-        if len(passed[task.id]) == rollouts:
-            on_task(task.id, sum(passed[task.id]))
-        return done
-
-    section = recipe.rollout
     lost = 0
-    async with open_world(recipe, engine, chat) as world:
+    async with open_context(recipe, engine, chat) as context, open_graded(build_tasks(recipe)) as family:
+
+        async def graded(task: Task, trajectory: Trajectory) -> Trajectory:
+            given = family.grade(task, trajectory)
+            done = await given if isinstance(given, Awaitable) else given
+            passed[task.id].append((done.reward or 0) > 0)
+            if len(passed[task.id]) == rollouts:
+                on_task(task.id, sum(passed[task.id]))
+            return done
+
         for start in range(0, len(tasks), CHUNK):
-            groups = await world.roll_out(
+            groups = await rollout_groups(
                 tasks[start : start + CHUNK],
+                context,
                 count=rollouts,
-                sampling=SamplingParams(
-                    section.temperature, section.top_p, section.top_k, section.min_p, max_tokens=section.max_tokens
-                ),
                 seed=derive("difficulty", recipe.run.seed),
                 step=0,
                 grade=graded,

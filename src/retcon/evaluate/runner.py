@@ -6,24 +6,31 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retcon.build import (
+    build_chat,
+    build_evaluation_repair,
+    build_plain_sampling,
+    build_policy,
+    build_tasks,
+    open_context,
+    open_graded,
+)
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, MissingExtra, SandboxUnavailable
-from retcon.core.installing import how_to_install
+from retcon.core.errors import CheckpointError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.evaluate.result import Result, Setting, read_result, score, write_result
+from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import refuse_long
-from retcon.rollout.repairs import saar_of
-from retcon.rollout.world import open_rollout_chat, open_world
 from retcon.runs.cost import cpu_seconds
 from retcon.store import jsonl
-from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
 
 if TYPE_CHECKING:  # it brings torch
@@ -35,20 +42,16 @@ Progress = Callable[[int, int], None]
 OnPlace = Callable[["Placement"], None]
 """Told where the model computes, before it does."""
 
-RELEVANT = ("run", "model", "compute", "task", "rollout", "sandbox", "evaluate")
+RELEVANT = ("run", "model", "compute", "engine", "task", "rollout", "sandbox", "evaluate")
 """Sections of a recipe that an evaluation depends on; with repairs also `repair`."""
 
-MAX_REQUESTS = 256  # rollouts that are decoded side by side at most
 MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
 
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
     """The two settings by name; both at T = 1, so that neither is the recipe's own sampling."""
-    room = recipe.rollout.max_tokens
-    return {
-        "t1": SamplingParams(max_tokens=room),
-        "top_p": SamplingParams(top_p=recipe.evaluate.top_p, max_tokens=room),
-    }
+    plain = build_plain_sampling(recipe)
+    return {"t1": plain, "top_p": replace(plain, top_p=recipe.evaluate.top_p)}
 
 
 def run_evaluation(
@@ -69,10 +72,11 @@ def run_evaluation(
     missing = {name: params for name, params in settings_of(recipe).items() if not _has(out, result, name)}
     if not missing:
         return out / "result.json"
-    chat = chat_of(recipe, checkpoint)
-    tasks = task_set(recipe.task.name).evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+    family = build_tasks(recipe)
+    chat = build_chat(recipe, checkpoint, family)
+    tasks = family.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
-    engine = load_policy(recipe, checkpoint, on_place)
+    engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
     for name, params in missing.items():
         before = count * len(result.settings)
@@ -109,25 +113,23 @@ async def evaluate(
 
     The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
     """
-    grade = task_set(recipe.task.name).grade
     done = 0
-
-    def graded(task: Task, trajectory: Trajectory) -> Trajectory:
-        nonlocal done
-        done += 1
-        on_progress(done)
-        return grade(task, trajectory)
-
     wall, cpu = time.perf_counter(), cpu_seconds()
-    async with open_world(recipe, engine, chat) as world:
-        groups = await world.roll_out(
+    async with open_context(recipe, engine, chat) as context, open_graded(build_tasks(recipe)) as family:
+
+        def graded(task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:
+            nonlocal done
+            done += 1
+            on_progress(done)
+            return family.grade(task, trajectory)
+
+        groups = await rollout_groups(
             tasks,
+            replace(context, sampling=params, repair=build_evaluation_repair(recipe)),
             count=recipe.evaluate.samples,
-            sampling=params,
             seed=derive("evaluation", recipe.evaluate.seed, name),
             step=0,
             grade=graded,
-            repair=None if recipe.evaluate.repair == "none" else saar_of(recipe.repair),
         )
     setting = score(
         zip((t.id for t in tasks), groups, strict=True),
@@ -137,32 +139,6 @@ async def evaluate(
         wall_s=round(time.perf_counter() - wall, 2),
     )
     return groups, setting
-
-
-def chat_of(recipe: Recipe, checkpoint: Path) -> Chat:
-    """The chat of a checkpoint's tokenizer. Raises CheckpointError, MissingExtra without the tokenizers package."""
-    return open_rollout_chat(recipe, checkpoint, task_set(recipe.task.name).system)
-
-
-def load_policy(recipe: Recipe, checkpoint: Path, on_place: OnPlace | None = None) -> Generator:
-    """The model of a checkpoint as an engine. Raises CheckpointError, MissingExtra without torch, RecipeError for what
-    cannot be computed here."""
-    try:
-        import torch
-
-        from retcon.engine.local.engine import LocalEngine
-        from retcon.models.devices import place, set_threads
-        from retcon.models.loading import load_config, load_model
-    except ImportError as error:
-        raise MissingExtra(f"evaluating needs torch ({error.name}): {how_to_install('train')}") from error
-    where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
-    if on_place is not None:
-        on_place(where)
-    model = load_model(checkpoint, where.rollout_dtype, attention=where.attention)
-    model.to(torch.device(where.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
-    set_threads(where.threads)
-    room = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
-    return LocalEngine(model, max_len=room, max_requests=MAX_REQUESTS, kv_memory_mb=recipe.compute.kv_memory_mb)
 
 
 def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Turn
-from retcon.rollout.limits import Limits
+from retcon.rollout.context import RolloutLimits
 from retcon.rollout.state import TurnState
 from retcon.rollout.turns import TurnSampler, broken, ids_of
 
@@ -21,7 +21,7 @@ class TurnLookahead:
     """
 
     def __init__(
-        self, sampler: TurnSampler, limits: Limits, history: Sequence[int], number: int, state: TurnState
+        self, sampler: TurnSampler, limits: RolloutLimits, history: Sequence[int], number: int, state: TurnState
     ) -> None:
         self._sampler = sampler
         self._limits = limits

@@ -6,56 +6,44 @@ protocols alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from retcon.chat.chat import Chat
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Provenance, RepairRecord, Stop, Trajectory, Turn
-from retcon.engine.types import Generator, SamplingParams
 from retcon.purify.types import Repair
-from retcon.rollout.limits import Limits
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.lookahead import TurnLookahead
 from retcon.rollout.state import TurnState, open_tools
 from retcon.rollout.turns import TurnSampler, broken, ids_of, within
 from retcon.tasks.types import Task
-from retcon.tools.types import StatefulTool, Tool
 
 
 async def rollout(
-    task: Task,
-    *,
-    id: str,
-    engine: Generator,
-    tools: Mapping[str, Tool | StatefulTool],
-    chat: Chat,
-    limits: Limits,
-    sampling: SamplingParams,
-    seed: int,
-    repair: Repair | None = None,
-    provenance: Provenance | None = None,
+    task: Task, context: RolloutContext, *, id: str, seed: int, provenance: Provenance | None = None
 ) -> Trajectory:
     """One trajectory, ungraded. Generate, run the calls, and again, until the model answers or a limit is reached.
 
-    id: names the trajectory and, to the engine, all of its requests. tools: by name; the chat shows the model them as
-    its family does; those that keep state are opened for this trajectory alone, rolled back with its history, and
-    closed however the loop ends. sampling: its seed and stop_ids are the loop's to set; the random stream of a
-    generation hangs on `seed`, the turn and the attempt alone, so that without a failure a repair changes nothing.
-    repair: what to do about failed turns, None to leave them.
+    id: names the trajectory and, to the engine, all of its requests. The context's tools are shown to the model as its
+    chat's family does; those that keep state are opened for this trajectory alone, rolled back with its history, and
+    closed however the loop ends. The random stream of a generation depends on `seed`, the turn and the attempt alone,
+    so that without a failure a repair changes nothing. Whether the context has a repair decides; its probability is for
+    whoever rolls out many (`rollout_group`).
 
     Ends with stop `infrastructure` where a tool says so, a tool's state cannot be had or the engine cannot be reached
     (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
     engine is told to release the trajectory however the loop ends, cancellation included.
     """
-    chat = chat.showing([tool.spec for tool in tools.values()])
-    sampler = TurnSampler(id, engine, chat, sampling, seed)
+    engine, limits, repair = context.engine, context.limits, context.repair
+    chat = context.chat.showing([tool.spec for tool in context.tools.values()])
+    sampler = TurnSampler(id, engine, chat, context.sampling, seed)
     armed = repair if repair is not None and repair.attempts else None
     prompt = chat.prompt(task.question, task.system)
     turns: list[Turn] = []
     history = list(ids_of(prompt))
     stop: Stop | None = "length" if len(history) >= limits.max_tokens else None
     try:
-        async with open_tools(tools, id) as opened:
+        async with open_tools(context.tools, id) as opened:
             while stop is None:
                 state = TurnState(opened)
                 turn = await sampler.turn(
@@ -92,7 +80,7 @@ async def _repaired(repair: Repair, turn: Turn, lookahead: TurnLookahead) -> tup
         return [replace(turn, abandoned=tuple(lookahead.made), repair=record)], "infrastructure"
 
 
-def _stop(turns: Sequence[Turn], used: int, limits: Limits) -> Stop | None:
+def _stop(turns: Sequence[Turn], used: int, limits: RolloutLimits) -> Stop | None:
     """Whether and why the rollout ends after its last turn; used: ids of the history."""
     last = turns[-1]
     if broken(last):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from retcon.config.schema import Recipe, Section, Work
+from retcon.config.schema import Recipe
+from retcon.config.section import Section, Work
 
 Values = Mapping[str, Mapping[str, object]]
 """A recipe, or a part of it, as JSON: section to key to value."""

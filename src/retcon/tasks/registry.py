@@ -1,20 +1,18 @@
-"""Task sets by name: what trains, what evaluates, and how a trajectory is graded."""
+"""Task sets: what trains, what evaluates, and how a trajectory is graded. The families are in `tasks/kinds`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Literal, Protocol, runtime_checkable
 
-from retcon.core.errors import RecipeError, nearest
+from retcon.config.schema import TaskSection
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
-from retcon.tasks.grade import boxed
-from retcon.tasks.numbers import problems
-from retcon.tasks.types import Task
+from retcon.tasks.types import Lesson, Task
 
 RIGHT, WRONG = 1.0, -1.0
+CountTokens = Callable[[Task], int]
+"""The tokens of a task's prompt."""
 
 
 class TaskSet(Protocol):
@@ -37,29 +35,35 @@ class TaskSet(Protocol):
         """`count` distinct tasks that no training stream can give."""
         ...
 
-    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with its answer and reward (±1). No reward after an infrastructure fault."""
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:
+        """The trajectory with its answer and reward (±1). No reward after an infrastructure fault. Awaited where the
+        grader runs something."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class NumberTasks:
-    """The number problems of `retcon.tasks.numbers`; graded by exact match of the boxed integer."""
+Grade = Callable[[Task, Trajectory], Trajectory | Awaitable[Trajectory]]
+"""The trajectory with its reward and answer filled in; awaited where the grader runs something."""
 
-    name: str = "numbers"
-    system: str | None = None
 
-    def train(self, seed: int) -> Iterator[Task]:
-        return (p.task() for p in problems(seed, "train"))
+@runtime_checkable
+class Ungraded(Protocol):
+    """A task set whose tasks say how they are graded (`meta["grader"]`), which it leaves to whoever opens graders."""
 
-    def evaluation(self, count: int, seed: int) -> list[Task]:
-        return [p.task() for p in islice(problems(seed, "evaluation"), count)]
+    @property
+    def rewards(self) -> Literal["signed", "binary", "graded"]: ...
 
-    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        if trajectory.stop == "infrastructure":
-            return trajectory
-        answer = boxed(trajectory.turns[-1].text) if trajectory.turns and trajectory.stop == "answer" else None
-        return replace(trajectory, answer=answer, reward=RIGHT if answer == task.answer else WRONG)
+    def graded_by(self, grader: Grade) -> TaskSet:
+        """The same tasks, whose rollouts `grader` grades."""
+        ...
+
+
+@runtime_checkable
+class Taught(Protocol):
+    """A task set that has a teacher, whose demonstrations a cold start can be made of."""
+
+    def lessons(self, seed: int) -> Iterator[tuple[Task, Lesson]]:
+        """Training tasks, each with the teacher's way through it; the same seed gives the same stream."""
+        ...
 
 
 def training_prompts(tasks: TaskSet, seed: int, epoch: int = 0) -> Iterator[Task]:
@@ -67,11 +71,7 @@ def training_prompts(tasks: TaskSet, seed: int, epoch: int = 0) -> Iterator[Task
     return tasks.train(derive("prompts", seed, epoch) if epoch else derive("prompts", seed))
 
 
-TASK_SETS: dict[str, TaskSet] = {"numbers": NumberTasks()}
-
-
-def task_set(name: str) -> TaskSet:
-    """The task set of that name; raises RecipeError with the nearest name."""
-    if name not in TASK_SETS:
-        raise RecipeError(f"no task set '{name}'{nearest(name, TASK_SETS)}; there are: {', '.join(TASK_SETS)}")
-    return TASK_SETS[name]
+def task_set(kind: str) -> TaskSet:
+    """The task set of a family with its defaults, by name or import path. Raises RecipeError with the nearest name."""
+    tasks: TaskSet = TaskSection.kinds.find(kind)().build()
+    return tasks

@@ -2,7 +2,7 @@ r"""The weak teacher of the number problems: what it writes next, given what it 
 
 It knows each problem's two steps but writes poor Python: a first try at a step fails nearly always, a try after an
 error in six cases of ten, and one program in twenty that runs is of a wrong method. Its demonstrations
-(`retcon.rollout.demonstrate`) hold real failures, real repairs and real wrong answers. How the rates were chosen is in
+(`retcon.train.teach`) hold real failures, real repairs and real wrong answers. How the rates were chosen is in
 `docs/log.md`.
 """
 
@@ -66,3 +66,14 @@ def reply(
         step, lead = Step(problem.second.operation, tuple(args), None), f"now x is {values[0]}."
     lead = f"again: {lead}" if after_error else lead
     return lead, write_code(step, rng, after_error=after_error, rates=rates)
+
+
+def next_turn(
+    problem: NumberProblem, printed: Sequence[str], rng: random.Random, *, rates: Rates = WEAK
+) -> tuple[str, str | None]:
+    """As `reply`, a `Lesson`: what is no number did not work."""
+    return reply(problem, [Seen(_is_number(text), text) for text in printed], rng, rates)
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().removeprefix("-").isdecimal()

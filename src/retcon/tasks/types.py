@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,3 +22,8 @@ class Task:
     answer: str
     system: str | None = None
     meta: Mapping[str, object] = field(default_factory=dict)
+
+
+Lesson = Callable[[Sequence[str], random.Random], tuple[str, str | None]]
+"""What a teacher writes next at a task: given what its calls so far have printed, its words, and its code unless this
+is the answer."""

@@ -1,46 +1,63 @@
-"""Tools of a user's own, by import path."""
+"""The tools that a recipe names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
+from dataclasses import dataclass
 
 from retcon.core.errors import RecipeError
+from retcon.core.registry import imported
 from retcon.core.schema import ToolSpec
+from retcon.tools.kind import ToolKind, ToolSetup
 from retcon.tools.schema import check
 from retcon.tools.types import StatefulTool, Tool
 
 
-def load_tools(places: Iterable[str], *, taken: Iterable[str] = ()) -> dict[str, Tool | StatefulTool]:
-    """The tools at these places (`my_package.my_module:Search`, a class without arguments or a tool), by name.
+def find_tools(names: Iterable[str]) -> list[ToolKind]:
+    """The tools of these names: those of `tools/kinds`, and by import path (`my_package.my_module:Search`) a
+    `ToolKind`, a class of a tool without arguments, or a tool.
 
-    taken: names that are. Raises RecipeError where one cannot be imported, is no tool, declares a schema that is none,
-    or has the name of another.
+    Raises RecipeError where one is unknown, cannot be imported, is no tool or declares a schema that is none, and where
+    two have one name.
     """
-    tools: dict[str, Tool | StatefulTool] = {}
-    names = set(taken)
-    for place in places:
-        tool = _load(place)
-        if tool.name in names:
-            raise RecipeError(f"rollout.tools: {place!r} has the name of another tool, {tool.name!r}")
-        names.add(tool.name)
-        tools[tool.name] = tool
-    return tools
+    kinds: dict[str, ToolKind] = {}
+    for name in names:
+        kind = _find(name)
+        spec = kind.spec(sessions=False)
+        if spec.name in kinds:
+            raise RecipeError(f"rollout.tools: {name!r} has the name of another tool, {spec.name!r}")
+        kinds[spec.name] = kind
+    return list(kinds.values())
 
 
-def _load(place: str) -> Tool | StatefulTool:
-    module, colon, attribute = place.partition(":")
+@dataclass(frozen=True, slots=True)
+class _Own(ToolKind):
+    """A tool that is ready as it is."""
+
+    tool: Tool | StatefulTool
+
+    def spec(self, *, sessions: bool) -> ToolSpec:
+        return self.tool.spec
+
+    def build(self, setup: ToolSetup) -> Tool | StatefulTool:
+        return self.tool
+
+
+def _find(name: str) -> ToolKind:
+    module, colon, attribute = name.partition(":")
     if not colon:
-        raise RecipeError(f"rollout.tools: {place!r} is no import path such as my_package.my_module:Search")
+        return ToolKind.kinds.find(name)()
     try:
-        tool = getattr(import_module(module), attribute)
+        tool = getattr(imported(module), attribute)
         tool = tool() if isinstance(tool, type) else tool
-    except (ImportError, AttributeError, TypeError) as error:
-        raise RecipeError(f"rollout.tools: {place!r} cannot be imported: {error}") from error
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise RecipeError(f"rollout.tools: {name!r} cannot be imported: {error}") from error
+    if isinstance(tool, ToolKind):
+        return tool
     spec = getattr(tool, "spec", None)
     if not isinstance(spec, ToolSpec) or not (callable(tool) or isinstance(tool, StatefulTool)):
-        raise RecipeError(f"rollout.tools: {place!r} is no tool: it needs a `spec` (ToolSpec) and an async `__call__`")
+        raise RecipeError(f"rollout.tools: {name!r} is no tool: it needs a `spec` (ToolSpec) and an async `__call__`")
     if getattr(tool, "name", None) != spec.name:
-        raise RecipeError(f"rollout.tools: {place!r} is called {getattr(tool, 'name', None)!r} and {spec.name!r}")
+        raise RecipeError(f"rollout.tools: {name!r} is called {getattr(tool, 'name', None)!r} and {spec.name!r}")
     check(spec)
-    return tool
+    return _Own(tool)

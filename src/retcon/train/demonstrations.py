@@ -6,9 +6,10 @@ The formats are those of `retcon purify`, so that what it wrote can be learnt fr
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from retcon.chat.chat import Chat
 from retcon.chat.render import Told, render
@@ -24,6 +25,7 @@ from retcon.transcripts.reading.items import context_of, find_items, text_of
 from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json
 
+T = TypeVar("T")
 OURS = "retcon"
 SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
 SYSTEM = frozenset({"system", "developer"})
@@ -37,30 +39,40 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
     neither, has ids of another vocabulary, or holds text where it should have ids; and where nothing is left to learn.
     """
     samples: list[Sample] = []
-    long: list[int] = []
     for record, trajectory in read_rendered(file, chat):
         try:
             sample = to_sample(trajectory, scored=False)
         except MissingIds as error:
             raise RecordError(f"{record.where}: {error}: an audit? Give what `retcon purify` wrote to -o") from error
-        if max(sample.ids, default=0) >= vocabulary:
-            raise RecordError(f"{record.where}: id {max(sample.ids)}, and the model has {vocabulary}: another model's")
-        if not any(sample.mask):
-            continue
-        if max_tokens is not None and len(sample.ids) > max_tokens:
-            long.append(len(sample.ids))
-        else:
+        refuse_other_vocabulary(sample.ids, vocabulary, record.where)
+        if any(sample.mask):
             samples.append(sample)
-    if long:
-        told = (
-            f"{file}: {len(long)} of {len(long) + len(samples)} demonstrations are longer than the model's {max_tokens}"
-        )
-        if not samples:
-            raise RecordError(f"{told} positions: none is left to learn from")
-        warnings.warn(f"{told} positions (the longest has {max(long)}), and are left out", TaskWarning, stacklevel=2)
     if not samples:
         raise RecordError(f"{file} holds no trajectory to learn from")
-    return samples
+    return short_enough(samples, lambda sample: len(sample.ids), max_tokens, file, "demonstrations")
+
+
+def refuse_other_vocabulary(ids: Sequence[int], vocabulary: int, where: str) -> None:
+    """Raises RecordError where the model has not all of these ids."""
+    if max(ids, default=0) >= vocabulary:
+        raise RecordError(f"{where}: id {max(ids)}, and the model has {vocabulary}: another model's")
+
+
+def short_enough(found: list[T], length: Callable[[T], int], most: int | None, file: Path, what: str) -> list[T]:
+    """Those that a model with `most` positions has room for, None for any number. what: names them, in messages.
+
+    Warns (TaskWarning) where some are left out, raises RecordError where that is all of them.
+    """
+    if most is None:
+        return found
+    long = [length(one) for one in found if length(one) > most]
+    if not long:
+        return found
+    said = f"{file}: {len(long)} of {len(found)} {what} are longer than the model's {most} positions"
+    if len(long) == len(found):
+        raise RecordError(f"{said}: none is left to learn from")
+    warnings.warn(f"{said} (the longest has {max(long)}), and are left out", TaskWarning, stacklevel=3)
+    return [one for one in found if length(one) <= most]
 
 
 def read_rendered(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,20 +11,20 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 
+from retcon.build import build_chat
 from retcon.config.schema import DPOSection, Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training, start_model
-from retcon.rollout.world import open_rollout_chat
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
-from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
+from retcon.train.optim import apply, warmup_cosine
 from retcon.train.preferences import Preference, read_preferences
-from retcon.train.session import OnStep, Session
+from retcon.train.session import OnStep, Session, Training, train
 
 
 def dpo_loss(
@@ -63,28 +62,19 @@ def run_dpo(
     folder = model_folder(start)
     where = place_training(recipe, folder, ("dtype",))
     config = load_config(folder).get_text_config()
-    chat = open_rollout_chat(recipe, folder)
     longest = getattr(config, "max_position_embeddings", None)
-    preferences = read_preferences(pairs, chat, vocabulary=config.vocab_size, max_tokens=longest)
+    preferences = read_preferences(pairs, build_chat(recipe, folder), vocabulary=config.vocab_size, max_tokens=longest)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
     run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs)
-    if run.finished:
-        return run.final
-    run.note_place(where.line)
-    if on_place is not None:
-        on_place(where)
     section = recipe.dpo
-    with torch_settings(where):
+
+    known: Tensor
+
+    def evaluate_reference() -> None:
+        nonlocal known
         known = _reference(recipe, folder, where, preferences)
-        session = Session(
-            run,
-            recipe=recipe,
-            place=where,
-            start=start,
-            optimize=partial(adamw, lr=section.lr, weight_decay=section.weight_decay),
-            every=section.checkpoint_every,
-            on_step=on_step,
-        )
+
+    def steps(session: Session) -> None:
         with session.interruptible():
             while session.step < section.steps:
                 began = time.perf_counter()
@@ -99,7 +89,9 @@ def run_dpo(
                     computing=session.computing,
                 )
                 session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
-        return session.finish()
+
+    training = Training(run, recipe, where, start, section)
+    return train(training, steps, first=evaluate_reference, on_step=on_step, on_place=on_place)
 
 
 def dpo_step(

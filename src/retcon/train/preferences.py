@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from retcon.chat.chat import Chat
-from retcon.core.errors import RecordError, TaskWarning
+from retcon.core.errors import RecordError
 from retcon.core.types import Sample, Trajectory
 from retcon.store.records import open_source
-from retcon.train.demonstrations import rendered
+from retcon.train.demonstrations import refuse_other_vocabulary, rendered, short_enough
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json
@@ -37,27 +36,20 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
     vocabulary; and where there is no pair.
     """
     found: list[Preference] = []
-    long = 0
     for record in open_source(file).records:
         try:
             pair = _pair(decoded(record), chat, record.where)
         except RecordError as error:
             raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
-        highest = max(*pair.chosen.ids, *pair.rejected.ids)
-        if highest >= vocabulary:
-            raise RecordError(f"{record.where}: id {highest}, and the model has {vocabulary}: another model's")
-        if max_tokens is not None and max(len(pair.chosen.ids), len(pair.rejected.ids)) > max_tokens:
-            long += 1
-        else:
-            found.append(pair)
-    if long:
-        told = f"{file}: {long} of {long + len(found)} pairs are longer than the model's {max_tokens} positions"
-        if not found:
-            raise RecordError(f"{told}: none is left to learn from")
-        warnings.warn(f"{told}, and are left out", TaskWarning, stacklevel=2)
+        refuse_other_vocabulary((*pair.chosen.ids, *pair.rejected.ids), vocabulary, record.where)
+        found.append(pair)
     if not found:
         raise RecordError(f"{file} holds no pair")
-    return found
+    return short_enough(found, _length, max_tokens, file, "pairs")
+
+
+def _length(pair: Preference) -> int:
+    return max(len(pair.chosen.ids), len(pair.rejected.ids))
 
 
 def _pair(value: Json, chat: Chat, where: str) -> Preference:

@@ -1,29 +1,34 @@
-"""Reinforcement learning: GRPO and DAPO on rollouts that call tools, purified and selected as the recipe says."""
+"""Reinforcement learning: GRPO and DAPO on rollouts that call tools, purified and selected as the recipe says.
+
+From top to bottom: a run, its steps; a step, and what it draws.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from itertools import islice
 from pathlib import Path
 
+from retcon.build import build_chat, build_tasks
 from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.seeds import derive
 from retcon.models.devices import OnPlace
 from retcon.models.placing import model_folder, place_training
-from retcon.rollout.world import open_rollout_chat
 from retcon.runs.folder import RunFolder, open_run
+from retcon.select.drop import drop_infrastructure
 from retcon.store.fingerprint import fingerprint
-from retcon.tasks.registry import TaskSet, task_set
+from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
-from retcon.train.optim import adamw, torch_settings
 from retcon.train.prompts import Prompts
 from retcon.train.rollout_metrics import rollout_metrics
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
-from retcon.train.selection import draw_groups, selection_metrics, to_train
-from retcon.train.session import OnStep, Session
-from retcon.train.update import group_samples, update
+from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
+from retcon.train.session import OnStep, Session, Training, train
+from retcon.train.update import rewards_of, to_samples, update
 
 KEEP_ROLLOUTS_EVERY = 10
 
@@ -51,30 +56,15 @@ def run_rl(
     """
     folder = model_folder(start)
     start_id = fingerprint(folder)
-    tasks = tasks or task_set(recipe.task.name)
-    chat = open_rollout_chat(recipe, folder, tasks.system)
-    prompts = Prompts(recipe, tasks, chat=chat, model=start_id)
+    tasks = tasks or build_tasks(recipe)
+    prompts = Prompts(recipe, tasks, chat=build_chat(recipe, folder, tasks), model=start_id)
     where = place_training(recipe, folder)
     run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs}, tasks=tasks.name)
-    if run.finished:
-        return run.final
-    run.note_place(where.line)
-    if on_place is not None:
-        on_place(where)
-    config = recipe.rl
-    with torch_settings(where):
-        session = Session(
-            run,
-            recipe=recipe,
-            place=where,
-            start=start,
-            optimize=partial(adamw, lr=config.lr, weight_decay=config.weight_decay),
-            every=config.checkpoint_every,
-            on_step=on_step,
-        )
-        if session.step < config.steps:
-            asyncio.run(_train(recipe, run, session, folder, prompts))
-        return session.finish()
+
+    def steps(session: Session) -> None:
+        asyncio.run(_train(recipe, run, session, folder, prompts))
+
+    return train(Training(run, recipe, where, start, recipe.rl), steps, on_step=on_step, on_place=on_place)
 
 
 async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, prompts: Prompts) -> None:
@@ -82,23 +72,24 @@ async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Pa
     async with open_rollouts(recipe, weights, tokenizer, prompts.tasks, reserved=reserved) as rollouts:
         stream = prompts.after(session.drawn)
         while session.step < recipe.rl.steps:
-            await _step(recipe, run, session, rollouts, stream)
+            await _step(run, session, rollouts, stream)
 
 
-async def _step(
-    recipe: Recipe, run: RunFolder, session: Session, rollouts: TrainingRollouts, prompts: Iterator[Task]
-) -> None:
-    step = session.step + 1
-    began, before = time.perf_counter(), replace(rollouts.engine.stats)
+async def _step(run: RunFolder, session: Session, rollouts: TrainingRollouts, prompts: Iterator[Task]) -> None:
+    recipe, step = rollouts.recipe, session.step + 1
+    began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
-        drawn = await draw_groups(recipe, rollouts, prompts, step=step)
+        drawn = await draw_groups(rollouts, prompts, step=step)
     except asyncio.CancelledError:
         session.save()  # Ctrl-C: the weights are those of the last whole step
         raise
     rollouts.rest()
     rolled_out = time.perf_counter()
 
-    samples = [sample for group in to_train(recipe, drawn) for sample in group_samples(group, recipe.rl)]
+    samples = []
+    for group in to_train(recipe, drawn):
+        advantages = recipe.rl.advantages(rewards_of(group))
+        samples += to_samples(group, advantages, recipe.rl)
     losses = update(
         session.model,
         session.optimizer,
@@ -113,7 +104,7 @@ async def _step(
 
     if step % KEEP_ROLLOUTS_EVERY == 0 or step in (1, recipe.rl.steps):
         run.keep_trajectories(step, (t for group in drawn.made for t in group))
-    session.done(
+    session.done(  # checkpoint, where it is time, and log
         {
             **rollout_metrics(drawn.made),
             **selection_metrics(recipe, drawn),
@@ -125,3 +116,32 @@ async def _step(
         },
         drawn=len(drawn.made),
     )
+
+
+async def draw_groups(rollouts: TrainingRollouts, prompts: Iterator[Task], *, step: int) -> Drawn:
+    """Draws the step's prompts, rolls out a group of each, drops what faults took, and selects; with dynamic sampling
+    again, for more prompts, until enough groups teach something or a bound is met.
+
+    Raises SandboxUnavailable where the first prompts lose all of their groups to faults.
+    """
+    recipe = rollouts.recipe
+    dynamic = dynamic_sampling(recipe)
+    drawn = Drawn()
+    missing = recipe.rl.prompts
+    while True:
+        tasks = list(islice(prompts, missing))
+        if len(tasks) < missing:
+            raise RecipeError(f"step {step}: the prompts have come to an end; give run_rl a task set that goes on")
+        for task, group in zip(tasks, await rollouts.of(tasks, step=step), strict=True):
+            left = drop_infrastructure(group)
+            seed = derive("select", recipe.run.seed, step, task.id)
+            drawn.add(group, recipe.select.select(left, recipe.rl.group, seed=seed) if left else [])
+        if not any(drawn.kept):
+            raise SandboxUnavailable(
+                f"step {step}: infrastructure faults left fewer than two rollouts of every group; see `retcon doctor`, "
+                "then run the same command again to go on"
+            )
+        missing = dynamic.to_draw(drawn.kept, rounds=drawn.rounds) if dynamic else 0
+        if not missing:
+            return drawn
+        drawn.rounds += 1

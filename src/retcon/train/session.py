@@ -1,4 +1,4 @@
-"""One session of a run: where it starts, what it has cost, and how its steps are kept."""
+"""A training, whatever it learns from: where it starts, what it has cost, and how its steps are kept."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from retcon.config.schema import Recipe
-from retcon.models.devices import Placement
+from retcon.models.devices import OnPlace, Placement
 from retcon.models.lora import Adapter
 from retcon.models.placing import model_folder, start_model
 from retcon.runs.cost import Cost, Meter
@@ -28,35 +30,78 @@ from retcon.train.checkpoint import (
     save_model,
 )
 from retcon.train.kernels.computing import computing_of
+from retcon.train.optim import adamw, torch_settings
 from retcon.train.sync import EngineWeights
 
 Metrics = Mapping[str, float | None]
 OnStep = Callable[[Metrics], None]
 
 
+class Steps(Protocol):
+    """What sections of trainings have in common: their steps, and their optimiser."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def checkpoint_every(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a training is. start: the folder, or name, of the model that it starts from. section: its own of the recipe.
+    betas: AdamW's."""
+
+    run: RunFolder
+    recipe: Recipe
+    place: Placement
+    start: str | Path
+    section: Steps
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+def train(
+    training: Training,
+    steps: Callable[[Session], None],
+    *,
+    first: Callable[[], None] = lambda: None,
+    on_step: OnStep | None = None,
+    on_place: OnPlace | None = None,
+) -> Path:
+    """Takes a run to its end; returns the folder of the final model, at once where the run is finished. steps: takes
+    the steps that a session has before it. first: done before the model is loaded, so that what it needs is not in
+    memory beside it. on_step gets each step's metrics, on_place where it computes, before it does."""
+    run, where = training.run, training.place
+    if run.finished:
+        return run.final
+    run.note_place(where.line)
+    if on_place is not None:
+        on_place(where)
+    with torch_settings(where):
+        first()
+        session = Session(training, on_step)
+        if session.step < training.section.steps:
+            steps(session)
+        return session.finish()
+
+
 class Session:
     """Model, optimiser and step of a run that begins or goes on; `step` steps are done, `drawn` prompts were drawn.
     `computing`: how its steps are to be computed.
 
-    The model is that of the newest checkpoint, or the one that `start` names, on the device of `place`; with the
-    recipe's adapters in it, which then alone come from the checkpoint. `optimize` makes its optimiser. Raises
-    CheckpointError for a checkpoint that is broken.
+    The model is that of the newest checkpoint, or the one that the training starts from, on the device of its place;
+    with the recipe's adapters in it, which then alone come from the checkpoint. Raises CheckpointError for a checkpoint
+    that is broken.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        *,
-        recipe: Recipe,
-        place: Placement,
-        start: str | Path,
-        optimize: Callable[[PreTrainedModel], torch.optim.Optimizer],
-        every: int,
-        on_step: OnStep | None,
-    ) -> None:
-        self._run, self._recipe, self._place, self._start = run, recipe, place, start
-        self._every, self._on_step = every, on_step
-        self.computing = computing_of(recipe.compute, place)
+    def __init__(self, training: Training, on_step: OnStep | None) -> None:
+        run, section = training.run, training.section
+        self._run, self._recipe, self._place, self._start = run, training.recipe, training.place, training.start
+        self._every, self._on_step = section.checkpoint_every, on_step
+        self.computing = computing_of(training.recipe.compute, training.place)
         checkpoint = newest_checkpoint(run)
         progress = Progress() if checkpoint is None else read_progress(checkpoint)
         self.step, self.drawn, spent = progress.step, progress.drawn, progress.spent
@@ -68,7 +113,7 @@ class Session:
         )
         self._meter = Meter(spent)
         self.model, self._adapter = self._load(checkpoint)
-        self.optimizer = optimize(self.model)
+        self.optimizer = adamw(self.model, section.lr, weight_decay=section.weight_decay, betas=training.betas)
         if checkpoint is not None:
             load_optimizer(checkpoint, self.model, self.optimizer)
         self._saved = self.step

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
+from retcon.build import build_chat
 from retcon.config.schema import Recipe, SFTSection
 from retcon.core.seeds import derive
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
-from retcon.rollout.world import open_rollout_chat
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
 from retcon.train.demonstrations import read_samples
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
-from retcon.train.optim import adamw, apply, torch_settings, warmup_cosine
-from retcon.train.session import OnStep, Session
+from retcon.train.optim import apply, warmup_cosine
+from retcon.train.session import OnStep, Session, Training, train
 
 BETAS = (0.9, 0.95)
 
@@ -54,28 +53,15 @@ def run_sft(
     config = load_config(start)
     samples = read_samples(
         demonstrations,
-        open_rollout_chat(recipe, start),
+        build_chat(recipe, start),
         vocabulary=config.get_text_config().vocab_size,
         max_tokens=getattr(config.get_text_config(), "max_position_embeddings", None),
     )
     inputs = {"model": fingerprint(start), "demonstrations": fingerprint(demonstrations)}
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
-    if run.finished:
-        return run.final
-    run.note_place(where.line)
-    if on_place is not None:
-        on_place(where)
     section = recipe.sft
-    with torch_settings(where):
-        session = Session(
-            run,
-            recipe=recipe,
-            place=where,
-            start=recipe.model.path,
-            optimize=partial(adamw, lr=section.lr, weight_decay=section.weight_decay, betas=BETAS),
-            every=section.checkpoint_every,
-            on_step=on_step,
-        )
+
+    def steps(session: Session) -> None:
         with session.interruptible():
             while session.step < section.steps:
                 began = time.perf_counter()
@@ -86,7 +72,9 @@ def run_sft(
                     session.model, session.optimizer, batch, section, session.step, computing=session.computing
                 )
                 session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
-        return session.finish()
+
+    training = Training(run, recipe, where, recipe.model.path, section, betas=BETAS)
+    return train(training, steps, on_step=on_step, on_place=on_place)
 
 
 def sft_step(

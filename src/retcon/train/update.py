@@ -1,10 +1,10 @@
-"""From selected groups to new weights: advantages, samples, minibatch updates."""
+"""From selected groups to new weights: samples, minibatch updates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -13,55 +13,40 @@ from retcon.config.schema import RLSection
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.purify.weights import splice_weights
-from retcon.train.algorithms.advantage import dapo, grpo
-from retcon.train.algorithms.loss import Aggregate, Loss, Totals, negative_spliced, policy_loss
 from retcon.train.batch import check_scored, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
+from retcon.train.loss import Loss, Totals, negative_spliced
 from retcon.train.old_logprobs import Mismatch, recompute
 from retcon.train.optim import apply
-
-
-@dataclass(frozen=True, slots=True)
-class Algorithm:
-    """advantage: (G,) rewards to (G,) advantages. aggregate: how the loss is averaged. clip_low, clip_high: ε_low and
-    ε_high where the recipe leaves them to the algorithm."""
-
-    advantage: Callable[[Sequence[float]], list[float]]
-    aggregate: Aggregate
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-
-
-ALGORITHMS: dict[str, Algorithm] = {
-    "grpo": Algorithm(grpo, "sequence"),  # arXiv 2402.03300 has one ε, whose value it does not tell: PPO's .2
-    "dapo": Algorithm(dapo, "token", clip_high=0.28),  # arXiv 2503.14476, section 4.1
-}
 
 METRICS = ("loss", "clip_fraction", "kl", "entropy_estimate", "grad_norm", "padding")
 
 
-def group_samples(group: Sequence[Trajectory], config: RLSection) -> list[Sample]:
-    """The samples of a graded group, each with its rollout's advantage on all of its ids.
-
-    With config.splice_weight `truncated`, spliced ids have their importance weights (see `splice_weights`). Raises
-    ValueError for an ungraded rollout, UnscoredTokens where ids to be learnt have no log-prob.
-    """
-    weigh = config.splice_weight == "truncated"
+def rewards_of(group: Sequence[Trajectory]) -> list[float]:
+    """Those of a group's rollouts. Raises ValueError for one that is not graded."""
     rewards = []
     for trajectory in group:
         if trajectory.reward is None:
             raise ValueError(f"trajectory {trajectory.id} has no reward: drop infrastructure faults first")
         rewards.append(trajectory.reward)
+    return rewards
+
+
+def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
+    """The samples of a group, each with its rollout's advantage on all of its ids.
+
+    With config.splice_weight `truncated`, spliced ids have their importance weights (see `splice_weights`). Raises
+    UnscoredTokens where ids to be learnt have no log-prob.
+    """
+    weigh = config.splice_weight == "truncated"
     return [
         replace(
             sample,
             advantages=(advantage,) * len(sample.ids),
             weights=splice_weights(trajectory, config.splice_weight_cap) if weigh else None,
         )
-        for trajectory, sample, advantage in zip(
-            group, map(to_sample, group), ALGORITHMS[config.algorithm].advantage(rewards), strict=True
-        )
+        for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
 
 
@@ -139,16 +124,6 @@ def minibatch_update(
 
 def _loss(part: Part, config: RLSection, totals: Totals) -> Loss:
     batch = part.batch
-    algorithm = ALGORITHMS[config.algorithm]
-    return policy_loss(
-        part.logprobs,
-        batch.old_logprobs,
-        batch.advantages,
-        batch.mask,
-        clip_low=algorithm.clip_low if config.clip_low == "auto" else config.clip_low,
-        clip_high=algorithm.clip_high if config.clip_high == "auto" else config.clip_high,
-        aggregate=algorithm.aggregate,
-        totals=totals,
-        muted=negative_spliced(batch.advantages, batch.spliced) if config.mask_negative_spliced else None,
-        weights=batch.weights,
-    )
+    muted = negative_spliced(batch.advantages, batch.spliced) if config.mask_negative_spliced else None
+    loss: Loss = config.loss(part.logprobs, batch, totals, muted=muted)
+    return loss

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from retcon.build import open_context
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable, SessionLost
 from retcon.core.types import ToolCall
 from retcon.engine.scripted import ScriptedEngine
-from retcon.rollout.world import open_world
 from retcon.sandbox.client import SandboxClient, SandboxRouter
 from retcon.sandbox.types import Limits
 from retcon.tools.python import PythonTool
@@ -179,19 +179,20 @@ def test_sessions_stay_with_their_server_and_are_lost_with_it() -> None:
     asyncio.run(work())
 
 
-def test_rollouts_live_in_a_world_whose_sandbox_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_whose_sandbox_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETCON_SANDBOX_TOKEN", "t")
 
     async def work() -> None:
         with server("--workers", "1", "--token", "t") as one:
             recipe = load_recipe(None, [f"sandbox.url={one.url}", "sandbox.output_chars=2000"])
             tokenizer = ByteTokenizer()
-            async with open_world(recipe, ScriptedEngine(tokenizer, []), Chat(tokenizer)) as world:
-                assert isinstance(world.tool, PythonTool)
-                said = await world.tool(ToolCall("c", "python", {"code": "print(6 * 7)"}, 0))
+            async with open_context(recipe, ScriptedEngine(tokenizer, []), Chat(tokenizer)) as context:
+                tool = context.tools["python"]
+                assert isinstance(tool, PythonTool)
+                said = await tool(ToolCall("c", "python", {"code": "print(6 * 7)"}, 0))
                 assert (said.text, said.status) == ("42", "ok")
                 one.stop(signal.SIGKILL)
-                assert (await world.tool(ToolCall("c", "python", {"code": "1"}, 0))).status == "infrastructure"
+                assert (await tool(ToolCall("c", "python", {"code": "1"}, 0))).status == "infrastructure"
 
     asyncio.run(work())
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retcon import __version__
+from retcon.build import build_repair
 from retcon.cli.arguments import command_line
 from retcon.cli.doctor import look_at_machine
 from retcon.cli.quickstart.plan import Plan
@@ -57,7 +58,7 @@ def finish(plan: Plan, seconds: float, command: str, console: Console) -> None:
 def _showcase(plan: Plan) -> tuple[Trajectory, Path] | None:
     """A repaired trajectory of the last run that was purified."""
     for (arm, seed), (training, _) in reversed(plan.arms.items()):
-        if training.recipe.repair.kind != "none" and (found := showcase_in(plan.run_folder(arm, seed))):
+        if build_repair(training.recipe) is not None and (found := showcase_in(plan.run_folder(arm, seed))):
             return found
     return None
 

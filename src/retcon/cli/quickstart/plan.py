@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retcon.cli.quickstart.jobs import Job
+from retcon.config.keys import homes
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe
+from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.shipped import find_recipe, shipped_recipes
 from retcon.core.errors import RecipeError, nearest
 
 COLD_START = "quickstart/cold_start"
 PREFIX = "quickstart/"
 COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "sft")
-ARM_SECTIONS = ("compute", "lora", "task", "rollout", "repair", "select", "sandbox", "rl", "evaluate")
+ARM_SECTIONS = ("compute", "lora", "engine", "task", "rollout", "repair", "select", "sandbox", "rl", "evaluate")
 REFUSED = ("repair.kind", "select.kind")
 FROM_SCRATCH = ("model.path=scratch", "sft.demonstrations=10000", "sft.steps=800", "sft.lr=4e-3")
 """A new model must learn words, numbers and copying besides the tool habit: 4 to 6 minutes instead of one."""
@@ -58,22 +59,38 @@ def make_plan(
     """
     recipes = {arm: _arm_recipe(arm) for arm in arms}
     for override in overrides:
-        load_recipe(None, [override])
         key = override.partition("=")[0].strip()
         if key in REFUSED:
             raise RecipeError(f"override '{override}': {key} is what tells the arms apart; choose them with --arms")
+        _refuse_unless_some_arm_takes(override, list(recipes.values()))
     scratch = FROM_SCRATCH if from_scratch else ()
     cold = _cold_start(
         out,
         [*scratch, *_of(overrides, COLD_SECTIONS)],
-        _of(overrides, ("compute", "task", "rollout", "sandbox", "evaluate")),
+        _of(overrides, ("compute", "engine", "task", "rollout", "sandbox", "evaluate")),
     )
     first = cold[0].recipe.run.seed
     plan = Plan(out, cold, (*overrides, *(["--from-scratch"] if from_scratch else ())))
     for seed in range(first, first + seeds):
         for arm, recipe in recipes.items():
-            plan.arms[arm, seed] = _arm(plan, arm, recipe, seed, _of(overrides, ARM_SECTIONS))
+            own = [o for o in _of(overrides, ARM_SECTIONS) if not _of_another_kind(recipe, o)]
+            plan.arms[arm, seed] = _arm(plan, arm, recipe, seed, own)
     return plan
+
+
+def _refuse_unless_some_arm_takes(override: str, recipes: Sequence[str]) -> None:
+    """Raises RecipeError where the override is wrong, or of a kind that no arm is of."""
+    taking = [recipe for recipe in recipes if not _of_another_kind(recipe, override)]
+    load_recipe(find_recipe((taking or recipes)[0]), [override])
+
+
+def _of_another_kind(recipe: str, override: str) -> bool:
+    """Whether the override sets a key of a kind that the recipe is not of: such as SAAR's γ where nothing repairs."""
+    section, _, key = override.partition("=")[0].strip().partition(".")
+    if section not in SECTIONS or not (kinds := homes(section, key)):
+        return False
+    about = getattr(load_recipe(find_recipe(recipe)), section)
+    return getattr(about, about.chosen_by) not in kinds
 
 
 def _cold_start(out: Path, overrides: Sequence[str], evaluation: Sequence[str]) -> tuple[Stage, Stage]:

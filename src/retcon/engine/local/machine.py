@@ -10,9 +10,14 @@ from retcon.core.memory import available_memory
 
 KERNELS = "256"
 """Kernels that oneDNN keeps, of 1,024 by default: one for each shape, and batches have many. All of them together take
-hundreds of MiB; making one anew takes less than running it. What the environment says goes first."""
-for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_name, KERNELS)
+hundreds of MiB; making one anew takes less than running it."""
+
+
+def bound_kernels() -> None:
+    """Have oneDNN keep KERNELS kernels; what the environment says goes first. It looks when it makes its first one, so
+    that this does nothing in a process whose torch has computed before."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, KERNELS)
 
 
 def free_memory(device: torch.device) -> int:

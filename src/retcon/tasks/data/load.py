@@ -23,7 +23,7 @@ from retcon.tasks.data.overlap import EvaluationIndex
 from retcon.tasks.data.programs import CODE
 from retcon.tasks.data.rows import Row, read_rows
 from retcon.tasks.data.text import key
-from retcon.tasks.registry import TASK_SETS
+from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class _Loader:
         if origin in ("family", "import"):
             if role == "evaluation":
                 raise DataError(f"evaluation_path = {source.path}: it is a task set of its own; name rows (a file)")
-            tasks = TASK_SETS[source.path] if origin == "family" else imported_tasks(source.path)
+            tasks = task_set(source.path) if origin == "family" else imported_tasks(source.path)
             return ReadSource(source, origin, tasks.name, tasks=tasks)
         alone = self._settings.name if source.path == self._settings.path else ""
         read = ReadSource(source, origin, alone or short_name(source.path))

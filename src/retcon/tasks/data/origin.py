@@ -7,11 +7,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
+from retcon.config.schema import TaskSection
 from retcon.core.errors import nearest
 from retcon.store.compression import plain_name
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.rows import SUFFIXES, is_data_file
-from retcon.tasks.registry import TASK_SETS, TaskSet
+from retcon.tasks.registry import TaskSet
 
 Origin = Literal["file", "family", "import", "hub"]
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -22,7 +23,7 @@ def origin_of(path: str) -> Origin:
     """Raises DataError, with the nearest name, for what is none of them."""
     if Path(path).exists():
         return "file"
-    if path in TASK_SETS:
+    if path in families():
         return "family"
     if _IMPORT.fullmatch(path):
         return "import"
@@ -33,9 +34,14 @@ def origin_of(path: str) -> Origin:
     folder = Path(path).parent
     there = [p.name for p in folder.iterdir() if is_data_file(p.name)] if folder.is_dir() else []
     raise DataError(
-        f"no tasks '{path}'{nearest(path, [*TASK_SETS, *there])}: give a file ({', '.join(SUFFIXES)}), a family "
-        f"({', '.join(TASK_SETS)}), a data set of the hub (ORG/NAME), or my_package.my_module:MyTasks"
+        f"no tasks '{path}'{nearest(path, [*families(), *there])}: give a file ({', '.join(SUFFIXES)}), a family "
+        f"({', '.join(families())}), a data set of the hub (ORG/NAME), or my_package.my_module:MyTasks"
     )
+
+
+def families() -> list[str]:
+    """The task families that need no data."""
+    return [name for name in TaskSection.kinds.names if name != "file"]
 
 
 def short_name(path: str) -> str:

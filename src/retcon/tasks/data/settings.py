@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -54,11 +55,12 @@ class TaskSource(_Reading):
 class FileTaskSettings(_Reading):
     """The section [task] of kind `file`."""
 
-    kind: Literal["file"] = "file"
     path: str = Field("", description="a file (.jsonl, .json, .csv, .tsv, .parquet, also .gz, .zst), a family such as "
         "numbers, a hub data set ORG/NAME, or my_package.my_module:MyTasks")  # fmt: skip
     sources: tuple[TaskSource, ...] = Field((), description="several, in place of path: each with path and weight, and "
         "what differs from the keys here")  # fmt: skip
+    rewards: Literal["signed", "binary", "graded"] = Field("signed", description="signed: 1 right, -1 wrong; binary: "
+        "1 and 0; graded: the grader's score, from 0 to 1")  # fmt: skip
     name: str = Field("", description="of the task set; empty: by its file")
     system: str = Field("", description="the system prompt of rows that bring none")
     evaluation_path: str = Field("", description="a source, as path, of the problems to evaluate on")
@@ -115,4 +117,4 @@ class FileTaskSettings(_Reading):
         loaded.refuse_overlap()
         tasks = loaded.tasks()
         loaded.warn_of_drops()
-        return tasks
+        return replace(tasks, rewards=self.rewards)

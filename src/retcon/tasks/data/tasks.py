@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.tasks.graders.plain import grade as grade_text
 from retcon.tasks.graders.text import final_answer
-from retcon.tasks.registry import RIGHT, WRONG, TaskSet
+from retcon.tasks.registry import RIGHT, WRONG, Grade, TaskSet
 from retcon.tasks.types import Task
 
-Grade = Callable[[Task, Trajectory], Trajectory | Awaitable[Trajectory]]
 FAMILY = "family"  # in the meta of tasks that another task set made, and grades
 LOOK = 100  # tasks of another task set that its identity is told by
 
@@ -62,13 +61,14 @@ class Part:
 class DataTasks:
     """Tasks from data. system: of tasks that bring none. parts: what trains. held_out: what evaluates, besides what
     parts that are task sets hold out themselves. identity: JSON types, what the run manifest keeps; two sets with one
-    `identity["fingerprint"]` hold the same tasks."""
+    `identity["fingerprint"]` hold the same tasks. rewards: as in `GradeSettings`."""
 
     name: str
     system: str | None
     parts: tuple[Part, ...]
     held_out: tuple[Task, ...]
     identity: Mapping[str, Any]
+    rewards: Literal["signed", "binary", "graded"] = "signed"
     grader: Grade | None = field(default=None, compare=False)
 
     @property

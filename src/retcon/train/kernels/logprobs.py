@@ -64,9 +64,7 @@ def learnt_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int
 
 class _Logprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917 - autograd passes by position
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int) -> Tensor:
         words = max(1, chunk // max(1, len(hidden)))
         ctx.words = words
         if words >= len(weight):

@@ -22,11 +22,6 @@ def grpo(rewards: Sequence[float], *, epsilon: float = EPSILON) -> list[float]:
     return [c / scale for c in centred]
 
 
-def dapo(rewards: Sequence[float], *, epsilon: float = EPSILON) -> list[float]:
-    """As GRPO: DAPO (arXiv 2503.14476, equation 9) changes the clip, the mean and which groups are kept, not this."""
-    return grpo(rewards, epsilon=epsilon)
-
-
 def dr_grpo(rewards: Sequence[float]) -> list[float]:
     """Â_i = r_i - mean(r): Dr. GRPO (arXiv 2503.20783, section 3.2), which does not weigh groups by difficulty.
 

@@ -1,0 +1,189 @@
+"""From a recipe to the objects that it means: the only place that constructs them. Brings no torch by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retcon.chat.chat import Chat
+from retcon.chat.opening import open_chat
+from retcon.config.schema import Recipe, SandboxSection
+from retcon.core.errors import MissingExtra, RecipeError
+from retcon.core.installing import how_to_install
+from retcon.engine.types import EngineSetup, Generator, SamplingParams, TrainableEngine
+from retcon.purify.mixing import Schedule, constant
+from retcon.purify.types import Repair
+from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.sandbox.client import SandboxRouter, token_from_environment
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits, Sandbox
+from retcon.tasks.grading.grading import GradeSettings, Grading
+from retcon.tasks.registry import TaskSet, Ungraded
+from retcon.tools.kind import ToolSetup
+from retcon.tools.loading import find_tools
+from retcon.tools.types import StatefulTool, Tool
+
+if TYPE_CHECKING:  # it brings torch
+    from transformers import PreTrainedModel
+
+    from retcon.models.devices import OnPlace
+
+MAX_REQUESTS = 256
+"""Rollouts that are decoded side by side at most."""
+SESSIONS = 2 * MAX_REQUESTS
+"""Interpreters at a time at most: two for each of those rollouts, as one whose interpreter ended in a turn that may be
+rolled back has another besides. A rollout that waited for a place would leave its row of the batch empty."""
+
+
+def build_tasks(recipe: Recipe) -> TaskSet:
+    """The task set that the recipe names. Raises RecipeError, and what reading its data raises."""
+    tasks: TaskSet = recipe.task.build()
+    return tasks
+
+
+@asynccontextmanager
+async def open_graded(tasks: TaskSet) -> AsyncIterator[TaskSet]:
+    """The task set with the graders of its tasks at hand, where it leaves grading to others (`Ungraded`); they start
+    what they need when a task first asks for it. Raises RecipeError for a grader that is unknown."""
+    if isinstance(tasks, Ungraded):
+        async with Grading(GradeSettings(rewards=tasks.rewards)) as grading:
+            yield tasks.graded_by(grading.grade)
+    else:
+        yield tasks
+
+
+def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:
+    """The chat of the model in a folder, as `open_chat`; it shows the recipe's tools. tasks: whose system prompt it
+    has, None for none.
+
+    Raises CheckpointError, RecipeError, MissingExtra without the tokenizers package.
+    """
+    system = tasks.system if tasks is not None else None
+    specs = [kind.spec(sessions=recipe.sandbox.sessions) for kind in find_tools(recipe.rollout.tools)]
+    thinking = None if recipe.model.thinking == "default" else recipe.model.thinking == "on"
+    return open_chat(folder, style=recipe.model.style, system=system, tools=specs, thinking=thinking)
+
+
+def build_limits(recipe: Recipe) -> RolloutLimits:
+    section = recipe.rollout
+    return RolloutLimits(section.max_tokens, section.max_turns, section.lookahead_tokens)
+
+
+def build_sampling(recipe: Recipe) -> SamplingParams:
+    """How training samples, and whoever measures what it will see."""
+    section = recipe.rollout
+    return SamplingParams(
+        section.temperature, section.top_p, section.top_k, section.min_p, max_tokens=section.max_tokens
+    )
+
+
+def build_plain_sampling(recipe: Recipe) -> SamplingParams:
+    """From the model as it is: T = 1 and nothing cut off, so that it is not the recipe's own sampling."""
+    return SamplingParams(max_tokens=recipe.rollout.max_tokens)
+
+
+def build_repair(recipe: Recipe) -> Repair | None:
+    repair: Repair | None = recipe.repair.build()
+    return repair
+
+
+def build_evaluation_repair(recipe: Recipe) -> Repair | None:
+    """That of `evaluate.repair`: as [repair] says where it is of that kind, else with that kind's defaults."""
+    kind = recipe.evaluate.repair
+    section = recipe.repair if recipe.repair.kind == kind else type(recipe.repair).kinds.find(kind)()
+    repair: Repair | None = section.build()
+    return repair
+
+
+def build_schedule(recipe: Recipe) -> Schedule:
+    """The share of rollouts that is purified, step by step."""
+    section = recipe.repair
+    return Schedule(section.probability_schedule) if section.probability_schedule else constant(section.probability)
+
+
+def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, Tool | StatefulTool]:
+    """The recipe's tools, by the names that the model calls them by. Raises RecipeError where two have one name."""
+    setup = ToolSetup(sandbox, output_chars=recipe.sandbox.output_chars, sessions=recipe.sandbox.sessions)
+    tools = [kind.build(setup) for kind in find_tools(recipe.rollout.tools)]
+    return {tool.name: tool for tool in tools}
+
+
+@asynccontextmanager
+async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
+    """The recipe's servers, or a pool of workers here. Raises SandboxUnavailable."""
+    limits = Limits(cpu_seconds=section.cpu_seconds, wall_seconds=section.wall_seconds, memory_mb=section.memory_mb)
+    if section.url:
+        async with SandboxRouter(section.url, token=token_from_environment(), limits=limits) as router:
+            yield router
+    else:
+        async with SandboxPool(workers=section.workers, limits=limits, sessions=SESSIONS) as pool:
+            yield pool
+
+
+@asynccontextmanager
+async def open_context(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[RolloutContext]:
+    """What the recipe's rollouts share, its sandbox started, with its own sampling and without a repair; the engine is
+    the caller's. Raises SandboxUnavailable, RecipeError for tools."""
+    async with open_sandbox(recipe.sandbox) as sandbox:
+        tools = build_tools(recipe, sandbox)
+        yield RolloutContext(engine, chat, tools, build_limits(recipe), build_sampling(recipe))
+
+
+def build_engine(
+    recipe: Recipe,
+    model: Callable[[], PreTrainedModel],
+    chat: Chat,
+    *,
+    max_requests: int = MAX_REQUESTS,
+    reserved: int = 0,
+) -> Generator:
+    """The recipe's engine. model: gives the weights, in this process, to an engine that asks for them. max_requests,
+    reserved: as in `EngineSetup`. Raises EngineError, CheckpointError."""
+    setup = EngineSetup(
+        model=model,
+        tokenizer=chat.tokenizer,
+        max_len=recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens,
+        max_requests=min(max_requests, MAX_REQUESTS),
+        kv_memory_mb=recipe.compute.kv_memory_mb,
+        reserved=reserved,
+    )
+    engine: Generator = recipe.engine.build(setup)
+    return engine
+
+
+def build_training_engine(
+    recipe: Recipe, model: PreTrainedModel, chat: Chat, *, max_requests: int, reserved: int = 0
+) -> TrainableEngine:
+    """As `build_engine`, over weights that change. Raises RecipeError for an engine that cannot follow them."""
+    engine = build_engine(recipe, lambda: model, chat, max_requests=max_requests, reserved=reserved)
+    if not isinstance(engine, TrainableEngine):
+        raise RecipeError(
+            f"engine.kind = '{recipe.engine.kind}' cannot be trained with: it does not take weights, or tells no "
+            "statistics (retcon.engine.types.TrainableEngine)"
+        )
+    return engine
+
+
+def build_policy(recipe: Recipe, checkpoint: Path, chat: Chat, on_place: OnPlace | None = None) -> Generator:
+    """The model of a checkpoint as an engine. on_place: told where it computes, before it does. Raises CheckpointError,
+    MissingExtra without torch, RecipeError for what cannot be computed here."""
+
+    def model() -> PreTrainedModel:
+        try:
+            import torch
+
+            from retcon.models.devices import place, set_threads
+            from retcon.models.loading import load_config, load_model
+        except ImportError as error:
+            raise MissingExtra(f"evaluating needs torch ({error.name}): {how_to_install('train')}") from error
+        where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
+        if on_place is not None:
+            on_place(where)
+        loaded = load_model(checkpoint, where.rollout_dtype, attention=where.attention)
+        loaded.to(torch.device(where.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+        set_threads(where.threads)
+        return loaded
+
+    return build_engine(recipe, model, chat)

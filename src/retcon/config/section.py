@@ -1,0 +1,120 @@
+"""What sections of a recipe are made of; those of one kind among several lie beside what they build.
+
+A section that can be of several kinds (`[repair] kind = "saar"`) has a base class in `retcon.config.schema`, with the
+keys that all kinds share, and a subclass for each kind, with that kind's own keys and what builds it. Each is the only
+one in a file of its room's folder (`retcon/purify/kinds/saar.py`): to add a kind is to add a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
+
+from retcon.core.errors import RecipeError
+from retcon.core.registry import Registry
+
+if TYPE_CHECKING:
+    from retcon.config.schema import Recipe
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+def one_or_several(value: object) -> object:
+    """A string where a list of them belongs is a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Work = Literal["sft", "dpo", "rl", "demonstrations"]
+"""What depends on parts of a recipe: runs of each kind, and the demonstrations that a run learns from."""
+
+
+class Section(BaseModel):
+    """A section of a recipe: unknown keys are refused, values are fixed once read.
+
+    matters_to: what depends on it, on all of its keys (None) or on some: where one of those changes, a run cannot be
+    resumed, and demonstrations are not those that were asked for.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    matters_to: ClassVar[Mapping[Work, tuple[str, ...] | None]] = {}
+
+    @classmethod
+    def keys_for(cls, work: Work) -> tuple[str, ...]:
+        """The keys that `work` depends on."""
+        if work not in cls.matters_to:
+            return ()
+        return cls.matters_to[work] or tuple(cls.model_fields)
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises ValueError, which begins with `section: `, where this section does not go with the others."""
+
+
+class Chosen(Section):
+    """A section of which there are several kinds; one of its keys names the kind. A direct subclass has what all kinds
+    have in common, and says in which package its kinds are; where a recipe has a field of it (`OneKind`), what is read
+    is of the kind that is named, with that one's keys and no others.
+    """
+
+    kinds: ClassVar[Registry[Any]]
+    chosen_by: ClassVar[str]
+
+    def __init_subclass__(cls, *, kinds: str = "", what: str = "", chosen_by: str = "kind", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if kinds:
+            cls.kinds, cls.chosen_by = Registry(what, kinds, cls), chosen_by
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """A section that is made by its class is of that class's kind."""
+        if cls is not cls.kinds.base:
+            cls.model_fields[cls.chosen_by].default = cls.kinds.name_of(cls)
+            cls.model_rebuild(force=True)
+
+    @classmethod
+    def kind_in(cls, keys: Mapping[str, Any]) -> type[Self]:
+        """The class for a section with these keys. Raises RecipeError where what they name is unknown."""
+        named = keys.get(cls.chosen_by, cls.model_fields[cls.chosen_by].default)
+        if not isinstance(named, str):
+            raise RecipeError(f"it must be a name: {', '.join(cls.kinds.names)}, or an import path")
+        return cls.kinds.find(named)
+
+
+class OneKind:
+    """Annotates a field of a recipe whose type is a direct subclass of `Chosen`."""
+
+    def __get_pydantic_core_schema__(self, source: type[Chosen], handler: GetCoreSchemaHandler) -> CoreSchema:
+        def read(value: object, info: ValidationInfo) -> Chosen:
+            if isinstance(value, source):
+                return value
+            if not isinstance(value, Mapping):
+                raise PydanticCustomError("section", "a table of keys belongs here")
+            try:
+                kind = source.kind_in(value)
+            except RecipeError as error:
+                raise _at(source.chosen_by, value.get(source.chosen_by), error) from error
+            if info.mode == "json":  # anew, and as strictly: as Python's values, an array would be no tuple
+                return kind.model_validate_json(json.dumps(value), strict=True)
+            return kind.model_validate(value)
+
+        return core_schema.with_info_plain_validator_function(
+            read, serialization=core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True)
+        )
+
+
+def _dump(section: Chosen, info: core_schema.SerializationInfo) -> dict[str, Any]:
+    """With its kind, whether that was set or not."""
+    kind = {section.chosen_by: getattr(section, section.chosen_by)}
+    return {**kind, **section.model_dump(mode=info.mode, exclude_unset=info.exclude_unset)}
+
+
+def _at(key: str, value: object, error: RecipeError) -> ValidationError:
+    """The error as one of this key."""
+    said = PydanticCustomError("kind", "{said}", {"said": str(error)})
+    return ValidationError.from_exception_data("section", [InitErrorDetails(type=said, loc=(key,), input=value)])

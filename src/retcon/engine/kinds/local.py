@@ -1,0 +1,28 @@
+"""The local engine in a recipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from retcon.config.schema import EngineSection
+from retcon.engine.types import EngineSetup
+
+if TYPE_CHECKING:  # it brings torch
+    from retcon.engine.local.engine import LocalEngine
+
+
+class LocalSection(EngineSection):
+    """`kind = "local"`. See `LocalEngine`; what it computes with stands in [compute]."""
+
+    def build(self, setup: EngineSetup) -> LocalEngine:
+        model = setup.model()  # says what is missing where there is no torch
+        from retcon.engine.local.engine import LocalEngine
+
+        return LocalEngine(
+            model,
+            max_len=setup.max_len,
+            max_requests=setup.max_requests,
+            kv_memory_mb=setup.kv_memory_mb,
+            reserved=setup.reserved,
+            tokenizer=setup.tokenizer,
+        )

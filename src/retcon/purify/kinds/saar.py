@@ -1,0 +1,27 @@
+"""SAAR in a recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from retcon.config.schema import RepairSection
+from retcon.config.section import NonNegative, Probability
+from retcon.purify.saar import Saar
+
+FailureStatus = Literal["error", "timeout", "limit", "malformed"]
+
+
+class SaarSection(RepairSection):
+    """`kind = "saar"`. See `Saar`."""
+
+    attempts: NonNegative = Field(3, description="K: lookahead attempts at most")
+    gamma: Probability = Field(0.5, description="γ: similarity from which a repair is shallow")
+    lookahead: Literal["all", "first", "latest"] = Field(
+        "all", description="all | first | latest: which failed attempts at a turn the lookahead is shown"
+    )
+    failures: tuple[FailureStatus, ...] = ("error", "timeout", "limit", "malformed")
+
+    def build(self) -> Saar:
+        return Saar(self.attempts, self.gamma, self.lookahead, frozenset(self.failures))

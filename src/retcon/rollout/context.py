@@ -1,0 +1,47 @@
+"""What rollouts have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from retcon.chat.chat import Chat
+from retcon.engine.types import Generator, SamplingParams
+from retcon.purify.types import Repair
+from retcon.tools.types import StatefulTool, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """How far a rollout may go. max_tokens: a history has no more, prompt and observations counted; what does not fit
+    of the last turn's observations is left out of its segments. max_turns: generations that are committed; a call in
+    the last one still runs. lookahead_tokens: room beyond max_tokens for what a repair tries.
+    """
+
+    max_tokens: int
+    max_turns: int
+    lookahead_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1 or self.max_turns < 1 or self.lookahead_tokens < 0:
+            raise ValueError(f"max_tokens and max_turns must be 1 or more, lookahead_tokens 0 or more: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutContext:
+    """What many rollouts share: all but a task, its seed and its grader.
+
+    tools: by name; those that keep state are opened for each trajectory alone. sampling: its seed and stop_ids are set
+    for each generation. repair: what to do about failed turns, None to leave them. probability: p, the share of a
+    group's rollouts that have the repair. model: who writes, for the record. A frozen value: `dataclasses.replace`
+    makes another one of it.
+    """
+
+    engine: Generator
+    chat: Chat
+    tools: Mapping[str, Tool | StatefulTool]
+    limits: RolloutLimits
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    repair: Repair | None = None
+    probability: float = 1.0
+    model: str | None = None

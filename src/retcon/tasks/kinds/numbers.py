@@ -1,0 +1,47 @@
+"""The number problems (`retcon.tasks.numbers`) as a task family, with the weak teacher of a cold start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+from retcon.config.schema import TaskSection
+from retcon.core.types import Trajectory
+from retcon.tasks.grade import boxed
+from retcon.tasks.numbers import problems
+from retcon.tasks.registry import RIGHT, WRONG, CountTokens
+from retcon.tasks.teacher import WEAK, Rates, next_turn
+from retcon.tasks.types import Lesson, Task
+
+
+@dataclass(frozen=True, slots=True)
+class NumberTasks:
+    """Implements `TaskSet` and `Taught`; graded by exact match of the boxed integer. rates: how weak its teacher is."""
+
+    name: str = "numbers"
+    system: str | None = None
+    rates: Rates = WEAK
+
+    def train(self, seed: int) -> Iterator[Task]:
+        return (p.task() for p in problems(seed, "train"))
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        return [p.task() for p in islice(problems(seed, "evaluation"), count)]
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        if trajectory.stop == "infrastructure":
+            return trajectory
+        answer = boxed(trajectory.turns[-1].text) if trajectory.turns and trajectory.stop == "answer" else None
+        return replace(trajectory, answer=answer, reward=RIGHT if answer == task.answer else WRONG)
+
+    def lessons(self, seed: int) -> Iterator[tuple[Task, Lesson]]:
+        return ((p.task(), partial(next_turn, p, rates=self.rates)) for p in problems(seed, "train"))
+
+
+class Numbers(TaskSection):
+    """`kind = "numbers"`."""
+
+    def build(self, count_tokens: CountTokens | None = None) -> NumberTasks:
+        return NumberTasks()

@@ -1,0 +1,1 @@
+"""The tools that a recipe can name, one a file: a file's name is the name."""

@@ -1,0 +1,44 @@
+"""What importing does: nothing but bring names in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch", reason="what the engine and training import needs the [train] extra")
+
+PROGRAM = """
+import importlib, os, pkgutil
+import torch, transformers
+import retcon
+
+before = dict(os.environ)
+for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
+    if module.name != "retcon.__main__":
+        importlib.import_module(module.name)
+set_here = {k: v for k, v in os.environ.items() if before.get(k) != v and not k.startswith("TORCH")}  # torch's own
+assert not set_here, set_here
+"""
+LISTS = """
+import sys
+from retcon.config.save import reference
+assert "kind = " in reference()
+brought = sorted({"torch", "transformers"} & set(sys.modules))
+assert not brought, brought
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("program", [PROGRAM, LISTS], ids=["no variable is set", "all kinds are listed without torch"])
+def test_what_an_import_does_not_do(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,84 @@
+"""From a recipe to objects."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from retcon.build import (
+    build_engine,
+    build_evaluation_repair,
+    build_repair,
+    build_sampling,
+    build_schedule,
+    build_tools,
+    build_training_engine,
+)
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import load_recipe
+from retcon.core.errors import RecipeError
+from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.types import SamplingParams, TrainableEngine
+from retcon.purify.saar import Saar
+
+CHAT = Chat(ByteTokenizer())
+
+
+def no_model() -> Any:
+    raise AssertionError("nobody asked for a model")
+
+
+def test_an_engine_that_needs_no_model_loads_none() -> None:
+    engine = build_engine(load_recipe(None, ["engine.kind=scripted", 'engine.replies=["yes"]']), no_model, CHAT)
+    assert isinstance(engine, ScriptedEngine)
+    said = asyncio.run(engine.generate("a", [1], SamplingParams(stop_ids=CHAT.stop_ids)))
+    assert CHAT.tokenizer.decode(said.ids).startswith("yes")
+
+
+def test_an_engine_that_takes_no_weights_is_not_trained_with() -> None:
+    model: Any = None
+    with pytest.raises(RecipeError, match=r"engine\.kind = 'scripted' cannot be trained with"):
+        build_training_engine(load_recipe(None, ["engine.kind=scripted"]), model, CHAT, max_requests=4)
+
+
+@pytest.mark.torch
+def test_the_local_engine_can_be_trained_with() -> None:
+    pytest.importorskip("torch")
+    from retcon.engine.local.engine import LocalEngine
+    from retcon.models.placing import start_model
+
+    engine = build_training_engine(load_recipe(None), start_model("base", 0), CHAT, max_requests=4)
+    assert isinstance(engine, LocalEngine)
+    assert isinstance(engine, TrainableEngine)
+    assert (engine.max_requests, engine.max_len) == (4, 480)
+    engine.close()
+
+
+def test_repairs_of_training_and_of_evaluation() -> None:
+    assert build_repair(load_recipe(None)) is None
+    assert build_repair(load_recipe(None, ["repair.kind=saar", "repair.gamma=0.3"])) == Saar(gamma=0.3)
+    assert build_evaluation_repair(load_recipe(None, ["repair.kind=saar"])) is None
+    same = ["repair.kind=saar", "repair.gamma=0.3", "evaluate.repair=saar"]
+    assert build_evaluation_repair(load_recipe(None, same)) == Saar(gamma=0.3)
+    assert build_evaluation_repair(load_recipe(None, same[2:])) == Saar()
+    with pytest.raises(RecipeError, match=r"evaluate\.repair = .*did you mean 'saar'"):
+        load_recipe(None, ["evaluate.repair=sar"])
+
+
+def test_sampling_and_the_share_that_is_purified() -> None:
+    recipe = load_recipe(None, ["rollout.temperature=0.7", "rollout.top_k=5", "repair.probability=0.4"])
+    assert build_sampling(recipe) == SamplingParams(temperature=0.7, top_k=5, max_tokens=320)
+    assert build_schedule(recipe).at(9) == 0.4
+    falling = load_recipe(None, ["repair.probability_schedule=[[1, 1.0], [3, 0.0]]"])
+    assert [build_schedule(falling).at(step) for step in (1, 2, 3)] == [1.0, 0.5, 0.0]
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    sandbox: Any = None
+    tools = build_tools(load_recipe(None), sandbox)
+    assert list(tools) == ["python"]
+    with pytest.raises(RecipeError, match="two tools are called 'python'"):
+        build_tools(load_recipe(None, ['rollout.tools=["python", "retcon.tools.kinds.python:Python"]']), sandbox)
