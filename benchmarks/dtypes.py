@@ -37,7 +37,7 @@ from retcon.models.lora import Adapter
 from retcon.models.placing import BASE, start_model
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.kernels.computing import Computing
-from retcon.train.old_logprobs import Mismatch, recompute
+from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.optim import adamw
 from retcon.train.sync import EngineWeights
 from retcon.train.update import minibatch_update

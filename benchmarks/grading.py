@@ -1,9 +1,7 @@
 #!/usr/bin/env python
-r"""What graders get right: documented examples, gold programs, fuzzed answers, and forms of MATH-500's answers against
-other graders.
-
+r"""What graders get right: documented examples, gold programs, fuzzed answers, and forms of answers against other graders.
 python benchmarks/grading.py examples
-python benchmarks/grading.py programs --data DIR            DIR holds HumanEval.jsonl.gz and mbpp.json
+python benchmarks/grading.py programs --data DIR (HumanEval.jsonl.gz, mbpp.json)
 python benchmarks/grading.py fuzz [--count 10000] [--seed 0]
 python benchmarks/grading.py confusion --data DIR [--other PYTHON] [--show N]      DIR holds math500.jsonl
 
@@ -394,8 +392,8 @@ def main() -> None:
     args = parser.parse_args()
     figures = {"examples": examples, "programs": programs, "fuzz": fuzz, "confusion": confusion}[args.what](args)
     if args.json:
-        command = f"python benchmarks/grading.py {args.what}"
-        save(args.json, figures, command=command, measures=["src/retcon/tasks/graders", "src/retcon/tasks/grading"])
+        measures = ["src/retcon/tasks/graders", "src/retcon/tasks/grading"]
+        save(args.json, figures, command=f"benchmarks/grading.py {args.what}", measures=measures)
 
 
 if __name__ == "__main__":

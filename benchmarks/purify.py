@@ -29,8 +29,8 @@ from pathlib import Path
 import msgspec
 
 from retcon.purify.offline import Offline
+from retcon.store.foreign.records import Record
 from retcon.store.partial import Partial
-from retcon.store.records import Record
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purification import Purification

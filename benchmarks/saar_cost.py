@@ -46,6 +46,7 @@ from retcon.store import jsonl
 from retcon.tasks.kinds.numbers import NumberTasks
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.teacher import Rates
+from retcon.train.datasets.teach import demonstrations
 from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.rl import draw_groups
@@ -53,7 +54,6 @@ from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.selection import to_train
 from retcon.train.sft import run_sft
 from retcon.train.sync import EngineWeights
-from retcon.train.teach import demonstrations
 from retcon.train.update import rewards_of, to_samples, update
 
 ARMS = {

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from retcon.cli.arguments import checkpoint_folder
+from retcon.cli.common.arguments import checkpoint_folder
 from retcon.config.load import load_recipe
 from retcon.config.shipped import find_recipe
 from retcon.evaluate.difficulty import run_difficulty

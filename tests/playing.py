@@ -17,7 +17,7 @@ from retcon.engine.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.loop import rollout
+from retcon.rollout.loop import run_rollout
 from retcon.tasks.types import Task
 from retcon.tools.scripted import Answer, ScriptedTool, State
 from retcon.tools.types import StatefulTool, Tool
@@ -112,5 +112,5 @@ async def play_on(
     context = RolloutContext(
         engine, Chat(tokenizer, style=style), {"python": tool or scripted}, limits, sampling, repair
     )
-    trajectory = await rollout(TASK, context, id="t/0/0", seed=seed)
+    trajectory = await run_rollout(TASK, context, id="t/0/0", seed=seed)
     return Play(trajectory, engine, scripted)

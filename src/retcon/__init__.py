@@ -1,16 +1,52 @@
-"""Retcon: agentic RL for models that write and run Python. `import retcon` needs no torch."""
+"""Retcon: agentic RL for models that write and run Python.
+
+The names that most programs need are here; each is imported when it is asked for, and none of them brings torch.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retcon.chat.chat import Chat
+    from retcon.chat.tokenizer import ByteTokenizer
+    from retcon.engine.scripted import ScriptedEngine
+    from retcon.purify.saar import Saar
+    from retcon.rollout.context import RolloutContext, RolloutLimits
+    from retcon.rollout.loop import run_rollout
+    from retcon.sandbox.pool import SandboxPool
     from retcon.tasks.graders.plain import grade
+    from retcon.tasks.types import Task
+    from retcon.tools.python import PythonTool
 
-__all__ = ["grade"]
+__all__ = [
+    "ByteTokenizer",
+    "Chat",
+    "PythonTool",
+    "RolloutContext",
+    "RolloutLimits",
+    "Saar",
+    "SandboxPool",
+    "ScriptedEngine",
+    "Task",
+    "grade",
+    "run_rollout",
+]
 __version__ = "0.1.0"
 
-_FACE = {"grade": "retcon.tasks.graders.plain"}
+_FACE = {
+    "ByteTokenizer": "retcon.chat.tokenizer",
+    "Chat": "retcon.chat.chat",
+    "PythonTool": "retcon.tools.python",
+    "RolloutContext": "retcon.rollout.context",
+    "RolloutLimits": "retcon.rollout.context",
+    "Saar": "retcon.purify.saar",
+    "SandboxPool": "retcon.sandbox.pool",
+    "ScriptedEngine": "retcon.engine.scripted",
+    "Task": "retcon.tasks.types",
+    "grade": "retcon.tasks.graders.plain",
+    "run_rollout": "retcon.rollout.loop",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -20,3 +56,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_FACE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

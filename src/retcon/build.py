@@ -21,6 +21,7 @@ from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.registry import TaskSet, Ungraded
+from retcon.tasks.types import Task
 from retcon.tools.kind import ToolSetup
 from retcon.tools.loading import find_tools
 from retcon.tools.types import StatefulTool, Tool
@@ -37,9 +38,19 @@ SESSIONS = 2 * MAX_REQUESTS
 rolled back has another besides. A rollout that waited for a place would leave its row of the batch empty."""
 
 
-def build_tasks(recipe: Recipe) -> TaskSet:
-    """The task set that the recipe names. Raises RecipeError, and what reading its data raises."""
-    tasks: TaskSet = recipe.task.build()
+def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
+    """The task set that the recipe names. folder: of the model, which tells how long a prompt is, where that is asked.
+
+    Raises RecipeError, and what reading its data raises.
+    """
+    chats: list[Chat] = []
+
+    def count_tokens(task: Task) -> int:
+        if not chats:
+            chats.append(build_chat(recipe, folder or Path()))
+        return sum(len(segment.ids or ()) for segment in chats[0].prompt(task.question, task.system))
+
+    tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
     return tasks
 
 

@@ -13,7 +13,7 @@ from retcon.chat import registry
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.loop import rollout
+from retcon.rollout.loop import run_rollout
 from retcon.tools.scripted import ScriptedTool
 
 
@@ -47,7 +47,7 @@ def test_a_fix_takes_the_place_of_the_failure(name: str, gamma: float, words: st
     answers = {"print(1)": ("1", "ok", None), "print(a)": ("no a", "error", "NameError")}
     tool = ScriptedTool(lambda code: answers[code.strip()], spec=TOOLS[0])
     made = asyncio.run(
-        rollout(
+        run_rollout(
             TASK,
             RolloutContext(
                 engine, chat, {"python": tool}, RolloutLimits(10_000, 6, 10_000), SamplingParams(max_tokens=5000),

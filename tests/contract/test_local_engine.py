@@ -47,7 +47,7 @@ def test_a_request_that_cannot_be_served_fails_alone(qwen3: Any) -> None:
         (
             "64 tokens leave no room",
             "65 tokens are more than max_len 64",
-            "no ids",
+            "no tokens",
             f"vocabulary of {VOCAB}",
             "temperature",
             "start 0",

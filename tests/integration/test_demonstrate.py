@@ -17,7 +17,7 @@ from retcon.core.errors import RecipeError
 from retcon.store import jsonl
 from retcon.tasks.numbers import problems
 from retcon.tasks.types import Lesson, Task
-from retcon.train.teach import demonstrations, write_demonstrations
+from retcon.train.datasets.teach import demonstrations, write_demonstrations
 from training import Ones
 
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from keys import compute, evaluation, preferences, rollouts, runs, selection, supervised, updates, world  # noqa: F401
+from keys import compute, data, evaluation, preferences, rollouts, runs, selection, supervised, updates, world  # noqa: F401
 from keys.acting import CASES, Case, Lab
 from retcon.config.keys import all_keys, variants
 from retcon.config.schema import SECTIONS

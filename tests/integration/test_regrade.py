@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -41,8 +42,8 @@ def run(tmp_path: Path) -> Path:
     root = tmp_path / "run"
     (root / "trajectories").mkdir(parents=True)
     (root / "eval").mkdir()
-    (root / "run.json").write_text(json.dumps({"recipe": {"run": {"seed": SEED}, "task": {"name": "numbers"}}}))
-    about = {"checkpoint": "x", "recipe": {"task": {"name": "numbers"}, "evaluate": {"problems": 2, "seed": 5}}}
+    (root / "run.json").write_text(json.dumps({"recipe": {"run": {"seed": SEED}, "task": {"kind": "numbers"}}}))
+    about = {"checkpoint": "x", "recipe": {"task": {"kind": "numbers"}, "evaluate": {"problems": 2, "seed": 5}}}
     (root / "eval/result.json").write_text(json.dumps(about))
     lost = replace(rollout(TRAINED[2], 0, rf"\boxed{{{TRAINED[2].answer}}}", None), stop="infrastructure")
     gone = replace(rollout(TRAINED[3], 0, "", None), turns=(turn("1", "1"),), stop="infrastructure")
@@ -191,7 +192,12 @@ def test_ctrl_c_keeps_what_was_graded(run: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "retcon", "regrade", str(run), "--grader", "blocking:grade", "--jobs", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        (tmp_path / "hanging").open().close()
+        pipe = os.open(tmp_path / "hanging", os.O_RDONLY | os.O_NONBLOCK)
+        opened = select.poll()
+        opened.register(pipe)
+        while not opened.poll(100) and process.poll() is None:
+            pass  # until the grader hangs; a command that ended has said why
+        os.close(pipe)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert process.returncode == 130, said

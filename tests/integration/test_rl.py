@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from retcon.cli.arguments import checkpoint_folder
+from retcon.cli.common.arguments import checkpoint_folder
 from retcon.config.schema import LoraSection
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.engine.local.engine import LocalEngine

@@ -93,7 +93,8 @@ class Case:
         return f"{self.key}-{self.observe.__name__}"
 
     def recipe(self, value: object, lab: Lab) -> Recipe:
-        written = json.dumps(value).replace("LAB", str(lab.folder))
+        pairs = ", ".join(f"{k} = {json.dumps(v)}" for k, v in value.items()) if isinstance(value, dict) else None
+        written = (json.dumps(value) if pairs is None else f"{{ {pairs} }}").replace("LAB", str(lab.folder))
         changes = [change.replace("LAB", str(lab.folder)) for change in (*QUICK, *self.given)]
         return load_recipe(None, [*changes, f"{self.key}={written}"])
 

@@ -115,8 +115,8 @@ class Echo(ToolKind):
 
 @acts(
     "rollout.tools",
-    (["python"], ("malformed", "malformed")),
-    (["python", "keys.world:Search"], ("ok", "malformed")),
+    (["python"], ("malformed", "error")),
+    (["python", "keys.world:Search"], ("ok", "error")),
     (["keys.world:Echo"], ("malformed", "ok")),
     given=LONG,
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retcon.train.advantage import dr_grpo, grpo
+from retcon.train.objective.advantage import dr_grpo, grpo
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
 

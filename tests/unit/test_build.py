@@ -80,5 +80,5 @@ def test_two_tools_of_one_name_are_refused() -> None:
     sandbox: Any = None
     tools = build_tools(load_recipe(None), sandbox)
     assert list(tools) == ["python"]
-    with pytest.raises(RecipeError, match="two tools are called 'python'"):
+    with pytest.raises(RecipeError, match="has the name of another tool, 'python'"):
         build_tools(load_recipe(None, ['rollout.tools=["python", "retcon.tools.kinds.python:Python"]']), sandbox)

@@ -14,7 +14,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.engine.types import Generation, SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.loop import rollout
+from retcon.rollout.loop import run_rollout
 from retcon.tools.scripted import ScriptedTool
 
 TURNS = (100, 400)
@@ -64,7 +64,7 @@ def test_four_times_the_turns_cost_four_times_as_much(family: str) -> None:
         engine = Caller(chat.wrote("SAMPLED", [("python", {"code": "1"})]).ids, chat.wrote("x").ids, turns)
         tokenizer.encoded, tokenizer.decoded, tokenizer.sampled_again = 0, 0, False
         made = asyncio.run(
-            rollout(
+            run_rollout(
                 TASK,
                 RolloutContext(
                     engine,

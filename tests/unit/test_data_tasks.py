@@ -23,7 +23,7 @@ from retcon.tasks.data.overlap import EvaluationIndex
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks, shares
 from retcon.tasks.data.text import canonical
-from retcon.tasks.registry import TASK_SETS
+from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
 
 LONG = "a farmer counts the eggs of every hen in the long red barn each morning before breakfast and writes them down"
@@ -218,7 +218,6 @@ def test_shares_add_up() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "give path, or sources"),
         ({"path": "a", "sources": ["b"]}, "give path, or sources"),
         ({"sources": [{"path": "a", "weight": 1}, {"path": "b"}]}, "weight: give one to every source, or to none"),
         ({"path": "a", "weigth": 1}, "weigth"),
@@ -229,12 +228,17 @@ def test_settings_that_contradict_are_refused(settings: Any, said: str) -> None:
         FileTaskSettings(**settings)
 
 
+def test_settings_that_name_no_data_are_refused_when_they_are_opened() -> None:
+    with pytest.raises(DataError, match=r"task\.path: it is empty"):
+        FileTaskSettings().open()
+
+
 def test_a_family_and_a_task_set_of_ones_own_are_sources_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("own_tasks_for_test")
     module.Mine = Mine  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     numbers = opened("numbers")
-    assert next(numbers.train(1)).question == next(TASK_SETS["numbers"].train(1)).question
+    assert next(numbers.train(1)).question == next(task_set("numbers").train(1)).question
     assert len(numbers.evaluation(5, 0)) == 5
     mixed = FileTaskSettings(
         sources=(

@@ -19,10 +19,10 @@ from retcon.core.pair import Completion, Pair
 from retcon.core.types import Sample
 from retcon.store.pairs import write_pairs
 from retcon.train.batch import collate
+from retcon.train.datasets.preferences import Preference, read_preferences
 from retcon.train.dpo import dpo_loss, dpo_step, summed
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
-from retcon.train.preferences import Preference, read_preferences
 
 pytestmark = pytest.mark.torch
 TOKENIZER = ByteTokenizer()

@@ -14,7 +14,7 @@ import pytest
 from foreign import FORMATS, REPAIRED, answer, user, works
 from retcon.core.errors import MissingExtra, RecordError
 from retcon.purify.offline import Offline
-from retcon.store.records import open_source
+from retcon.store.foreign.records import open_source
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.purification import Purification
 

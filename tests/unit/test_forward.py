@@ -233,7 +233,7 @@ def test_models_that_cannot_be_packed_are_told_by_name():
     sliding = {"use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"]}
     windowed = Qwen3ForCausalLM(Qwen3Config(**SIZES, **sliding))
     assert why_not_packed(windowed, 16) is None
-    assert "window of 16 ids, and a sample has 17" in why_not_packed(windowed, 17)
+    assert "window of 16 tokens, and a sample has 17" in why_not_packed(windowed, 17)
 
 
 def test_prompts_are_computed_once_a_group(qwen):

@@ -23,9 +23,9 @@ from retcon.chat.types import glue, words
 from retcon.config.load import find_line
 from retcon.core.errors import nearest
 from retcon.core.types import Segment, Trajectory
-from retcon.purify import names
 from retcon.purify.noop import does_nothing
-from retcon.purify.words import referring, referring_comments
+from retcon.purify.reading import names
+from retcon.purify.reading.words import referring, referring_comments
 from retcon.report.diff import _aligned
 from retcon.report.transcript import _prompt
 from retcon.sandbox.pool.paths import to_write

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from retcon.train.loss import Totals, negative_spliced, policy_loss
+from retcon.train.objective.loss import Totals, negative_spliced, policy_loss
 
 pytestmark = pytest.mark.torch
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}

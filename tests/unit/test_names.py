@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.purify.names import assertions, effects, goals, handlers, needs, works_out
+from retcon.purify.reading.names import assertions, effects, goals, handlers, needs, works_out
 
 
 @pytest.mark.parametrize(

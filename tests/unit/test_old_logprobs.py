@@ -12,7 +12,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
 from retcon.train.kernels.computing import Computing
-from retcon.train.old_logprobs import LARGE, Mismatch, recompute
+from retcon.train.objective.old_logprobs import LARGE, Mismatch, recompute
 from retcon.train.update import update
 
 pytestmark = pytest.mark.torch

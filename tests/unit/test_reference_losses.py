@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from retcon.train.advantage import dr_grpo, grpo
-from retcon.train.loss import Aggregate, policy_loss
+from retcon.train.objective.advantage import dr_grpo, grpo
+from retcon.train.objective.loss import Aggregate, policy_loss
 
 REFERENCE = json.loads((Path(__file__).parent.parent / "reference/losses.json").read_text())
 KINDS: dict[str, tuple[float, Aggregate]] = {"grpo": (0.2, "sequence"), "dapo": (0.28, "token")}

@@ -15,7 +15,7 @@ from retcon.core.errors import RecordError, TaskWarning
 from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Observation, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.store import jsonl
-from retcon.train.demonstrations import read_samples
+from retcon.train.datasets.demonstrations import read_samples
 
 TOKENIZER = ByteTokenizer()
 CODE = "print(1)"

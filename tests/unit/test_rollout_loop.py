@@ -20,7 +20,7 @@ from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group, rollout_groups
 from retcon.rollout.lookahead import TurnLookahead
-from retcon.rollout.loop import rollout
+from retcon.rollout.loop import run_rollout
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 
@@ -252,7 +252,7 @@ def test_the_provenance_says_what_was_armed():
 def start(engine, *, tool=None, style="markdown"):
     tools = {"python": tool or ScriptedTool(lambda _: ("", "ok", None))}
     chat = Chat(engine.tokenizer, style=style)
-    return rollout(TASK, RolloutContext(engine, chat, tools, LIMITS, repair=Saar()), id="r", seed=0)
+    return run_rollout(TASK, RolloutContext(engine, chat, tools, LIMITS, repair=Saar()), id="r", seed=0)
 
 
 def run(engine, **how) -> Trajectory:

@@ -19,7 +19,7 @@ from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext
-from retcon.rollout.loop import rollout
+from retcon.rollout.loop import run_rollout
 from retcon.tools.loading import find_tools
 from retcon.tools.schema import fault, python_spec
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
@@ -80,7 +80,7 @@ def test_the_nearest_argument_is_named() -> None:
 
 def rolled(replies: list[str], **tools: Any) -> tuple[Trajectory, ScriptedEngine]:
     engine = ScriptedEngine(ByteTokenizer(), replies)
-    made = rollout(
+    made = run_rollout(
         TASK,
         RolloutContext(engine, Chat(engine.tokenizer, style="qwen"), tools, LIMITS, SamplingParams(max_tokens=2000)),
         id="t",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.purify.words import can_cut, referring, referring_comments, sentences, spans, without, without_comments
+from retcon.purify.reading.words import (
+    can_cut,
+    referring,
+    referring_comments,
+    sentences,
+    spans,
+    without,
+    without_comments,
+)
 
 
 def kept(text: str) -> str:

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from retcon import __version__
+from retcon.cli.common.interrupt import Interrupted
 from retcon.cli.data import data
 from retcon.cli.diff import diff
 from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
 from retcon.cli.dpo import dpo
 from retcon.cli.eval import evaluate
-from retcon.cli.interrupt import Interrupted
 from retcon.cli.model import model
 from retcon.cli.purify import purify
 from retcon.cli.quickstart.command import quickstart

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import checkpoint_folder
+from retcon.cli.common.arguments import checkpoint_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import checkpoint_folder, command_line, need_training, split_overrides
-from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import tell_place, telling
+from retcon.cli.common.arguments import checkpoint_folder, command_line, need_training, split_overrides
+from retcon.cli.common.interrupt import interruptible
+from retcon.cli.common.progress import tell_place, telling
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.arguments import (
+from retcon.cli.common.arguments import (
     Out,
     Start,
     checkpoint_folder,
@@ -16,8 +16,8 @@ from retcon.cli.arguments import (
     split_overrides,
     tell_trained,
 )
-from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import tell_place, telling
+from retcon.cli.common.interrupt import interruptible
+from retcon.cli.common.progress import tell_place, telling
 
 
 def dpo(

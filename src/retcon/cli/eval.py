@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.arguments import Out, checkpoint_folder, need_training, split_overrides
-from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import tell_place, telling
+from retcon.cli.common.arguments import Out, checkpoint_folder, need_training, split_overrides
+from retcon.cli.common.interrupt import interruptible
+from retcon.cli.common.progress import tell_place, telling
 
 
 def evaluate(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retcon.cli.arguments import command_line
-from retcon.cli.interrupt import Interrupted
-from retcon.cli.progress import telling
+from retcon.cli.common.arguments import command_line
+from retcon.cli.common.interrupt import Interrupted
+from retcon.cli.common.progress import telling
 from retcon.core.errors import RecordError
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def purify(
 ) -> None:
     """Take failed calls out of transcripts where the agent fixed them itself, and keep everything else as it is."""
     from retcon.purify.offline import Offline
+    from retcon.store.foreign.records import STDIN
     from retcon.store.outputs import OutputFile, check_outputs, refuse_finished
     from retcon.store.partial import SUFFIX
-    from retcon.store.records import STDIN
     from retcon.transcripts.detection.detector import Detector
     from retcon.transcripts.purifying.assignment import Assignment, expand
     from retcon.transcripts.purifying.purification import Purification, Stopped
@@ -128,7 +128,7 @@ def _finish(run: Purification, report: Path | None) -> None:
 def _beside(out: Path, folder: bool) -> Path | None:
     """Where the audit goes if nobody says: beside the output, where that is a file."""
     from retcon.store.compression import plain_name
-    from retcon.store.records import KINDS
+    from retcon.store.foreign.records import KINDS
 
     if out.name == "-":
         return None

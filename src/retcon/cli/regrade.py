@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retcon.cli.arguments import command_line
-from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import telling
+from retcon.cli.common.arguments import command_line
+from retcon.cli.common.interrupt import interruptible
+from retcon.cli.common.progress import telling
 from retcon.core.errors import RecipeError
 
 if TYPE_CHECKING:

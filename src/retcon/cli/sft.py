@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.arguments import Out, Overrides, RecipeName, kept_run, need_training, tell_trained
-from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import tell_place, telling
+from retcon.cli.common.arguments import Out, Overrides, RecipeName, kept_run, need_training, tell_trained
+from retcon.cli.common.interrupt import interruptible
+from retcon.cli.common.progress import tell_place, telling
 
 
 def sft(
@@ -34,7 +34,7 @@ def sft(
 
     settings = load_recipe(find_recipe(recipe), overrides or ())
     need_training()
-    from retcon.cli.demonstrations import ensure_demonstrations
+    from retcon.cli.common.demonstrations import ensure_demonstrations
     from retcon.runs.folder import check_run
     from retcon.train.sft import run_sft
 

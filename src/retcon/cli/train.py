@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retcon.cli.arguments import (
+from retcon.cli.common.arguments import (
     Out,
     Overrides,
     RecipeName,
@@ -14,8 +14,8 @@ from retcon.cli.arguments import (
     need_training,
     tell_trained,
 )
-from retcon.cli.interrupt import interruptible
-from retcon.cli.progress import tell_place, telling
+from retcon.cli.common.interrupt import interruptible
+from retcon.cli.common.progress import tell_place, telling
 
 
 def train(

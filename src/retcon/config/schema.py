@@ -256,9 +256,9 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
         raise NotImplementedError
 
     def loss(self, logprobs: Any, batch: Any, totals: Any, *, muted: Any = None) -> Any:
-        """The `retcon.train.loss.Loss` of a micro-batch. logprobs: (B, T) nats, of the policy that is trained. batch: a
-        `retcon.train.batch.Batch`. totals: of the whole minibatch (`Totals`). muted: (B, T) bool, ids without a term,
-        or None."""
+        """The `Loss` (`retcon.train.objective.loss`) of a micro-batch. logprobs: (B, T) nats, of the policy that is
+        trained. batch: a `retcon.train.batch.Batch`. totals: of the whole minibatch (`Totals`). muted: (B, T) bool,
+        tokens without a term, or None."""
         raise NotImplementedError
 
 

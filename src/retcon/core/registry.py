@@ -88,6 +88,6 @@ def imported(name: str) -> ModuleType:
     """The module, also one in the folder that a command was called in: a console script does not look there."""
     top = name.partition(".")[0]
     here = Path.cwd()
-    if find_spec(top) is None and ((here / top).is_dir() or (here / f"{top}.py").is_file()):
+    if top not in sys.modules and find_spec(top) is None and ((here / top).is_dir() or (here / f"{top}.py").is_file()):
         sys.path.append(str(here))
     return import_module(name)

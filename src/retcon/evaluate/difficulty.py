@@ -20,7 +20,7 @@ from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
-from retcon.tasks.registry import training_prompts
+from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
 
 CHUNK = 64
@@ -48,7 +48,7 @@ def run_difficulty(
     cannot be written, SandboxUnavailable where more than one rollout in twenty was lost; what was measured is kept.
     MissingExtra without torch.
     """
-    family = build_tasks(recipe)
+    family = build_tasks(recipe, checkpoint)
     chat = build_chat(recipe, checkpoint, family)
     stream = fitting(training_prompts(family, recipe.run.seed), chat, recipe.rollout.max_tokens)
     wanted = {t.id: t for t in islice(stream, tasks)}
@@ -72,7 +72,7 @@ def run_difficulty(
 
         if todo:
             engine = build_policy(recipe, checkpoint, chat, on_place)
-            asyncio.run(measure(recipe, todo, rollouts=rollouts, engine=engine, chat=chat, on_task=add))
+            asyncio.run(measure(recipe, todo, rollouts=rollouts, engine=engine, chat=chat, on_task=add, family=family))
     return [known[id] for id in wanted if id in known]
 
 
@@ -84,18 +84,19 @@ async def measure(
     engine: Generator,
     chat: Chat,
     on_task: Callable[[str, int], None],
+    family: TaskSet | None = None,
 ) -> None:
     """Rolls out each task `rollouts` times; on_task gets its id and how many passed, once the last one is graded.
 
-    A task that lost rollouts is not told. The rollouts' seeds hang on the recipe's and the task alone. Raises
+    A task that lost rollouts is not told. The rollouts' seeds depend on the recipe's and the task alone. Raises
     SandboxUnavailable where more than one rollout in twenty was lost.
     """
     passed: dict[str, list[bool]] = defaultdict(list)
     lost = 0
-    async with open_context(recipe, engine, chat) as context, open_graded(build_tasks(recipe)) as family:
+    async with open_context(recipe, engine, chat) as context, open_graded(family or build_tasks(recipe)) as graders:
 
         async def graded(task: Task, trajectory: Trajectory) -> Trajectory:
-            given = family.grade(task, trajectory)
+            given = graders.grade(task, trajectory)
             done = await given if isinstance(given, Awaitable) else given
             passed[task.id].append((done.reward or 0) > 0)
             if len(passed[task.id]) == rollouts:

@@ -31,6 +31,7 @@ from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.cost import cpu_seconds
 from retcon.store import jsonl
+from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 
 if TYPE_CHECKING:  # it brings torch
@@ -72,7 +73,7 @@ def run_evaluation(
     missing = {name: params for name, params in settings_of(recipe).items() if not _has(out, result, name)}
     if not missing:
         return out / "result.json"
-    family = build_tasks(recipe)
+    family = build_tasks(recipe, checkpoint)
     chat = build_chat(recipe, checkpoint, family)
     tasks = family.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
@@ -86,7 +87,7 @@ def run_evaluation(
                 on_progress(before + done, count * 2)
 
         groups, setting = asyncio.run(
-            evaluate(recipe, tasks, name=name, params=params, engine=engine, chat=chat, on_progress=tell)
+            evaluate(recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell)
         )
         if setting.lost > MOST_LOST * count:
             raise SandboxUnavailable(
@@ -108,20 +109,22 @@ async def evaluate(
     engine: Generator,
     chat: Chat,
     on_progress: Callable[[int], None],
+    family: TaskSet | None = None,
 ) -> tuple[list[list[Trajectory]], Setting]:
-    """Rolls out one setting with the recipe's sandbox: the graded rollouts of each task, and their figures.
+    """Rolls out one setting with the recipe's sandbox: the graded rollouts of each task, and their figures. family:
+    that the tasks are of, None for the recipe's.
 
     The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
     """
     done = 0
     wall, cpu = time.perf_counter(), cpu_seconds()
-    async with open_context(recipe, engine, chat) as context, open_graded(build_tasks(recipe)) as family:
+    async with open_context(recipe, engine, chat) as context, open_graded(family or build_tasks(recipe)) as graders:
 
         def graded(task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:
             nonlocal done
             done += 1
             on_progress(done)
-            return family.grade(task, trajectory)
+            return graders.grade(task, trajectory)
 
         groups = await rollout_groups(
             tasks,

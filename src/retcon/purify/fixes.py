@@ -12,9 +12,9 @@ from typing import Literal
 
 from retcon.core.types import Observation, Turn
 from retcon.purify.kept import prose
-from retcon.purify.names import definitions, goals, only_constants, parse, runs_nothing, works_out
 from retcon.purify.noop import is_program
-from retcon.purify.words import gives_up_plan, says_something
+from retcon.purify.reading.names import definitions, goals, only_constants, parse, runs_nothing, works_out
+from retcon.purify.reading.words import gives_up_plan, says_something
 
 _TELLS = re.compile(
     r"\W*(?:an? )?(?:\w+ )?(?:error|exception|failed|failure)\b(?! (?:of|in|term|rate|is|=))[^\n]*", re.IGNORECASE

@@ -16,8 +16,8 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from retcon.core.types import Cut, Turn
-from retcon.purify.names import parse
-from retcon.purify.words import (
+from retcon.purify.reading.names import parse
+from retcon.purify.reading.words import (
     Sentence,
     can_cut,
     referring,

@@ -14,12 +14,12 @@ from typing import Literal
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.fixes import another_end, line_of, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
-from retcon.purify.names import assertions, effects, handlers, needs, reads
 from retcon.purify.noop import is_noop, is_program
+from retcon.purify.reading.names import assertions, effects, handlers, needs, reads
+from retcon.purify.reading.words import referring, takes_back
 from retcon.purify.saar import FAILURES
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
-from retcon.purify.words import referring, takes_back
 
 Reason = Literal[
     "end",

@@ -11,7 +11,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Trajectory
 from retcon.purify.mixing import purified
 from retcon.rollout.context import RolloutContext
-from retcon.rollout.loop import rollout
+from retcon.rollout.loop import run_rollout
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task
 
@@ -31,7 +31,7 @@ async def rollout_group(
 
     async def one(index: int) -> Trajectory:
         armed = purified(context.probability, seed, step, task.id, index)
-        trajectory = await rollout(
+        trajectory = await run_rollout(
             task,
             context if armed else raw,
             id=f"{task.id}/{step}/{index}",

@@ -19,7 +19,7 @@ from retcon.rollout.turns import TurnSampler, broken, ids_of, within
 from retcon.tasks.types import Task
 
 
-async def rollout(
+async def run_rollout(
     task: Task, context: RolloutContext, *, id: str, seed: int, provenance: Provenance | None = None
 ) -> Trajectory:
     """One trajectory, ungraded. Generate, run the calls, and again, until the model answers or a limit is reached.

@@ -1,0 +1,1 @@
+"""Runs: their folder, their manifest, what they cost."""

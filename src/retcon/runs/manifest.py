@@ -25,7 +25,7 @@ def manifest(kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: st
     """The manifest of a run that begins now. tasks: name of the task set, where it need not be the recipe's."""
     values = recipe.model_dump(mode="json")
     if tasks is not None:
-        values["task"]["kind"] = tasks
+        values["task"]["name"] = tasks
     return {"format": FORMAT, "version": __version__, "kind": kind, "recipe": values, "inputs": dict(inputs)}
 
 

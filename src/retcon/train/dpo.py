@@ -20,10 +20,10 @@ from retcon.models.placing import model_folder, place_training, start_model
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
+from retcon.train.datasets.preferences import Preference, read_preferences
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, warmup_cosine
-from retcon.train.preferences import Preference, read_preferences
 from retcon.train.session import OnStep, Session, Training, train
 
 

@@ -56,7 +56,7 @@ def run_rl(
     """
     folder = model_folder(start)
     start_id = fingerprint(folder)
-    tasks = tasks or build_tasks(recipe)
+    tasks = tasks or build_tasks(recipe, folder)
     prompts = Prompts(recipe, tasks, chat=build_chat(recipe, folder, tasks), model=start_id)
     where = place_training(recipe, folder)
     run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs}, tasks=tasks.name)

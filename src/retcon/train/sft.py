@@ -19,7 +19,7 @@ from retcon.models.placing import model_folder, place_training
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
-from retcon.train.demonstrations import read_samples
+from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, warmup_cosine

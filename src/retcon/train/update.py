@@ -16,8 +16,8 @@ from retcon.purify.weights import splice_weights
 from retcon.train.batch import check_scored, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
-from retcon.train.loss import Loss, Totals, negative_spliced
-from retcon.train.old_logprobs import Mismatch, recompute
+from retcon.train.objective.loss import Loss, Totals, negative_spliced
+from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.optim import apply
 
 METRICS = ("loss", "clip_fraction", "kl", "entropy_estimate", "grad_norm", "padding")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from retcon.cli.progress import Lines
+from retcon.cli.common.progress import Lines
 from retcon.cli.quickstart.jobs import Board, Job
 
 

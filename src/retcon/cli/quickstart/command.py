@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import Out, Overrides, command_line, need_training
-from retcon.cli.interrupt import interruptible
+from retcon.cli.common.arguments import Out, Overrides, command_line, need_training
+from retcon.cli.common.interrupt import interruptible
 
 if TYPE_CHECKING:
     from rich.console import Console

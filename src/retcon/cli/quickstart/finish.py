@@ -14,7 +14,7 @@ from rich.text import Text
 
 from retcon import __version__
 from retcon.build import build_repair
-from retcon.cli.arguments import command_line
+from retcon.cli.common.arguments import command_line
 from retcon.cli.doctor import look_at_machine
 from retcon.cli.quickstart.plan import Plan
 from retcon.core.types import Trajectory

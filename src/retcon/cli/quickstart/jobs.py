@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from retcon.cli.progress import FILE
+from retcon.cli.common.progress import FILE
 from retcon.core.errors import RetconError
 
 POLL_SECONDS = 0.2

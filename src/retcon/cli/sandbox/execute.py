@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import TierName
+from retcon.cli.common.arguments import TierName
 from retcon.core.errors import SandboxUnavailable
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Does what a row gets depend on the batch it is in? Found out by trying, as it hangs on the machine's kernels.
+"""Does what a row gets depend on the batch it is in? Found out by trying, as it depends on the machine's kernels.
 
 The kernels of a matrix product may be chosen by the shape, and add up in another order then: a request would get other
 last bits in other company, and now and then another id. On most CPUs that happens only for the smallest batches, which

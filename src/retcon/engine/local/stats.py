@@ -40,7 +40,7 @@ class EngineStats:
 
     def metrics(self) -> dict[str, float]:
         """What a run logs of a step: engine_utilisation, mean batch, ids fed, found cached and copied, requests that
-        gave way, and MiB of keys and values. They hang on how quick tools were."""
+        gave way, and MiB of keys and values. They depend on how quick tools were."""
         return {
             "engine_utilisation": round(self.utilisation, 4),
             "engine_batch": round(self.batch, 2),

@@ -13,7 +13,7 @@ import msgspec
 
 from retcon.core.errors import RecordError, nearest
 from retcon.store.compression import decompressed, plain_name, read_errors
-from retcon.store.records import Record, open_source
+from retcon.store.foreign.records import Record, open_source
 from retcon.tasks.data.fields import DataError
 
 TABLES = {".csv": ",", ".tsv": "\t"}

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from retcon.core.errors import nearest
 from retcon.tasks.data.conventions import FIELDS
+from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.load import load
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.types import Task
@@ -89,7 +90,7 @@ class FileTaskSettings(_Reading):
 
     @model_validator(mode="after")
     def _says_where(self) -> FileTaskSettings:
-        if bool(self.path) == bool(self.sources):
+        if self.path and self.sources:
             raise ValueError("give path, or sources: one of the two")
         weighted = [source.weight > 0 for source in self.sources]
         if any(weighted) and not all(weighted):
@@ -113,6 +114,8 @@ class FileTaskSettings(_Reading):
         data that cannot serve, and where training and evaluation overlap and that is refused; MissingExtra where a kind
         of file takes a package that is not there. Warns (TaskWarning) of rows that were left out.
         """
+        if not self.path and not self.sources:  # said here, as keys may be given one after another
+            raise DataError("task.path: it is empty, and so is task.sources: name a file, or several sources")
         loaded = load(self, count_tokens)
         loaded.refuse_overlap()
         tasks = loaded.tasks()

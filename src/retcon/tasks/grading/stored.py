@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 
+from retcon.config.schema import TaskSection
 from retcon.core.errors import RecipeError, RecordError, nearest
-from retcon.tasks.registry import task_set, training_prompts
+from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
 
 ABOUT = "regrade.json"
@@ -92,10 +94,12 @@ def _manifests(files: Iterable[Path]) -> list[Mapping[str, Any]]:
 def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
     """The tasks that a run or an evaluation drew, and more."""
     recipe = about.get("recipe") or {}
+    said = dict(recipe.get("task") or {})
     try:
-        tasks = task_set(str((recipe.get("task") or {}).get("name", "")))
-    except RecipeError:
-        return  # a set of someone's own, which is not found by name
+        section = TaskSection.kinds.find(str(said.get("kind", "")))
+        tasks: TaskSet = section.model_validate({k: v for k, v in said.items() if k in section.model_fields}).build()
+    except (RecipeError, ValidationError):
+        return  # a set of someone's own that is not found by name, or data that are no longer there
     evaluation = recipe.get("evaluate")
     if "checkpoint" in about and evaluation:
         yield from tasks.evaluation(int(evaluation["problems"]), int(evaluation["seed"]))

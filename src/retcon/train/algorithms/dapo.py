@@ -11,13 +11,13 @@ from pydantic import Field
 
 from retcon.config.schema import RLSection
 from retcon.config.section import Rate
-from retcon.train.advantage import grpo
+from retcon.train.objective.advantage import grpo
 
 if TYPE_CHECKING:  # the list of algorithms is read where there is no torch
     from torch import Tensor
 
     from retcon.train.batch import Batch
-    from retcon.train.loss import Loss, Totals
+    from retcon.train.objective.loss import Loss, Totals
 
 
 class Dapo(RLSection):
@@ -30,7 +30,7 @@ class Dapo(RLSection):
         return grpo(rewards)
 
     def loss(self, logprobs: Tensor, batch: Batch, totals: Totals, *, muted: Tensor | None = None) -> Loss:
-        from retcon.train.loss import policy_loss
+        from retcon.train.objective.loss import policy_loss
 
         return policy_loss(
             logprobs,

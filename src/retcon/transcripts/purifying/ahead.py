@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.store.records import Record
+from retcon.store.foreign.records import Record
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purifier import Purifier, Sinks

@@ -9,9 +9,9 @@ from pathlib import Path
 from retcon.core.errors import RecordError, nearest
 from retcon.purify.offline import Offline
 from retcon.store.compression import plain_name
+from retcon.store.foreign.records import KINDS, STDIN
 from retcon.store.outputs import OutputFile
 from retcon.store.partial import SUFFIX
-from retcon.store.records import KINDS, STDIN
 
 STATE = "retcon-purify" + SUFFIX + ".json"
 

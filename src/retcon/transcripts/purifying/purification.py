@@ -13,9 +13,9 @@ import msgspec
 
 from retcon.core.errors import RecordError, RetconError
 from retcon.store.compression import plain_name
-from retcon.store.parquet import ParquetWriter
+from retcon.store.foreign.parquet import ParquetWriter
+from retcon.store.foreign.records import STDIN, WHOLE, Record, Source, Writer, open_source, writer
 from retcon.store.partial import Partial
-from retcon.store.records import STDIN, WHOLE, Record, Source, Writer, open_source, writer
 from retcon.transcripts.detection.sample import Sampled, sampled
 from retcon.transcripts.purifying.ahead import Ahead, Pool, Work
 from retcon.transcripts.purifying.assignment import Assignment

@@ -11,9 +11,9 @@ from retcon.core.errors import RecordError
 from retcon.core.pair import Pair, Written
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Offline
+from retcon.store.foreign.records import Record
 from retcon.store.jsonl import line_of
 from retcon.store.pairs import pair_line
-from retcon.store.records import Record
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.hints import tool_use
 from retcon.transcripts.purifying.count import SHOWN, Count

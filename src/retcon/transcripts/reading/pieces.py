@@ -16,7 +16,7 @@ from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.kept import Edit, rewritten
 from retcon.purify.offline import Purified, Splice
-from retcon.purify.words import without
+from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict, judge
 from retcon.transcripts.types import Json
 

@@ -17,7 +17,7 @@ from retcon.core.codec import from_dict
 from retcon.core.errors import MissingIds, RecordError, TaskWarning
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Segment, Trajectory, Turn
-from retcon.store.records import Record, open_source
+from retcon.store.foreign.records import Record, open_source
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.sample import sampled
 from retcon.transcripts.reading.in_text import PLACES

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 from retcon.build import build_chat, build_tasks
-from retcon.cli.progress import Tell
+from retcon.cli.common.progress import Tell
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
 from retcon.models.placing import model_folder
 from retcon.runs.comparing import differing, relevant
 from retcon.store.whole import explained, write_json
-from retcon.train.teach import write_demonstrations
+from retcon.train.datasets.teach import write_demonstrations
 
 
 def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell) -> None:
@@ -30,7 +30,8 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell) -> None:
                 f"{file}: another recipe wrote it ({'; '.join(changed)}; see {note.name}): remove both, or name another"
             )
         return
-    chat = build_chat(recipe, model_folder(recipe.model.path), build_tasks(recipe))
+    folder = model_folder(recipe.model.path)
+    chat = build_chat(recipe, folder, build_tasks(recipe, folder))
     with explained(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_json(note, about)

@@ -10,8 +10,8 @@ from typing import cast
 from retcon.chat.chat import Chat
 from retcon.core.errors import RecordError
 from retcon.core.types import Sample, Trajectory
-from retcon.store.records import open_source
-from retcon.train.demonstrations import refuse_other_vocabulary, rendered, short_enough
+from retcon.store.foreign.records import open_source
+from retcon.train.datasets.demonstrations import refuse_other_vocabulary, rendered, short_enough
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json

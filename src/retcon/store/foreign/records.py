@@ -21,9 +21,9 @@ import msgspec
 from retcon.core.errors import RecordError
 from retcon.store.arrays import ArrayWriter, items_of
 from retcon.store.compression import decompressed, plain_name, read_errors
-from retcon.store.dumps import DumpWriter, dump_source
-from retcon.store.logs import EvalWriter, LogWriter, eval_source, frame_of, log_source
-from retcon.store.parquet import ParquetWriter, RowsWriter, parquet_source
+from retcon.store.foreign.dumps import DumpWriter, dump_source
+from retcon.store.foreign.logs import EvalWriter, LogWriter, eval_source, frame_of, log_source
+from retcon.store.foreign.parquet import ParquetWriter, RowsWriter, parquet_source
 from retcon.store.types import WHOLE, Record, Shape, Source, Writer
 
 __all__ = ["STDIN", "WHOLE", "LinesWriter", "Record", "Shape", "Source", "Writer", "open_source", "writer"]

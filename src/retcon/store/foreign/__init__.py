@@ -1,0 +1,1 @@
+"""Other people's files, a record after another."""

@@ -1,0 +1,1 @@
+"""What supervised and preference training learn from."""

@@ -1,0 +1,53 @@
+"""The examples run, and print what they are there to show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retcon.config.load import load_recipe
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SHOWS = {
+    "sandbox_in_an_agent": ["ok 6", "timeout", "error IndexError", "[1, 2, 3]"],
+    "own_tool": ["malformed malformed call: no 'city' argument", "ok -4", "ok 28"],
+    "own_task": ["palindromes/"],
+    "purify_transcripts": ["2 calls, 1 failed, 1 shallow and 0 deep repairs"],
+}
+
+
+def test_every_example_is_run_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SHOWS)
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_an_example_shows_what_it_is_for(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 0, done.stderr
+    for shown in SHOWS[name]:
+        assert shown in done.stdout
+    if name == "purify_transcripts":
+        assert "NameError" not in done.stdout
+
+
+def test_a_class_of_an_example_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    recipe = load_recipe(None, ["task.kind=own_task:Palindromes", "task.digits=3"])
+    assert all(task.id.startswith("palindromes/") for task in recipe.task.build().evaluation(2, seed=0))
+
+
+def test_the_recipe_of_the_own_data_names_a_file_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    tasks = load_recipe(EXAMPLES / "own_data/recipe.toml").task.build()
+    assert len(list(tasks.train(0))) + len(tasks.evaluation(50, 0)) == 50

@@ -1,0 +1,209 @@
+"""[task] of kind `file`: which tasks come of a file, and how they are graded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import types
+import warnings
+from typing import Any
+
+import pytest
+
+from keys.acting import Lab, acts
+from retcon.build import build_tasks, open_graded
+from retcon.config.schema import Recipe
+from retcon.core.errors import RetconError, TaskWarning
+from retcon.core.types import Segment, Trajectory, Turn
+from retcon.tasks.data.tasks import DataTasks
+from retcon.tasks.types import Task
+
+BARE = ('task.kind="file"',)
+FILE = (*BARE, 'task.path="LAB/rows.jsonl"', "task.evaluation_share=0")
+TWO = [{"question": "one and one?", "answer": "2"}, {"question": "two and two?", "answer": "4"}]
+LONG = "how many words of more than three letters does this question have that you are reading just now, my friend?"
+
+
+def write(lab: Lab, *rows: dict[str, Any], name: str = "rows.jsonl") -> None:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (lab.folder / name).write_text(text, encoding="utf-8")
+
+
+def built(recipe: Recipe, lab: Lab) -> DataTasks:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TaskWarning)  # of what is left out, which the cases look at
+        tasks = build_tasks(recipe, lab.base)
+    assert isinstance(tasks, DataTasks)
+    return tasks
+
+
+def trained(recipe: Recipe, lab: Lab) -> list[Task]:
+    return sorted(built(recipe, lab).train(0), key=lambda task: task.question)
+
+
+def questions(recipe: Recipe, lab: Lab) -> list[str]:
+    return [task.question for task in trained(recipe, lab)]
+
+
+def held_out(recipe: Recipe, lab: Lab) -> list[str]:
+    return sorted(task.question for task in built(recipe, lab).evaluation(9, 0))
+
+
+@acts("task.path", ("LAB/a.jsonl", ["from a"]), ("LAB/b.jsonl", ["from b"]), given=FILE)
+def whose_questions_are_trained_on(recipe: Recipe, lab: Lab) -> list[str]:
+    for name in "ab":
+        write(lab, {"question": f"from {name}", "answer": "1"}, name=f"{name}.jsonl")
+    return questions(recipe, lab)
+
+
+@acts(
+    "task.sources", (["LAB/a.jsonl"], 1), (["LAB/a.jsonl", "LAB/b.jsonl"], 2), given=(*BARE, "task.evaluation_share=0")
+)
+def questions_of_several_sources(recipe: Recipe, lab: Lab) -> int:
+    for name in "ab":
+        write(lab, {"question": f"from {name}", "answer": "1"}, name=f"{name}.jsonl")
+    return len(questions(recipe, lab))
+
+
+@acts("task.format", ("choices", "B"), ("plain", "four"), given=FILE)
+def answer_of_a_row_with_choices(recipe: Recipe, lab: Lab) -> str:
+    write(lab, {"question": "two and two?", "choices": ["three", "four"], "answer": "four"})
+    return trained(recipe, lab)[0].answer
+
+
+@acts(
+    "task.columns",
+    ({"question": "text", "answer": "label"}, "1"),
+    ({"question": "text", "answer": "other"}, "2"),
+    given=FILE,
+)
+def answer_of_a_column(recipe: Recipe, lab: Lab) -> str:
+    write(lab, {"text": "what?", "label": "1", "other": "2"})
+    return trained(recipe, lab)[0].answer
+
+
+@acts("task.grader", ("exact", "exact"), ("math", "math"), given=FILE)
+def who_grades(recipe: Recipe, lab: Lab) -> object:
+    write(lab, *TWO)
+    return trained(recipe, lab)[0].meta["grader"]
+
+
+@acts("task.rewards", ("signed", -1.0), ("binary", 0.0), given=(*FILE, 'task.grader="exact"'))
+def reward_of_a_wrong_answer(recipe: Recipe, lab: Lab) -> float | None:
+    write(lab, *TWO)
+
+    async def graded() -> Trajectory:
+        async with open_graded(built(recipe, lab)) as tasks:
+            task = next(tasks.train(0))
+            reply = Turn((Segment("sampled", r"\boxed{7}"),), stop="answer")
+            found = tasks.grade(task, Trajectory("t", task.id, (), (reply,), stop="answer"))
+            return found if isinstance(found, Trajectory) else await found
+
+    return asyncio.run(graded()).reward
+
+
+@acts("task.split", ("train", ["one and one?"]), ("test", ["two and two?"]), given=FILE)
+def questions_of_a_split(recipe: Recipe, lab: Lab) -> list[str]:
+    write(lab, {**TWO[0], "split": "train"}, {**TWO[1], "split": "test"})
+    return questions(recipe, lab)
+
+
+HUB = (*BARE, 'task.path="org/name"', "task.evaluation_share=0")
+
+
+def asked(recipe: Recipe, lab: Lab) -> tuple[Any, Any]:
+    """(subset, revision) that the `datasets` package is asked for: a stand-in that notes them, as there is no hub."""
+    seen: list[tuple[Any, Any]] = []
+
+    def load_dataset(name: str, subset: str | None, *, revision: str | None) -> dict[str, list[dict[str, Any]]]:
+        seen.append((subset, revision))
+        return {"train": TWO}
+
+    package = types.ModuleType("datasets")
+    package.load_dataset = load_dataset  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "datasets", package)
+        assert len(questions(recipe, lab)) == 2
+    return seen[0]
+
+
+@acts("task.subset", ("", None), ("main", "main"), given=HUB)
+def subset_that_the_hub_is_asked_for(recipe: Recipe, lab: Lab) -> object:
+    return asked(recipe, lab)[0]
+
+
+@acts("task.revision", ("", None), ("v2", "v2"), given=HUB)
+def revision_that_the_hub_is_asked_for(recipe: Recipe, lab: Lab) -> object:
+    return asked(recipe, lab)[1]
+
+
+@acts("task.name", ("", "rows"), ("mine", "mine"), given=FILE)
+def what_the_task_set_is_called(recipe: Recipe, lab: Lab) -> str:
+    write(lab, *TWO)
+    return built(recipe, lab).name
+
+
+@acts("task.system", ("", None), ("Be brief.", "Be brief."), given=FILE)
+def system_prompt(recipe: Recipe, lab: Lab) -> str | None:
+    write(lab, *TWO)
+    tasks = built(recipe, lab)
+    return next(tasks.train(0)).system or tasks.system
+
+
+@acts("task.evaluation_path", ("", []), ("LAB/held.jsonl", ["held out?"]), given=FILE)
+def problems_of_a_file_to_evaluate_on(recipe: Recipe, lab: Lab) -> list[str]:
+    write(lab, *TWO)
+    write(lab, {"question": "held out?", "answer": "1"}, name="held.jsonl")
+    return held_out(recipe, lab)
+
+
+@acts("task.evaluation_split", ("test", ["two and two?"]), ("dev", ["held?"]), given=(*FILE, 'task.split="train"'))
+def problems_of_a_split_to_evaluate_on(recipe: Recipe, lab: Lab) -> list[str]:
+    rows = (TWO[0], "train"), (TWO[1], "test"), ({"question": "held?", "answer": "1"}, "dev")
+    write(lab, *({**row, "split": split} for row, split in rows))
+    return held_out(recipe, lab)
+
+
+@acts("task.evaluation_share", (0.0, 0), (0.5, True), given=FILE)
+def share_that_is_held_out(recipe: Recipe, lab: Lab) -> int | bool:
+    write(lab, *({"question": f"what is {n} squared, of all things?", "answer": str(n * n)} for n in range(100)))
+    share = len(built(recipe, lab).evaluation(100, 0)) / 100
+    return 0 if share == 0 else 0.3 < share < 0.7
+
+
+@acts("task.max_prompt_tokens", (0, 2), (40, 1), given=FILE)
+def prompts_that_are_short_enough(recipe: Recipe, lab: Lab) -> int:
+    write(lab, {"question": "1?", "answer": "1"}, {"question": LONG, "answer": "2"})
+    return len(questions(recipe, lab))
+
+
+@acts("task.duplicates", ("drop", 1), ("keep", 2), given=FILE)
+def rows_with_one_question(recipe: Recipe, lab: Lab) -> int:
+    write(lab, TWO[0], TWO[0])
+    return len(questions(recipe, lab))
+
+
+@acts("task.marked", ([], 2), (["seen_before"], 1), given=FILE)
+def rows_that_no_column_marks(recipe: Recipe, lab: Lab) -> int:
+    write(lab, TWO[0], {**TWO[1], "seen_before": "aime"})
+    return len(questions(recipe, lab))
+
+
+@acts("task.against", ([], 2), (["LAB/held.jsonl"], 1), given=(*FILE, 'task.overlap="drop"'))
+def rows_that_repeat_no_evaluation(recipe: Recipe, lab: Lab) -> int:
+    write(lab, *TWO)
+    write(lab, TWO[0], name="held.jsonl")
+    return len(questions(recipe, lab))
+
+
+@acts(
+    "task.overlap", ("refuse", "refused"), ("drop", 1), ("allow", 2), given=(*FILE, 'task.against=["LAB/held.jsonl"]')
+)
+def what_becomes_of_rows_that_repeat_an_evaluation(recipe: Recipe, lab: Lab) -> object:
+    write(lab, *TWO)
+    write(lab, TWO[0], name="held.jsonl")
+    try:
+        return len(questions(recipe, lab))
+    except RetconError:
+        return "refused"
