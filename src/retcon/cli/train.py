@@ -42,4 +42,5 @@ def train(
             on_step=lambda m: tell(int(m["step"] or 0), settings.rl.steps),
             on_place=tell_place,
         )
-    tell_trained(final, out, f"metrics: {out / 'metrics.jsonl'}", f"trajectories: {out / 'trajectories'}")
+    lines = (f"metrics: {out / 'metrics.jsonl'}", f"trajectories: {out / 'trajectories'}")
+    tell_trained(final, out, *lines, recipe=[recipe, *(overrides or ())])

@@ -92,10 +92,11 @@ def kept_run(out: Path) -> str:
     return f"what {out} holds is kept; the same command again goes on from its newest checkpoint"
 
 
-def tell_trained(final: Path, out: Path, *others: str) -> None:
-    """Where a training's results are, and what to run next. others: lines on what else there is."""
+def tell_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = ()) -> None:
+    """Where a training's results are, and what to run next. others: lines on what else there is. recipe: its name and
+    its overrides, as they were given, where they say on which tasks to evaluate."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
     console.print("\n".join((f"model: {final}", *others)))
-    console.print(f"try: {command_line('retcon', 'eval', out, '--out', out / 'eval')}")
+    console.print(f"try: {command_line('retcon', 'eval', out, *recipe, '--out', out / 'eval')}")

@@ -32,17 +32,7 @@ class Grpo(RLSection):
         return grpo(rewards)
 
     def loss(self, logprobs: Tensor, batch: Batch, totals: Totals, *, muted: Tensor | None = None) -> Loss:
-        from retcon.train.objective.loss import policy_loss
+        from retcon.train.objective.loss import batch_loss
 
-        return policy_loss(
-            logprobs,
-            batch.old_logprobs,
-            batch.advantages,
-            batch.mask,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            aggregate="sequence",
-            totals=totals,
-            muted=muted,
-            weights=batch.weights,
-        )
+        clip = (self.clip_low, self.clip_high)
+        return batch_loss(logprobs, batch, totals, clip=clip, aggregate="sequence", muted=muted)

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from retcon.train.batch import Batch
+
 Aggregate = Literal["token", "sequence"]
 
 
@@ -36,6 +38,25 @@ class Loss:
     clipped: Tensor
     kl: Tensor
     entropy_estimate: Tensor
+
+
+def batch_loss(
+    logprobs: Tensor, batch: Batch, totals: Totals, *, clip: tuple[float, float], aggregate: Aggregate,
+    muted: Tensor | None = None,
+) -> Loss:  # fmt: skip
+    """`policy_loss` of a micro-batch. clip: (ε_low, ε_high)."""
+    return policy_loss(
+        logprobs,
+        batch.old_logprobs,
+        batch.advantages,
+        batch.mask,
+        clip_low=clip[0],
+        clip_high=clip[1],
+        aggregate=aggregate,
+        totals=totals,
+        muted=muted,
+        weights=batch.weights,
+    )
 
 
 def policy_loss(

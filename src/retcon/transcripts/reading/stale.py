@@ -8,7 +8,8 @@ from retcon.transcripts.types import Json
 
 _OF_TEXT = (
     "tokens", "token_ids", "response_ids", "response_length", "loss_mask", "rollout_log_probs", "completion_ids",
-    "completion_mask", "completion_logprobs", "response_mask",
+    "completion_mask", "completion_logprobs", "response_mask", "rollout_routed_experts", "teacher_log_probs",
+    "mopd_teacher_log_probs",
 )  # fmt: skip
 """Ids, masks and log-probs of what the model wrote (slime, verl, TRL, prime-rl)."""
 _STEPS = "trajectory"
