@@ -33,8 +33,9 @@ from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.devices import look_at_machine
+from retcon.models.locating import BASE
 from retcon.models.lora import Adapter
-from retcon.models.placing import BASE, start_model
+from retcon.models.placing import start_model
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.kernels.computing import Computing
 from retcon.train.objective.old_logprobs import Mismatch, recompute
@@ -116,7 +117,7 @@ def measure(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 def mismatches() -> None:
     model = start_model(BASE, 0)
-    print("\nmismatch on the base model, nats an id: engine, trainer, mean, largest, KL")
+    print("\nmismatch on the base model, nats a token: engine, trainer, mean, largest, KL")
     for engine, dtype in DTYPES.items():
         samples = roll_out(EngineWeights(model, dtype).model, 64)
         for trainer in ("float32", "bfloat16"):

@@ -189,9 +189,21 @@ def stale(root: Path) -> list[str]:
     return lines
 
 
-def keep_quickstart(run: Path, file: Path) -> None:
-    """The result file of a finished `retcon quickstart --out run`: its summary, the trajectory that it showed, where it
-    computed."""
+def costs(folder: Path) -> dict[str, float]:
+    """CPU and wall seconds of a run's training and of its evaluation."""
+    trained = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    settings = json.loads((folder / "eval" / "result.json").read_text(encoding="utf-8"))["settings"].values()
+    return {
+        "train_cpu_s": trained["cpu_s"],
+        "train_wall_s": trained["wall_s"],
+        "eval_cpu_s": sum(one["cpu_s"] for one in settings),
+        "eval_wall_s": sum(one["wall_s"] for one in settings),
+    }
+
+
+def keep_quickstart(run: Path, file: Path, name: str | None = None) -> None:
+    """The result file of a finished `retcon quickstart [NAME] --out run`: its summary, the trajectory that it showed,
+    where it computed, and what each run cost."""
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     runs = [run / "cold_start", *(run / arm / f"seed-{seed}" for arm in summary["arms"] for seed in summary["seeds"])]
     shown = [found for folder in runs[1:] if (found := showcase_in(folder))]
@@ -203,8 +215,10 @@ def keep_quickstart(run: Path, file: Path) -> None:
         "minutes": summary["seconds"] / 60,
         "transcript": printed(show_purification(shown[-1][0])) if shown else "",
         "places": "\n".join(dict.fromkeys(places)),
+        "costs": {str(one.relative_to(run).parts[0]): costs(one) for one in runs},
     }
-    save(file, figures, command=f"retcon quickstart --seeds {len(summary['seeds'])}", measures=COMPUTES)
+    command = " ".join(("retcon quickstart", *filter(None, (name,)), f"--seeds {len(summary['seeds'])}"))
+    save(file, figures, command=command, measures=COMPUTES)
 
 
 def main() -> int:
@@ -212,10 +226,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where a page is out of date")
     parser.add_argument("--stale", action="store_true", help="list results older than their code, and no more")
     parser.add_argument("--quickstart", type=Path, metavar="RUN", help="keep the figures of a finished quickstart")
+    parser.add_argument("--of", metavar="NAME", help="which quickstart that was, unless the default one")
     parser.add_argument("--as", dest="name", default="quickstart", help="the name of its result file")
     options = parser.parse_args()
     if options.quickstart:
-        keep_quickstart(options.quickstart, ROOT / "benchmarks" / "results" / f"{options.name}.json")
+        keep_quickstart(options.quickstart, ROOT / "benchmarks" / "results" / f"{options.name}.json", options.of)
     if options.stale:
         print(*(stale(ROOT) or ["no result is older than the code that it measures"]), sep="\n")
         return 0

@@ -1,12 +1,13 @@
 #!/usr/bin/env python
 """What the lookahead is shown, and what comes of it: rollouts with `all` failed attempts, the `first`, or the `latest`.
 
-    python benchmarks/lookahead.py [--seeds 3] [--steps 4] [--policy runs/saar_cost] [--attempts 3]
+    python benchmarks/lookahead.py [--seeds 3] [--steps 4] [--policy runs/saar_cost] [--attempts 3] [--json FILE]
 
 The quickstart's world, every rollout purified, the policy of `saar_cost.py` (made in --policy unless it is there, which
 takes about two minutes): 12 prompts × 8 rollouts a step, sampled and run, nothing trained. The three see the same
 prompts with the same random streams, so that rollouts are the same up to the second attempt at a turn. A column is the
-mean over the seeds, with the least and the greatest.
+mean over the seeds with Student's t interval (95 %, none for a single seed); the last two are the differences from
+`all`, seed by seed, which the random streams that they share make smaller.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import datetime
 import os
 import statistics
 from collections import Counter
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import get_args
 
 import torch
+from figures import figure
+from results import add_json, save
 from saar_cost import COLD_START, ONE_THREAD, lookahead_tokens, policy
 
 from retcon.build import build_tasks
@@ -29,6 +33,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.types import Trajectory
+from retcon.evaluate.statistics import Interval, exactly, over_seeds
 from retcon.models.devices import Placement
 from retcon.models.placing import model_folder, place_training, start_model
 from retcon.purify.saar import Shown
@@ -71,14 +76,27 @@ def figures(made: list[Trajectory]) -> dict[str, float]:
     }
 
 
-def table(results: dict[str, list[dict[str, float]]]) -> str:
-    lines = [f"{'':32}" + "".join(f"{name:>26}" for name in results)]
-    for row in next(iter(results.values()))[0]:
-        cells = ""
-        for runs in results.values():
-            values = [run[row] for run in runs]
-            cells += f"{statistics.mean(values):10.3f} ({min(values):.3f}…{max(values):.3f})".rjust(26)
-        lines.append(f"{row:32}{cells}")
+def compared(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, Interval]]:
+    """By row: every reading's mean over the seeds, and how far the others are from the first, seed by seed."""
+    first, *others = results
+    rows: dict[str, dict[str, Interval]] = {}
+    for row in results[first][0]:
+        values = {name: [run[row] for run in runs] for name, runs in results.items()}
+        apart = {
+            f"{name} − {first}": [b - a for a, b in zip(values[first], values[name], strict=True)] for name in others
+        }
+        rows[row] = {name: interval(of) for name, of in (values | apart).items()}
+    return rows
+
+
+def interval(values: list[float]) -> Interval:
+    return over_seeds(values) if len(values) > 1 else exactly(values[0])
+
+
+def table(rows: dict[str, dict[str, Interval]]) -> str:
+    lines = [f"{'':32}" + "".join(f"{name:>24}" for name in next(iter(rows.values())))]
+    for row, cells in rows.items():
+        lines.append(f"{row:32}" + "".join(figure(asdict(one), 2).rjust(24) for one in cells.values()))
     return "\n".join(lines)
 
 
@@ -88,7 +106,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="of 96 rollouts each")
     parser.add_argument("--policy", type=Path, default=Path("runs/saar_cost"), help="folder of the policy")
     parser.add_argument("--attempts", type=int, default=3, help="K")
+    add_json(parser)
     options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error("--seeds: at least one")
     cold = load_recipe(None, [*ONE_THREAD, *COLD_START])
     with torch_settings(place_training(cold, model_folder(cold.model.path))):
         start = policy(cold, options.policy, Rates(0.25, 0.2))
@@ -102,7 +123,13 @@ def main() -> None:
                 runs.append(figures(asyncio.run(roll_out(recipe, start, where, options.steps))))
     rollouts = options.steps * recipe.rl.prompts * recipe.rl.group
     print(f"{datetime.date.today()} · {os.cpu_count()} cores · {options.seeds} seeds of {rollouts} rollouts")
-    print(table(results))
+    rows = compared(results)
+    print(table(rows))
+    if options.json is not None:
+        found = {row: {name: asdict(one) for name, one in cells.items()} for row, cells in rows.items()}
+        asked = f"benchmarks/lookahead.py --seeds {options.seeds} --steps {options.steps}"
+        measures = [f"src/retcon/{room}" for room in ("engine", "rollout", "purify")]
+        save(options.json, {"seeds": options.seeds, "rollouts": rollouts, **found}, command=asked, measures=measures)
 
 
 if __name__ == "__main__":

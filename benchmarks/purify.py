@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """`retcon purify` on transcripts without a failure, against reading and writing the same JSON.
 
-python benchmarks/purify.py [--megabytes N] [--rounds N] [--format NAME]
+python benchmarks/purify.py [--megabytes N] [--rounds N] [--format NAME] [--json FILE]
 python benchmarks/purify.py --growth
 
 The file is made in a temporary folder: transcripts of 3 to 8 calls, programs of .2 to 2 kB, outputs of 50 to 2,000
@@ -27,6 +27,7 @@ from datetime import date
 from pathlib import Path
 
 import msgspec
+from results import add_json, save
 
 from retcon.purify.offline import Offline
 from retcon.store.foreign.records import Record
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--format", choices=tuple(FORMATS))
     parser.add_argument("--growth", action="store_true")
+    add_json(parser)
     arguments = parser.parse_args()
     if arguments.growth:
         growth()
@@ -186,6 +188,8 @@ def main() -> None:
         f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
         f"Python {platform.python_version()}"
     )
+    speeds: list[float] = []
+    ratios: list[float] = []
     for name in [arguments.format] if arguments.format else FORMATS:
         with tempfile.TemporaryDirectory() as folder:
             source, out = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
@@ -208,6 +212,16 @@ def main() -> None:
                 f"{name:>9}: {size:.0f} MB; read and write {size / least:.0f} MB/s, purify {size / own:.0f} MB/s "
                 f"of CPU time: {own / least:.2f} times the floor"
             )
+            speeds.append(size / own)
+            ratios.append(own / least)
+    if arguments.json is not None:
+        found = {"MB/s": speeds, "times reading and writing": ratios}
+        save(
+            arguments.json,
+            {what: {"least": round(min(of), 2), "most": round(max(of), 2)} for what, of in found.items()},
+            command="benchmarks/purify.py",
+            measures=[f"src/retcon/{room}" for room in ("transcripts", "purify", "store")],
+        )
 
 
 if __name__ == "__main__":

@@ -1,44 +1,55 @@
 #!/usr/bin/env python
-"""A real language model, SmolLM2-135M: the local engine against transformers, in turns, in CPU-seconds at one thread.
+"""A real language model, SmolLM2-135M: the local engine against others, in turns, in CPU-seconds at one thread.
 
     python benchmarks/real_model.py [--rounds 3] [--only one,rows,…] [--dtype float32]
+        [--vllm URL PID] [--llama URL PID]
 
 The model is what `retcon model get smollm2-135m` fetched. Prompts are of random tokens, lengths are forced.
 
 - rows: 32 prompts of 64 tokens, 128 tokens each. one: a single one.
 - agents: 16 agents of 4 turns: a prompt of 160 tokens, 64 sampled a turn, 48 shown after each but the last.
 - score: log-probs of 16 texts of 600 tokens.
-- train: forward and backward over 4 texts of 256 tokens, no optimiser: tokens per
-  CPU-second.
+- train: forward and backward over 4 texts of 256 tokens, no optimiser: tokens per CPU-second.
 
 engine is `LocalEngine`; trainer is its packed forward. transformers is `generate` over its own cache; for agents every
-turn is one batch whose history is computed again; `score` and `train` are plain forwards. CPU time is the process's;
-medians (least…most) of the rounds.
+turn is one batch whose history is computed again; `score` and `train` are plain forwards. vllm and llama are servers of
+the same model on this machine, with one thread (`real_servers.py`); PID is the server's process, whose CPU time
+counts. They get other prompts in every round, as they keep what they have seen. CPU time is the process's; medians
+(least…most) of the rounds. Of `rows` the share of the roofline is told too (`roofline.py`).
+
+    VLLM_CPU_OMP_THREADS_BIND=0 OMP_NUM_THREADS=1 vllm serve FOLDER --served-model-name small --dtype bfloat16
+        --enforce-eager --max-model-len 2048
+    llama-server -m FILE.gguf -t 1 -tb 1 -np 32 -c 36864 --no-kv-unified
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 
+import real_servers
 import torch
-from measure import machine, take_turns
+from measure import machine, take_turns, tree_seconds
+from real_servers import LlamaCpp, Server, Vllm
 from results import add_json, save
-from retcon.train.computing import Computing
-from retcon.train.forward import forwards
+from roofline import measure_roof
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from retcon.core.sample import Sample
+from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.devices import TrainDtype
 from retcon.models.loading import load_model
 from retcon.models.locating import locate
+from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.forward import forwards
 
-MEASURES = ("src/retcon/engine", "src/retcon/train")
+MEASURES = ("src/retcon/engine", "src/retcon/train/kernels")
 COUNT, PROMPT = 128, 64
 AGENTS, TURNS, FIRST, SAMPLED, SHOWN = 16, 4, 160, 64, 48
 TEXTS, LENGTH = 16, 600
@@ -121,7 +132,7 @@ def train_plainly(model: PreTrainedModel, texts: Sequence[Sequence[int]], dtype:
 
 def train_with_ours(model: PreTrainedModel, texts: Sequence[Sequence[int]], dtype: TrainDtype) -> None:
     model.zero_grad()
-    samples = [Sample(tuple(ids), (0, *[1] * (SPAN - 1)), (None,) * SPAN) for ids in texts]
+    samples = [Sample(tuple(ids), (0, *[1] * (SPAN - 1)), (None,) * SPAN, (0,) * SPAN) for ids in texts]
     with forwards(model, samples, Computing(dtype=dtype)) as parts:
         for part in parts:
             (-part.logprobs.sum() / (BATCH * (SPAN - 1))).backward()
@@ -156,31 +167,69 @@ def workloads(model: PreTrainedModel, dtype: TrainDtype) -> dict[str, dict[str, 
     }
 
 
+def of_server(server: Server, model: PreTrainedModel) -> dict[str, Run]:
+    """By workload, what to ask the server."""
+    seeds = itertools.count(100)
+
+    def prompts(rows: int, length: int) -> list[list[int]]:
+        return random_ids(model, rows, length, next(seeds))
+
+    def agents() -> None:
+        shown = [prompts(TURNS, SHOWN) for _ in range(AGENTS)]
+        real_servers.converse(server, prompts(AGENTS, FIRST), shown, SAMPLED)
+
+    runs: dict[str, Run] = {
+        "rows": lambda: real_servers.decode(server, prompts(32, PROMPT), COUNT),
+        "one": lambda: real_servers.decode(server, prompts(1, PROMPT), COUNT),
+        "agents": agents,
+    }
+    if isinstance(server, Vllm):
+        runs["score"] = lambda: real_servers.score(server, prompts(TEXTS, LENGTH))
+    return runs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="one,rows,agents,score,train", help="workloads, with commas")
-    parser.add_argument("--ways", default="", help="one way alone: engine, trainer or transformers")
+    parser.add_argument("--ways", default="", help="these ways alone, with commas")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="weights; train: products")
     parser.add_argument("--model", default="smollm2-135m", help="as a recipe's model.path")
+    parser.add_argument("--vllm", nargs=2, metavar=("URL", "PID"))
+    parser.add_argument("--llama", nargs=2, metavar=("URL", "PID"))
     add_json(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
-    figures: dict[str, object] = {}
+    roof = measure_roof()
+    figures: dict[str, object] = {"GB read a second": roof.bytes / 1e9, "GFLOP a second": roof.flops / 1e9}
+    print(f"{roof.bytes / 1e9:.1f} GB/s read, {roof.flops / 1e9:.0f} GFLOP/s in float32")
+    servers: dict[str, Server] = {}
+    for way, kind in {"vllm": Vllm, "llama": LlamaCpp}.items():
+        if given := getattr(options, way):
+            servers[way] = kind(given[0], int(given[1]))
+    clocks = {way: partial(tree_seconds, server.pid) for way, server in servers.items()}
     for name in options.only.split(","):
         # trained weights stay float32, whatever the products are in
         model = load_model(locate(options.model), "float32" if name == "train" else options.dtype)
         runs = workloads(model, options.dtype)[name]
-        runs = {way: run for way, run in runs.items() if options.ways in ("", way)}
-        for way, took in take_turns(runs, options.rounds).items():
+        runs |= {way: found[name] for way, server in servers.items() if name in (found := of_server(server, model))}
+        runs = {way: run for way, run in runs.items() if not options.ways or way in options.ways.split(",")}
+        for way, took in take_turns(runs, options.rounds, clocks).items():
             seconds = sorted(t.cpu for t in took)
             middle = statistics.median(seconds)
             rate = f", {BATCH * SPAN / middle:,.0f} tokens a CPU-second" if name == "train" else ""
             print(f"{name:8} {way:14} {middle:7.2f} CPU-s ({seconds[0]:.2f}…{seconds[-1]:.2f}){rate}", flush=True)
             figures[f"{name} {way}"] = [middle, seconds[0], seconds[-1]]
-    if options.json:
-        save(options.json, figures, command="python benchmarks/real_model.py", measures=MEASURES)
+            if name == "train":
+                figures[f"{name} {way} tokens"] = BATCH * SPAN / middle
+            if (name, way) == ("rows", "engine"):
+                steps = sum(roof.step(model, 32, PROMPT + n) for n in range(COUNT))
+                share = (roof.feed(model, 32 * PROMPT) + steps) / middle
+                print(f"{'':8} that is {share:.0%} of the roofline")
+                figures["roofline of rows"] = share
+        if options.json:  # after every workload, as all of them take long
+            save(options.json, figures, command="python benchmarks/real_model.py", measures=MEASURES)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ Workload: rollouts with the recorded lengths and waits of `benchmarks/workloads`
   once, and every run begins with the weights laid out anew and no memory taken (`invalidate`).
 - generate: as loops around `generate` do it: every turn is one left-padded batch, the whole history is prefilled again,
   and the batch waits for its longest row and its slowest tool; fp32 and bf16.
-- vllm: a server that serves a model of the same shape; `/v1/completions` with ids for ids. No seed is sent: lengths are
-  forced, so that none is needed, and a request's own seed kills vLLM's CPU engine where prefills are chunked ("CPU
-  Generator does not use offset"). There is none where this was
-  written: this way follows the server's documentation and was never run. Its CPU time is not this process's: read the
-  wall. `--save FOLDER` writes the model for it, with the base model's tokenizer, whose ids are as many
-  (`vllm serve FOLDER --served-model-name small`).
+- vllm: a server that serves the same model; `/v1/completions` with ids for ids. No seed is sent: lengths are forced, so
+  that none is needed, and a request's own seed kills vLLM's CPU engine where prefills are chunked ("CPU Generator does
+  not use offset"). `--vllm-pid` is its process, whose CPU time then counts, with that of those below it; without it,
+  read the wall. `--save FOLDER` writes the model for it, with the base model's tokenizer
+  (`OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=0 vllm serve FOLDER --served-model-name small --max-model-len 2048`).
+  From the second round on it finds the prompts in its cache, which the engine does not.
 
 Decoding: prompts of 48 ids, all different, 64 ids each, all at once.
 
@@ -43,7 +43,7 @@ from typing import Any
 import httpx
 import torch
 from bare import Bare, naive
-from measure import VOCAB, Took, machine, rates, small_model, take_turns
+from measure import VOCAB, Took, machine, rates, small_model, take_turns, tree_seconds
 from results import add_json, save
 from transformers import PreTrainedModel
 from workload import FOLDER, Plan, describe, read
@@ -51,7 +51,7 @@ from workload import FOLDER, Plan, describe, read
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.stats import EngineStats
 from retcon.engine.types import SamplingParams
-from retcon.models.placing import BASE
+from retcon.models.locating import BASE
 
 PROMPT, COUNT = 48, 64
 MEASURES = ("src/retcon/engine", "src/retcon/rollout")
@@ -155,13 +155,16 @@ def workload(models: dict[str, PreTrainedModel], file: Path, options: argparse.N
     ways |= {f"generate {name}": lambda model=model: with_generate(model, plans) for name, model in models.items()}
     if options.vllm:
         ways["vllm"] = lambda: with_vllm(options.vllm, options.vllm_model, plans)
-    took = take_turns(ways, options.rounds)
+    clocks = {"vllm": lambda: tree_seconds(options.vllm_pid)} if options.vllm_pid else None
+    took = take_turns(ways, options.rounds, clocks)
     figures = table(took, sampled)
     for name, one in stats.items():
         print(f"engine {name}: {one}")
         print(f"  mean batch {one.batch:.1f}, utilisation {one.utilisation:.0%}")
     for dtype in ("bf16", "fp32"):
         figures |= ratio(f"engine {dtype}", f"generate {dtype}", took)
+        if options.vllm_pid:
+            figures |= ratio(f"engine {dtype}", "vllm", took)
     return figures
 
 
@@ -219,6 +222,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[64, 256], help="of decoding; none: leave it out")
     parser.add_argument("--vllm", metavar="URL", help="of a vLLM server, such as http://127.0.0.1:8000")
     parser.add_argument("--vllm-model", metavar="NAME", default="small", help="as the server names it")
+    parser.add_argument("--vllm-pid", type=int, metavar="PID", help="of the server here: its CPU time counts")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the model and do nothing else")
     add_json(parser)
     options = parser.parse_args()

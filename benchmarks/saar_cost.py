@@ -46,7 +46,7 @@ from retcon.store import jsonl
 from retcon.tasks.kinds.numbers import NumberTasks
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.teacher import Rates
-from retcon.train.datasets.teach import demonstrations
+from retcon.train.demos.making import demonstrations
 from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.rl import draw_groups

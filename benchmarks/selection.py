@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from retcon.cli.common.arguments import checkpoint_folder
 from retcon.config.load import load_recipe
 from retcon.config.shipped import find_recipe
 from retcon.evaluate.difficulty import run_difficulty
+from retcon.models.locating import locate
 from retcon.runs.cost import cpu_seconds
 from retcon.train.rl import run_rl
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=600)
     options = parser.parse_args()
-    cold = checkpoint_folder(options.cold)
+    cold = locate(options.cold)
     common = ("run.seed=1", f"rl.steps={options.steps}", "rl.checkpoint_every=1000")
     print(f"{datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}, {options.steps} steps")
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def main() -> None:
             f"{len(measured)} tasks measured with 8 rollouts: {sum(not one.passed for one in measured)} never right, "
             f"{within} between, {cpu_seconds() - cpu:.0f} CPU s, {time.perf_counter() - wall:.0f} s"
         )
-        print(f"{'selection':<16}{'made':>8}{'trained':>9}{'told':>8}{'ids':>9}{'CPU s':>8}{'right':>8}")
+        print(f"{'selection':<16}{'made':>8}{'trained':>9}{'told':>8}{'tokens':>9}{'CPU s':>8}{'right':>8}")
         for name, changes in ARMS.items():
             overrides = [*common, *(change.format(rates=rates) for change in changes)]
             lines: list[Mapping[str, float]] = []

@@ -10,6 +10,7 @@ from retcon.core.types import (
     Cut,
     Kind,
     Observation,
+    Origin,
     Provenance,
     RepairRecord,
     Segment,
@@ -94,4 +95,5 @@ def trajectories(draw: st.DrawFn, *, scored: bool = True) -> Trajectory:
     reward = None if stop == "infrastructure" else draw(st.none() | st.sampled_from([-1.0, 0.0, 1.0]))
     answer = draw(texts) if stop == "answer" else None
     prompt = tuple(draw(st.lists(segments("prompt"), min_size=1, max_size=2)))
-    return Trajectory("t1", draw(texts), prompt, tuple(lived), reward, stop, provenance, answer, draw(extras))
+    origin = draw(st.none() | st.builds(Origin, texts, texts, json_values, extras))
+    return Trajectory("t1", draw(texts), prompt, tuple(lived), reward, stop, provenance, answer, origin, draw(extras))

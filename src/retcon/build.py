@@ -16,9 +16,10 @@ from retcon.engine.types import EngineSetup, Generator, SamplingParams, Trainabl
 from retcon.purify.mixing import Schedule, constant
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, with_lengths
 from retcon.sandbox.client import SandboxRouter, token_from_environment
 from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.types import Limits, Sandbox
+from retcon.sandbox.types import Limits, Sandbox, SessionBounds
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.registry import TaskSet, Ungraded
 from retcon.tasks.types import Task
@@ -48,10 +49,23 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
     def count_tokens(task: Task) -> int:
         if not chats:
             chats.append(build_chat(recipe, folder or Path()))
-        return sum(len(segment.ids or ()) for segment in chats[0].prompt(task.question, task.system))
+        return sum(len(segment.ids or ()) for segment in chats[0].prompt(task.question, task.system, task.before))
 
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
     return tasks
+
+
+def settle(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[Recipe, list[Derived]]:
+    """The recipe with the lengths that it leaves open, by the model in `folder` and the prompts of its tasks
+    (`retcon.rollout.lengths`), and which those are. tasks: those of `build_tasks`, where they have been built.
+
+    Raises RecipeError, and what `build_tasks` and `build_chat` raise.
+    """
+    if not open_keys(recipe):
+        return recipe, []
+    tasks = tasks or build_tasks(recipe, folder)
+    derived = derive_lengths(recipe, build_chat(recipe, folder, tasks), tasks, context_of(folder))
+    return with_lengths(recipe, derived), derived
 
 
 @asynccontextmanager
@@ -129,7 +143,7 @@ async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
         async with SandboxRouter(section.url, token=token_from_environment(), limits=limits) as router:
             yield router
     else:
-        async with SandboxPool(workers=section.workers, limits=limits, sessions=SESSIONS) as pool:
+        async with SandboxPool(workers=section.workers, limits=limits, sessions=SessionBounds(SESSIONS)) as pool:
             yield pool
 
 

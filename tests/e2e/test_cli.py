@@ -13,7 +13,10 @@ import pytest
 from comparing import FIX, repaired, trajectory
 from retcon.store import jsonl
 
-COMMANDS = ("quickstart", "sft", "dpo", "train", "eval", "difficulty", "show", "regrade", "purify", "diff", "doctor")
+COMMANDS = (
+    "quickstart", "sft", "dpo", "train", "eval", "difficulty", "report", "recipes", "show", "regrade", "purify", "diff",
+    "doctor",
+)  # fmt: skip
 
 
 def retcon(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -59,12 +62,13 @@ def test_a_bad_recipe_is_one_message_without_a_traceback(tmp_path: Path) -> None
 
 def test_a_missing_checkpoint_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "cold_start").mkdir()
+    (tmp_path / "cold_start/run.json").write_text("{}")
     done = retcon("eval", tmp_path / "cold_strat")
     assert done.returncode == 2
     assert "did you mean 'cold_start'?" in done.stderr
     unfinished = retcon("train", "quickstart/saar", "--from", tmp_path / "cold_start")
     assert unfinished.returncode == 2
-    assert "is it finished?" in unfinished.stderr
+    assert "has no final/ yet" in unfinished.stderr
 
 
 @pytest.mark.parametrize(

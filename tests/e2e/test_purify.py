@@ -317,7 +317,7 @@ def test_diff_chooses_by_id_kind_and_draw(audit: Path) -> None:
 def test_the_audit_holds_the_record_as_it_was_and_show_reads_it(audit: Path) -> None:
     records = parsed(audit.read_bytes())
     assert [r["turns"][0]["repair"]["decision"] for r in records] == ["shallow", "deep", "unrepaired"]
-    assert records[0]["record"] == messages(REPAIRED)
-    assert records[0]["format"] == "messages"
+    assert records[0]["origin"]["record"] == messages(REPAIRED)
+    assert records[0]["origin"]["format"] == "messages"
     shown = retcon("show", audit, "in.jsonl:1").stdout.decode()
     assert "before: as it was sampled" in shown

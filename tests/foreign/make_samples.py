@@ -2,14 +2,18 @@
 
     python tests/foreign/make_samples.py LIBRARY > tests/foreign/samples/LIBRARY.jsonl
 
-LIBRARY is langchain (langchain-core 1.7.2), autogen (autogen-core and autogen-agentchat 0.7.5), openhands
-(openhands-sdk 1.58.0, Python 3.12), verifiers (0.4.0) or smolagents (1.26.0), each in an environment of its own. The
-words are ours; keys, their order and what is left out are the library's.
+LIBRARY is langchain (langchain-core 1.7.2), autogen (autogen-core and autogen-agentchat 0.7.5), autogen02 (pyautogen
+0.2.35, which runs the programs itself), openhands (openhands-sdk 1.58.0, Python 3.12), verifiers (0.4.0) or smolagents
+(1.26.0), each in an environment of its own. The words are ours; keys, their order and what is left out are the
+library's.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
 import sys
 import tempfile
 from pathlib import Path
@@ -86,6 +90,65 @@ def autogen() -> list[Any]:
     by_code = [*code(FIRST, BAD, TRACEBACK, 1), *code(THEN, GOOD, "4.0", 0)]
     results = [TaskResult(messages=[asked, *between, answered]) for between in (by_tool, by_code)]
     return [result.model_dump(mode="json") for result in results]
+
+
+def autogen02() -> list[Any]:
+    """Chats with a scripted model: fenced programs, and calls of a tool; each as the user's proxy and as the coder has
+    it."""
+    from types import SimpleNamespace
+
+    from autogen import AssistantAgent, UserProxyAgent, register_function
+    from autogen.coding import LocalCommandLineCodeExecutor
+    from openai.types.chat import ChatCompletionMessage
+
+    logging.disable(logging.INFO)  # which go where the records go
+
+    def reply(words: str, id: str = "", code: str = "") -> ChatCompletionMessage:
+        function = {"name": "python", "arguments": json.dumps({"code": code})}
+        calls = [{"id": id, "type": "function", "function": function}] if id else None
+        return ChatCompletionMessage.model_validate({"role": "assistant", "content": words, "tool_calls": calls})
+
+    class Scripted:
+        def __init__(self, config: dict[str, Any], **_: Any) -> None:
+            self.replies = iter(config["replies"])
+
+        def create(self, params: dict[str, Any]) -> Any:
+            choices = [SimpleNamespace(message=next(self.replies))]
+            return SimpleNamespace(choices=choices, model="scripted", cost=0, usage=None)
+
+        def message_retrieval(self, response: Any) -> list[Any]:
+            return [c.message if c.message.tool_calls else c.message.content for c in response.choices]
+
+        def cost(self, response: Any) -> float:
+            return 0
+
+        @staticmethod
+        def get_usage(response: Any) -> dict[str, Any]:
+            return {}
+
+    def python(code: str) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(code, "<string>", "exec"), {})
+        return printed.getvalue()
+
+    def chats(replies: list[Any], execution: Any, *, tool: bool) -> list[Any]:
+        settings = {"model": "scripted", "model_client_cls": "Scripted", "replies": [*replies, reply("4\nTERMINATE")]}
+        coder = AssistantAgent("coder", llm_config={"config_list": [settings], "cache_seed": None})
+        proxy = UserProxyAgent(
+            "user_proxy", human_input_mode="NEVER", code_execution_config=execution,
+            is_termination_msg=lambda message: "TERMINATE" in (message.get("content") or ""),
+        )  # fmt: skip
+        if tool:
+            register_function(python, caller=coder, executor=proxy, name="python", description="runs a program")
+        coder.register_model_client(Scripted)
+        with contextlib.redirect_stdout(io.StringIO()):
+            result = proxy.initiate_chat(coder, message=QUESTION, silent=True)
+        return [{"chat_history": result.chat_history}, coder.chat_messages[proxy]]
+
+    fenced = [reply(f"{words}\n```python\n{code}\n```") for words, code in ((FIRST, BAD), (THEN, GOOD))]
+    with tempfile.TemporaryDirectory() as folder:
+        by_code = chats(fenced, {"executor": LocalCommandLineCodeExecutor(work_dir=folder)}, tool=False)
+    return [*by_code, *chats([reply(FIRST, "c1", BAD), reply(THEN, "c2", GOOD)], False, tool=True)]
 
 
 def openhands() -> list[Any]:

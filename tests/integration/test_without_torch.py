@@ -36,8 +36,8 @@ IMPORT_ALL = """
 import importlib, pkgutil, retcon
 
 RIGHT = (  # [train], [serve]
-    "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.common.demonstrations", "retcon.engine.local",
-    "retcon.models", "retcon.sandbox.service",
+    "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.common.demonstrations", "retcon.cli.common.plan",
+    "retcon.engine.local", "retcon.models", "retcon.planning", "retcon.sandbox.service",
 )  # fmt: skip
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     name = module.name

@@ -1,7 +1,7 @@
 """What the keys of a recipe do, case by case: one value of a key shows one thing, another value another.
 
 A case sets its key to each of its values and looks at what then happens, where the key is to act, not at the recipe.
-tests/integration/test_recipe_keys.py runs the cases, and fails where a key has none.
+tests/integration/train/test_recipe_keys.py runs the cases, and fails where a key has none.
 """
 
 from __future__ import annotations

@@ -182,6 +182,6 @@ def rollouts_of_a_prompt(recipe: Recipe, lab: Lab) -> int:
     return len(roll(recipe, lab).group)
 
 
-@acts("select.oversample", (1.5, 3), (3.0, 6), given=(*ROOM, 'select.kind="roc"'))
+@acts("select.oversample", (1.2, 3), (3.0, 6), given=(*ROOM, 'select.kind="roc"'))
 def rollouts_of_a_prompt_to_choose_from(recipe: Recipe, lab: Lab) -> int:
     return len(roll(recipe, lab).group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 from keys.acting import Lab, acts, run
@@ -66,6 +67,17 @@ def right_ones_of_two_in_sixteen(recipe: Recipe, lab: Lab) -> int:
 @acts("select.min_negative", (0, 0), (2, 2), given=(*ROC, "rl.group=4", "select.oversample=4"))
 def wrong_ones_of_two_in_sixteen(recipe: Recipe, lab: Lab) -> int:
     return sum(t.reward == -1.0 for t in kept(recipe, lab, range(14)))
+
+
+def drawn(seed: int) -> list[int]:
+    """Four of eight wrong rollouts, of each of the two prompts of step 1: a draw by seed, step and task."""
+    streams = [random.Random(derive("select", seed, 1, f"ones/0/{n}")) for n in range(2)]
+    return [index for stream in streams for index in sorted(stream.sample(range(8), 4))]
+
+
+@acts("run.seed", (0, drawn(0)), (1, drawn(1)), given=(*ROC, "rl.group=4", "rl.prompts=2"))
+def wrong_ones_that_are_kept(recipe: Recipe, lab: Lab) -> list[int]:
+    return [index(t.id) for t in kept(recipe, lab, range(0))]
 
 
 def extra_groups(recipe: Recipe, lab: Lab) -> float:

@@ -10,7 +10,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
-from retcon.train.datasets.teach import demonstrations
+from retcon.train.demos.making import demonstrations
 
 EMBEDDING = "model.embed_tokens.weight"
 

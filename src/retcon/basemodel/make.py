@@ -118,11 +118,12 @@ def make_base(recipe: BaseRecipe, out: Path, work: Path) -> Path:
 
 @torch.inference_mode()
 def copied(model: Qwen3ForCausalLM, vocabulary: int, rows: int = 16, length: int = 24) -> float:
-    """Share of ids that greedy decoding copies right, of random sequences that the model is shown once before."""
+    """Share of tokens that greedy decoding copies right, of random sequences that the model is shown once before."""
     random_ids = torch.randint(3, vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
     logits = model(input_ids=torch.cat([random_ids, random_ids], 1)).logits
     right = logits[:, length:-1].argmax(-1) == random_ids[:, 1:]
-    return right.double().mean().item()
+    found: float = right.double().mean().item()
+    return found
 
 
 def _save(path: Path, recipe: BaseRecipe, step: int, *parts: object) -> None:

@@ -60,11 +60,12 @@ class Chat:
         framing = None if self._framing is self.family else self._framing
         return Chat(self.tokenizer, style=self.style, system=self.system, tools=tools, framing=framing)
 
-    def prompt(self, question: str, system: str | None = None) -> tuple[Segment, ...]:
-        """What the model is given before its first turn, up to where that turn opens; all of kind `prompt`."""
+    def prompt(self, question: str, system: str | None = None, before: Sequence[Told] = ()) -> tuple[Segment, ...]:
+        """What the model is given before its first turn, up to where that turn opens; all of kind `prompt`. before:
+        messages of user and assistant between the system prompt and the question."""
         system = self.system if system is None else system
-        before: list[Told] = [] if system is None else [("system", system)]
-        return self.opened([*before, ("user", question)])
+        first: list[Told] = [] if system is None else [("system", system)]
+        return self.opened([*first, *before, ("user", question)])
 
     def opened(self, messages: Sequence[Told]) -> tuple[Segment, ...]:
         """As `prompt`, after any messages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from retcon.chat.family import Family
 from retcon.chat.registry import AUTO, recognised
 from retcon.chat.template import Template, load_template
 from retcon.chat.templated import Templated
-from retcon.chat.tokenizer import load_tokenizer
+from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
 from retcon.chat.types import Tokenizer
+from retcon.core.errors import CheckpointError
 from retcon.core.schema import ToolSpec
 
 
@@ -29,9 +31,11 @@ def open_chat(
     template, the family by the tokenizer's control tokens, in its shipped framing, which any other style takes too.
     thinking: what a template is given as `enable_thinking`, nothing where None. Raises RecipeError where the family
     cannot be told or the template shows no tools (with what to set instead), CheckpointError for files that cannot be
-    read or lack a control token, MissingExtra.
+    read, lack a control token, or are of another model (a tokenizer with more tokens than the model has), MissingExtra.
     """
     tokenizer = load_tokenizer(folder)
+    if isinstance(tokenizer, HubTokenizer):
+        _refuse_foreign(Path(folder), tokenizer)
     if style != AUTO:
         return Chat(tokenizer, style=style, system=system, tools=tools)
     variables: Mapping[str, object] = {} if thinking is None else {"enable_thinking": thinking}
@@ -39,6 +43,20 @@ def open_chat(
     family = family_of(template, tokenizer, str(folder))
     framing = None if template is None else Templated(template, family)
     return Chat(tokenizer, style=family.name, system=system, tools=tools, framing=framing)
+
+
+def _refuse_foreign(folder: Path, tokenizer: HubTokenizer) -> None:
+    """Raises CheckpointError where the tokenizer has tokens that the model beside it does not know."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # a tokenizer alone; whoever loads the model says what is wrong with it
+    known = (config.get("text_config") or config).get("vocab_size")
+    if isinstance(known, int) and tokenizer.size > known:
+        raise CheckpointError(
+            f"{folder / 'tokenizer.json'} has {tokenizer.size:,} tokens and the model {known:,}: they are not of one "
+            "model"
+        )
 
 
 def family_of(template: Template | None, tokenizer: Tokenizer, where: str) -> Family:

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Collection, Sequence
-from functools import cache
+from collections.abc import Collection
 from importlib import import_module
 
 from retcon.chat.family import Family
-from retcon.core.errors import RecipeError, nearest
+from retcon.core.errors import RecipeError
+from retcon.core.registry import at_path, modules_of, unknown
 
 AUTO = "auto"
+FAMILIES = "retcon.chat.families"
 
 
-@cache
-def names() -> Sequence[str]:
+def names() -> tuple[str, ...]:
     """What the families are called, in the order of the alphabet."""
-    package = import_module("retcon.chat.families")
-    found = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in found if not name.startswith("_"))
+    return modules_of(FAMILIES)
 
 
 def named(style: str) -> Family:
     """The family of a name, or of an import path such as `my_package.my_module:MINE`. Raises RecipeError."""
     if style in names():
-        family: Family = import_module(f"retcon.chat.families.{style}").FAMILY
+        family: Family = import_module(f"{FAMILIES}.{style}").FAMILY
         return family
     if ":" not in style:
-        raise RecipeError(
-            f"unknown chat style {style!r}{nearest(style, [AUTO, *names()])}; one of {', '.join([AUTO, *names()])}, or "
-            "an import path such as my_package.my_module:MINE"
-        )
-    module, _, attribute = style.partition(":")
+        raise RecipeError(unknown("chat style", style, (AUTO, *names()), "my_package.my_module:MINE"))
     try:
-        family = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        family = at_path(style)
+    except ImportError as error:
         raise RecipeError(f"the chat style {style!r} cannot be imported: {error}") from error
     if not hasattr(family, "find_calls"):
         raise RecipeError(f"the chat style {style!r} is no family: see retcon.chat.family.Family")

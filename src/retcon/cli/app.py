@@ -13,6 +13,7 @@ import typer
 from retcon import __version__
 from retcon.cli.common.interrupt import Interrupted
 from retcon.cli.data import data
+from retcon.cli.demos import demos
 from retcon.cli.diff import diff
 from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
@@ -21,7 +22,9 @@ from retcon.cli.eval import evaluate
 from retcon.cli.model import model
 from retcon.cli.purify import purify
 from retcon.cli.quickstart.command import quickstart
+from retcon.cli.recipes import recipes
 from retcon.cli.regrade import regrade
+from retcon.cli.report import report
 from retcon.cli.sandbox.commands import sandbox
 from retcon.cli.sft import sft
 from retcon.cli.show import show
@@ -58,11 +61,14 @@ def options(
 
 
 app.command("quickstart")(quickstart)
+app.command("demos")(demos)
 app.command("sft")(sft)
 app.command("dpo")(dpo)
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("difficulty")(difficulty)
+app.command("report")(report)
+app.command("recipes")(recipes)
 app.command("show")(show)
 app.command("regrade")(regrade)
 app.command("purify")(purify)

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import checkpoint_folder
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -32,7 +30,7 @@ def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file of tasks, or a data set of the hub, ORG/NAME.")],
     *,
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="DIR", help="Lengths in this model's tokens.", show_default=False)
+        str | None, typer.Option("--model", metavar="MODEL", help="Lengths in this model's tokens.", show_default=False)
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -87,10 +85,11 @@ def _columns(given: Sequence[str]) -> dict[str, str]:
     return {name: mapped for name, _, mapped in (one.partition("=") for one in given)}
 
 
-def _counter(model: Path) -> Callable[[str], int]:
+def _counter(model: str) -> Callable[[str], int]:
     from retcon.chat.tokenizer import load_tokenizer
+    from retcon.models.locating import locate
 
-    tokenizer = load_tokenizer(checkpoint_folder(model))
+    tokenizer = load_tokenizer(locate(model))
     return lambda text: len(tokenizer.encode(text))
 
 

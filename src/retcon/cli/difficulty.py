@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import checkpoint_folder, command_line, need_training, split_overrides
+from retcon.cli.common.arguments import Model, command_line, need_training, split_overrides
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def difficulty(
-    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, or a run folder with a final/.")],
+    checkpoint: Model,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -39,12 +39,13 @@ def difficulty(
     """Measure the pass rates of training tasks, for select.pass_rates: tasks too easy or too hard are then left out."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
+    from retcon.models.locating import locate
     from retcon.store.outputs import refuse_special
 
     refuse_special(out, "--out")
     name, overrides = split_overrides(words or [])
     recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
-    folder = checkpoint_folder(checkpoint)
+    folder = locate(checkpoint)
     need_training()
     from retcon.evaluate.difficulty import run_difficulty
 

@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from retcon.cli.common.arguments import (
+    DryRun,
     Out,
     Start,
-    checkpoint_folder,
     kept_run,
     need_training,
     split_overrides,
     tell_trained,
 )
 from retcon.cli.common.interrupt import interruptible
-from retcon.cli.common.progress import tell_place, telling
+from retcon.cli.common.progress import tell_place, telling_steps
 
 
 def dpo(
@@ -33,26 +33,33 @@ def dpo(
     pairs: Annotated[
         Path, typer.Option("--pairs", metavar="FILE", help="As `retcon purify --dpo` writes them.", show_default=False)
     ],
-    start: Start,
+    start: Start = None,
     out: Out = Path("runs/dpo"),
+    dry_run: DryRun = False,
 ) -> None:
     """Train on pairs of a failed call and its fix (direct preference optimisation)."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
+    from retcon.models.locating import locate
 
     name, overrides = split_overrides(words or [])
     recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
-    folder = checkpoint_folder(start)
+    folder = locate(start or recipe.model.path)
     need_training()
+    if dry_run:
+        from retcon.cli.common.plan import plan_dpo
+
+        plan_dpo(recipe, pairs, folder, out)
+        return
     from retcon.train.dpo import run_dpo
 
-    with interruptible(kept_run(out)), telling("preference training") as tell:
+    with interruptible(kept_run(out)), telling_steps("preference training", recipe.dpo.steps) as on_step:
         final = run_dpo(
             recipe,
             pairs,
             folder,
             out,
-            on_step=lambda m: tell(int(m["step"] or 0), recipe.dpo.steps),
+            on_step=on_step,
             on_place=tell_place,
         )
     tell_trained(final, out, f"metrics: {out / 'metrics.jsonl'}")

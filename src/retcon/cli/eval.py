@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Out, checkpoint_folder, need_training, split_overrides
+from retcon.cli.common.arguments import DryRun, Model, Out, need_training, split_overrides
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face folder, or a run folder with a final/.")],
+    checkpoint: Model,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -23,23 +25,41 @@ def evaluate(
         ),
     ] = None,
     *,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="Problems to evaluate on, in place of the recipe's; several times for several files. As task.path "
+            "(docs/data.md); task.columns=…, task.grader=… say how they are read and graded.",
+            show_default=False,
+        ),
+    ] = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Repair failed turns as they happen, as the recipe's [repair] says.")
     ] = False,
     out: Out = Path("runs/eval"),
+    dry_run: DryRun = False,
 ) -> None:
     """Measure a checkpoint on problems that no training saw, with purification off unless you ask for it."""
     from retcon.build import build_repair
     from retcon.config.load import apply_override, load_recipe
     from retcon.config.shipped import find_recipe
+    from retcon.models.locating import locate
 
     name, overrides = split_overrides(words or [])
-    recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
+    given = [*_of_files(data, overrides), *overrides] if data else overrides
+    recipe = load_recipe(find_recipe(name) if name is not None else None, given)
     if repair:
         kind = "saar" if build_repair(recipe) is None else recipe.repair.kind
         recipe = apply_override(recipe, f"evaluate.repair={kind}")
-    folder = checkpoint_folder(checkpoint)
+    folder = locate(checkpoint)
     need_training()
+    if dry_run:
+        from retcon.cli.common.plan import plan_evaluation
+
+        plan_evaluation(recipe, folder, out)
+        return
     from retcon.evaluate.result import read_result
     from retcon.evaluate.runner import run_evaluation
 
@@ -53,3 +73,23 @@ def evaluate(
     console = Console()
     console.print(result_table(read_result(path)))
     console.print(f"result: {path}\ntry: retcon show {out / 'trajectories-t1.jsonl'}", highlight=False, soft_wrap=True)
+
+
+EVERY = 1_000_000
+"""More problems than there are."""
+SAMPLES = 4
+"""Rollouts of a problem where files are named and the number is not: sets are large, and more tell little more."""
+
+
+def _of_files(paths: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """What `--data` changes in a recipe: all rows of these files are evaluated on."""
+    where = f"task.path={json.dumps(paths[0])}"
+    if len(paths) > 1:
+        where = f"task.sources={json.dumps(list(paths))}"
+    keys = {"evaluate.problems": EVERY, "evaluate.samples": SAMPLES}
+    given = {override.partition("=")[0].strip() for override in overrides}
+    return [
+        "task.kind=file", 'task.path=""', "task.sources=[]", 'task.evaluation_path=""', 'task.evaluation_split=""',
+        "task.evaluation_share=1", where,
+        *(f"{key}={value}" for key, value in keys.items() if key not in given),
+    ]  # fmt: skip

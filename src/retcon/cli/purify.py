@@ -146,7 +146,7 @@ def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
         if assignment.into_folder:
             again = f"what was done is kept in {out}; go on with the same command and --resume"
     else:
-        again = "it cannot be gone on with (standard input, or a log that is written whole): begin again"
+        again = "it cannot be resumed (standard input, or a log that is written whole): begin again"
     if stopped.__cause__ is None:
         return Interrupted(again)
     return RecordError(f"{stopped}\n{again}, after mending it, or with --skip-bad")

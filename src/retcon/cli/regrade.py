@@ -68,12 +68,12 @@ def regrade(
     from rich.console import Console
 
     from retcon.tasks.grading.grading import GradeSettings
-    from retcon.tasks.grading.regrade import VERDICTS, Job
+    from retcon.tasks.grading.regrade import VERDICTS, Regrading
     from retcon.tasks.grading.regrade import regrade as do
 
     target = out or (run / "regraded" if run.is_dir() else run.with_name(f"{run.name.partition('.')[0]}.regraded"))
     settings = GradeSettings(grader or "math", rewards, _options(option or []))
-    job = Job(run, target, settings, by=grader, tasks=tasks, at_once=jobs, force=force)
+    job = Regrading(run, target, settings, by=grader, tasks=tasks, at_once=jobs, force=force)
     kept = f"what was graded is kept in {target}; the same command again goes on"
     with interruptible(kept), telling(f"regrading {run}") as tell:
         done = do(job, tell)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Out, Overrides, RecipeName, kept_run, need_training, tell_trained
+from retcon.cli.common.arguments import (
+    DryRun,
+    Out,
+    Overrides,
+    RecipeName,
+    command_line,
+    kept_run,
+    need_training,
+    tell_trained,
+)
 from retcon.cli.common.interrupt import interruptible
-from retcon.cli.common.progress import tell_place, telling
+from retcon.cli.common.progress import tell_line, tell_place, telling, telling_steps
+
+if TYPE_CHECKING:
+    from retcon.train.sampled import Samples
+    from retcon.train.session import Metrics, OnStep
 
 
 def sft(
@@ -22,11 +35,12 @@ def sft(
             "--demonstrations",
             metavar="FILE",
             help="What to learn from: trajectories, or transcripts in any format that `retcon purify` reads; "
-            "where FILE does not exist, the recipe's teacher writes it. "
+            "where FILE does not exist, it is written as the recipe's [b]demos[/] says. "
             "Default: DIR-demonstrations.jsonl.",
             show_default=False,
         ),
     ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Supervised training: the cold start on a teacher's demonstrations, or on transcripts of your own."""
     from retcon.config.load import load_recipe
@@ -38,17 +52,37 @@ def sft(
     from retcon.runs.folder import check_run
     from retcon.train.sft import run_sft
 
-    check_run(out, kind="sft", recipe=settings)
     file = demonstrations or out.with_name(f"{out.name}-demonstrations.jsonl")
+    if dry_run:
+        from retcon.cli.common.plan import plan_sft
+
+        plan_sft(settings, file, out)
+        return
+    check_run(out, kind="sft", recipe=settings)
+    samples: list[str] = []
     with interruptible(kept_run(out)):
         with telling("writing demonstrations") as tell:
-            ensure_demonstrations(settings, file, tell)
-        with telling("supervised training") as tell:
+            ensure_demonstrations(settings, file, tell, tell_place)
+        with telling_steps("supervised training", settings.sft.steps) as on_step:
             final = run_sft(
                 settings,
                 file,
                 out,
-                on_step=lambda m: tell(int(m["step"] or 0), settings.sft.steps),
+                on_step=lambda metrics: _tell_step(metrics, on_step),
                 on_place=tell_place,
+                on_samples=lambda found: samples.append(_told(found)),
             )
-    tell_trained(final, out, f"demonstrations: {file}")
+    tell_trained(final, out, f"demonstrations: {file}", *samples)
+
+
+def _tell_step(metrics: Metrics, on_step: OnStep) -> None:
+    on_step(metrics)
+    if (loss := metrics.get("validation_loss")) is not None:
+        tell_line(f"step {metrics['step']}: loss {metrics['loss'] or 0.0:.3f}, validation loss {loss:.3f} nats a token")
+
+
+def _told(found: Samples) -> str:
+    lost = f" ({found.lost} lost to infrastructure faults)" if found.lost else ""
+    return (
+        f"samples: {found.passed} of {found.total} right{lost}; read them: {command_line('retcon', 'show', found.file)}"
+    )

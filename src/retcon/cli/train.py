@@ -5,41 +5,48 @@ from __future__ import annotations
 from pathlib import Path
 
 from retcon.cli.common.arguments import (
+    DryRun,
     Out,
     Overrides,
     RecipeName,
     Start,
-    checkpoint_folder,
     kept_run,
     need_training,
     tell_trained,
 )
 from retcon.cli.common.interrupt import interruptible
-from retcon.cli.common.progress import tell_place, telling
+from retcon.cli.common.progress import tell_place, telling_steps
 
 
 def train(
     recipe: RecipeName,
     overrides: Overrides = None,
     *,
-    start: Start,
+    start: Start = None,
     out: Out = Path("runs/train"),
+    dry_run: DryRun = False,
 ) -> None:
     """Reinforcement learning from a checkpoint, with or without purification, as the recipe says."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
+    from retcon.models.locating import locate
 
     settings = load_recipe(find_recipe(recipe), overrides or ())
-    folder = checkpoint_folder(start)
+    folder = locate(start or settings.model.path)
     need_training()
+    if dry_run:
+        from retcon.cli.common.plan import plan_rl
+
+        plan_rl(settings, folder, out)
+        return
     from retcon.train.rl import run_rl
 
-    with interruptible(kept_run(out)), telling(f"training {recipe}") as tell:
+    with interruptible(kept_run(out)), telling_steps(f"training {recipe}", settings.rl.steps) as on_step:
         final = run_rl(
             settings,
             folder,
             out,
-            on_step=lambda m: tell(int(m["step"] or 0), settings.rl.steps),
+            on_step=on_step,
             on_place=tell_place,
         )
     lines = (f"metrics: {out / 'metrics.jsonl'}", f"trajectories: {out / 'trajectories'}")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from retcon.config.section import (
+    Aggregate,
     Chosen,
     NonNegative,
     OneKind,
@@ -48,8 +49,10 @@ class ModelSection(Section):
 
 class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
     """A kind has `build(count_tokens=None)`, which makes its `retcon.tasks.registry.TaskSet`; count_tokens gives the
-    tokens of a task's prompt, where a model is known."""
+    tokens of a task's prompt, where a model is known. own_lengths: whether the defaults of lengths in [rollout] and
+    [sandbox] were chosen for it; else they follow the model and its prompts (`retcon.rollout.lengths`)."""
 
+    own_lengths: ClassVar[bool] = False
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
     kind: str = Field("numbers", description="the task family")
 
@@ -69,9 +72,11 @@ class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
 
 class RolloutSection(Section):
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
-    max_tokens: Positive = Field(320, description="tokens of a trajectory at most, prompt and observations included")
+    max_tokens: Positive = Field(320, description="tokens of a trajectory at most, prompt and observations included; "
+                                 "for other tasks than numbers: by the model and their prompts")  # fmt: skip
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
-    lookahead_tokens: NonNegative = Field(160, description="room beyond max_tokens for a repair's lookahead")
+    lookahead_tokens: NonNegative = Field(160, description="room beyond max_tokens for a repair's lookahead; for "
+                                          "other tasks than numbers: half of the room for answers")  # fmt: skip
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: NonNegative = Field(0, description="keeps the k most probable tokens; 0 is off")
@@ -195,7 +200,8 @@ class SandboxSection(Section):
     cpu_seconds: Rate = Field(2.0, description="CPU time of a call")
     wall_seconds: Rate = Field(30.0, description="wall time of a call: a backstop, not a limit that load can reach")
     memory_mb: Positive = Field(512, description="address space that a call may add")
-    output_chars: Positive = Field(24, description="characters of an observation")
+    output_chars: Positive = Field(24, description="characters of an observation; for other tasks than numbers: by "
+                                   "rollout.max_tokens")  # fmt: skip
 
     @field_validator("url", mode="before")
     @classmethod
@@ -211,9 +217,25 @@ class SandboxSection(Section):
         return value
 
 
+class DemosSection(Chosen, what="source of demonstrations", kinds="retcon.train.demos.kinds"):
+    """What a cold start learns from, and how it is made. A kind has `open(setup)`, which makes its
+    `retcon.train.demos.types.Source` of a `DemoSetup`. How many are wanted says sft.demonstrations.
+
+    of_tasks: whether it is made of the recipe's tasks, which need not be there otherwise."""
+
+    matters_to: ClassVar = {"demonstrations": None}
+    of_tasks: ClassVar[bool] = True
+    kind: str = Field("teacher", description="what demonstrations are made of")
+    failed_share: Literal["any"] | Probability = Field("any", description="share of the demonstrations in which a call "
+        "fails, met to within rounding; any: as they come")  # fmt: skip
+
+    def open(self, setup: Any) -> Any:
+        raise NotImplementedError
+
+
 class SFTSection(Section):
     matters_to: ClassVar = {"sft": None, "demonstrations": ("demonstrations", "max_turns")}
-    demonstrations: Positive = 5000
+    demonstrations: Positive = Field(5000, description="wanted")
     max_turns: Positive = Field(5, description="generations of a demonstration")
     steps: Positive = 300
     batch: Positive = 32
@@ -222,6 +244,11 @@ class SFTSection(Section):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
     checkpoint_every: Positive = 50
+    validation_share: float = Field(0.0, ge=0, lt=1, description="of the demonstrations, held out to measure a loss on "
+        "(validation_loss); 0: none")  # fmt: skip
+    validate_every: Positive = Field(50, description="steps; and once at the end")
+    samples: NonNegative = Field(0, description="evaluation problems that the final model solves greedily, kept as "
+                                 "trajectories of the last step")  # fmt: skip
 
 
 class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chosen_by="algorithm"):
@@ -243,21 +270,58 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     splice_weight_cap: Rate = 2.0
     old_logprobs: Literal["engine", "recompute"] = Field("engine", description="π_old of the ratio: engine, the "
         "log-probs that rollouts came with; recompute, the trainer's own, for one more forward a step")  # fmt: skip
+    correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
+        "none", description="with old_logprobs recompute: weigh each term by how much likelier the trainer finds "
+        "its token, or its sequence, than the engine; truncate: correction_cap at most, mask: 0 beyond it")  # fmt: skip
+    correction_cap: Rate = 2.0
+    kl: float = Field(0.0, ge=0, description="β of a KL penalty to the model that training starts from, which is then "
+                      "kept in memory; 0: off")  # fmt: skip
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="of that penalty, per token: log-ratio, half its "
+        "square, or GRPO's r - 1 - log r")  # fmt: skip
+    max_kl: float = Field(0.0, ge=0, description="nats a token: a minibatch whose policy is further than this from the "
+                          "one that sampled it is skipped; 0: none is")  # fmt: skip
+    failed_calls: Literal["keep", "mask"] = Field(
+        "keep", description="mask: turns whose call failed are not learnt from"
+    )
+    void_turns: Literal["keep", "mask"] = Field("keep", description="mask: rollouts with a turn that neither calls a "
+        "tool nor answers are not learnt from (SimpleTIR)")  # fmt: skip
+    truncated: Literal["keep", "mask"] = Field("keep", description="mask: rollouts that were cut off at their limit "
+        "are not learnt from (DAPO's overlong filtering)")  # fmt: skip
+    overlong_buffer: NonNegative = Field(0, description="tokens before rollout.max_tokens over which the reward "
+        "falls by overlong_penalty (DAPO's soft overlong punishment); 0: off")  # fmt: skip
+    overlong_penalty: Rate = 1.0
     checkpoint_every: Positive = 20
 
     @model_validator(mode="after")
-    def _group_is_a_group(self) -> RLSection:
+    def _keys_go_together(self) -> RLSection:
         if self.group < 2:
             raise ValueError("a group of 1 has no variance: group must be 2 or more")
+        if self.correction != "none" and self.old_logprobs != "recompute":
+            raise ValueError("correction weighs the trainer's log-probs against the engine's: it needs old_logprobs = "
+                             "recompute")  # fmt: skip
         return self
+
+    def check(self, recipe: Any) -> None:
+        if self.overlong_buffer >= recipe.rollout.max_tokens:
+            raise ValueError(f"rl: overlong_buffer = {self.overlong_buffer} must be less than rollout.max_tokens = "
+                             f"{recipe.rollout.max_tokens}")  # fmt: skip
+
+    @property
+    def aggregate(self) -> Aggregate:
+        """What the loss, and the KL penalty, are averaged over."""
+        return "token"
+
+    def advantages_of_step(self, groups: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Â of each rollout of each group of a step, whose groups need not be of one size."""
+        return [self.advantages(rewards) for rewards in groups]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """Â of each rollout of a group, (G,) rewards to (G,) advantages."""
         raise NotImplementedError
 
-    def loss(self, logprobs: Any, batch: Any, totals: Any, *, muted: Any = None) -> Any:
+    def loss(self, logprobs: Any, batch: Any, totals: Any, *, masked: Any = None) -> Any:
         """The `Loss` (`retcon.train.objective.loss`) of a micro-batch. logprobs: (B, T) nats, of the policy that is
-        trained. batch: a `retcon.train.batch.Batch`. totals: of the whole minibatch (`Totals`). muted: (B, T) bool,
+        trained. batch: a `retcon.train.batch.Batch`. totals: of the whole minibatch (`Totals`). masked: (B, T) bool,
         tokens without a term, or None."""
         raise NotImplementedError
 
@@ -276,8 +340,9 @@ class DPOSection(Section):
 
 class EvaluateSection(Section):
     problems: Positive = 48
-    samples: Positive = Field(16, description="rollouts a problem in each of the two settings")
-    top_p: float = Field(0.6, gt=0, le=1, description="of the second setting, the paper's; the first is top-p 1")
+    samples: Positive = Field(16, description="rollouts a problem in each setting")
+    top_p: float = Field(0.6, gt=0, le=1, description="of the second setting, the paper's; the first is top-p 1. "
+                         "1: there is no second one")  # fmt: skip
     seed: int = Field(1000, description="of the evaluation problems and their rollouts")
     repair: str = Field("none", description="what to do about failed turns while measuring: as [repair] says where "
                         "it is of that kind, else with that kind's defaults; its probability does not "
@@ -291,6 +356,22 @@ class EvaluateSection(Section):
         except RecipeError as error:
             raise ValueError(str(error)) from error
         return value
+
+
+class TrackSection(Section):
+    """Nothing that is computed depends on it: it can change from session to session."""
+
+    to: tuple[str, ...] = Field((), description="trackers that get every step's metrics, besides metrics.jsonl: "
+                                "tensorboard, trackio, wandb, or import paths")  # fmt: skip
+    names: Literal["retcon", "verl", "trl"] = Field("retcon", description="what metrics are called there: retcon | "
+                                                    "verl | trl (docs/tracking.md)")  # fmt: skip
+    project: str = Field("retcon", description="of trackers that have projects")
+    name: str = Field("", description="of the run; empty: that of its folder")
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return one_or_several(value)
 
 
 C = TypeVar("C", bound=Chosen)
@@ -313,10 +394,12 @@ class Recipe(Section):
     repair: Annotated[RepairSection, OneKind()] = Field(default_factory=partial(_default, RepairSection))
     select: Annotated[SelectSection, OneKind()] = Field(default_factory=partial(_default, SelectSection))
     sandbox: SandboxSection = SandboxSection()
+    demos: Annotated[DemosSection, OneKind()] = Field(default_factory=partial(_default, DemosSection))
     sft: SFTSection = SFTSection()
     dpo: DPOSection = DPOSection()
     rl: Annotated[RLSection, OneKind()] = Field(default_factory=partial(_default, RLSection))
     evaluate: EvaluateSection = EvaluateSection()
+    track: TrackSection = TrackSection()
 
     @model_validator(mode="after")
     def _sections_go_together(self) -> Recipe:

@@ -25,6 +25,11 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
 
+Aggregate = Literal["token", "sequence"] | int
+"""What a loss is averaged over. `token`: all tokens of the minibatch (DAPO, arXiv 2503.14476, equation 8). `sequence`:
+each sequence's tokens, then sequences (GRPO, arXiv 2402.03300, equation 3). A number: each sequence's sum is divided by
+it, then the mean over sequences (Dr. GRPO, arXiv 2503.20783, section 3.2)."""
+
 
 def one_or_several(value: object) -> object:
     """A string where a list of them belongs is a list of one."""

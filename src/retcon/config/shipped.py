@@ -19,7 +19,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name_or_path: str) -> Path:
-    """The file of a recipe: a path, or the name of a shipped one. Raises RecipeError with the names there are."""
+    """The file of a recipe: a path, or the name of a shipped one. Raises RecipeError with the nearest name."""
     path = Path(name_or_path)
     if path.is_file():
         return path
@@ -28,4 +28,4 @@ def find_recipe(name_or_path: str) -> Path:
     if name in shipped:
         return shipped[name]
     hint = nearest(name, shipped)
-    raise RecipeError(f"no recipe '{name_or_path}'{hint}: neither a file nor one of {', '.join(shipped)}")
+    raise RecipeError(f"no recipe '{name_or_path}'{hint}: neither a file nor one that `retcon recipes` lists")

@@ -16,6 +16,7 @@ from retcon.core.types import (
     Decision,
     Kind,
     Observation,
+    Origin,
     Provenance,
     RepairRecord,
     Segment,
@@ -28,7 +29,7 @@ from retcon.core.types import (
 )
 
 T = TypeVar("T")
-Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Trajectory
+Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Origin | Trajectory
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, object]:
@@ -123,6 +124,17 @@ def _trajectory(value: object, at: _At) -> Trajectory:
         stop=obj.optional("stop", _choice(Stop), "answer"),
         provenance=obj.optional("provenance", _provenance, Provenance()),
         answer=obj.nullable("answer", _text),
+        origin=obj.nullable("origin", _origin),
+        extra=obj.extra(),
+    )
+
+
+def _origin(value: object, at: _At) -> Origin:
+    obj = _Object(value, at)
+    return Origin(
+        source=obj.required("source", _text),
+        format=obj.required("format", _text),
+        record=obj.nullable("record", lambda value, _: value),
         extra=obj.extra(),
     )
 

@@ -16,7 +16,7 @@
         ├── SandboxBusy         no worker was free in time
         └── CheckpointRefused   a session keeps too many checkpoints
 
-Warnings: SandboxWarning, ComputeWarning, TaskWarning, all of UserWarning.
+Warnings: SandboxWarning, ComputeWarning, TaskWarning, TrackingWarning, all of UserWarning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RecipeError(RetconError):
 
 
 class UnscoredTokens(RetconError):
-    """A sample was asked for while ids under its loss mask have no log-prob."""
+    """A sample was asked for while tokens in its loss mask have no log-prob."""
 
 
 class MissingIds(RetconError):
@@ -75,6 +75,10 @@ class ComputeWarning(UserWarning):
 
 class TaskWarning(UserWarning):
     """Tasks of a set cannot be used: says how many, why, and which key to change."""
+
+
+class TrackingWarning(UserWarning):
+    """A tracker gets a run's metrics no longer, or not all of them: says which, and why. The run goes on."""
 
 
 class CheckpointRefused(SandboxUnavailable):

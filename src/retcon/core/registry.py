@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from retcon.core.errors import RecipeError, nearest
 
@@ -34,9 +34,7 @@ class Registry(Generic[T]):
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Those in the package, in the order of the alphabet."""
-        spec = find_spec(self.package)
-        found = iter_modules(spec.submodule_search_locations or ()) if spec is not None else ()
-        return tuple(sorted(module.name for module in found))
+        return modules_of(self.package)
 
     def find(self, name: str) -> type[T]:
         """The class of that name or import path.
@@ -46,16 +44,12 @@ class Registry(Generic[T]):
         """
         if name in self.names:
             return self._only_one_in(import_module(f"{self.package}.{name}"))
-        module, colon, attribute = name.partition(":")
-        if not colon:
+        if ":" not in name:
             own = f"my_package.my_module:My{self.what.title().replace(' ', '')}"
-            raise RecipeError(
-                f"no {self.what} '{name}'{nearest(name, self.names)}; there are: {', '.join(self.names)}, and by "
-                f"import path your own, such as {own}"
-            )
+            raise RecipeError(unknown(self.what, name, self.names, own))
         try:
-            found = getattr(imported(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
+            found = at_path(name)
+        except ImportError as error:
             raise RecipeError(f"{self.what} '{name}' cannot be imported: {error}") from error
         if not (isinstance(found, type) and issubclass(found, self.base)):
             base = f"{self.base.__module__}.{self.base.__qualname__}"
@@ -82,6 +76,34 @@ class Registry(Generic[T]):
                 f"{module.__name__} must define one subclass of {self.base.__qualname__}, not {len(found)}"
             )
         return found[0]
+
+
+def modules_of(package: str) -> tuple[str, ...]:
+    """The modules of a package in the order of the alphabet, but for those that begin with `_`; none is imported."""
+    spec = find_spec(package)
+    found = iter_modules(spec.submodule_search_locations or ()) if spec is not None else ()
+    return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
+
+
+def unknown(what: str, name: str, known: Collection[str], own: str) -> str:
+    """What to say of a name that is not among the known ones. own: an import path such as a user's own would have."""
+    there = ", ".join(known)
+    return f"no {what} '{name}'{nearest(name, known)}; there are: {there}, and by import path your own, such as {own}"
+
+
+def at_path(path: str) -> Any:
+    """What an import path names, `my_package.my_module:MINE` or `…:Mine.part`. Raises ImportError that says why not."""
+    name, _, attribute = path.partition(":")
+    try:
+        module = imported(name)
+    except (AttributeError, ValueError) as error:
+        raise ImportError(str(error)) from error
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ImportError(f"{name} has no '{attribute}'{nearest(attribute, vars(module))}")
+        found = getattr(found, part)
+    return found
 
 
 def imported(name: str) -> ModuleType:

@@ -23,7 +23,7 @@ def to_sample(trajectory: Trajectory, *, scored: bool = True) -> Sample:
     """The sample of a trajectory; the mask is 1 on `sampled` and `spliced` ids, 0 elsewhere.
 
     scored=False (for supervised training) allows ids without log-probs. Raises MissingIds, and UnscoredTokens where ids
-    under the mask have no log-probs.
+    in the loss mask have no log-probs.
     """
     mask: list[int] = []
     spliced: list[int] = []

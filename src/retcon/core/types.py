@@ -186,11 +186,26 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Which record of a file a trajectory was read from.
+
+    source: file and line, or number. format: the name of the transcript's format. record: as it was, where nothing else
+    holds it any more; as text where it is beyond standard JSON.
+    """
+
+    source: str
+    format: str
+    record: object = None
+    extra: Extra = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """A whole rollout. reward is None until graded, and stays None after an infrastructure fault.
 
     prompt: what the model was given before its first turn; it belongs to no turn, so that an attempt at the first turn
-    looks like any other. answer: the final answer that the grader read, None where the model gave none.
+    looks like any other. answer: the final answer that the grader read, None where the model gave none. origin: of one
+    in an audit of transcripts.
     """
 
     id: str
@@ -201,6 +216,7 @@ class Trajectory:
     stop: Stop = "answer"
     provenance: Provenance = Provenance()
     answer: str | None = None
+    origin: Origin | None = None
     extra: Extra = field(default_factory=dict)
 
     @property
@@ -241,7 +257,7 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        """Ids that the model generated for this trajectory, abandoned attempts among them."""
+        """Tokens that the model generated for this trajectory, abandoned attempts among them."""
         return sum(len(s.ids or ()) for t in self.turns for a in t.raw() for s in a.generated)
 
 
@@ -250,8 +266,9 @@ class Sample:
     """What training sees of a trajectory.
 
     ids: (T,). mask: (T,) 1 where the id is learnt from. logprobs: (T,) nats, None where mask is 0. spliced: (T,) 1 on
-    spliced ids. advantages: (T,), or None before they are known. weights: (T,) what the loss of a spliced id is
-    multiplied by, None on ids that are not spliced; None as a whole where splices are not weighed.
+    spliced ids. advantages: (T,), or None before they are known. weights: (T,) what a token's loss is multiplied by,
+    None for 1; None as a whole where nothing is weighed. reference: (T,) nats, log-probs under the reference policy,
+    None where there is none.
     """
 
     ids: tuple[int, ...]
@@ -260,3 +277,4 @@ class Sample:
     spliced: tuple[int, ...]
     advantages: tuple[float, ...] | None = None
     weights: tuple[float | None, ...] | None = None
+    reference: tuple[float, ...] | None = None

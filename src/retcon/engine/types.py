@@ -21,14 +21,14 @@ GenerationStop = Literal["stop", "length"]
 class SamplingParams:
     """How to sample one generation, in vLLM's terms and order: temperature, then min_p, then top_k, then top_p.
 
-    Each truncation sees what the ones before it left, renormalised; of ids of equal probability the lower one ranks
+    Each truncation sees what the ones before it left, renormalised; of tokens of equal probability the lower one ranks
     first. (transformers applies min_p last, which keeps more where min_p and top_p are both set.)
 
     temperature: the logits are divided by it; 0 is greedy (as vLLM, below 1e-5 is too), and truncates nothing.
-    min_p: keeps the ids whose probability is at least min_p times that of the most probable one; 0 is off.
-    top_k: keeps the k most probable ids; 0 is off. top_p: keeps the smallest set of ids whose probability reaches
+    min_p: keeps the tokens whose probability is at least min_p times that of the most probable one; 0 is off.
+    top_k: keeps the k most probable tokens; 0 is off. top_p: keeps the smallest set of tokens whose probability reaches
     it; 1 is off.
-    max_tokens: ids at most. stop_ids: generation ends after one of them. stop: generation ends after the id that
+    max_tokens: tokens at most. stop_ids: generation ends after one of them. stop: generation ends after the token that
     completes one of these strings in the text that was generated. What ended it is part of what was generated.
     seed: of this request's own random stream; the same seed and the same ids give the same generation.
     """
@@ -129,9 +129,9 @@ class TrainableEngine(Generator, TakesWeights, TellsStatistics, AbstractAsyncCon
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
     """What an engine is built for. model: gives the weights, in this process, in evaluation mode, on their device; an
-    engine that has its own does not call it. max_len: ids of a request, generated ones included. max_requests: that are
-    open at a time at most. kv_memory_mb: MiB for keys and values, 0 for as much as fits. reserved: bytes that whoever
-    shares the device has yet to take."""
+    engine that has its own does not call it. max_len: tokens of a request, generated ones included. max_requests: that
+    are open at a time at most. kv_memory_mb: MiB for keys and values, 0 for as much as fits. reserved: bytes that
+    whoever shares the device has yet to take."""
 
     model: Callable[[], PreTrainedModel]
     tokenizer: Tokenizer

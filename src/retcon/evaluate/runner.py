@@ -1,11 +1,12 @@
-"""Evaluates a checkpoint: two sampling settings, problems that no training saw, purification off unless the recipe's
-`evaluate.repair` says otherwise."""
+"""Evaluates a checkpoint: one or two sampling settings, problems that no training saw, purification off unless the
+recipe's `evaluate.repair` says otherwise."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from retcon.build import (
     build_tasks,
     open_context,
     open_graded,
+    settle,
 )
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, ComputeWarning, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
@@ -50,9 +52,10 @@ MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
 
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
-    """The two settings by name; both at T = 1, so that neither is the recipe's own sampling."""
+    """The settings by name, both at T = 1, so that neither is the recipe's own sampling; with top-p 1 there is one."""
     plain = build_plain_sampling(recipe)
-    return {"t1": plain, "top_p": replace(plain, top_p=recipe.evaluate.top_p)}
+    second = replace(plain, top_p=recipe.evaluate.top_p)
+    return {"t1": plain} if second == plain else {"t1": plain, "top_p": second}
 
 
 def run_evaluation(
@@ -69,14 +72,17 @@ def run_evaluation(
     `out` that holds another evaluation, RecipeError for problems whose prompts leave no room to answer,
     SandboxUnavailable where more than one rollout in twenty was lost, MissingExtra without torch.
     """
+    recipe, _ = settle(recipe, checkpoint)
     result = _open(recipe, checkpoint, out)
-    missing = {name: params for name, params in settings_of(recipe).items() if not _has(out, result, name)}
+    settings = settings_of(recipe)
+    missing = {name: params for name, params in settings.items() if not _has(out, result, name)}
     if not missing:
         return out / "result.json"
     family = build_tasks(recipe, checkpoint)
     chat = build_chat(recipe, checkpoint, family)
     tasks = family.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
+    _refuse_unfit(recipe, checkpoint, len(tasks), out)
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
     for name, params in missing.items():
@@ -84,7 +90,7 @@ def run_evaluation(
 
         def tell(done: int, before: int = before) -> None:
             if on_progress is not None:
-                on_progress(before + done, count * 2)
+                on_progress(before + done, count * len(settings))
 
         groups, setting = asyncio.run(
             evaluate(recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell)
@@ -142,6 +148,21 @@ async def evaluate(
         wall_s=round(time.perf_counter() - wall, 2),
     )
     return groups, setting
+
+
+def _refuse_unfit(recipe: Recipe, checkpoint: Path, problems: int, out: Path) -> None:
+    """Raises RecipeError where memory or disk do not hold the evaluation of so many problems (`planning.needs`)."""
+    try:
+        from retcon.models.devices import place
+        from retcon.models.loading import load_config
+        from retcon.planning.needs import needs_of, refuse_unfit
+    except ImportError:  # without torch, of which `build_policy` speaks where the engine needs it
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ComputeWarning)  # they come when the model is loaded
+        where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
+    section = recipe.evaluate.model_copy(update={"problems": max(1, problems)})
+    refuse_unfit(needs_of("eval", recipe.model_copy(update={"evaluate": section}), checkpoint, where), out)
 
 
 def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:

@@ -26,6 +26,7 @@ Attention = Literal["sdpa", "eager"]
 BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 twice, and Arm's
 BF16_TRAINS, BF16_DECODES = 64, 256
 """Widths from which bfloat16 is quicker on a CPU with instructions for it (benchmarks/dtypes.py, docs/compute.md)."""
+CPUINFO = Path("/proc/cpuinfo")
 CROWDED = 3
 """Threads and sandbox workers for each core beyond which they are in each other's way. Workers mostly wait."""
 
@@ -92,7 +93,7 @@ def place(recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES) 
 def choose(
     section: ComputeSection, config: PretrainedConfig, machine: Machine, *, threads: int, uses: Sequence[Use] = USES
 ) -> Placement:
-    """What `section` means on `machine`. Raises RecipeError for a device, dtype or attention that is not to be had."""
+    """What `section` means on `machine`. Raises RecipeError for a device, dtype or attention that is unavailable."""
     device, gpu = _device(section.device, machine)
     auto: TrainDtype = "bfloat16" if gpu is not None and gpu.bf16 else "float32"
     dtype = auto if section.dtype == "auto" else section.dtype
@@ -153,19 +154,28 @@ def torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def look_at_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
-    """This machine. cpuinfo: where the kernel describes the CPU; without it the name is the architecture's."""
-    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
-    name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+def cpu_name(cpuinfo: Path = CPUINFO) -> str:
+    """The processor's name. cpuinfo: where the kernel describes it; without it the name is the architecture's."""
+    name = re.search(r"^model name\s*: (.+)$", _read(cpuinfo), re.MULTILINE)
+    return name[1].strip() if name else platform.machine()
+
+
+def look_at_machine(cpuinfo: Path = CPUINFO) -> Machine:
+    """This machine. cpuinfo: as in `cpu_name`."""
+    text = _read(cpuinfo)
     flags = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     return Machine(
-        name[1].strip() if name else platform.machine(),
+        cpu_name(cpuinfo),
         frozenset(flags[1].split()) if flags else frozenset(),
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         # From compute capability 8.0 on (Ampere) there are units for bfloat16; before, torch imitates them.
         tuple(Gpu(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)[0] >= 8) for i in gpus),
     )
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def _device(wanted: str, machine: Machine) -> tuple[str, Gpu | None]:
@@ -190,10 +200,15 @@ def _attention(wanted: Literal["auto", "sdpa", "eager"], config: PretrainedConfi
 
 
 def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, uses: Sequence[Use]) -> tuple[str, ...]:
-    """Of what was left to `auto`: what bfloat16 would speed up."""
+    """Of what was left to `auto`: what bfloat16 would speed up. Of what was not: what it slows down."""
     width = getattr(config.get_text_config(), "hidden_size", 0)
     if not machine.instructions & BF16_INSTRUCTIONS:
-        return ()
+        return tuple(
+            f"this CPU has no instructions for bfloat16: compute.{key}=float32 makes {what} 2 to 3 times as "
+            "quick, and more exact (docs/compute.md)"
+            for key, what in {"dtype": "training", "rollout_dtype": "rollouts"}.items()
+            if key in uses and getattr(section, key) == "bfloat16" and width >= BF16_TRAINS
+        )
     quicker = {"dtype": ("training", BF16_TRAINS), "rollout_dtype": ("rollouts", BF16_DECODES)}
     return tuple(
         f"this CPU computes in bfloat16: compute.{key}=bfloat16 makes {what} of a model of width {width} quicker, and "

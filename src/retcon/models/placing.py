@@ -12,27 +12,25 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
 from retcon.models.devices import USES, Placement, Use, place
 from retcon.models.loading import load_config, load_model
-from retcon.models.locating import locate
+from retcon.models.locating import BASE, locate
 from retcon.models.lora import check_lora
 
-BASE = Path(__file__).parent.parent / "assets" / "base"
-NAMED = ("base", "scratch")
+SCRATCH = "scratch"
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder that `path` stands for; `base` and `scratch` both stand for the base model's, anything else is found
-    as `locate` does.
+    """Where configuration and tokenizer of a run's model are: of `scratch` the base model's, else as `locate` finds it.
 
     Raises CheckpointError, with the nearest name or the command that fetches it, where there is no such model.
     """
-    return BASE if str(path) in NAMED else locate(path)
+    return BASE if str(path) == SCRATCH else locate(path)
 
 
 def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES) -> Placement:
     """Where a training of the model in `folder` computes; all that can be refused before work starts, is. uses: as in
     `place`.
 
-    Raises RecipeError for a device, dtype, attention or adapters that are not to be had, MissingExtra for adapters
+    Raises RecipeError for a device, dtype, attention or adapters that are unavailable, MissingExtra for adapters
     without peft, CheckpointError for a broken configuration.
     """
     config = load_config(folder)
@@ -47,7 +45,7 @@ def start_model(path: str | Path, seed: int, attention: str | None = None) -> Pr
     Raises CheckpointError for a model whose logits are not plainly those of its output layer.
     """
     folder = model_folder(path)
-    if str(path) == "scratch":
+    if str(path) == SCRATCH:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             config = AutoConfig.from_pretrained(folder)

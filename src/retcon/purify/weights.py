@@ -9,7 +9,7 @@ from retcon.core.types import Segment, Trajectory, Turn
 
 
 def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ...]:
-    """min(π(c'|purified) / π(c'|lookahead), cap) on every spliced id, None on all others; (T,).
+    """min(π(c'|purified) / π(c'|lookahead), cap) on every spliced token, None on all others; (T,).
 
     Both by the weights that sampled: the denominator is known from when the model wrote the fix with its failures
     before it, the numerator from scoring the splice. Id by id, as token-level truncated importance sampling is in verl
@@ -29,7 +29,7 @@ def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ..
                 was = next(sampled, None)
                 if logprob is None or was is None:
                     raise UnscoredTokens(
-                        f"trajectory {trajectory.id}, turn {number}: a spliced id has no log-prob "
+                        f"trajectory {trajectory.id}, turn {number}: a spliced token has no log-prob "
                         + ("under the purified prefix" if logprob is None else "from when it was sampled")
                     )
                 weights.append(math.exp(logprob - was) if logprob - was < highest else cap)
@@ -37,7 +37,7 @@ def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ..
 
 
 def _sampled_logprobs(turn: Turn) -> list[float | None]:
-    """Of the spliced ids as the lookahead sampled them: the fix is the last attempt, and its end was spliced."""
+    """Of the spliced tokens as the lookahead sampled them: the fix is the last attempt, and its end was spliced."""
     count = sum(len(s.ids or ()) for s in turn.segments if s.kind == "spliced")
     if not count or not turn.abandoned:
         return []

@@ -105,7 +105,7 @@ def _heading(change: Change) -> RenderableType:
 
 def _facts(change: Change, first: Turn) -> Text:
     failure = next((o for o in first.observations if o.status not in ("ok", "infrastructure")), None)
-    parts = [str(source)] if (source := change.trajectory.extra.get("source")) else []
+    parts = [origin.source] if (origin := change.trajectory.origin) is not None else []
     if failure is not None:
         rule = f" (rule: {failure.rule})" if failure.rule is not None else ""
         parts.append(f"failed: {failure.error_type or failure.status}{rule}")

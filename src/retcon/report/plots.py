@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
-from retcon.report.runs import Comparison, Metrics, Run
+from retcon.report.runs import Comparison, Run
 from retcon.report.style import looks
+from retcon.runs.metrics import Metrics
 
 SMOOTHING = 5  # steps of the running mean
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One picture: a metric over steps. metric: its name in metrics.jsonl. per: the metric it is divided by, if any."""
+    """One picture: a metric over steps. metric: its name in metrics.jsonl. per: the metric it is divided by, if any.
+    from_zero: whether the axis begins there."""
 
     name: str
     metric: str
@@ -26,6 +29,7 @@ class Curve:
     axis: str
     top: float | None = None
     per: str | None = None
+    from_zero: bool = True
 
 
 CURVES = (
@@ -42,42 +46,54 @@ def draw_curves(comparison: Comparison, out: Path) -> dict[Curve, Path]:
 
     Thin lines are steps (one seed) and the band their range over seeds; thick lines are running means.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra(f"pictures need matplotlib: {how_to_install('report')}") from error
+    need_matplotlib()
     files: dict[Curve, Path] = {}
     for curve in CURVES:
         series = {arm: values for arm, runs in comparison.arms.items() if (values := steps_of(runs, curve)).size}
-        if not series:
-            continue
-        with mpl.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
-            # A Figure of its own, not pyplot: no global state, nothing to close.
-            figure = Figure(figsize=(6.4, 3.8), dpi=150, layout="constrained")
-            axes = figure.add_subplot()
-            for arm, look in looks(comparison.arms).items():
-                if arm not in series:
-                    continue
-                values = series[arm]
-                steps = np.arange(1, values.shape[1] + 1)
-                if len(values) > 1:
-                    axes.fill_between(steps, values.min(0), values.max(0), color=look.colour, alpha=0.15, linewidth=0)
-                else:
-                    axes.plot(steps, values[0], color=look.colour, alpha=0.3, linewidth=0.8)
-                axes.plot(
-                    steps, running_mean(values.mean(0)), color=look.colour, linestyle=look.line, linewidth=2, label=arm
-                )
-            axes.set(xlabel="step", ylabel=curve.axis)
-            axes.set_title(curve.title, loc="left", fontweight="bold")
-            axes.set_xlim(1, max(2, *(v.shape[1] for v in series.values())))
-            axes.set_ylim(0, curve.top)
-            axes.grid(axis="y", alpha=0.25)
-            axes.legend(frameon=False)
-            path = out / f"{curve.name}.png"
-            figure.savefig(path)
-            files[curve] = path
+        if series:
+            files[curve] = draw(curve, series, list(comparison.arms), out)
     return files
+
+
+def need_matplotlib() -> None:
+    """Raises MissingExtra where pictures cannot be drawn."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtra(f"pictures need matplotlib: {how_to_install('report')}")
+
+
+def draw(curve: Curve, series: Mapping[str, np.ndarray], names: Sequence[str], out: Path) -> Path:
+    """Writes `<name>.png` of one curve into `out`; the file. series: name to (seeds, steps), NaN where a step has no
+    value. names: of all that are compared, so that each looks alike in every picture."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    with mpl.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
+        # A Figure of its own, not pyplot: no global state, nothing to close.
+        figure = Figure(figsize=(6.4, 3.8), dpi=150, layout="constrained")
+        axes = figure.add_subplot()
+        for name, look in looks(names).items():
+            if name not in series:
+                continue
+            values = series[name]
+            steps = np.arange(1, values.shape[1] + 1)
+            if len(values) > 1:
+                axes.fill_between(steps, values.min(0), values.max(0), color=look.colour, alpha=0.15, linewidth=0)
+            else:
+                axes.plot(steps, values[0], color=look.colour, alpha=0.3, linewidth=0.8)
+            mean = running_mean(values.mean(0))
+            axes.plot(steps, mean, color=look.colour, linestyle=look.line, linewidth=2, label=name)
+        axes.set(xlabel="step", ylabel=curve.axis)
+        axes.set_title(curve.title, loc="left", fontweight="bold")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlim(1, max(2, *(v.shape[1] for v in series.values())))
+        if curve.from_zero:
+            axes.set_ylim(0, curve.top)
+        axes.grid(axis="y", alpha=0.25)
+        axes.legend(frameon=False)
+        path = out / f"{curve.name}.png"
+        figure.savefig(path)
+    return path
 
 
 def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:

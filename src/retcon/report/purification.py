@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
     table.add_column("file", overflow="fold")  # the one that gives way: names are single words
     table.add_column("format", no_wrap=True, max_width=10)
     whole = total(counts)
-    columns = {
+    columns: dict[str, Callable[[Count], int]] = {
         "rows": lambda c: c.transcripts,
         "calls": lambda c: c.calls,
         "failed": lambda c: c.failed,

@@ -14,12 +14,14 @@ from retcon.report.runs import Comparison, Run
 from retcon.store.whole import write_whole
 
 LAST_STEPS = 10
+FEW = 4
 
 Figures = dict[str, Interval | None]
 """Name of a figure to its estimate, None where it was not measured."""
 
 ABOUT = {
     "pass1_t1": "pass@1 at T = 1, top-p 1; purification off, problems that no training saw",
+    "pass4_t1": "unbiased pass@4, same setting; where problems have samples enough, pass8_t1 instead",
     "pass8_t1": "unbiased pass@8, same setting",
     "pass1": "pass@1 at T = 1 and the second setting's top-p (.6)",
     "pass8": "unbiased pass@8, same setting",
@@ -55,6 +57,7 @@ def figures(runs: Sequence[Run]) -> Figures:
     """The figures of one arm's runs, one a seed."""
     return {
         "pass1_t1": _evaluated(runs, "t1", lambda s: s.passes(1), ceiling=1.0),
+        "pass4_t1": _evaluated(runs, "t1", _pass_at_few, ceiling=1.0),
         "pass8_t1": _evaluated(runs, "t1", lambda s: s.passes(K), ceiling=1.0),
         "pass1": _evaluated(runs, "top_p", lambda s: s.passes(1), ceiling=1.0),
         "pass8": _evaluated(runs, "top_p", lambda s: s.passes(K), ceiling=1.0),
@@ -67,6 +70,11 @@ def figures(runs: Sequence[Run]) -> Figures:
         "train_failed_calls_raw": _measured(runs, lambda run: _at_the_end(run, "raw_failures")),
         "train_failed_calls": _measured(runs, lambda run: _at_the_end(run, "failures")),
     }
+
+
+def _pass_at_few(setting: Setting) -> list[float]:
+    """pass@4 where no problem has samples enough for pass@8."""
+    return [] if setting.passes(K) else setting.passes(FEW)
 
 
 def _evaluated(

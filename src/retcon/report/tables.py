@@ -27,6 +27,7 @@ class Row:
 
 ROWS = (
     Row("pass1_t1", "pass@1, T = 1", 3, 1),
+    Row("pass4_t1", "pass@4, T = 1", 3, 1),
     Row("pass8_t1", "pass@8, T = 1", 3, 1),
     Row("pass1", "pass@1, top-p", 3, 1),
     Row("pass8", "pass@8, top-p", 3, 1),
@@ -83,19 +84,29 @@ def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds:
     table.add_column("cold start", justify="right", overflow="fold", header_style=COLD_START.colour)
     for arm, look in looks(arms).items():
         table.add_column(arm, justify="right", overflow="fold", header_style=f"bold {look.colour}")
-    for row in ROWS:
+    for row, ends in measured_rows(cold_start, arms):
         best = best_arm(row, arms)
         cells = [
             Text(cell(figures[row.figure], row.digits), style="bold" if arm == best else "")
             for arm, figures in arms.items()
         ]
-        table.add_row(
-            row.label, cell(cold_start[row.figure], row.digits), *cells, end_section=row.figure in SECTION_ENDS
-        )
+        table.add_row(row.label, cell(cold_start[row.figure], row.digits), *cells, end_section=ends)
     return table
 
 
 SECTION_ENDS = ("pass8", "tokens", "train_failed_calls")
+
+
+def measured_rows(cold_start: Figures, arms: Mapping[str, Figures]) -> list[tuple[Row, bool]]:
+    """The rows in which something was measured, and whether a section ends with each."""
+    found: list[tuple[Row, bool]] = []
+    for row in ROWS:
+        ends = row.figure in SECTION_ENDS
+        if any(figures[row.figure] is not None for figures in (cold_start, *arms.values())):
+            found.append((row, ends))
+        elif ends and found:
+            found[-1] = found[-1][0], True
+    return found
 
 
 def interval_note(seeds: int) -> str:

@@ -30,7 +30,7 @@ async def run_rollout(
     so that without a failure a repair changes nothing. Whether the context has a repair decides; its probability is for
     whoever rolls out many (`rollout_group`).
 
-    Ends with stop `infrastructure` where a tool says so, a tool's state cannot be had or the engine cannot be reached
+    Ends with stop `infrastructure` where a tool says so, a tool's state is unavailable or the engine cannot be reached
     (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
     engine is told to release the trajectory however the loop ends, cancellation included.
     """
@@ -38,7 +38,7 @@ async def run_rollout(
     chat = context.chat.showing([tool.spec for tool in context.tools.values()])
     sampler = TurnSampler(id, engine, chat, context.sampling, seed)
     armed = repair if repair is not None and repair.attempts else None
-    prompt = chat.prompt(task.question, task.system)
+    prompt = chat.prompt(task.question, task.system, task.before)
     turns: list[Turn] = []
     history = list(ids_of(prompt))
     stop: Stop | None = "length" if len(history) >= limits.max_tokens else None

@@ -14,11 +14,11 @@ PATIENCE = 10_000
 
 def prompt_ids(chat: Chat, task: Task) -> int:
     """Ids of the task's prompt, the template's among them."""
-    return sum(len(segment.ids or ()) for segment in chat.prompt(task.question, task.system))
+    return sum(len(segment.ids or ()) for segment in chat.prompt(task.question, task.system, task.before))
 
 
 def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task]:
-    """The tasks whose prompts leave room for an id at least, in their order.
+    """The tasks whose prompts leave room for one token at least, in their order.
 
     Raises RecipeError where so many in a row do not fit that none can be expected to, or none of all does.
     """

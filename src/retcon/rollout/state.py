@@ -84,7 +84,7 @@ class TurnState:
     """The tools' state at one turn that may be repaired: as it was before the turn's calls, and after its failure.
 
     Nothing is frozen where no call reaches a tool that keeps state. All methods raise InfrastructureFault where a
-    state cannot be had.
+    state is unavailable.
     """
 
     def __init__(self, tools: OpenTools) -> None:

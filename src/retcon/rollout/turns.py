@@ -31,7 +31,7 @@ class TurnSampler:
 
         number, attempt: which turn of the trajectory and which try at it (0 where nothing failed): they name the
         random stream and the calls. run: what runs them; a generation that was cut off has none. Raises
-        InfrastructureFault where the engine cannot be reached, or a tool's state cannot be had.
+        InfrastructureFault where the engine cannot be reached, or a tool's state is unavailable.
         """
         params = replace(
             self.sampling,
@@ -52,7 +52,7 @@ class TurnSampler:
         return Turn((written, *answered), parsed.calls, observations, stop="call")
 
     async def scored(self, history: Sequence[int], turn: Turn) -> Turn:
-        """The turn with log-probs on its spliced ids, under `history` and what of the turn goes before them.
+        """The turn with log-probs on its spliced tokens, under `history` and what of the turn goes before them.
 
         Raises InfrastructureFault where the engine cannot be reached.
         """

@@ -57,11 +57,15 @@ class RunFolder:
         """The lines of metrics.jsonl, up to one that was cut off as it was written. Raises RecordError by line."""
         return read_metrics(self.metrics, cut_off=True)
 
+    def trajectories(self, step: int) -> Path:
+        """Where the rollouts of `step` lie, or will."""
+        return self.root / "trajectories" / f"step-{step:06d}.jsonl"
+
     def keep_trajectories(self, step: int, trajectories: Iterable[Trajectory]) -> None:
         """Write the rollouts of `step`, those that were not trained on among them."""
         with explained(self.root / "trajectories"):
             (self.root / "trajectories").mkdir(exist_ok=True)
-        jsonl.write(self.root / "trajectories" / f"step-{step:06d}.jsonl", trajectories)
+        jsonl.write(self.trajectories(step), trajectories)
 
     def cut(self, step: int) -> None:
         """Forget metrics and trajectories of steps after `step`, which will be taken again."""

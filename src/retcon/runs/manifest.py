@@ -14,6 +14,7 @@ from retcon import __version__
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import differing, relevant
+from retcon.runs.tracking import find_trackers
 from retcon.store.whole import explained, write_json
 
 FORMAT = 1
@@ -33,8 +34,9 @@ def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> bool:
     """Whether there is a run of this manifest in `root`; else there is a folder for one.
 
     Raises CheckpointError where `root` holds something else (another format, kind, recipe or input, or no run at all);
-    nothing in it is touched then. StorageError where no folder can be made.
+    nothing in it is touched then. StorageError where no folder can be made; for trackers what `find_trackers` raises.
     """
+    find_trackers(recipe.track)
     if root.exists() and not root.is_dir():
         raise CheckpointError(f"{root} is a file, not a run folder: choose another place for the run")
     if (root / NAME).exists():
@@ -45,6 +47,13 @@ def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> bool:
     with explained(root):
         root.mkdir(parents=True, exist_ok=True)
     return False
+
+
+def check_free(root: Path, kind: RunKind, recipe: Recipe) -> None:
+    """Raises what `check_place` would for a run of this recipe, whatever it starts from; makes nothing."""
+    if root.exists():
+        check_place(root, recipe, manifest(kind, recipe, {}, None))
+    find_trackers(recipe.track)
 
 
 def note_place(root: Path, line: str) -> None:

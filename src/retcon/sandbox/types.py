@@ -56,6 +56,27 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionBounds:
+    """How many sessions a pool keeps, and for how long. Raises ValueError where a bound is not above 0.
+
+    open: at a time; one more waits `wait_seconds` for a place. idle_seconds: after which one that nobody uses is
+    evicted. memory_mb: MiB that all may take together, half of the machine's where None; where they take more, those
+    that have been idle for the longest time are evicted.
+    """
+
+    open: int = 64
+    idle_seconds: float = 1800.0
+    memory_mb: int | None = None
+    wait_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for bound in fields(self):
+            value = getattr(self, bound.name)
+            if value is not None and not value > 0:
+                raise ValueError(f"sessions: {bound.name} is {value}: it must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """What one call or one cell is asked to run.
 

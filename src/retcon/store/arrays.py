@@ -66,7 +66,7 @@ class ArrayWriter:
     """Items with the line breaks and indentation that stood between them.
 
     tail: what stands after the last item, filled by the time of `end`. going_on: whether records stand before, in a
-    file that is gone on with. joined: whether it is made of several arrays, so that no one's end is the end.
+    file whose writing is resumed. joined: whether it is made of several arrays, so that no one's end is the end.
     """
 
     def __init__(

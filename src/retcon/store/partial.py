@@ -1,4 +1,4 @@
-"""Files that are there in full or not at all, and that can be gone on with: written beside their place until done."""
+"""Files that are there in full or not at all, resumed where writing stopped: beside their place until they are done."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Partial:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if size is not None and self.partial.stat().st_size < size:
-                raise RecordError(f"{self.partial} is shorter than it was: it cannot be gone on with")
+                raise RecordError(f"{self.partial} is shorter than it was: it cannot be resumed")
             self._file: IO[bytes] = self.partial.open("wb" if size is None else "r+b", buffering=1 << 20)
             if size is not None:
                 self._file.truncate(size)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 Shape = Literal["lines", "array", "document", "log", "eval", "parquet", "dump"]
 WHOLE: frozenset[Shape] = frozenset({"log", "eval", "parquet", "dump"})
-"""Shapes that are written in one go: what was begun cannot be gone on with."""
+"""Shapes that are written in one go: what was begun cannot be resumed."""
 
 
 class Record(NamedTuple):

@@ -2,7 +2,7 @@ r"""The weak teacher of the number problems: what it writes next, given what it 
 
 It knows each problem's two steps but writes poor Python: a first try at a step fails nearly always, a try after an
 error in six cases of ten, and one program in twenty that runs is of a wrong method. Its demonstrations
-(`retcon.train.datasets.teach`) hold real failures, real repairs and real wrong answers. How the rates were chosen is in
+(`retcon.train.demos.teacher`) hold real failures, real repairs and real wrong answers. How the rates were chosen is in
 `docs/log.md`.
 """
 

@@ -14,7 +14,8 @@ Split = Literal["train", "evaluation"]
 class Task:
     """One problem: what the model is asked and what a right answer is.
 
-    `id` names the problem for good (same problem, same id); `meta` holds what a data set knows about it.
+    `id` names the problem for good (same problem, same id); `meta` holds what a data set knows about it. `before`: what
+    was said before the question, (role, text) of user and assistant, such as worked examples.
     """
 
     id: str
@@ -22,6 +23,7 @@ class Task:
     answer: str
     system: str | None = None
     meta: Mapping[str, object] = field(default_factory=dict)
+    before: tuple[tuple[str, str], ...] = ()
 
 
 Lesson = Callable[[Sequence[str], random.Random], tuple[str, str | None]]

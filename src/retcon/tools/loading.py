@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from retcon.core.errors import RecipeError
-from retcon.core.registry import imported
+from retcon.core.registry import at_path
 from retcon.core.schema import ToolSpec
 from retcon.tools.kind import ToolKind, ToolSetup
 from retcon.tools.schema import check
@@ -44,13 +44,12 @@ class _Own(ToolKind):
 
 
 def _find(name: str) -> ToolKind:
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         return ToolKind.kinds.find(name)()
     try:
-        tool = getattr(imported(module), attribute)
+        tool = at_path(name)
         tool = tool() if isinstance(tool, type) else tool
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (ImportError, TypeError) as error:
         raise RecipeError(f"rollout.tools: {name!r} cannot be imported: {error}") from error
     if isinstance(tool, ToolKind):
         return tool

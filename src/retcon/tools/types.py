@@ -30,7 +30,7 @@ class OpenTool(Tool, Protocol):
     async def rollback(self, checkpoint: str) -> None:
         """Go to the state of a checkpoint, from an earlier or a later one, as often as one likes; all others stay.
 
-        Raises InfrastructureFault where the state cannot be had.
+        Raises InfrastructureFault where the state is unavailable.
         """
         ...
 

@@ -21,7 +21,8 @@ from retcon.train.kernels.buckets import Size, buckets
 class Batch:
     """B samples, padded on the right to the longest, T. ids: (B, T) int64. mask, spliced: (B, T) bool. old_logprobs,
     advantages: (B, T) float32; old_logprobs are 0 outside the mask and nan where unknown under it. weights: (B, T)
-    float32, 1 where a sample has none; None where no sample has any."""
+    float32, 1 where a sample has none; None where no sample has any. reference_logprobs: (B, T) float32, log π_ref,
+    None where no sample has any."""
 
     ids: Tensor
     mask: Tensor
@@ -29,6 +30,7 @@ class Batch:
     old_logprobs: Tensor
     advantages: Tensor
     weights: Tensor | None
+    reference_logprobs: Tensor | None = None
 
 
 def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device | str = "cpu") -> Batch:
@@ -49,6 +51,7 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device 
 
     mask = padded((s.mask for s in samples), np.bool_, False)
     weighed = any(s.weights is not None for s in samples)
+    referred = any(s.reference is not None for s in samples)
     return Batch(
         ids=padded((s.ids for s in samples), np.int64, pad_id).to(device),
         mask=mask.to(device),
@@ -56,11 +59,12 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device 
         old_logprobs=padded((s.logprobs for s in samples), np.float32, 0.0).masked_fill_(~mask, 0.0).to(device),
         advantages=padded((s.advantages for s in samples), np.float32, 0.0).to(device),
         weights=padded((known(s.weights) for s in samples), np.float32, 1.0).to(device) if weighed else None,
+        reference_logprobs=padded((s.reference for s in samples), np.float32, 0.0).to(device) if referred else None,
     )
 
 
 def check_scored(sample: Sample) -> None:
-    """Raises UnscoredTokens where an id under the mask has no log-prob: None is not zero."""
+    """Raises UnscoredTokens where a token in the loss mask has no log-prob: None is not zero."""
     missing = sum(m and p is None for m, p in zip(sample.mask, sample.logprobs, strict=True))
     if missing:
         raise UnscoredTokens(

@@ -17,6 +17,7 @@ from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training, start_model
+from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
@@ -65,6 +66,12 @@ def run_dpo(
     longest = getattr(config, "max_position_embeddings", None)
     preferences = read_preferences(pairs, build_chat(recipe, folder), vocabulary=config.vocab_size, max_tokens=longest)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
+    refuse_unfit(
+        needs_of(
+            "dpo", recipe, folder, where, longest=max(len(s.ids) for p in preferences for s in (p.chosen, p.rejected))
+        ),
+        out,
+    )
     run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs)
     section = recipe.dpo
 

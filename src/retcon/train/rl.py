@@ -12,25 +12,30 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from retcon.build import build_chat, build_tasks
+from transformers import PreTrainedModel
+
+from retcon.build import build_chat, build_tasks, settle
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.models.devices import OnPlace
 from retcon.models.placing import model_folder, place_training
+from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.runs.folder import RunFolder, open_run
 from retcon.select.drop import drop_infrastructure
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
+from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.prompts import Prompts
 from retcon.train.rollout_metrics import rollout_metrics
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
 from retcon.train.session import OnStep, Session, Training, train
-from retcon.train.update import rewards_of, to_samples, update
+from retcon.train.update import to_samples, update
 
 KEEP_ROLLOUTS_EVERY = 10
+Reference = PreTrainedModel | None
 
 
 def run_rl(
@@ -56,9 +61,12 @@ def run_rl(
     """
     folder = model_folder(start)
     start_id = fingerprint(folder)
-    tasks = tasks or build_tasks(recipe, folder)
+    if tasks is None:
+        tasks = build_tasks(recipe, folder)
+        recipe, _ = settle(recipe, folder, tasks)
     prompts = Prompts(recipe, tasks, chat=build_chat(recipe, folder, tasks), model=start_id)
     where = place_training(recipe, folder)
+    refuse_unfit(needs_of("rl", recipe, folder, where), out)
     run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs}, tasks=tasks.name)
 
     def steps(session: Session) -> None:
@@ -68,14 +76,17 @@ def run_rl(
 
 
 async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, prompts: Prompts) -> None:
+    reference = session.reference() if recipe.rl.kl else None  # before the engine looks what memory is free
     weights, reserved = session.engine_weights(), session.to_come()
     async with open_rollouts(recipe, weights, tokenizer, prompts.tasks, reserved=reserved) as rollouts:
         stream = prompts.after(session.drawn)
         while session.step < recipe.rl.steps:
-            await _step(run, session, rollouts, stream)
+            await _step(run, session, rollouts, stream, reference)
 
 
-async def _step(run: RunFolder, session: Session, rollouts: TrainingRollouts, prompts: Iterator[Task]) -> None:
+async def _step(
+    run: RunFolder, session: Session, rollouts: TrainingRollouts, prompts: Iterator[Task], reference: Reference
+) -> None:
     recipe, step = rollouts.recipe, session.step + 1
     began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
@@ -86,9 +97,10 @@ async def _step(run: RunFolder, session: Session, rollouts: TrainingRollouts, pr
     rollouts.rest()
     rolled_out = time.perf_counter()
 
+    groups = to_train(recipe, drawn)
+    rewards = [shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens) for group in groups]
     samples = []
-    for group in to_train(recipe, drawn):
-        advantages = recipe.rl.advantages(rewards_of(group))
+    for group, advantages in zip(groups, recipe.rl.advantages_of_step(rewards), strict=True):
         samples += to_samples(group, advantages, recipe.rl)
     losses = update(
         session.model,
@@ -98,21 +110,27 @@ async def _step(run: RunFolder, session: Session, rollouts: TrainingRollouts, pr
         seed=recipe.run.seed,
         step=step,
         computing=session.computing,
+        reference=reference,
     )
     trained = time.perf_counter()
     rollouts.sync()
 
     if step % KEEP_ROLLOUTS_EVERY == 0 or step in (1, recipe.rl.steps):
         run.keep_trajectories(step, (t for group in drawn.made for t in group))
+    made = rollout_metrics(drawn.made)
+    seconds = time.perf_counter() - began
     session.done(  # checkpoint, where it is time, and log
         {
-            **rollout_metrics(drawn.made),
+            **made,
             **selection_metrics(recipe, drawn),
             **losses,
             **rollouts.engine.stats.since(before).metrics(),
+            "lr": recipe.rl.lr,
+            "step_seconds": round(seconds, 4),
+            "tokens_per_second": round(made["total_tokens"] / seconds, 1),
             "rollout_seconds": round(rolled_out - began, 4),
             "train_seconds": round(trained - rolled_out, 4),
-            "sync_seconds": round(time.perf_counter() - trained, 4),
+            "sync_seconds": round(began + seconds - trained, 4),
         },
         drawn=len(drawn.made),
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev
 
-from retcon.core.types import TRAINED, Decision, Trajectory
+from retcon.core.types import TRAINED, Decision, Segment, Trajectory
 from retcon.purify.splice import UNALIGNED
 
 DECISIONS: tuple[Decision, ...] = ("shallow", "deep", "unrepaired", "answered")
@@ -14,21 +14,34 @@ DECISIONS: tuple[Decision, ...] = ("shallow", "deep", "unrepaired", "answered")
 def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Metrics of all rollouts of a step, those that selection will drop among them; (prompts, G').
 
-    reward: mean. pass_rate: share with a positive reward. raw_failures, failures: failed calls a trajectory, as they
-    happened and after purification. raw_calls: likewise. spliced_share: of the tokens in the loss mask. sampled_tokens:
-    in all, lookaheads among them. repairs by decision: in all; unaligned: those that are deep only because a call did
-    not begin on a token boundary. rollouts, infrastructure: made, and lost to faults. Means and shares are over graded
-    rollouts alone.
+    reward: mean. reward_std: within a group, mean over groups of two or more; same_reward: share of those whose rewards
+    are all equal. pass_rate: share with a positive reward. prompt_tokens, response_tokens, turns: of a rollout; its
+    response begins with its first turn, and observations are part of it. cut_off: share that ended for want of tokens
+    or turns. raw_failures, failures: failed calls a trajectory, as they happened and after purification. raw_calls:
+    likewise; call_failure_rate: raw_failures in raw_calls. spliced_share: of the tokens in the loss mask.
+    sampled_tokens: in all, lookaheads among them; total_tokens: of the histories, prompts among them. repairs by
+    decision: in all; unaligned: those that are deep only because a call did not begin on a token boundary. rollouts,
+    infrastructure: made, and lost to faults. Means and shares are over graded rollouts alone.
     """
     made = [t for group in groups for t in group]
     graded = [t for t in made if t.reward is not None]
     rewards = [t.reward for t in graded if t.reward is not None]
+    within = [values for group in groups if len(values := [t.reward for t in group if t.reward is not None]) > 1]
+    lengths = [(_length(t.prompt), _length(t.segments)) for t in graded]
     repairs = [turn.repair for t in made for turn in t.turns if turn.repair is not None]
     decisions = [repair.decision for repair in repairs]
     return {
         "reward": _mean(rewards),
+        "reward_std": _mean([stdev(values) for values in within]),
+        "same_reward": _mean([len(set(values)) == 1 for values in within]),
         "pass_rate": _mean([r > 0 for r in rewards]),
+        "prompt_tokens": _mean([prompt for prompt, _ in lengths]),
+        "response_tokens": _mean([whole - prompt for prompt, whole in lengths]),
+        "total_tokens": sum(_length(t.segments) for t in made),
+        "turns": _mean([len(t.turns) for t in graded]),
+        "cut_off": _mean([t.stop in ("length", "turns") for t in graded]),
         "raw_failures": _mean([t.raw_failures for t in graded]),
+        "call_failure_rate": sum(t.raw_failures for t in graded) / max(1, sum(t.raw_calls for t in graded)),
         "failures": _mean([t.failures for t in graded]),
         "raw_calls": _mean([t.raw_calls for t in graded]),
         "spliced_share": _spliced_share(graded),
@@ -38,6 +51,10 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         **{decision: decisions.count(decision) for decision in DECISIONS},
         "unaligned": sum(repair.reason == UNALIGNED for repair in repairs),
     }
+
+
+def _length(segments: Iterable[Segment]) -> int:
+    return sum(len(s.ids or ()) for s in segments)
 
 
 def _spliced_share(trajectories: Sequence[Trajectory]) -> float:

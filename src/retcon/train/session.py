@@ -19,6 +19,7 @@ from retcon.models.lora import Adapter
 from retcon.models.placing import model_folder, start_model
 from retcon.runs.cost import Cost, Meter
 from retcon.runs.folder import RunFolder
+from retcon.runs.tracking import tracking
 from retcon.train.checkpoint import (
     Progress,
     load_adapter,
@@ -80,9 +81,15 @@ def train(
     run.note_place(where.line)
     if on_place is not None:
         on_place(where)
-    with torch_settings(where):
+    with torch_settings(where), tracking(training.recipe, run.root) as track:
         first()
-        session = Session(training, on_step)
+
+        def tell(metrics: Metrics) -> None:
+            track(metrics)
+            if on_step is not None:
+                on_step(metrics)
+
+        session = Session(training, tell)
         if session.step < training.section.steps:
             steps(session)
         return session.finish()
@@ -97,7 +104,7 @@ class Session:
     that is broken.
     """
 
-    def __init__(self, training: Training, on_step: OnStep | None) -> None:
+    def __init__(self, training: Training, on_step: OnStep) -> None:
         run, section = training.run, training.section
         self._run, self._recipe, self._place, self._start = run, training.recipe, training.place, training.start
         self._every, self._on_step = section.checkpoint_every, on_step
@@ -133,6 +140,12 @@ class Session:
             load_adapter(checkpoint, adapter)
         return model, adapter
 
+    def reference(self) -> PreTrainedModel:
+        """π_ref: the model that the training started from, loaded once more, without gradients."""
+        model = start_model(self._start, self._recipe.run.seed, self._place.attention)
+        model.to(torch.device(self._place.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+        return model.requires_grad_(False)
+
     def engine_weights(self) -> EngineWeights:
         """What an engine decodes with."""
         return EngineWeights(self.model, getattr(torch, self._place.rollout_dtype), self._adapter)
@@ -153,8 +166,7 @@ class Session:
         self._run.log(line)
         if self.step % self._every == 0:
             self.save()
-        if self._on_step is not None:
-            self._on_step(line)
+        self._on_step(line)
         if self._interrupted:
             self.save()
             raise KeyboardInterrupt

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from retcon.build import build_chat
+from retcon.build import build_chat, build_tasks
 from retcon.config.schema import Recipe, SFTSection
+from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
+from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
@@ -23,6 +25,7 @@ from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, warmup_cosine
+from retcon.train.sampled import Samples, sample_final
 from retcon.train.session import OnStep, Session, Training, train
 
 BETAS = (0.9, 0.95)
@@ -35,15 +38,17 @@ def run_sft(
     *,
     on_step: OnStep | None = None,
     on_place: OnPlace | None = None,
+    on_samples: Callable[[Samples], None] | None = None,
 ) -> Path:
     """Train `recipe.model.path` on the file `demonstrations`; returns the folder of the final model.
 
     These are trajectories of ours, or transcripts in any format that `retcon purify` reads, which go through the
-    model's template (see `read_samples`). What is learnt is every id that the demonstrator wrote, failures and their
-    repairs among them: nothing is filtered.
+    model's template (see `read_samples`). What is learnt is every token that the demonstrator wrote, failures and their
+    repairs among them: nothing is filtered. `sft.validation_share` of them are measured on instead.
     A run that was interrupted goes on from its newest checkpoint in `out`, and Ctrl-C makes one first; one that is
-    finished returns at once. on_step gets each step's metrics: step, loss (nats an id), lr, grad_norm, ids, seconds,
-    cpu_s, wall_s; on_place where it computes, before it does.
+    finished returns at once. on_step gets each step's metrics: step, loss (nats a token), lr, grad_norm, tokens,
+    seconds, cpu_s, wall_s; on_place where it computes, before it does; on_samples, what came of `sft.samples` rollouts
+    of the final model, where any are wanted.
 
     Raises CheckpointError (see `open_run`), RecordError for demonstrations that cannot be read or are none, RecipeError
     for what cannot be computed here (see `place_training`), MissingExtra, TrainingDiverged.
@@ -58,23 +63,61 @@ def run_sft(
         max_tokens=getattr(config.get_text_config(), "max_position_embeddings", None),
     )
     inputs = {"model": fingerprint(start), "demonstrations": fingerprint(demonstrations)}
-    run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
+    refuse_unfit(needs_of("sft", recipe, start, where, longest=max(len(s.ids) for s in samples)), out)
     section = recipe.sft
+    tasks = build_tasks(recipe, start) if section.samples else None
+    run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
+    learnt, held_out = split(samples, section.validation_share, recipe.run.seed)
 
     def steps(session: Session) -> None:
         with session.interruptible():
             while session.step < section.steps:
                 began = time.perf_counter()
                 torch.manual_seed(derive("dropout", recipe.run.seed, session.step))  # a resumed run must not differ
-                chosen = epoch_batch(len(samples), section.batch, seed=recipe.run.seed, step=session.step)
-                batch = [samples[i] for i in chosen]
+                chosen = epoch_batch(len(learnt), section.batch, seed=recipe.run.seed, step=session.step)
+                batch = [learnt[i] for i in chosen]
                 metrics = sft_step(
                     session.model, session.optimizer, batch, section, session.step, computing=session.computing
                 )
+                taken = session.step + 1
+                if held_out and (taken % section.validate_every == 0 or taken == section.steps):
+                    metrics["validation_loss"] = mean_loss(session.model, held_out, session.computing)
                 session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
 
     training = Training(run, recipe, where, recipe.model.path, section, betas=BETAS)
-    return train(training, steps, on_step=on_step, on_place=on_place)
+    final = train(training, steps, on_step=on_step, on_place=on_place)
+    if tasks is not None:
+        found = sample_final(recipe, run, tasks)
+        if on_samples is not None:
+            on_samples(found)
+    return final
+
+
+def split(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Sample], list[Sample]]:
+    """Those to learn from, and those to measure on: `share` of them, rounded, one at least of each where any are held
+    out. Samples that are alike are on one side. Raises RecipeError where there are too few."""
+    if not share:
+        return list(samples), []
+    order = sorted(range(len(samples)), key=lambda n: derive("validation", seed, *samples[n].ids))
+    count = max(1, round(share * len(samples)))
+    chosen = {samples[n].ids for n in order[:count]}
+    learnt = [sample for sample in samples if sample.ids not in chosen]
+    if not learnt:
+        raise RecipeError(
+            f"sft.validation_share = {share}: of {len(samples)} demonstrations none is left to learn from"
+        )
+    return learnt, [sample for sample in samples if sample.ids in chosen]
+
+
+@torch.no_grad()
+def mean_loss(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> float:
+    """The mean of -log π over the samples' learnt ids, nats; nothing is learnt."""
+    training = model.training
+    model.eval()
+    with forwards(model, samples, computing) as parts:
+        total = sum(-part.logprobs.sum().item() for part in parts)
+    model.train(training)
+    return total / sum(sum(sample.mask) for sample in samples)
 
 
 def sft_step(
@@ -86,7 +129,7 @@ def sft_step(
     *,
     computing: Computing = DEFAULT,
 ) -> dict[str, float]:
-    """One update on the mean of -log π over the samples' learnt ids. step: from 0. Returns its metrics."""
+    """One update on the mean of -log π over the samples' tokens in the loss mask. step: from 0. Returns its metrics."""
     model.train()
     total = sum(sum(s.mask) for s in samples)
     loss = 0.0

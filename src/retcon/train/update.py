@@ -16,38 +16,43 @@ from retcon.purify.weights import splice_weights
 from retcon.train.batch import check_scored, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
-from retcon.train.objective.loss import Loss, Totals, negative_spliced
+from retcon.train.objective.loss import Loss, Totals, averaged, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, recompute
+from retcon.train.objective.reference import kl_terms, with_reference
+from retcon.train.objective.shaping import has_void_turn, in_failed_turns
 from retcon.train.optim import apply
 
-METRICS = ("loss", "clip_fraction", "kl", "entropy_estimate", "grad_norm", "padding")
-
-
-def rewards_of(group: Sequence[Trajectory]) -> list[float]:
-    """Those of a group's rollouts. Raises ValueError for one that is not graded."""
-    rewards = []
-    for trajectory in group:
-        if trajectory.reward is None:
-            raise ValueError(f"trajectory {trajectory.id} has no reward: drop infrastructure faults first")
-        rewards.append(trajectory.reward)
-    return rewards
+METRICS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "grad_norm", "padding", "skipped")
+SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate")
 
 
 def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
     """The samples of a group, each with its rollout's advantage on all of its ids.
 
-    With config.splice_weight `truncated`, spliced ids have their importance weights (see `splice_weights`). Raises
-    UnscoredTokens where ids to be learnt have no log-prob.
+    With config.splice_weight `truncated`, spliced ids have their importance weights (see `splice_weights`); what
+    config.failed_calls, void_turns and truncated take out of the loss is not in the mask. Raises UnscoredTokens where
+    ids to be learnt have no log-prob.
     """
     weigh = config.splice_weight == "truncated"
     return [
         replace(
             sample,
+            mask=_learnt(trajectory, sample, config),
             advantages=(advantage,) * len(sample.ids),
             weights=splice_weights(trajectory, config.splice_weight_cap) if weigh else None,
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
+
+
+def _learnt(trajectory: Trajectory, sample: Sample, config: RLSection) -> tuple[int, ...]:
+    """The sample's loss mask, less what the recipe masks."""
+    cut_off = config.truncated == "mask" and trajectory.stop == "length"
+    if cut_off or (config.void_turns == "mask" and has_void_turn(trajectory)):
+        return (0,) * len(sample.mask)
+    if config.failed_calls == "keep":
+        return sample.mask
+    return tuple(int(m and not failed) for m, failed in zip(sample.mask, in_failed_turns(trajectory), strict=True))
 
 
 def update(
@@ -59,9 +64,10 @@ def update(
     seed: int,
     step: int,
     computing: Computing = DEFAULT,
+    reference: PreTrainedModel | None = None,
 ) -> dict[str, float | None]:
     """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them, and the mismatch
-    of log-probs (see `Mismatch`) before the first of them.
+    of log-probs (see `Mismatch`) before the first of them. reference: π_ref, where config.kl asks for a penalty.
 
     The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredTokens,
     TrainingDiverged.
@@ -70,7 +76,10 @@ def update(
         check_scored(sample)
     mismatch = Mismatch()
     if config.old_logprobs == "recompute":
-        samples = recompute(model, samples, mismatch, computing)
+        weighing = (config.correction, config.correction_cap)
+        samples = recompute(model, samples, mismatch, computing, weighing=weighing)
+    if reference is not None:
+        samples = with_reference(reference, samples, computing)
     # Until there is something to learn from, the weights are still those that the rollouts were sampled from.
     parts = [
         minibatch_update(
@@ -91,9 +100,10 @@ def minibatch_update(
     computing: Computing = DEFAULT,
     mismatch: Mismatch | None = None,
 ) -> dict[str, float]:
-    """One optimiser step. Returns loss, clip_fraction, kl (old to new), entropy_estimate, grad_norm, and padding: the
-    share of padding in what attention computed, of which the linear layers see as much, or none (see `packing`).
-    mismatch: gets the log-probs.
+    """One optimiser step. Returns loss, clip_fraction, kl (old to new), kl_reference (to π_ref, 0 without one),
+    entropy_estimate, grad_norm, padding: the share of padding in what attention computed, of which the linear layers
+    see as much, or none (see `packing`), and skipped: 1 where the policy was already further than config.max_kl from
+    the one that sampled, so that no step was taken. mismatch: gets the log-probs.
 
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and
     entropy_estimate are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would
@@ -101,29 +111,40 @@ def minibatch_update(
     """
     model.eval()
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
-    learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
+    # The KL penalty holds rollouts without an advantage, too.
+    learnt = [s for s in samples if any(s.mask) and (s.reference is not None or any(s.advantages or ()))]
     if not learnt:
         return dict.fromkeys(METRICS, 0.0)
-    sums = dict.fromkeys(("loss", "clip_fraction", "kl", "entropy_estimate"), 0.0)
-    computed = totals.ids / sum(sum(s.mask) for s in learnt)
+    sums = dict.fromkeys(SUMS, 0.0)
+    computed = totals.tokens / sum(sum(s.mask) for s in learnt)
     ids = padded = 0
     with forwards(model, learnt, computing) as parts:
         for part in parts:
             if mismatch is not None:
                 mismatch.add(part.logprobs, part.batch.old_logprobs, part.batch.mask)
             loss = _loss(part, config, totals)
-            loss.value.backward()
-            sums["loss"] += loss.value.item()
+            value = loss.value
+            if part.batch.reference_logprobs is not None:
+                terms = kl_terms(part.logprobs, part.batch.reference_logprobs, config.kl_estimator)
+                penalty = averaged(terms.masked_fill(~part.batch.mask, 0.0), part.batch.mask, totals, config.aggregate)
+                value = value + config.kl * penalty
+                sums["kl_reference"] += penalty.item()
+            value.backward()
+            sums["loss"] += value.item()
             sums["clip_fraction"] += loss.clipped.item()
             sums["kl"] += loss.kl.item() * computed
             sums["entropy_estimate"] += loss.entropy_estimate.item() * computed
             ids, padded = ids + part.ids, padded + part.padded
+    told = {**sums, "padding": 1 - ids / padded}
+    if config.max_kl and sums["kl"] > config.max_kl:
+        optimizer.zero_grad()
+        return {**told, "grad_norm": 0.0, "skipped": 1.0}
     norm = apply(model, optimizer, lr=config.lr, max_grad_norm=config.max_grad_norm)
-    return {**sums, "grad_norm": norm, "padding": 1 - ids / padded}
+    return {**told, "grad_norm": norm, "skipped": 0.0}
 
 
 def _loss(part: Part, config: RLSection, totals: Totals) -> Loss:
     batch = part.batch
-    muted = negative_spliced(batch.advantages, batch.spliced) if config.mask_negative_spliced else None
-    loss: Loss = config.loss(part.logprobs, batch, totals, muted=muted)
+    masked = negative_spliced(batch.advantages, batch.spliced) if config.mask_negative_spliced else None
+    loss: Loss = config.loss(part.logprobs, batch, totals, masked=masked)
     return loss

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from retcon.core.errors import RecordError, nearest
+from retcon.core.registry import at_path
 from retcon.transcripts.reading.dialects import Dialect
 from retcon.transcripts.types import Format
 
@@ -21,7 +22,7 @@ _F = TypeVar("_F", bound=Format)
 
 
 def register(format: _F) -> _F:
-    """Make a format known. One name may have several structures, each a format of its own."""
+    """Make a format known. One name may have several layouts, each a format of its own."""
     _FORMATS.append(format)
     return format
 
@@ -63,10 +64,9 @@ def named(name: str) -> Sequence[Format]:
 
 
 def _imported(place: str) -> Format:
-    module, _, attribute = place.partition(":")
     try:
-        found: Format = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found: Format = at_path(place)
+    except ImportError as error:
         raise RecordError(f"the format '{place}' cannot be imported: {error}") from error
     return found
 

@@ -17,7 +17,7 @@ Json = object
 class Certainty(IntEnum):
     """How sure it is that a record which a format matches is of that format; the surest is asked first."""
 
-    STRUCTURE = 0
+    LAYOUT = 0
     """Keys that no other has."""
     CALLS = 1
     """Calls kept apart from the text of messages."""
@@ -46,7 +46,7 @@ class Reading(Protocol):
 
 
 class Format(Protocol):
-    """A format by its structure. Records are JSON objects, or lists where a transcript is nothing but its messages.
+    """A format by its layout. Records are JSON objects, or lists where a transcript is nothing but its messages.
 
     aliases: other names of it. marks: words by which its records are known (keys, types, roles, tags), to find the
     format that an unknown record is nearest to.
@@ -65,13 +65,13 @@ class Format(Protocol):
     def marks(self) -> Sequence[str]: ...
 
     def matches(self, record: Json) -> bool:
-        """Whether a record has this structure."""
+        """Whether a record has this layout."""
         ...
 
     def clean(self, record: Json) -> int | None:
         """How many calls were answered, where it is cheap to see that no rule can find a failure; else None.
 
-        Of a record of another structure: None or 0.
+        Of a record of another layout: None or 0.
         """
         ...
 

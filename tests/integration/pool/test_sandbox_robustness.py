@@ -16,7 +16,7 @@ import pytest
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.types import Limits
+from retcon.sandbox.types import Limits, SessionBounds
 
 SOON = 60.0  # seconds: an end that takes longer never comes
 
@@ -81,7 +81,7 @@ def test_cancelling_at_any_moment_leaks_nothing(seed: int) -> None:
             await session.close()
 
     async def main() -> None:
-        async with SandboxPool(workers=2, sessions=3, queue=4) as pool:
+        async with SandboxPool(workers=2, sessions=SessionBounds(3), queue=4) as pool:
             tasks = []
             for number in range(40):
                 tasks.append(asyncio.create_task(use(pool, number)))

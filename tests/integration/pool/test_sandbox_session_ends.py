@@ -10,7 +10,7 @@ import pytest
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.types import Result, Session
+from retcon.sandbox.types import Result, Session, SessionBounds
 from sessions import using
 
 
@@ -30,20 +30,20 @@ def test_an_idle_session_is_evicted_and_says_so() -> None:
         assert not error.by_own_code
         assert (await again.run("import time\ntime.sleep(0.5)\n1")).value == "1"  # busy is not idle
 
-    using(work, sessions=1, session_idle_seconds=0.2, session_wait_seconds=30)
+    using(work, sessions=SessionBounds(1, idle_seconds=0.2, wait_seconds=30))
 
 
 def test_no_room_for_one_more_says_what_to_do() -> None:
     async def work(pool: SandboxPool) -> None:
         session = await pool.session()
-        with pytest.raises(SandboxUnavailable, match=r"all 1 sessions .* \(sessions=\)"):
+        with pytest.raises(SandboxUnavailable, match=r"all 1 sessions .* \(sessions=SessionBounds"):
             await pool.session()
         waiting = asyncio.create_task(pool.session())
         await asyncio.sleep(0)
         await session.close()
         assert (await (await waiting).run("1")).value == "1"
 
-    using(work, sessions=1, session_wait_seconds=0.05)
+    using(work, sessions=SessionBounds(1, wait_seconds=0.05))
 
 
 def test_where_memory_is_short_the_one_that_rested_longest_goes() -> None:
@@ -58,7 +58,7 @@ def test_where_memory_is_short_the_one_that_rested_longest_goes() -> None:
         await sessions[2].checkpoint()  # counted as if nothing were shared
         assert "evicted" in str(await lost(sessions[0]))
 
-    using(work, session_memory_mb=100)
+    using(work, sessions=SessionBounds(memory_mb=100))
 
 
 def test_a_worker_that_dies_is_a_fault_of_ours() -> None:
@@ -111,6 +111,6 @@ def test_nothing_is_left_when_the_pool_closes() -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    for options in ({"sessions": 0}, {"session_idle_seconds": -1.0}, {"session_memory_mb": 0}):
-        with pytest.raises(ValueError, match=f"{next(iter(options))} is "):
-            SandboxPool(**options)  # type: ignore[arg-type]
+    for options in ({"open": 0}, {"idle_seconds": -1.0}, {"memory_mb": 0}, {"wait_seconds": 0.0}):
+        with pytest.raises(ValueError, match=f"sessions: {next(iter(options))} is "):
+            SessionBounds(**options)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import pytest
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import SessionBounds
 from retcon.tools.sessions import RESTARTED, PythonSessions
 from retcon.tools.types import OpenTool, StatefulTool
 from sessions import DEEP, using
@@ -94,4 +95,4 @@ def test_a_session_that_the_sandbox_lost_is_nobodys_mistake() -> None:
         with pytest.raises(InfrastructureFault, match="trajectory t3: the sandbox is not open"):
             await tools.open("t3")
 
-    using(work, sessions=1, session_idle_seconds=0.2, session_wait_seconds=30)
+    using(work, sessions=SessionBounds(1, idle_seconds=0.2, wait_seconds=30))

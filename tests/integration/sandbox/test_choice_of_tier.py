@@ -87,7 +87,7 @@ def test_where_neither_can_be_had_it_says_why_and_what_to_do() -> None:
 def test_a_tier_that_is_asked_for_and_cannot_be_had_is_refused_by_name(tier: str, refused: str) -> None:
     said = ask(tier, refused)
     assert said.startswith("refused:")
-    assert f"tier {tier!r} cannot be had here" in said
+    assert f"tier {tier!r} is unavailable here" in said
 
 
 def test_the_weakest_tier_is_had_on_request_and_says_what_it_leaves_open() -> None:

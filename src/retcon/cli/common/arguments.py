@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, nearest
+from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 
 Overrides = Annotated[
@@ -24,17 +24,30 @@ RecipeName = Annotated[
         metavar="RECIPE", help="A TOML file, or the name of a shipped recipe such as [bold]quickstart/saar[/]."
     ),
 ]
+_MODEL = (
+    "A run folder or a Hugging Face folder, a GGUF file, or a name: [bold]base[/], one of [bold]retcon model list[/], "
+    "ORG/NAME of the hub."
+)
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
 Start = Annotated[
-    Path,
+    str | None,
     typer.Option(
         "--from",
-        metavar="CHECKPOINT",
-        help="What to start from: a Hugging Face folder, or a run folder with a final/.",
+        metavar="MODEL",
+        help=f"What to start from. {_MODEL} Default: the recipe's model.path.",
         show_default=False,
     ),
 ]
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder again continues it.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Say what would be loaded and computed, the memory of each part, and the time by a short measurement; "
+        "write nothing.",
+    ),
 ]
 TierName = Annotated[
     Literal["namespaces", "landlock", "rlimits"] | None,
@@ -64,22 +77,6 @@ def need_training() -> None:
     missing = [name for name in ("torch", "transformers", "tokenizers", "safetensors") if find_spec(name) is None]
     if missing:
         raise MissingExtra(f"this needs {', '.join(missing)}: {how_to_install('train')}")
-
-
-def checkpoint_folder(path: Path) -> Path:
-    """The Hugging Face folder that `path` means: itself, or the `final` of a run folder.
-
-    Raises CheckpointError, with the nearest name beside it, where it is neither.
-    """
-    for folder in (path, path / "final"):
-        if (folder / "config.json").is_file():
-            return folder
-    if (path / "adapter_config.json").is_file():
-        raise CheckpointError(f"{path} holds adapters without their model: give the final/ of their run")
-    if path.is_dir():
-        raise CheckpointError(f"{path} is no checkpoint: no config.json in it or in its final/ (is it finished?)")
-    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise CheckpointError(f"no checkpoint at {path}{nearest(path.name, siblings)}")
 
 
 def command_line(*words: object) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,11 +58,99 @@ def telling(label: str) -> Iterator[Tell]:
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
+@contextmanager
+def telling_steps(label: str, steps: int) -> Iterator[Callable[[Mapping[str, float | None]], None]]:
+    """What gets the metrics of each of `steps` steps, and shows a line of each: above a bar in a terminal."""
+    with telling(label) as tell:
+        line = StepLine(steps)
+
+        def told(metrics: Mapping[str, float | None]) -> None:
+            # Through sys.stderr, which a bar on the terminal redirects to above itself.
+            typer.echo(line(metrics), err=True)
+            if not isinstance(tell, Lines):  # which would say the same again
+                tell(int(metrics["step"] or 0), steps)
+
+        yield told
+
+
 def tell_place(where: Placement) -> None:
     """Say where a command computes, and what its recipe could gain there."""
-    # Through sys.stderr, which a bar on the terminal redirects to above itself.
     for line in (where.line, *where.hints):
-        typer.echo(line, err=True)
+        tell_line(line)
+
+
+def tell_line(line: str) -> None:
+    """A line beside the progress."""
+    # Through sys.stderr, which a bar on the terminal redirects to above itself.
+    typer.echo(line, err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One figure of a step's line. metric: its name in metrics.jsonl; label before, unit behind."""
+
+    metric: str
+    label: str
+    form: str
+    unit: str = ""
+
+
+FIGURES = (
+    Shown("reward", "reward", "{:+.3f}"),
+    Shown("pass_rate", "pass", "{:.1%}"),
+    Shown("raw_failures", "failed calls", "{:.2f}"),
+    Shown("loss", "loss", "{:.4f}"),
+    Shown("accuracy", "accuracy", "{:.1%}"),
+    Shown("margin", "margin", "{:+.3f}"),
+    Shown("tokens_per_second", "", "{:,.0f}", " tokens/s"),
+    Shown("kl", "kl", "{:.4f}"),
+)
+RECENT = 20
+"""Steps that the time left is reckoned from: what came long before says little about what is to come."""
+
+
+class StepLine:
+    """Makes the line of each step. steps: of the whole run, of which a session may take the last ones alone."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+
+    def __call__(self, metrics: Mapping[str, float | None]) -> str:
+        step = int(metrics["step"] or 0)
+        parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
+        # A loss of reinforcement learning says nothing to the eye: its sign and size follow the advantages.
+        left_out = {"loss"} if "reward" in metrics else set()
+        for shown in FIGURES:
+            value = metrics.get(shown.metric)
+            if shown.metric == "tokens_per_second" and value is None:
+                value = _rate(metrics)
+            if value is not None and shown.metric not in left_out:
+                parts.append(f"{shown.label} {shown.form.format(value)}{shown.unit}".strip())
+        if (left := self._left(step, metrics.get("wall_s"))) is not None:
+            parts.append(f"left {duration(left)}")
+        return "  ".join(parts)
+
+    def _left(self, step: int, wall_s: float | None) -> float | None:
+        """Seconds, by the mean of the last steps; None after a session's first, which has nothing to compare with."""
+        if wall_s is None:
+            return None
+        self._recent.append((step, wall_s))
+        (first, since), (last, until) = self._recent[0], self._recent[-1]
+        return None if first == last else (self._steps - last) * (until - since) / (last - first)
+
+
+def _rate(metrics: Mapping[str, float | None]) -> float | None:
+    """Tokens that were learnt in a second of a supervised step."""
+    tokens, seconds = metrics.get("tokens"), metrics.get("seconds")
+    return tokens / seconds if tokens and seconds else None
+
+
+def duration(seconds: float) -> str:
+    """`0:07`, `12:40`, `3:05:00`: hours, minutes and seconds."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 class Lines:

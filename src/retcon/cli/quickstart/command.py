@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Out, Overrides, command_line, need_training
+from retcon.cli.common.arguments import command_line, need_training
 from retcon.cli.common.interrupt import interruptible
+from retcon.cli.quickstart.sets import DEFAULT, SETS, chosen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,35 +20,85 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    overrides: Overrides = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME] [KEY=VALUE]...",
+            help=f"Which quickstart ({', '.join(f'[bold]{name}[/]' for name in SETS)}; the first by default), and "
+            "changes to its recipes, such as [bold]rl.steps=40[/].",
+            show_default=False,
+        ),
+    ] = None,
     *,
     arms: Annotated[
         str,
         typer.Option("--arms", metavar="A,B", help="What to compare: [bold]baseline[/], [bold]saar[/], [bold]roc[/]."),
     ] = "baseline,saar",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings of each arm.")] = 1,
-    out: Out = Path("runs/quickstart"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Where everything goes; the same folder again continues it. Default: runs/quickstart, or "
+            "runs/quickstart-NAME.",
+            show_default=False,
+        ),
+    ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Start from fresh weights instead of the base model: minutes more.")
+        bool, typer.Option("--from-scratch", help="numbers: fresh weights instead of the base model: minutes more.")
     ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="FILE", help="smollm2: problems to train on, in place of the hub's.", show_default=False
+        ),
+    ] = None,
+    eval_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--eval-data",
+            metavar="FILE",
+            help="smollm2: problems to evaluate on; with --data alone, a tenth of those.",
+            show_default=False,
+        ),
+    ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            "--hours", min=0.01, help="smollm2: as many steps as fit, by a measurement first.", show_default=False
+        ),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", min=1, help="Trainings at once; as many as cores by default.", show_default=False),
     ] = None,
 ) -> None:
     """Train a small tool-using agent with and without purification, and compare. The same command again continues."""
+    name, overrides = chosen(words or [])
     need_training()
     from rich.console import Console
 
-    from retcon.cli.quickstart.plan import make_plan
+    from retcon.cli.quickstart.prepare import Wish, prepare
 
-    names = [name.strip() for name in arms.split(",") if name.strip()]
-    plan = make_plan(
-        out, arms=list(dict.fromkeys(names)), seeds=seeds, overrides=overrides or (), from_scratch=from_scratch
+    wish = Wish(
+        name,
+        out or Path("runs") / ("quickstart" if name == DEFAULT else f"quickstart-{name}"),
+        arms=tuple(dict.fromkeys(filter(None, (part.strip() for part in arms.split(","))))),
+        seeds=seeds,
+        overrides=tuple(overrides),
+        from_scratch=from_scratch,
+        data=data,
+        eval_data=eval_data,
+        hours=hours,
+        at_once=jobs or len(os.sched_getaffinity(0)),
     )
+    console = Console(stderr=True)
+    with interruptible("nothing was written yet"):
+        plan = prepare(wish, console)
     command = command_line("retcon", *sys.argv[1:])
-    with interruptible(f"what is done is kept in {out}; go on with: {command}"):
-        seconds = _work(plan, jobs or len(os.sched_getaffinity(0)), Console(stderr=True))
+    with interruptible(f"what is done is kept in {plan.out}; go on with: {command}"):
+        seconds = _work(plan, wish.at_once, console)
         from retcon.cli.quickstart.finish import finish
 
         finish(plan, seconds, command, Console())

@@ -20,6 +20,7 @@ from retcon.cli.quickstart.plan import Plan
 from retcon.core.types import Trajectory
 from retcon.report.choose import showcase_in
 from retcon.report.html import write_page
+from retcon.report.panel import Report
 from retcon.report.plots import draw_curves
 from retcon.report.runs import Comparison, Run, read_run
 from retcon.report.summary import figures, write_summary
@@ -40,7 +41,9 @@ def finish(plan: Plan, seconds: float, command: str, console: Console) -> None:
     found = _showcase(plan)
     write_summary(plan.out / "summary.json", comparison)
     pictures = draw_curves(comparison, plan.out)
-    write_page(plan.out / "report.html", comparison, pictures, found[0] if found else None, _repeat(command))
+    embedded = {curve: file.read_bytes() for curve, file in pictures.items()}
+    report = Report(comparison, embedded, found[0] if found else None, _repeat(command))
+    write_page(plan.out / "report.html", report)
     if found:
         console.print(Rule("A trajectory before and after purification", align="left"))
         console.print(show_purification(found[0]))
@@ -103,7 +106,7 @@ def _next(plan: Plan, found: tuple[Trajectory, Path] | None) -> list[str]:
     if found:
         lines.insert(0, command_line("retcon", "show", found[1], "--first-repaired"))
     again = ("retcon", "quickstart", *plan.options)
-    if "roc" not in {arm for arm, _ in plan.arms}:
+    if "roc" in plan.about.arms and "roc" not in {arm for arm, _ in plan.arms}:
         lines.append(command_line(*again, "--out", plan.out, "--arms", "baseline,saar,roc"))
     if len({seed for _, seed in plan.arms}) < 3:
         lines.append(command_line(*again, "--out", plan.out, "--seeds", "3"))

@@ -18,11 +18,13 @@ FORMAT = 1
 
 
 class Book(msgspec.Struct):
-    """quickstart.json. recipes: of each job. seconds: wall, of all sessions."""
+    """quickstart.json. recipes: of each job. seconds: wall, of all sessions. hours, fitted: see `Plan`."""
 
     format: int = FORMAT
     seconds: float = 0.0
     recipes: dict[str, dict[str, dict[str, object]]] = {}
+    hours: float | None = None
+    fitted: tuple[str, ...] | None = None
 
 
 class Ledger:
@@ -37,6 +39,8 @@ class Ledger:
             recipe = stage.recipe.model_dump(mode="json")
             _check_same(plan.out, self._book.recipes.get(stage.job.name, recipe), recipe)
             self._book.recipes[stage.job.name] = recipe
+        if plan.fitted is not None:
+            self._book.hours, self._book.fitted = plan.hours, plan.fitted
 
     @property
     def seconds(self) -> float:
@@ -60,6 +64,13 @@ class Ledger:
         with explained(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, msgspec.json.format(msgspec.json.encode(book), indent=1))
+
+
+def fitted_before(out: Path, hours: float | None) -> tuple[str, ...] | None:
+    """The overrides that fitted the steps of the folder `out` to so many hours when it was begun; None where it was not
+    begun, or with other hours. Raises CheckpointError for a book that cannot be read."""
+    book = _read(out / "quickstart.json")
+    return book.fitted if book.hours == hours else None
 
 
 def finished(stage: Stage) -> bool:

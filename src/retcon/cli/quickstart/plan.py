@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retcon.cli.quickstart.jobs import Job
+from retcon.cli.quickstart.sets import DEFAULT, SETS, QuickstartSet
 from retcon.config.keys import homes
 from retcon.config.load import load_recipe
 from retcon.config.schema import SECTIONS, Recipe
-from retcon.config.shipped import find_recipe, shipped_recipes
-from retcon.core.errors import RecipeError, nearest
+from retcon.config.shipped import find_recipe
+from retcon.core.errors import RecipeError
 
-COLD_START = "quickstart/cold_start"
-PREFIX = "quickstart/"
-COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "sft")
+COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "demos", "sft")
 ARM_SECTIONS = ("compute", "lora", "engine", "task", "rollout", "repair", "select", "sandbox", "rl", "evaluate")
+TALKING = ("model.style", "model.thinking")
+"""How the model is talked to must be the same in all stages."""
 REFUSED = ("repair.kind", "select.kind")
 FROM_SCRATCH = ("model.path=scratch", "sft.demonstrations=10000", "sft.steps=800", "sft.lr=4e-3")
 """A new model must learn words, numbers and copying besides the tool habit: 4 to 6 minutes instead of one."""
@@ -24,22 +25,28 @@ FROM_SCRATCH = ("model.path=scratch", "sft.demonstrations=10000", "sft.steps=800
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A job, the recipe that it runs under, and the file or folder that is there once it has finished."""
+    """A job, the recipe that it runs under, the file or folder that is there once it has finished, and the overrides
+    that made its recipe."""
 
     job: Job
     recipe: Recipe
     makes: Path
+    overrides: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """cold: trains and evaluates the cold start. arms: (arm, seed) to its training and evaluation. options: words of
-    the command that its recipes depend on."""
+    """about: which quickstart. cold: trains and evaluates the cold start. arms: (arm, seed) to its training and
+    evaluation. options: words of the command that its recipes depend on, the quickstart's name first unless it is the
+    default. hours: that the steps were fitted to, by the overrides `fitted`; None where nothing was measured."""
 
+    about: QuickstartSet
     out: Path
     cold: tuple[Stage, Stage]
     options: tuple[str, ...]
     arms: dict[tuple[str, int], tuple[Stage, Stage]] = field(default_factory=dict)
+    hours: float | None = None
+    fitted: tuple[str, ...] | None = None
 
     @property
     def stages(self) -> list[Stage]:
@@ -50,31 +57,42 @@ class Plan:
 
 
 def make_plan(
-    out: Path, *, arms: Sequence[str], seeds: int, overrides: Sequence[str] = (), from_scratch: bool = False
+    out: Path,
+    *,
+    arms: Sequence[str],
+    seeds: int,
+    overrides: Sequence[str] = (),
+    from_scratch: bool = False,
+    about: QuickstartSet = SETS[DEFAULT],
+    options: Sequence[str] | None = None,
 ) -> Plan:
-    """The plan. overrides: each goes to the stages that its section concerns.
+    """The plan. overrides: each goes to the stages that its section concerns. about: which quickstart. options: what
+    stands for the overrides in a command, where they are not the user's own words.
 
     Raises RecipeError for an unknown arm and for an override that is wrong or would make the arms alike, before any
     work starts.
     """
-    recipes = {arm: _arm_recipe(arm) for arm in arms}
+    recipes = {arm: about.arm(arm) for arm in arms}
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key in REFUSED:
             raise RecipeError(f"override '{override}': {key} is what tells the arms apart; choose them with --arms")
         _refuse_unless_some_arm_takes(override, list(recipes.values()))
     scratch = FROM_SCRATCH if from_scratch else ()
+    talking = [o for o in overrides if o.partition("=")[0].strip() in TALKING]
     cold = _cold_start(
         out,
+        about.cold_start,
         [*scratch, *_of(overrides, COLD_SECTIONS)],
-        _of(overrides, ("compute", "engine", "task", "rollout", "sandbox", "evaluate")),
+        [*talking, *_of(overrides, ("compute", "engine", "task", "rollout", "sandbox", "evaluate"))],
     )
     first = cold[0].recipe.run.seed
-    plan = Plan(out, cold, (*overrides, *(["--from-scratch"] if from_scratch else ())))
+    words = overrides if options is None else options
+    plan = Plan(about, out, cold, (*words, *(["--from-scratch"] if from_scratch else ())))
     for seed in range(first, first + seeds):
         for arm, recipe in recipes.items():
             own = [o for o in _of(overrides, ARM_SECTIONS) if not _of_another_kind(recipe, o)]
-            plan.arms[arm, seed] = _arm(plan, arm, recipe, seed, own)
+            plan.arms[arm, seed] = _arm(plan, arm, recipe, seed, [*talking, *own])
     return plan
 
 
@@ -93,15 +111,15 @@ def _of_another_kind(recipe: str, override: str) -> bool:
     return getattr(about, about.chosen_by) not in kinds
 
 
-def _cold_start(out: Path, overrides: Sequence[str], evaluation: Sequence[str]) -> tuple[Stage, Stage]:
+def _cold_start(out: Path, name: str, overrides: Sequence[str], evaluation: Sequence[str]) -> tuple[Stage, Stage]:
     folder = out / "cold_start"
-    recipe = load_recipe(find_recipe(COLD_START), overrides)
+    recipe = load_recipe(find_recipe(name), overrides)
     demonstrations = str(out / "demonstrations.jsonl")
-    words = ("sft", COLD_START, *overrides, "--demonstrations", demonstrations, "--out", str(folder))
+    words = ("sft", name, *overrides, "--demonstrations", demonstrations, "--out", str(folder))
     job = Job("cold start", words, _log(out, "cold_start"), threads=recipe.run.threads)
     return (
-        Stage(job, recipe, folder / "final"),
-        _evaluation(out, "cold start, evaluation", folder, COLD_START, (*evaluation, "run.threads=1")),
+        Stage(job, recipe, folder / "final", tuple(overrides)),
+        _evaluation(out, "cold start, evaluation", folder, name, (*evaluation, "run.threads=1")),
     )
 
 
@@ -113,7 +131,7 @@ def _arm(plan: Plan, arm: str, recipe: str, seed: int, overrides: Sequence[str])
     settings = load_recipe(find_recipe(recipe), changes)
     job = Job(f"{arm}, seed {seed}", words, _log(plan.out, f"{arm}-{seed}"), threads=settings.run.threads)
     return (
-        Stage(job, settings, folder / "final"),
+        Stage(job, settings, folder / "final", changes),
         _evaluation(plan.out, f"{arm}, seed {seed}, evaluation", folder, recipe, changes),
     )
 
@@ -122,20 +140,13 @@ def _evaluation(out: Path, name: str, folder: Path, recipe: str, overrides: Sequ
     target = folder / "eval"
     words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
     log = _log(out, "-".join(folder.relative_to(out).parts) + "-eval")
-    return Stage(Job(name, words, log), load_recipe(find_recipe(recipe), overrides), target / "result.json")
+    return Stage(
+        Job(name, words, log), load_recipe(find_recipe(recipe), overrides), target / "result.json", tuple(overrides)
+    )
 
 
 def _log(out: Path, name: str) -> Path:
     return out / "logs" / f"{name}.log"
-
-
-def _arm_recipe(arm: str) -> str:
-    """The name of an arm's recipe."""
-    known = [name.removeprefix(PREFIX) for name in shipped_recipes() if name.startswith(PREFIX)]
-    known = [name for name in known if PREFIX + name != COLD_START]
-    if arm not in known:
-        raise RecipeError(f"no arm '{arm}'{nearest(arm, known)}; there are: {', '.join(known)}")
-    return PREFIX + arm
 
 
 def _of(overrides: Sequence[str], sections: Sequence[str]) -> list[str]:

@@ -88,7 +88,7 @@ def serve(
         raise MissingExtra(f"serving needs {', '.join(missing)}: {how_to_install('serve')}")
     from retcon.sandbox.pool import SandboxPool, default_workers
     from retcon.sandbox.service.settings import MIB, Settings
-    from retcon.sandbox.types import Limits
+    from retcon.sandbox.types import Limits, SessionBounds
 
     try:
         limits = Limits(memory_mb=memory).with_(timeout)
@@ -111,7 +111,7 @@ def serve(
             python=python,
             packages=packages or (),
             warm=warm or (),
-            sessions=sessions,
+            sessions=SessionBounds(sessions),
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

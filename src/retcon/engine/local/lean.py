@@ -35,7 +35,8 @@ class Product:
 
     def refresh(self) -> None:
         biases = [layer.bias for layer in self._layers if layer.bias is not None]
-        weight = torch.cat([layer.weight.detach() for layer in self._layers])
+        weights = [layer.weight.detach() for layer in self._layers]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         self._bias = torch.cat([bias.detach() for bias in biases]) if biases else None
         self._packed = weight.dtype == torch.float32 and ONEDNN
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
@@ -47,7 +48,8 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return found
         return linear(x, self._weight, self._bias)
 
 

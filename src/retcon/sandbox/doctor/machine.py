@@ -43,7 +43,7 @@ def advice(machine: Machine, best: Probe) -> list[str]:
     if machine.system != "linux":
         return [f"the sandbox needs Linux, and this is {machine.system}: run it in a container or a virtual machine"]
     if best.tier is None:
-        return [f"the sandbox cannot be had: {best.problem}"]
+        return [f"the sandbox is unavailable: {best.problem}"]
     said = []
     if best.tier != "namespaces":
         if machine.user_namespaces == 0:

@@ -15,7 +15,7 @@ from retcon.sandbox.types import Tier
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """tier: None where the sandbox cannot be had, and `problem` says why.
+    """tier: None where the sandbox is unavailable, and `problem` says why.
 
     network, files, own_user: whether calls are kept from the network, from writing outside their scratch folder, and
     from the rights of the user who started Retcon. fork_ms: median wall milliseconds of an empty program, from fork to

@@ -48,7 +48,7 @@ class Forked(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Zygote or worker to host: what was asked for cannot be had."""
+    """Zygote or worker to host: what was asked for is unavailable."""
 
     error: str
 

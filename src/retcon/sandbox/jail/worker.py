@@ -80,7 +80,7 @@ class Worker:
             self.ran = False
             try:
                 outcome, files = self.call(asked)
-            except OSError as error:  # no process, no pipe, no folder to be had: the machine's fault, not the program's
+            except OSError as error:  # no process, pipe or folder could be made: not the program's fault
                 outcome = Outcome("infrastructure", stderr=f"sandbox worker: {error}")
                 self.dirty = True
             wire.send(self.channel, CallEnded(outcome, files, self.ran, self.dirty))

@@ -137,7 +137,7 @@ class Fleet:
             folder.remove()
 
     async def take(self, profile: str) -> WorkerHandle:
-        """A worker of that profile (or of `bare`, where it turns out that it cannot be had), to be given back.
+        """A worker of that profile (or of `bare`, where it turns out that it cannot be started), to be given back.
 
         Raises SandboxUnavailable where none can be had, or the fleet is closed.
         """
@@ -170,7 +170,7 @@ class Fleet:
         raise fault
 
     async def _zygote(self, profile: str) -> ZygoteHandle:
-        """The zygote of that profile (or of `bare`, where it cannot be had), started where there is none.
+        """The zygote of that profile (or of `bare`, where it cannot be started), started where there is none.
 
         Raises SandboxUnavailable where neither can be had, or the fleet is closed.
         """
@@ -271,7 +271,7 @@ class Fleet:
             self._grow()
 
     async def _heat(self, profile: str) -> None:
-        """Start the zygote of a profile for those who wait; where it cannot be had they go to another."""
+        """Start the zygote of a profile for those who wait; where it cannot be started they go to another."""
         try:
             if self._deaths[profile] >= ZYGOTE_DEATHS:
                 self._deaths[profile] = 0

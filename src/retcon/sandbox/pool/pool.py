@@ -23,7 +23,7 @@ from retcon.sandbox.pool.profiles import Chooser, find, with_packages
 from retcon.sandbox.pool.request import call
 from retcon.sandbox.pool.session import Sessions
 from retcon.sandbox.pool.worker_handle import WorkerHandle
-from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, SessionBounds, Tier, as_program
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
 ATTEMPTS = 2  # of a call whose worker died: no call has an effect outside its worker
@@ -36,16 +36,14 @@ class SandboxPool:
             result = await sandbox.run("print(1 + 1)")
 
     workers: calls and sessions at a time; None for `default_workers()`. tier: None takes the best that the machine
-    grants; one that is asked for and cannot be had is refused. uids: where root starts the pool, each worker's
+    grants; one that is asked for and is unavailable is refused. uids: where root starts the pool, each worker's
     calls run as one of these users, drawn at random; `users.FIRST_UID` and on where None. python: the interpreter
     whose packages calls can import, this one where None. packages: to be preloaded besides numpy, sympy and scipy,
     as names or as a mapping from a profile's name to its modules. warm: profiles whose zygotes start with the pool;
     others start with the first call that needs them. queue: calls that may wait for a worker; further ones wait in
     `run` with nothing prepared (`full` tells beforehand).
 
-    sessions: open at a time, of whose cells `workers` run at a time; one more waits `session_wait_seconds` for a place.
-    One that is idle for `session_idle_seconds` is evicted; where all together take more than `session_memory_mb` (half
-    of the machine's memory where None), those that have been idle for the longest time are.
+    sessions: how many are kept, and for how long, whatever `workers` is; of their cells `workers` run at a time.
 
     Raises ValueError for a bad argument, SandboxUnavailable on entry where workers cannot be started. A worker or
     zygote that dies is replaced; a call that it takes with it is run once more and is then `infrastructure`.
@@ -62,10 +60,7 @@ class SandboxPool:
         packages: Sequence[str] | Mapping[str, Sequence[str]] = (),
         warm: Iterable[str] = (),
         queue: int = 100_000,
-        sessions: int = 64,
-        session_idle_seconds: float = 1800.0,
-        session_memory_mb: int | None = None,
-        session_wait_seconds: float = 60.0,
+        sessions: SessionBounds | None = None,
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"a pool of {workers} workers: it must be 1 or more")
@@ -80,14 +75,7 @@ class SandboxPool:
         self._warm = [find(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
         self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier, uids)
-        self._sessions = Sessions(
-            sessions,
-            running=self._fleet.size,
-            idle_seconds=session_idle_seconds,
-            memory_mb=session_memory_mb,
-            wait_seconds=session_wait_seconds,
-            start=self._session_worker,
-        )
+        self._sessions = Sessions(sessions or SessionBounds(), running=self._fleet.size, start=self._session_worker)
         self._room = asyncio.Semaphore(queue + self._fleet.size)
 
     async def __aenter__(self) -> Self:

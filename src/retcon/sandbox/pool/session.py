@@ -15,7 +15,7 @@ from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLos
 from retcon.sandbox.jail.messages import Discard, Kept, MakeCheckpoint, Message, OpenSession, RollBack
 from retcon.sandbox.pool.request import bounds, cell
 from retcon.sandbox.pool.worker_handle import WorkerHandle
-from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, as_cell
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, SessionBounds, as_cell
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
 OPERATION_SECONDS = 60.0  # for a checkpoint or a rollback, likewise
@@ -176,37 +176,18 @@ class PoolSession:
 
 
 class Sessions:
-    """The sessions of a pool: at most `size` at a time.
+    """The sessions of a pool.
 
-    idle_seconds: after which one that is not used is evicted. memory_mb: that all may take together; where they take
-    more, those that have been idle for the longest time are evicted. wait_seconds: that `open` waits for a place.
     running: cells that run at a time. start: gives a new worker, for a session whose first cell is given to it.
     """
 
-    def __init__(
-        self,
-        size: int,
-        *,
-        running: int,
-        idle_seconds: float,
-        memory_mb: int | None,
-        wait_seconds: float,
-        start: Callable[[str], Awaitable[WorkerHandle]],
-    ) -> None:
-        for name, value in (
-            ("sessions", size),
-            ("session_idle_seconds", idle_seconds),
-            ("session_memory_mb", memory_mb),
-        ):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}: it must be above 0")
+    def __init__(self, bounds: SessionBounds, *, running: int, start: Callable[[str], Awaitable[WorkerHandle]]) -> None:
         self.start = start
         self.running = asyncio.Semaphore(running)
-        self._size = size
-        self._idle_seconds = idle_seconds
-        self._memory = (memory_mb << 20) if memory_mb else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-        self._wait_seconds = wait_seconds
-        self._places = asyncio.Semaphore(size)
+        self._bounds = bounds
+        half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        self._memory = half if bounds.memory_mb is None else bounds.memory_mb << 20
+        self._places = asyncio.Semaphore(bounds.open)
         self._open: dict[PoolSession, asyncio.TimerHandle | None] = {}  # the one that rested last stands last
 
     def __len__(self) -> int:
@@ -215,12 +196,12 @@ class Sessions:
     async def open(self, limits: Limits) -> PoolSession:
         """Raises SandboxUnavailable."""
         try:
-            async with asyncio.timeout(self._wait_seconds):
+            async with asyncio.timeout(self._bounds.wait_seconds):
                 await self._places.acquire()
         except TimeoutError:
             raise SandboxUnavailable(
-                f"all {self._size} sessions of the sandbox are in use, and none was closed within "
-                f"{self._wait_seconds:g} s: close some, or open the pool with more (sessions=)"
+                f"all {self._bounds.open} sessions of the sandbox are in use, and none was closed within "
+                f"{self._bounds.wait_seconds:g} s: close some, or open the pool with more (sessions=SessionBounds(…))"
             ) from None
         session = PoolSession(limits, self)
         self._open[session] = None
@@ -237,7 +218,7 @@ class Sessions:
         """It is not used any more, for now."""
         self.begins(session)
         self._open.pop(session)
-        seconds = self._idle_seconds
+        seconds = self._bounds.idle_seconds
         timer = None
         if not session.busy:
             cause = f"evicted: idle for {seconds:g} s"

@@ -115,7 +115,7 @@ def first_of(row: Columns, names: Iterable[str]) -> str:
 def item(row: Columns, question: str, answer: str, **more: Any) -> Item:
     """A row's item, with what any row may have (id, system prompt, source, grader, worked solution); the columns that
     hold neither are its `meta`."""
-    system, asked = prompt(row, question)
+    system, before, asked = prompt(row, question)
     if not missing(row.get("system")):
         system = text(row, "system")
     id_, source = first_of(row, IDS), first_of(row, SOURCES)
@@ -124,6 +124,7 @@ def item(row: Columns, question: str, answer: str, **more: Any) -> Item:
     final, reference = marked(text(row, answer)) if answer else ("", "")
     read = Item(
         question=asked,
+        before=before,
         answer=final,
         id=_short(row, id_),
         system=system,
@@ -165,7 +166,7 @@ def _verl(row: Columns) -> Item:
     truth = rewarded["ground_truth"]
     about = row.get("extra_info")
     about = about if isinstance(about, dict) else {}
-    system, asked = prompt(row, "prompt")
+    system, before, asked = prompt(row, "prompt")
     code = _is_cases(truth)
     if isinstance(truth, list | dict) and not code:
         truth_text = text({"reward_model.ground_truth": truth}, "reward_model.ground_truth")
@@ -176,6 +177,7 @@ def _verl(row: Columns) -> Item:
     final, reference = marked(truth_text)
     return Item(
         question=asked,
+        before=before,
         answer=final,
         id=_short(about, first_of(about, IDS)),
         system=system,

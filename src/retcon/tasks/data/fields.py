@@ -11,6 +11,8 @@ from retcon.core.errors import RetconError
 from retcon.tasks.graders.text import MARK, final_answer
 
 Columns = Mapping[str, Any]
+Told = tuple[tuple[str, str], ...]
+"""Messages, (role, text)."""
 
 
 class DataError(RetconError):
@@ -30,7 +32,8 @@ class Item:
     """A row, read.
 
     answer: "" where it has none. grader: that the row itself names, "" where it names none. source: the data set that
-    the row says it is from. reference: a worked solution. meta: what else graders or people may want to know.
+    the row says it is from. reference: a worked solution. before: what is said before the question, (role, text). meta:
+    what else graders or people may want to know.
     """
 
     question: str
@@ -40,6 +43,7 @@ class Item:
     grader: str = ""
     source: str = ""
     reference: str = ""
+    before: Told = ()
     meta: Columns = field(default_factory=dict)
 
 
@@ -70,27 +74,30 @@ def objects(row: Columns, column: str) -> Columns:
     return value
 
 
-def prompt(row: Columns, column: str) -> tuple[str | None, str]:
-    """System prompt and question, of text or of messages. Raises Misfit for a conversation."""
+def prompt(row: Columns, column: str) -> tuple[str | None, Told, str]:
+    """System prompt, what is said before the question, and the question, of text or of messages: those end with one of
+    the user, before which user and assistant take turns (worked examples). Raises Misfit for other conversations."""
     value = row.get(column)
     if not isinstance(value, list):
-        return None, text(row, column)
-    system: str | None = None
-    asked: list[str] = []
+        return None, (), text(row, column)
+    told: list[tuple[str, str]] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise Misfit(column, "is a list, but not of messages with role and content")
-        content = _content(message.get("content"), column)
-        if message["role"] in ("system", "developer") and not asked and system is None:
-            system = content
-        elif message["role"] == "user":
-            asked.append(content)
-        else:
-            asked += [content, ""]
-    if len(asked) != 1:
-        raise Misfit(column, f"is a conversation of {len(value)} messages, where at most a system message and one of "
-                     "the user belong")  # fmt: skip
-    return system, asked[0]
+        told.append((message["role"], _content(message.get("content"), column)))
+    system = told.pop(0)[1] if told and told[0][0] in ("system", "developer") else None
+    for n, (role, _) in enumerate(told):
+        if role != ("user", "assistant")[n % 2]:
+            raise Misfit(column, f"has a message of the role '{role}' as its {_place(n, system)}: after a system "
+                         "message, if any, user and assistant take turns, and the user has the last word")  # fmt: skip
+    if len(told) % 2 == 0:
+        raise Misfit(column, "does not end with a message of the user, which is the question")
+    return system, tuple(told[:-1]), told[-1][1]
+
+
+def _place(n: int, system: str | None) -> str:
+    number = n + 1 + (system is not None)
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number, 'th') }"
 
 
 def marked(answer: str) -> tuple[str, str]:

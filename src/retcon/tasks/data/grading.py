@@ -7,20 +7,17 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterable
-from typing import get_args
 
-from retcon.core.errors import MissingExtra, SandboxUnavailable, SessionLost, nearest
+from retcon.core.errors import MissingExtra, RecipeError, SandboxUnavailable, SessionLost
 from retcon.core.installing import how_to_install
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Session
 from retcon.tasks.data.fields import DataError, Item, missing
-from retcon.tasks.data.programs import CODE
 from retcon.tasks.graders.mathematics import PACKAGES, REPLY_CHARS
-from retcon.tasks.graders.plain import Kind
 from retcon.tasks.graders.text import integer, same_choice
+from retcon.tasks.grading.registry import kind_of
 from retcon.tasks.types import Task
 
-KNOWN = (*get_args(Kind), CODE, "judge", "mean")
 TESTS = ("tests", "test_list", "test", "public_test_cases", "private_test_cases", "input_output")
 """Where tests of programs may stand in a task's `meta`."""
 _NO_WORDS = re.compile(r"\\(?:begin|end|text[a-z]*|mbox|mathrm|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
@@ -45,9 +42,10 @@ def readable(text):
 
 def refuse_unknown(grader: str, where: str) -> None:
     """Raises DataError where there is no such grader; import paths are taken as they are."""
-    if grader not in KNOWN and ":" not in grader:
-        raise DataError(f"{where}: no grader '{grader}'{nearest(grader, KNOWN)}; there are: {', '.join(KNOWN)}, and "
-                        "functions of your own, my_package.my_module:my_grade")  # fmt: skip
+    try:
+        kind_of(grader)
+    except RecipeError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def has_tests(item: Item) -> bool:

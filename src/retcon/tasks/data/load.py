@@ -167,7 +167,7 @@ class _Loader:
         for about, value in (("source", item.source), ("reference", item.reference)):
             if value:
                 meta = {**meta, about: value}
-        return Task(id, item.question, item.answer, item.system, meta)
+        return Task(id, item.question, item.answer, item.system, meta, item.before)
 
 
 def held_out(same: str, share: float) -> bool:

@@ -115,7 +115,9 @@ class Loaded:
             said = "; ".join(f"{n} {r}" for s in self.sources for r, n in s.dropped.items())
             raise DataError(f"{self.sources[0].settings.path}: no row can be used: {said}")
         name = (
-            self.settings.name or "+".join(dict.fromkeys(s.name for s in self.sources if s.train or s.tasks)) or "data"
+            self.settings.name
+            or "+".join(dict.fromkeys(s.name for s in self.sources if s.train or s.tasks))
+            or "+".join(dict.fromkeys(s.name for s in self.sources))
         )
         sources = [source.identity() for source in self.sources]
         made_of = [

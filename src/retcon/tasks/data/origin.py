@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
 from retcon.config.schema import TaskSection
 from retcon.core.errors import nearest
+from retcon.core.registry import at_path
 from retcon.store.compression import plain_name
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.rows import SUFFIXES, is_data_file
+from retcon.tasks.data.rows import SUFFIXES, is_data_file, is_pattern
 from retcon.tasks.registry import TaskSet
 
 Origin = Literal["file", "family", "import", "hub"]
@@ -21,7 +21,7 @@ _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 def origin_of(path: str) -> Origin:
     """Raises DataError, with the nearest name, for what is none of them."""
-    if Path(path).exists():
+    if Path(path).exists() or is_pattern(path):
         return "file"
     if path in families():
         return "family"
@@ -45,23 +45,21 @@ def families() -> list[str]:
 
 
 def short_name(path: str) -> str:
-    """What a source is called where it has no name of its own: a file without folder and suffix."""
-    name = plain_name(Path(path).name)
+    """What a source is called where it has no name of its own: a file without folder and suffix, a pattern as the
+    folder that it begins with."""
+    if is_pattern(path):
+        path = str(next((p for p in Path(path).parents if not is_pattern(str(p))), ""))
+    name = plain_name(Path(path).name) or "data"
     return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
 
 
 def imported_tasks(path: str) -> TaskSet:
     """The task set, or what makes one without arguments, at `my_package.my_module:MyTasks`. Raises DataError."""
-    module_name, _, name = path.partition(":")
     try:
-        found = import_module(module_name)
+        found = at_path(path)
     except ImportError as error:
-        raise DataError(f"{path}: {module_name} cannot be imported: {error}") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise DataError(f"{path}: {module_name} has no '{name}'{nearest(name, vars(found))}")
-        found = getattr(found, part)
-    tasks = found
+        raise DataError(f"{path} cannot be imported: {error}") from error
+    tasks: TaskSet = found
     if isinstance(found, type) or (callable(found) and not _serves(found)):
         try:
             tasks = found()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Generator, Iterator
+from glob import glob
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,12 +36,43 @@ def is_data_file(name: str) -> bool:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file, in order, one in memory at a time.
+    """The rows of a file, in order, one in memory at a time; of a folder or a pattern (`shards/*.parquet`) those of all
+    files with rows, in the order of their names.
 
-    Raises DataError, which names file and line: for a file that is absent, empty, or of another kind; for what is not
-    UTF-8, holds NUL bytes, or is no JSON object; for a CSV whose rows differ in length. MissingExtra where a kind takes
-    a package that is not there.
+    Raises DataError, which names file and line: for a file that is absent, empty, or of another kind, a folder or
+    pattern without any; for what is not UTF-8, holds NUL bytes, or is no JSON object; for a CSV whose rows differ in
+    length. MissingExtra where a kind takes a package that is not there.
     """
+    files = shards(path)
+    if files is None:
+        yield from _rows_of(path)
+        return
+    for file in files:
+        yield from _rows_of(file)
+
+
+def shards(path: Path) -> list[Path] | None:
+    """The files that a folder or a pattern means, None where it is a file's own name. Raises DataError for none."""
+    if is_pattern(str(path)):
+        found = [Path(name) for name in glob(str(path), recursive=True)]  # noqa: PTH207 - of any root
+    elif path.is_dir():
+        found = [file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts)]
+    else:
+        return None
+    files = sorted(file for file in found if is_data_file(file.name) and file.is_file())
+    if not files:
+        kinds = ", ".join(SUFFIXES)
+        there = ", ".join(sorted(file.name for file in found)[:5]) or "nothing"
+        raise DataError(f"{path}: there is no file with rows ({kinds}, also as .gz or .zst), but {there}")
+    return files
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path means whatever files match it; one that is there is itself."""
+    return any(sign in path for sign in "*?[") and not Path(path).exists()
+
+
+def _rows_of(path: Path) -> Iterator[Row]:
     try:
         known = path.exists()
     except OSError as error:
@@ -48,8 +80,6 @@ def read_rows(path: Path) -> Iterator[Row]:
     if not known:
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path} does not exist{nearest(path.name, siblings)}")
-    if path.is_dir():
-        raise DataError(f"{path} is a folder: name a file in it")
     plain = plain_name(path.name)
     if not plain.endswith(SUFFIXES):
         kinds = ", ".join(SUFFIXES)

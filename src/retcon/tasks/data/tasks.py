@@ -79,6 +79,8 @@ class DataTasks:
     def train(self, seed: int) -> Iterator[Task]:
         """One pass. Where sources have weights it is as long as all their tasks together, each source has its share of
         it, and a source that is smaller than its share comes again within it; task sets alone may be endless."""
+        if not self.parts:  # all is held out
+            return iter(())
         if len(self.parts) == 1:
             return self.parts[0].draw(seed)
         if not self.parts[0].weight:
@@ -135,7 +137,7 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 def content(task: Task) -> str:
     """A hash of all that a task says."""
-    told = [task.id, task.question, task.answer, task.system, dict(task.meta)]
+    told = [task.id, task.question, task.answer, task.system, dict(task.meta), *([task.before] if task.before else [])]
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 

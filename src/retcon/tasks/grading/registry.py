@@ -5,7 +5,6 @@ A user's own function is named by where it stands, `my_package.my_module:my_grad
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -15,8 +14,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from retcon.core.errors import RecipeError, nearest
+from retcon.core.registry import modules_of, unknown
 from retcon.tasks.grading.types import Grader, Host
 
+GRADERS = "retcon.tasks.graders"
 FUNCTION = "function"
 """The grader that calls what an import path names."""
 
@@ -39,8 +40,7 @@ class Kind:
 @cache
 def kinds() -> Mapping[str, Kind]:
     """All of them by name, in the order of the alphabet."""
-    package = import_module("retcon.tasks.graders")
-    modules = [import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    modules = [import_module(f"{GRADERS}.{name}") for name in modules_of(GRADERS)]
     found: list[Kind] = [module.GRADER for module in modules if hasattr(module, "GRADER")]
     return {kind.name: kind for kind in sorted(found, key=lambda kind: kind.name)}
 
@@ -51,10 +51,7 @@ def kind_of(name: str) -> Kind:
         return kinds()[FUNCTION]
     if name not in kinds() or name == FUNCTION:
         named = [known for known in kinds() if known != FUNCTION]
-        raise RecipeError(
-            f"no grader '{name}'{nearest(name, named)}; there are: {', '.join(named)}, and functions of your own, "
-            "my_package.my_module:my_grade"
-        )
+        raise RecipeError(unknown("grader", name, named, "my_package.my_module:my_grade"))
     return kinds()[name]
 
 

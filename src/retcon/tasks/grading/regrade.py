@@ -54,7 +54,7 @@ class Regraded(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Regrading:
     """run: a run folder or a trajectory file. tasks: a file of the tasks, for rollouts whose tasks the run cannot give.
     by: the grader of all, in place of those that tasks name. at_once: rollouts that are graded at a time."""
 
@@ -67,7 +67,7 @@ class Job:
     force: bool = False
 
 
-def regrade(job: Job, on_progress: Callable[[int, int], None]) -> list[Regraded]:
+def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Regraded]:
     """Does the job; what became of each rollout, in order.
 
     Raises RecordError for files that cannot be read, tasks that are not found, and an `out` that is finished, holds
@@ -115,7 +115,7 @@ def counts(regraded: Sequence[Regraded]) -> Counter[str]:
 
 
 async def _grade_all(
-    job: Job,
+    job: Regrading,
     files: Sequence[tuple[Path, str]],
     tasks: Mapping[str, Task],
     known: Mapping[tuple[str, int], Regraded],
@@ -166,7 +166,7 @@ def _scored(path: Path, name: str, known: Mapping[tuple[str, int], Regraded]) ->
         yield replace(trajectory, reward=one.reward, answer=one.answer, stop=one.stop)
 
 
-def _prepare(job: Job, about: Mapping[str, object]) -> None:
+def _prepare(job: Regrading, about: Mapping[str, object]) -> None:
     """Makes the folder, or finds it as this job left it. Raises RecordError."""
     marker = job.out / ABOUT
     again = "--force begins anew"

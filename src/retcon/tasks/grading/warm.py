@@ -42,7 +42,7 @@ class WarmSessions:
     async def one(self) -> AsyncIterator[Session]:
         """A session in its first state. One whose use raises is ended, and another takes its place.
 
-        Raises InfrastructureFault where it cannot be had, and for any error of the sandbox during its use.
+        Raises InfrastructureFault where it cannot be opened, and for any error of the sandbox during its use.
         """
         warm = await self._free.get()
         keep = None

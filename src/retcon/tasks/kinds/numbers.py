@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import ClassVar
 
 from retcon.config.schema import TaskSection
 from retcon.core.types import Trajectory
@@ -42,6 +43,8 @@ class NumberTasks:
 
 class Numbers(TaskSection):
     """`kind = "numbers"`."""
+
+    own_lengths: ClassVar[bool] = True
 
     def build(self, count_tokens: CountTokens | None = None) -> NumberTasks:
         return NumberTasks()

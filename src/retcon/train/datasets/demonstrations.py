@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from retcon.chat.chat import Chat
-from retcon.chat.render import Told, render
+from retcon.chat.render import render
+from retcon.chat.types import Told
 from retcon.core.codec import from_dict
 from retcon.core.errors import MissingIds, RecordError, TaskWarning
 from retcon.core.sample import to_sample
@@ -92,7 +93,21 @@ def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Tr
     if found is not None and found.name == OURS:
         return [from_dict(value, where)]
     trajectories = found.read(value, where).trajectories if found is not None else _without_calls(value, where)
-    return [_until_learnt(render(one, chat, told_before(value, one))) for one in trajectories]
+    return [_until_learnt(in_template(one, chat, told_before(value, one))) for one in trajectories]
+
+
+def in_template(trajectory: Trajectory, chat: Chat, before: Sequence[Told]) -> Trajectory:
+    """As `render`, with what is known of observations where a turn's calls are those of the trajectory."""
+    made = render(trajectory, chat, before)
+    turns = [_observed(turn, was) for turn, was in zip(made.turns, trajectory.turns, strict=True)]
+    return replace(made, turns=tuple(turns))
+
+
+def _observed(turn: Turn, was: Turn) -> Turn:
+    if len(turn.calls) != len(was.observations):
+        return turn
+    pairs = zip(turn.calls, was.observations, strict=True)
+    return replace(turn, observations=tuple(replace(o, call_id=call.id) for call, o in pairs))
 
 
 def told_before(record: Json, trajectory: Trajectory) -> list[Told]:

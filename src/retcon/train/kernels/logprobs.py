@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from retcon.train.kernels.computing import DEFAULT
-from retcon.train.kernels.linear import product
+from retcon.train.kernels.linear import product_for
 
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int = DEFAULT.logits_chunk) -> Tensor:
@@ -35,8 +35,8 @@ def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int
 def gather_logprobs(
     model: PreTrainedModel, hidden: Tensor, source: Tensor, *, ids: Tensor, mask: Tensor, chunk: int
 ) -> Tensor:
-    """log π of the ids under the mask, in their places, (B, T), 0 elsewhere. hidden: (N, d). source: (L,), the hidden
-    states that precede the L ids under the mask, row by row."""
+    """log π of the tokens in the loss mask, in their places, (B, T), 0 elsewhere. hidden: (N, d). source: (L,), the
+    hidden states that precede the L tokens in the loss mask, row by row."""
     # index_select, unlike a boolean index, has a backward that is deterministic at no cost.
     where = mask.reshape(-1).nonzero().squeeze(-1)
     targets = ids.reshape(-1).index_select(0, where)
@@ -66,7 +66,8 @@ class _Logprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int) -> Tensor:
         words = max(1, chunk // max(1, len(hidden)))
-        ctx.words = words
+        product = product_for(weight)
+        ctx.words, ctx.product = words, product
         if words >= len(weight):
             logprobs = _wide(product(hidden, weight, bias)).log_softmax(-1)
             ctx.save_for_backward(hidden, weight, bias, targets, None, logprobs)
@@ -85,6 +86,7 @@ class _Logprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse, logprobs = ctx.saved_tensors
+        product = ctx.product
         of_hidden = hidden.new_zeros(hidden.shape, dtype=grad.dtype) if ctx.needs_input_grad[0] else None
         of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         of_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None

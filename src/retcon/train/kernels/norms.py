@@ -51,7 +51,8 @@ class _RMSNorm(torch.autograd.Function):
         wide = x.to(weight.dtype)
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).mul_(weight)
+        found: Tensor = (wide * scale).mul_(weight)
+        return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

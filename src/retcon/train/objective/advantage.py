@@ -33,3 +33,26 @@ def dr_grpo(rewards: Sequence[float]) -> list[float]:
         return [0.0] * len(rewards)
     mean = statistics.fmean(rewards)
     return [r - mean for r in rewards]
+
+
+def rloo(rewards: Sequence[float]) -> list[float]:
+    """Â_i = r_i - mean of the others' r = G / (G - 1) (r_i - mean(r)): RLOO (arXiv 2402.14740, section 2.3).
+
+    All equal, or of one rollout: zeros exactly. Raises ValueError for a reward that is not finite.
+    """
+    count = len(rewards)
+    return [c * count / max(count - 1, 1) for c in dr_grpo(rewards)]
+
+
+def normalised(groups: Sequence[Sequence[float]], *, epsilon: float = 1e-8) -> list[list[float]]:
+    """(Â - mean) / √(variance + ε) over all rollouts of a step: REINFORCE++ (arXiv 2501.03262v9, equations 5 and 7).
+
+    The variance is over N - 1, as verl has it. All equal: zeros exactly.
+    """
+    values = [value for group in groups for value in group]
+    centred = dr_grpo(values)
+    if not any(centred):
+        return [[0.0] * len(group) for group in groups]
+    scale = math.sqrt(statistics.variance(values) + epsilon)
+    left = iter(centred)
+    return [[next(left) / scale for _ in group] for group in groups]

@@ -1,23 +1,22 @@
-"""The policy loss. Shapes: B sequences, padded on the right to T ids."""
+"""The policy loss: the tokens' terms, averaged. Shapes: B sequences, padded on the right to T tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from retcon.config.section import Aggregate
 from retcon.train.batch import Batch
-
-Aggregate = Literal["token", "sequence"]
+from retcon.train.objective.surrogate import Terms, clipped, token_ratio
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the means of a minibatch are taken over: ids under the loss mask, and sequences that have any."""
+    """What the means of a minibatch are taken over: tokens in the loss mask, and sequences that have any."""
 
-    ids: int
+    tokens: int
     sequences: int
 
     @classmethod
@@ -28,7 +27,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """value: scalar, with gradient. clipped: share of ids whose gradient the clip cut off. kl: KL(old ‖ new), nats a
+    """value: scalar, with gradient. clipped: share of tokens whose gradient the clip cut off. kl: KL(old ‖ new), nats a
     token. entropy_estimate: mean -log π(token), nats, over sampled tokens. The last three without gradient.
 
     All are sums divided by the whole minibatch's totals, so those of its micro-batches add up to its own.
@@ -42,21 +41,48 @@ class Loss:
 
 def batch_loss(
     logprobs: Tensor, batch: Batch, totals: Totals, *, clip: tuple[float, float], aggregate: Aggregate,
-    muted: Tensor | None = None,
+    dual: float | None = None, masked: Tensor | None = None,
 ) -> Loss:  # fmt: skip
-    """`policy_loss` of a micro-batch. clip: (ε_low, ε_high)."""
-    return policy_loss(
-        logprobs,
-        batch.old_logprobs,
-        batch.advantages,
-        batch.mask,
-        clip_low=clip[0],
-        clip_high=clip[1],
-        aggregate=aggregate,
-        totals=totals,
-        muted=muted,
-        weights=batch.weights,
-    )
+    """The clipped surrogate of a micro-batch, a ratio for each token. clip: (ε_low, ε_high). dual: see `clipped`."""
+    ratio = token_ratio(log_ratios(logprobs, batch))
+    terms = clipped(ratio, batch.advantages, low=clip[0], high=clip[1], dual=dual)
+    return reduced(terms, logprobs, batch, totals, aggregate=aggregate, masked=masked)
+
+
+def log_ratios(logprobs: Tensor, batch: Batch) -> Tensor:
+    """log π_θ - log π_old, (B, T) nats, 0 outside the mask."""
+    return (logprobs - batch.old_logprobs).masked_fill(~batch.mask, 0.0)
+
+
+def reduced(
+    terms: Terms, logprobs: Tensor, batch: Batch, totals: Totals, *, aggregate: Aggregate, masked: Tensor | None = None
+) -> Loss:
+    """The loss that these terms of a micro-batch add up to, and what is measured beside it.
+
+    logprobs: (B, T) nats, of the trained policy. totals: of the whole minibatch. masked: bool, tokens whose term
+    is dropped although they stay in every denominator, so that the others weigh what they weighed before (see
+    `negative_spliced`). The batch's weights multiply the terms, likewise without touching the denominators.
+    """
+    mask = batch.mask
+    learnt = mask if masked is None else mask & ~masked
+    value = terms.value if batch.weights is None else terms.value * batch.weights
+    mean = averaged(value.masked_fill(~learnt, 0.0), mask, totals, aggregate)
+    with torch.no_grad():
+        difference = log_ratios(logprobs, batch)
+        # The k3 estimator: unbiased under the old policy and never negative (Schulman, "Approximating KL", 2020).
+        kl = (difference.exp() - 1 - difference).masked_fill(~mask, 0.0).sum()
+        entropy_estimate = -logprobs.masked_fill(~mask, 0.0).sum()
+    count = max(totals.tokens, 1)
+    return Loss(mean, (learnt & terms.cut).sum() / count, kl / count, entropy_estimate / count)
+
+
+def averaged(terms: Tensor, mask: Tensor, totals: Totals, aggregate: Aggregate) -> Tensor:
+    """A micro-batch's share of the mean over its minibatch. terms: (B, T), 0 outside the mask."""
+    if aggregate == "token":
+        return terms.sum() / max(totals.tokens, 1)
+    if aggregate == "sequence":
+        return (terms.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / max(totals.sequences, 1)
+    return terms.sum() / (aggregate * max(totals.sequences, 1))
 
 
 def policy_loss(
@@ -69,46 +95,23 @@ def policy_loss(
     clip_high: float,
     aggregate: Aggregate = "token",
     totals: Totals | None = None,
-    muted: Tensor | None = None,
+    masked: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Loss:
-    """The clipped surrogate: -min(ρ Â, clip(ρ, 1 - ε_low, 1 + ε_high) Â), ρ = π_θ / π_old = exp(logprobs - old).
+    """The clipped surrogate of tensors, as `batch_loss` has it of a batch: -min(ρ Â, clip(ρ, 1 - ε_low, 1 + ε_high) Â).
 
-    All tensors (B, T); logprobs, old_logprobs: nats, advantages Â; mask: bool, what is learnt from.
-    aggregate: `token`, the mean over all ids of the minibatch (DAPO, arXiv 2503.14476, equation 8, with ε_high > ε_low
-    its clip-higher); `sequence`, the mean over each sequence's ids, then over sequences (GRPO, arXiv 2402.03300,
-    equation 3, without its KL term, and ε_low = ε_high). totals: of the whole minibatch where this is a part of it,
-    None for this batch's own. muted: bool, ids whose term is dropped although they stay in every denominator, so that
-    the other ids weigh what they weighed before (see `negative_spliced`). weights: (B, T) float, what each id's term is
-    multiplied by after the clip, likewise without touching the denominators; None for 1.
+    All tensors (B, T); logprobs, old_logprobs: nats, advantages Â; mask: bool, what is learnt from. totals: None for
+    this batch's own. weights: (B, T) float, what each token's term is multiplied by after the clip; None for 1.
     """
-    totals = totals or Totals.of(mask)
-    difference = (logprobs - old_logprobs).masked_fill(~mask, 0.0)
-    ratio = difference.exp()
-    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
-    terms = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
-    if weights is not None:
-        terms = terms * weights
-    learnt = mask if muted is None else mask & ~muted
-    terms = terms.masked_fill(~learnt, 0.0)
-    if aggregate == "token":
-        value = terms.sum() / max(totals.ids, 1)
-    else:
-        value = (terms.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / max(totals.sequences, 1)
-    with torch.no_grad():
-        # The minimum takes the clipped branch, which has no gradient, only on the side where Â pushes further out.
-        cut = learnt & (((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low)))
-        # The k3 estimator: unbiased under the old policy and never negative (Schulman, "Approximating KL", 2020).
-        kl = (ratio - 1 - difference).masked_fill(~mask, 0.0).sum()
-        entropy_estimate = -logprobs.masked_fill(~mask, 0.0).sum()
-    count = max(totals.ids, 1)
-    return Loss(value, cut.sum() / count, kl / count, entropy_estimate / count)
+    batch = Batch(mask, mask, mask, old_logprobs, advantages, weights)
+    clip = (clip_low, clip_high)
+    return batch_loss(logprobs, batch, totals or Totals.of(mask), clip=clip, aggregate=aggregate, masked=masked)
 
 
 def negative_spliced(advantages: Tensor, spliced: Tensor) -> Tensor:
-    """Ours, not the paper's: the spliced ids, (B, T) bool, of rollouts that did worse than their siblings.
+    """Ours, not the paper's: the spliced tokens, (B, T) bool, of rollouts that did worse than their siblings.
 
     Nobody sampled them there, so they are less likely than what is sampled, and pushing unlikely ids further down is
-    the likely cause where training with repairs collapses. For `policy_loss(muted=...)`.
+    the likely cause where training with repairs collapses. For `batch_loss(masked=...)`.
     """
     return spliced & (advantages < 0)

@@ -18,54 +18,63 @@ from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
+from retcon.train.objective.correction import importance_weights
 
 LARGE = 0.02
-"""Nats an id, on average, beyond which there is a warning."""
+"""Nats a token, on average, beyond which there is a warning."""
 
 
 class Mismatch:
-    """Between log-probs of the trainer and of the engine, of the same ids under the same weights: pure numerics."""
+    """Between log-probs of the trainer and of the engine, of the same tokens under the same weights: pure numerics."""
 
     def __init__(self) -> None:
-        self._ids, self._sum, self._max, self._kl = 0, 0.0, 0.0, 0.0
+        self._tokens, self._sum, self._max, self._kl = 0, 0.0, 0.0, 0.0
 
     @property
     def empty(self) -> bool:
-        return self._ids == 0
+        return self._tokens == 0
 
     def add(self, trainer: Tensor, engine: Tensor, mask: Tensor) -> None:
         """trainer, engine: (B, T) nats, mask: (B, T) bool, what is learnt from."""
         difference = (trainer.detach() - engine)[mask].double()
         if len(difference):
-            self._ids += len(difference)
+            self._tokens += len(difference)
             self._sum += difference.abs().sum().item()
             self._max = max(self._max, difference.abs().max().item())
             self._kl += (torch.expm1(difference) - difference).sum().item()
 
     def metrics(self) -> dict[str, float | None]:
-        """mismatch_mean, mismatch_max: |trainer - engine|, nats an id. mismatch_kl: KL(engine ‖ trainer), nats an id
-        (the k3 estimator, see `policy_loss`). None where no id was seen. Warns (ComputeWarning) beyond LARGE."""
-        if not self._ids:
+        """mismatch_mean, mismatch_max: |trainer - engine|, nats a token. mismatch_kl: KL(engine ‖ trainer), nats a
+        token (the k3 estimator, see `policy_loss`). None where no token was seen. Warns (ComputeWarning) beyond
+        LARGE."""
+        if not self._tokens:
             return dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
-        mean = self._sum / self._ids
+        mean = self._sum / self._tokens
         if mean > LARGE:
             # Without this step's figure, so that Python tells it once and not at every step.
             warnings.warn(
-                f"rollouts came with log-probs that differ from the trainer's by more than {LARGE} nats an id on "
+                f"rollouts came with log-probs that differ from the trainer's by more than {LARGE} nats a token on "
                 "average (mismatch_mean in metrics.jsonl): set rl.old_logprobs=recompute, or a compute.rollout_dtype "
                 "with a longer mantissa (float16, float32)",
                 ComputeWarning,
                 stacklevel=2,
             )
-        return {"mismatch_mean": mean, "mismatch_max": self._max, "mismatch_kl": self._kl / self._ids}
+        return {"mismatch_mean": mean, "mismatch_max": self._max, "mismatch_kl": self._kl / self._tokens}
 
 
 @torch.no_grad()
 def recompute(
-    model: PreTrainedModel, samples: Sequence[Sample], mismatch: Mismatch, computing: Computing
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    mismatch: Mismatch,
+    computing: Computing,
+    *,
+    weighing: tuple[str, float] = ("none", 1.0),
 ) -> list[Sample]:
     """`samples` with the trainer's own log-probs, which are those of the policy before its update; `mismatch` gets how
-    far the engine's were from them. Samples without an advantage, which are not computed, stay as they are."""
+    far the engine's were from them. weighing: mode and cap of `importance_weights`, which multiply the weights that the
+    samples have; mode `none` for none. Samples without an advantage, which are not computed, stay as they are."""
+    mode, cap = weighing
     model.eval()
     own: dict[int, Sample] = {}
     learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
@@ -73,8 +82,15 @@ def recompute(
         return list(samples)
     with forwards(model, learnt, computing) as parts:
         for part in parts:
-            mismatch.add(part.logprobs, part.batch.old_logprobs, part.batch.mask)
+            batch = part.batch
+            mismatch.add(part.logprobs, batch.old_logprobs, batch.mask)
             for sample, row in zip(part.samples, part.logprobs.tolist(), strict=True):
                 found = tuple(p if m else None for p, m in zip(row, sample.mask, strict=False))
                 own[id(sample)] = replace(sample, logprobs=found)
+            if mode == "none":
+                continue
+            weights = importance_weights(part.logprobs, batch.old_logprobs, batch.mask, mode=mode, cap=cap)
+            weights = weights if batch.weights is None else weights * batch.weights
+            for sample, values in zip(part.samples, weights.tolist(), strict=True):
+                own[id(sample)] = replace(own[id(sample)], weights=tuple(values[: len(sample.ids)]))
     return [own.get(id(sample), sample) for sample in samples]

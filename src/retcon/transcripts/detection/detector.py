@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from retcon.core.errors import RecordError
 from retcon.transcripts.detection.hints import nearest_format
@@ -83,8 +84,12 @@ class Detector:
     def _own(self, record: Json) -> int | None:
         """The place of the record's format among all, judged alone."""
         found = [items for _, items in lists(record)]  # looked for once, as many formats ask for them
+        keys = set().union(*chain.from_iterable(found))
         for at, one in enumerate(self._formats):
-            if any(map(one.has_calls, found)) if isinstance(one, Itemwise) else one.matches(record):
+            if isinstance(one, Itemwise):
+                if not (one.needs and one.needs.isdisjoint(keys)) and any(map(one.has_calls, found)):
+                    return at
+            elif one.matches(record):
                 return at
         return None
 

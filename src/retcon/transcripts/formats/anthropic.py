@@ -26,9 +26,10 @@ class Anthropic(Itemwise):
     marks = ("content", "tool_use", "tool_result", "tool_use_id", "input", "is_error")
 
     def has_calls(self, items: Sequence[Item]) -> bool:
-        return all("role" in item for item in items) and any(
-            isinstance(block, dict) and block.get("type") in _CALLS for item in items for block in _blocks(item)
-        )
+        of_blocks = [item for item in items if not isinstance(item.get("content"), str)]
+        blocks = (block for item in of_blocks for block in _blocks(item))
+        calls = any(isinstance(block, dict) and block.get("type") in _CALLS for block in blocks)
+        return calls and all("role" in item for item in items)
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces: list[Piece] = []

@@ -22,6 +22,7 @@ class LangChain(Itemwise):
 
     name = "langchain"
     aliases = ("langgraph",)
+    needs = frozenset({"type"})
     marks = ("human", "ai", "tool", "data", "kwargs", "tool_calls", "invalid_tool_calls", "lc", "additional_kwargs")
 
     def has_calls(self, items: Sequence[Item]) -> bool:

@@ -18,7 +18,7 @@ _SAID = frozenset({"text", "assistant", "thought", "reasoning"})
 
 class Blocks:
     name = "mathcoder"
-    certainty = Certainty.STRUCTURE
+    certainty = Certainty.LAYOUT
     aliases: Sequence[str] = ()
     marks = ("debug_result", "execution", "code", "text")
 

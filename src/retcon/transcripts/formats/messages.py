@@ -36,6 +36,7 @@ class Messages:
 
     A tool's message answers the call that its `tool_call_id` names, or the next one where it names none. Typed
     statuses are taken from the tool's message: `error` (inspect_ai), `is_error`, `status`, `exit_code`, `returncode`.
+    One message may answer several calls in `tool_responses` (AutoGen 0.2), and its content repeats them.
     The old `function_call` is read as one call. `reasoning_content`, `reasoning` and `thinking` are words as well.
     """
 
@@ -58,11 +59,14 @@ class Messages:
         for item in found[1]:
             role = item.get("role")
             if role == "assistant":
-                calls = calls_of(item)
-                if not all(map(_readable, calls)):
-                    return None
+                calls = _listed(item)
+                for call in calls:
+                    if not _readable(call):
+                        return None
                 pending = len(calls)
             elif role in _OUTPUT:
+                if pending and "tool_responses" in item:
+                    return None  # one message for several calls takes a full reading
                 if pending:
                     content = item.get("content")
                     if not looks_clean(content if isinstance(content, str) else text_of(content)):
@@ -108,30 +112,27 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
         call_piece = Piece("call", owner, "".join(shown), tuple(calls), payload={key: item[key]})
         return [*thought, *([Piece("said", owner, text)] if text else []), call_piece]
     if item.get("role") in _OUTPUT and after_call:
-        verdict, typed = _typed(item)
-        own_id = item.get("tool_call_id")
-        return [
-            Piece(
-                "output",
-                owner,
-                text,
-                (),
-                (ToolOutput(text, own_id if isinstance(own_id, str) else None, verdict, typed),),
-            )
-        ]
+        return [Piece("output", owner, text, (), tuple(map(_output, _answers(item))))]
     return [Piece("told", owner, text)]
 
 
 def calls_of(item: Item) -> list[Json]:
     """The calls of a message, each as an object where it can be read."""
+    return [_decoded(one) if isinstance(one, str) else one for one in _listed(item)]
+
+
+def _listed(item: Item) -> Sequence[Json]:
+    """The calls of a message as they stand in it."""
     listed = item.get("tool_calls")
     if isinstance(listed, list) and listed:
-        return [_decoded(one) if isinstance(one, str) else one for one in listed]
-    return [item["function_call"]] if isinstance(item.get("function_call"), dict) else []
+        return listed
+    return [item["function_call"]] if isinstance(item.get("function_call"), dict) else ()
 
 
 def _readable(raw: Json) -> bool:
     """Whether the arguments of a call are an object, or the JSON text of one."""
+    if isinstance(raw, str):
+        raw = _decoded(raw)
     if not isinstance(raw, dict):
         return False
     function = raw.get("function", raw)
@@ -166,6 +167,19 @@ def _call(raw: Json) -> Call:
     if not isinstance(arguments, dict | str):
         arguments = {}
     return Call(name if isinstance(name, str) else "python", arguments, id=own_id if isinstance(own_id, str) else None)
+
+
+def _answers(item: Item) -> Sequence[Item]:
+    """What a tool's message says, for each call that it answers."""
+    several = item.get("tool_responses")
+    listed = [one for one in several if isinstance(one, dict)] if isinstance(several, list) else []
+    return listed or [item]
+
+
+def _output(answer: Item) -> ToolOutput:
+    verdict, typed = _typed(answer)
+    own_id = answer.get("tool_call_id")
+    return ToolOutput(text_of(answer.get("content")), own_id if isinstance(own_id, str) else None, verdict, typed)
 
 
 def _typed(item: Item) -> tuple[Verdict | None, bool]:

@@ -35,6 +35,7 @@ class Responses(Itemwise):
 
     name = "responses"
     aliases = ("nemo-gym",)
+    needs = frozenset({"type"})
     marks = (*_CALLS, *_BOTH, *_OUTPUTS, "call_id", "reasoning", "output_text", "responses_create_params")
 
     def has_calls(self, items: Sequence[Item]) -> bool:

@@ -33,7 +33,7 @@ class Ours:
     """Typed statuses, ids kept; a turn that a purifier judged before is left as it is."""
 
     name = "retcon"
-    certainty = Certainty.STRUCTURE
+    certainty = Certainty.LAYOUT
     aliases: Sequence[str] = ()
     marks = ("turns", "segments", "prompt", "task")
 

@@ -14,7 +14,5 @@ def _shared(items: Sequence[Mapping[str, Json]]) -> bool:
 
 
 register(
-    InMessages(
-        "sharegpt", "from", "value", Certainty.STRUCTURE, _shared, marks=("conversations", "from", "value", "gpt")
-    )
+    InMessages("sharegpt", "from", "value", Certainty.LAYOUT, _shared, marks=("conversations", "from", "value", "gpt"))
 )

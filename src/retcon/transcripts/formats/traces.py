@@ -32,7 +32,7 @@ class Traces:
     be repaired in one of them alone. Messages that no model wrote (`sampled` is false) are told."""
 
     name = "traces"
-    certainty = Certainty.STRUCTURE
+    certainty = Certainty.LAYOUT
     aliases: Sequence[str] = ("verifiers", "prime-rl")
     marks = ("traces", "nodes", "message", "sampled", "parent", "calls", "token_ids")
 

@@ -1,1 +1,1 @@
-"""Files from end to end: what goes where, over several cores, counted, and gone on with."""
+"""Files from end to end: what goes where, over several cores, counted, and resumed."""

@@ -19,7 +19,7 @@ STATE = "retcon-purify" + SUFFIX + ".json"
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """inputs: files, or `-`; out: a file, a folder (into_folder), or `-`. names: each input's name in the folder.
-    jobs: processes; how many is no part of what is made, so that a run may be gone on with by more or fewer."""
+    jobs: processes; how many is no part of what is made, so that a run may be resumed with more or fewer."""
 
     inputs: Sequence[Path]
     out: Path

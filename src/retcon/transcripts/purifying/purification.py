@@ -1,4 +1,4 @@
-"""Purifying files: which goes where, what is kept when it stops, and how it is gone on with."""
+"""Purifying files: which goes where, what is kept when it stops, and how it is resumed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.core.pair import Pair, Written
-from retcon.core.types import Trajectory
+from retcon.core.types import Origin, Trajectory
 from retcon.purify.offline import Offline
 from retcon.store.foreign.records import Record
 from retcon.store.jsonl import line_of
@@ -121,11 +121,10 @@ class Purifier:
 def _audit_line(trajectory: Trajectory, record: Record, format: str, value: Json, changed: bool) -> bytes:
     """The trajectory with where it is from; and, where that is no longer in the output, its record as it was: as text
     where it is beyond standard JSON, which an audit is."""
-    about: dict[str, object] = {"source": record.where, "format": format}
     standard = not has_nan(value)
-    if changed and format != "retcon":
-        about["record"] = value if standard else record.data.decode("utf-8", "replace")
-    trajectory = replace(trajectory, extra={**trajectory.extra, **about})
+    lost = changed and format != "retcon"
+    whole = (value if standard else record.data.decode("utf-8", "replace")) if lost else None
+    trajectory = replace(trajectory, origin=Origin(record.where, format, whole))
     return line_of(trajectory if standard else from_dict(without_nan(to_dict(trajectory))))
 
 

@@ -10,7 +10,7 @@ from retcon.transcripts.types import Json
 
 _PLACES = (
     ("messages",), ("conversations",), ("conversation",), ("completion",), ("trajectory",),
-    ("debug_result",), ("state", "history"), ("history",), ("transcript",),
+    ("debug_result",), ("state", "history"), ("history",), ("transcript",), ("chat_history",),
 )  # fmt: skip
 _ROLES = {str, type(None)}
 

@@ -6,7 +6,7 @@ items (or parts of them) that move with it; what stays is the very object that w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace as changed
 from typing import NamedTuple
 
@@ -39,9 +39,11 @@ class Itemwise:
     """A format of items; a subclass says which list they are in and what each is."""
 
     name: str
-    certainty = Certainty.STRUCTURE
+    certainty = Certainty.LAYOUT
     aliases: Sequence[str] = ()
     marks: Sequence[str] = ()
+    needs: Set[str] = frozenset()
+    """Keys of which a list with a call has one at least; none: any list may be one."""
 
     def has_calls(self, items: Sequence[Item]) -> bool:
         """Whether this list of items is one of the format's, with a call in it; cheap."""

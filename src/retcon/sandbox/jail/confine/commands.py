@@ -41,7 +41,7 @@ IOCTL_REFUSED = (_TIOCSTI, _TIOCLINUX, _TIOCCONS, _TIOCSETD, _FIOASYNC)
 IOCTL_ALLOWED = (
     (0x5401, 0x545F),  # terminals and what every descriptor knows: TCGETS to FIOCLEX, FIONREAD and FIONBIO among them
     (0x8903, 0x8907),  # of sockets: owner, mark and time; their neighbours below set an owner
-    (0x8910, 0x8940),  # network interfaces, of its own namespace or behind a socket that cannot be had
+    (0x8910, 0x8940),  # network interfaces, of its own namespace or behind a socket that cannot be opened
     (0x80045430, 0x80045432),  # a pseudoterminal's number, exclusiveness and lock
     (0x40045431, 0x40045431),
 )

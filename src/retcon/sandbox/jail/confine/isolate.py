@@ -48,7 +48,7 @@ def isolate(folder: str, tier: str, uid: int | None = None) -> Confinement:
     None to have one picked; others stay who they are.
 
     Returns in a child of the process that called (process 1 of the namespace; the caller waits for it and ends), or in
-    the caller itself in the other tiers. Raises OSError, with what to do, where the tier cannot be had.
+    the caller itself in the other tiers. Raises OSError, with what to do, where the tier is unavailable.
     """
     if uid is None and os.geteuid() == 0:
         uid = pick_uid()
@@ -66,12 +66,12 @@ def isolate(folder: str, tier: str, uid: int | None = None) -> Confinement:
         _TIERS[tier](confinement, uid)
         _finish(confinement)
     except OSError as error:
-        raise OSError(f"tier {tier!r} cannot be had here ({_said(error)}): {HELP[tier]}") from error
+        raise OSError(f"tier {tier!r} is unavailable here ({_said(error)}): {HELP[tier]}") from error
     return confinement
 
 
 def attempt(folder: str, tier: str, uid: int | None) -> str:
-    """Why `tier` cannot be had, empty where it can: tried in a process of its own, which is gone afterwards."""
+    """Why `tier` is unavailable, empty where it is not: tried in a process of its own, which is gone afterwards."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -25,7 +25,7 @@ class InterpreterGone(Exception):
 
 
 class CheckpointImpossible(Exception):
-    """A checkpoint cannot be had; the session goes on. Says why."""
+    """No checkpoint can be made; the session goes on. Says why."""
 
 
 class Child:

@@ -115,7 +115,7 @@ class Keeper:
             return Kept(0, refused=str(refused))
         except InterpreterGone as gone:
             return Kept(0, lost=str(gone))
-        except OSError as error:  # no process, no pipe, no folder to be had: the machine's fault
+        except OSError as error:  # no process, pipe or folder could be made: the machine's fault
             return Kept(0, lost=f"sandbox worker: {error}", fault=True)
         return Kept(0)
 

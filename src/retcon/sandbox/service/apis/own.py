@@ -117,7 +117,7 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
     """What the sandbox is asked to run. Raises RequestRefused that names the field, behind `at`."""
     if call.tier is not None and STRENGTH[call.tier] > STRENGTH[calls.tier]:
         raise RequestRefused.invalid(
-            f"{at}tier", f"tier '{call.tier}' cannot be had here: this server's is '{calls.tier}'"
+            f"{at}tier", f"tier '{call.tier}' is unavailable here: this server's is '{calls.tier}'"
         )
     paths = check_paths(call.fetch, f"{at}fetch", calls.tier)
     return replace(checked_cell(calls, call, calls.settings.limits, at), fetch=paths, wait=call.wait)

@@ -31,6 +31,7 @@ class Team(Itemwise):
     `CodeExecutionEvent` (`exit_code`); a summary repeats the output before it, and goes with it."""
 
     name = "autogen"
+    needs = frozenset({"type"})
     marks = ("source", "models_usage", *_CALLS, "ToolCallExecutionEvent", "CodeExecutionEvent", "TextMessage")
 
     def has_calls(self, items: Sequence[Item]) -> bool:
@@ -69,10 +70,12 @@ class Chat02(Itemwise):
 
     name = "autogen"
     aliases = ("ag2",)
+    needs = frozenset({"content"})
     marks = ("chat_history", "name", "exitcode")
 
     def has_calls(self, items: Sequence[Item]) -> bool:
-        return any(_EXIT.match(string(item.get("content"))) for item in items)
+        texts = [text for item in items if isinstance(text := item.get("content"), str)]
+        return any(_EXIT.match(text) for text in texts if text[:8].lower() == "exitcode")
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         answers = [bool(_EXIT.match(string(item.get("content")))) for item in items]

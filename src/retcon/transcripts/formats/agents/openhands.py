@@ -33,6 +33,7 @@ class OpenHands(Itemwise):
     speak where they say that it failed. Changes of state stay with the event before them."""
 
     name = "openhands"
+    needs = frozenset({"kind", "action"})
     marks = ("action", "observation", "cause", "extras", "args", "thought", "kind", "ActionEvent", "ObservationEvent")
 
     def has_calls(self, items: Sequence[Item]) -> bool:

@@ -31,6 +31,7 @@ class Smolagents(Itemwise):
     messages that each step was given are emptied after a repair: they repeat the failure."""
 
     name = "smolagents"
+    needs = frozenset({"step_number"})
     marks = ("step_number", "model_output", "code_action", "observations", "action_output", "tool_calls", "steps")
 
     def has_calls(self, items: Sequence[Item]) -> bool:

@@ -19,6 +19,7 @@ class SweAgent(Itemwise):
     later step was given (`query`) are emptied, as they repeat what failed."""
 
     name = "swe-agent"
+    needs = frozenset({"action"})
     marks = ("trajectory", "action", "observation", "response", "thought", "history", "info", "execution_time")
 
     def has_calls(self, items: Sequence[Item]) -> bool:

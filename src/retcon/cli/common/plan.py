@@ -1,0 +1,182 @@
+"""`--dry-run`: what a command will load and compute, what memory and time it takes, and what cannot fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from retcon.build import build_chat, build_tasks, settle
+from retcon.cli.common.progress import duration
+from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError
+from retcon.core.memory import available_memory
+from retcon.models.placing import place_training
+from retcon.planning.needs import Needs, gib, needs_of, refuse_unfit, table
+from retcon.rollout.lengths import Derived, context_of
+from retcon.runs.manifest import RunKind, check_free
+from retcon.tasks.registry import TaskSet
+from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
+
+SHARED = 1.3
+"""Total times are given from the estimate to so many times it: later rollouts may be longer, the machine busier."""
+
+
+def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
+    """Prints the plan of `retcon train`. Raises what the run itself would before it starts."""
+    tasks = build_tasks(recipe, folder)
+    recipe, derived = settle(recipe, folder, tasks)
+    place = place_training(recipe, folder)
+    check_free(out, "rl", recipe)
+    needs = needs_of("rl", recipe, folder, place)
+    group = recipe.select.made(recipe.rl.group)
+    most = recipe.rl.prompts * group * recipe.rollout.max_tokens
+    show = Console(highlight=False, soft_wrap=True)
+    _head(show, folder, out, needs, place.line, derived)
+    show.print(f"tasks: {tasks.name}{_counted(tasks)}; nothing is fetched")
+    show.print(
+        f"a step: {recipe.rl.prompts} prompts × {group} rollouts, {most:,} tokens at most; {recipe.rl.steps} steps, a "
+        f"checkpoint every {recipe.rl.checkpoint_every}"
+    )
+    _memory(show, needs)
+    refuse_unfit(needs, out)
+    show.print("measuring a first step …", style="dim")
+    _time(show, measure_rl(recipe, folder, tasks, place), recipe.rl.steps)
+
+
+def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
+    """Prints the plan of `retcon sft` on a file that is there."""
+    from retcon.models.placing import model_folder
+    from retcon.train.datasets.demonstrations import read_samples
+
+    folder = model_folder(recipe.model.path)
+    if not demonstrations.exists():
+        raise RecipeError(
+            f"{demonstrations} is not there: the plan is of the demonstrations to learn from, which the command itself "
+            "writes where it can; give some with --demonstrations"
+        )
+    samples = read_samples(
+        demonstrations, build_chat(recipe, folder), vocabulary=_vocabulary(folder), max_tokens=context_of(folder)
+    )
+    _plan_updates("sft", recipe, folder, out, samples, recipe.sft.batch, recipe.sft.steps)
+
+
+def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
+    """Prints the plan of `retcon dpo`."""
+    from retcon.train.datasets.preferences import read_preferences
+
+    read = read_preferences(
+        pairs, build_chat(recipe, folder), vocabulary=_vocabulary(folder), max_tokens=context_of(folder)
+    )
+    samples = [sample for pair in read for sample in (pair.chosen, pair.rejected)]
+    _plan_updates("dpo", recipe, folder, out, samples, 2 * recipe.dpo.batch, recipe.dpo.steps)
+
+
+def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
+    """Prints the plan of `retcon eval`."""
+    tasks = build_tasks(recipe, folder)
+    recipe, derived = settle(recipe, folder, tasks)
+    problems = tasks.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+    recipe = recipe.model_copy(
+        update={"evaluate": recipe.evaluate.model_copy(update={"problems": max(1, len(problems))})}
+    )
+    place = place_training(recipe, folder, ("rollout_dtype",))
+    needs = needs_of("eval", recipe, folder, place)
+    show = Console(highlight=False, soft_wrap=True)
+    _head(show, folder, out, needs, place.line, derived)
+    count = len(problems) * recipe.evaluate.samples
+    show.print(
+        f"problems: {len(problems):,} of {tasks.name} × {recipe.evaluate.samples} rollouts in each of 2 settings"
+    )
+    _memory(show, needs)
+    refuse_unfit(needs, out)
+    show.print("measuring some rollouts …", style="dim")
+    measured = measure_evaluation(recipe, folder, problems, tasks)
+    kind = "" if measured.whole else " at most: not all rollouts of the measurement came to their end"
+    total = (measured.rollout_seconds or 0.0) * 2 * count
+    show.print(
+        f"{measured.sampled_per_second:,.0f} tokens/s sampled; {2 * count:,} rollouts in all: "
+        f"{duration(total)} to {duration(SHARED * total)}{kind}"
+    )
+
+
+def _plan_updates(
+    kind: RunKind, recipe: Recipe, folder: Path, out: Path, samples: Sequence[object], batch: int, steps: int
+) -> None:
+    place = place_training(recipe, folder, ("dtype",))
+    check_free(out, kind, recipe)
+    longest = max(len(sample.ids) for sample in samples)  # type: ignore[attr-defined]
+    needs = needs_of(kind, recipe, folder, place, longest=longest)
+    show = Console(highlight=False, soft_wrap=True)
+    _head(show, folder, out, needs, place.line, ())
+    show.print(f"samples: {len(samples):,}, the longest of {longest:,} tokens; {batch} a step, {steps} steps")
+    _memory(show, needs)
+    refuse_unfit(needs, out)
+    show.print("measuring an update …", style="dim")
+    measured = measure_updates(recipe, folder, place, samples, batch)  # type: ignore[arg-type]
+    if kind == "dpo":  # each side is computed once more, forward alone: a third of forward and backward
+        measured = replace(measured, train_seconds=measured.train_seconds * 4 / 3)
+    _time(show, measured, steps)
+
+
+def _head(show: Console, folder: Path, out: Path, needs: Needs, place: str, derived: Iterable[Derived]) -> None:
+    trained = "" if needs.trained == needs.parameters else f", {needs.trained / 1e6:,.2f} M of adapters trained"
+    show.print(f"model: {folder}, {needs.parameters / 1e6:,.1f} M parameters{trained}")
+    show.print(place)
+    show.print(f"out: {out}, {gib(needs.disk)} of disk at most")
+    for one in derived:
+        show.print(Text.assemble(("derived: ", "bold"), str(one)))
+
+
+def _counted(tasks: TaskSet) -> str:
+    """How many, where the set knows: a family may be endless."""
+    identity = getattr(tasks, "identity", None)
+    if not identity:
+        return ""
+    sources = identity["sources"]
+    train, held = (sum(source.get(kind, 0) for source in sources) for kind in ("train", "evaluation"))
+    return f", {train:,} to train on and {held:,} held out"
+
+
+def _memory(show: Console, needs: Needs) -> None:
+    grid = Table(box=box.HORIZONTALS, pad_edge=False, show_header=False)
+    grid.add_column()
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(style="dim", overflow="fold")
+    for row in table(needs.memory):
+        grid.add_row(*row)
+    free = available_memory() if needs.device == "cpu" else None
+    known = "" if free is None else f"{gib(free)} are free"
+    grid.add_section()
+    grid.add_row(Text("peak, at most", "bold"), Text(gib(needs.peak), "bold"), known)
+    show.print(grid)
+
+
+def _time(show: Console, measured: Measured, steps: int) -> None:
+    if measured.rollout_seconds is not None:
+        most = "" if measured.whole else " at most, if every rollout used up rollout.max_tokens"
+        show.print(
+            f"rollouts: {measured.rollout_seconds:,.1f} s a step{most} ({measured.sampled_per_second:,.0f} sampled "
+            "tokens/s)"
+        )
+    show.print(
+        f"updates: {measured.train_seconds:,.1f} s a step ({measured.tokens:,} tokens, "
+        f"{measured.trained_per_second:,.0f} tokens/s)"
+    )
+    total = steps * measured.step_seconds
+    show.print(
+        Text(f"{steps} steps: {duration(total)} to {duration(SHARED * total)}", "bold"),
+        Text(f"; measured peak {gib(measured.peak)}"),
+        sep="",
+    )
+
+
+def _vocabulary(folder: Path) -> int:
+    from retcon.models.loading import load_config
+
+    return int(load_config(folder).get_text_config().vocab_size)

@@ -1,0 +1,52 @@
+"""`retcon demos`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.common.arguments import Overrides, RecipeName, command_line
+from retcon.cli.common.interrupt import interruptible
+from retcon.cli.common.progress import tell_place, telling
+
+if TYPE_CHECKING:
+    from retcon.train.demos.making import Summary
+
+
+def demos(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where they go; the same file again continues it.")
+    ] = Path("runs/demonstrations.jsonl"),
+) -> None:
+    """Write demonstrations for a cold start, as the recipe's [b]demos[/] says: of a teacher, a model, annotated
+    solutions or transcripts."""
+    from retcon.config.load import load_recipe
+    from retcon.config.shipped import find_recipe
+
+    settings = load_recipe(find_recipe(recipe), overrides or ())
+    from retcon.cli.common.demonstrations import ensure_demonstrations
+
+    kept = f"what was made is kept beside {out}; the same command again makes the rest"
+    with interruptible(kept), telling("writing demonstrations") as tell:
+        summary = ensure_demonstrations(settings, out, tell, tell_place)
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print("\n".join(_told(out, summary)), markup=False)
+    words = command_line("retcon", "sft", recipe, *(overrides or ()), "--demonstrations", out, "--out", "runs/sft")
+    console.print(f"look: {command_line('retcon', 'show', out)}\ntry: {words}", markup=False)
+
+
+def _told(out: Path, summary: Summary | None) -> list[str]:
+    if summary is None:
+        return [f"demonstrations: {out} (there already, and not of this command)"]
+    lines = [f"demonstrations: {out}", f"kept: {summary.kept}, {summary.failed} of them with a failed call"]
+    lines += [f"rejected: {count}, {why}" for why, count in summary.rejected.items()]
+    if summary.left_over:
+        lines.append(f"left over: {summary.left_over}, more than are wanted, or than the wanted share has a place for")
+    return lines

@@ -1,0 +1,165 @@
+"""`retcon recipes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from retcon.config.schema import Recipe
+
+MISSING = "Not here yet:"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a recipe's file says of itself, in the comment that it begins with: first a line on what it is, further down
+    what of it is not here yet, an item each."""
+
+    name: str
+    what: str
+    missing: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        return self.name.rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """key: `section.key`. value, default: as JSON."""
+
+    key: str
+    value: str
+    default: str
+
+
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A recipe, its file, or a folder of them.", show_default=False),
+    ] = None,
+    *,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The list as docs/recipes.md has it.")] = False,
+) -> None:
+    """List the recipes that come with Retcon; of one, its file, what it changes and what of it is not here yet."""
+    from rich.console import Console
+
+    from retcon.config.load import load_recipe
+    from retcon.config.shipped import find_recipe
+
+    shipped = about_shipped()
+    if markdown:
+        typer.echo(markdown_list(shipped))
+        return
+    console = Console(highlight=False)
+    folder = [about for about in shipped if about.folder == name]
+    if name is None or folder:
+        _list(console, folder or shipped)
+        return
+    file = find_recipe(name)
+    _explain(console, file, about_file(name, file), changes(load_recipe(file)))
+
+
+def about_shipped() -> list[About]:
+    """Of every recipe that is shipped; those in no folder first."""
+    from retcon.config.shipped import shipped_recipes
+
+    found = [about_file(name, file) for name, file in shipped_recipes().items()]
+    return sorted(found, key=lambda about: (about.folder, about.name))
+
+
+def about_file(name: str, file: Path) -> About:
+    """Of the recipe in a file."""
+    lines = list(_comment(file.read_text(encoding="utf-8")))
+    items: list[str] = []
+    for line in lines[lines.index(MISSING) + 1 :] if MISSING in lines else ():
+        if line.startswith("- "):
+            items.append(line.removeprefix("- "))
+        elif items and line.startswith("  "):
+            items[-1] += f" {line.strip()}"
+        else:
+            break
+    return About(name, lines[0] if lines else "", tuple(items))
+
+
+def _comment(text: str) -> Iterator[str]:
+    """The lines of the comment that a file begins with, without their marks."""
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            return
+        yield line.removeprefix("#").removeprefix(" ")
+
+
+def changes(recipe: Recipe) -> list[Change]:
+    """What a recipe has otherwise than an empty one has it, or, where a section is of another kind than there, than
+    that kind has it by default; a key without a default has none to show."""
+    import json
+
+    from pydantic_core import PydanticUndefined, to_jsonable_python
+
+    from retcon.config.schema import SECTIONS
+    from retcon.config.section import Chosen
+
+    found = []
+    for name, about in SECTIONS.items():
+        section = getattr(recipe, name)
+        for key, field in type(section).model_fields.items():
+            chosen = issubclass(about, Chosen) and key == about.chosen_by
+            default = (about.model_fields[key] if chosen else field).get_default(call_default_factory=True)
+            value = getattr(section, key)
+            if value != default:
+                known = () if default is PydanticUndefined else (default,)
+                written = [json.dumps(to_jsonable_python(one), ensure_ascii=False) for one in (value, *known)]
+                found.append(Change(f"{name}.{key}", written[0], "".join(written[1:])))
+    return found
+
+
+def markdown_list(shipped: Sequence[About]) -> str:
+    """The list as a table in Markdown, each name a link to its file from a page in docs/."""
+    lines = [f"| [`{about.name}`](../recipes/{about.name}.toml) | {about.what} |" for about in shipped]
+    return "\n".join(["| recipe | |", "|---|---|", *lines])
+
+
+def _list(console: Console, shipped: Sequence[About]) -> None:
+    from itertools import groupby
+
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.HORIZONTALS, pad_edge=False, show_header=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for _, group in groupby(shipped, key=lambda about: about.folder):
+        for about in group:
+            table.add_row(about.name, Text(about.what))
+        table.add_section()
+    console.print(table)
+    console.print("`retcon recipes NAME` explains one", style="dim")
+
+
+def _explain(console: Console, file: Path, about: About, changed: Sequence[Change]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    console.out(file.read_text(encoding="utf-8"), highlight=False)  # as it is, to be copied
+    table = Table(box=box.HORIZONTALS, pad_edge=False, title="what it changes", title_justify="left")
+    table.add_column("key", no_wrap=True)
+    table.add_column("here", overflow="fold")
+    table.add_column("by default", overflow="fold")
+    for change in changed:
+        table.add_row(Text(change.key), Text(change.value), Text(change.default))
+    console.print(table)
+    if about.missing:
+        console.print(Text("not here yet", "italic"))
+        for item in about.missing:
+            console.print(Text(f"  {item}"), soft_wrap=True)
+    console.print(Text(f"file: {file}"), soft_wrap=True)

@@ -1,0 +1,83 @@
+"""`retcon report`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.common.arguments import command_line
+
+if TYPE_CHECKING:
+    from retcon.report.reading import Viewed
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="Run folders of any kind, or of `retcon eval`; several to compare."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Where the page goes. Default: report/ in the only RUN, else runs/report.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make a page of runs: curves, figures, trajectories, how to repeat them. Also of one that is still going."""
+    from rich.console import Console
+
+    from retcon.report.page import draw_runs, runs_page
+    from retcon.report.plots import need_matplotlib
+    from retcon.report.reading import named, some_trajectories, view
+    from retcon.store.whole import explained, write_whole
+
+    viewed = [view(folder, name) for name, folder in named(runs).items()]
+    need_matplotlib()
+    out = out or (runs[0] / "report" if len(runs) == 1 else Path("runs/report"))
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    pictures = draw_runs(viewed, out)
+    shown = {run.name: some_trajectories(run) for run in viewed}
+    commands = [line for run in viewed for line in _repeat(run, out, len(viewed))]
+    page = runs_page(viewed, {curve: file.read_bytes() for curve, file in pictures.items()}, shown, commands)
+    write_whole(out / "report.html", page)
+    console = Console(highlight=False, soft_wrap=True)
+    for run in viewed:
+        if run.steps is not None and not run.finished:
+            console.print(f"{run.name}: step {len(run.metrics)} of {run.steps}, not finished")
+    console.print(f"page: {out / 'report.html'}\npictures: {len(pictures)} PNGs beside it")
+
+
+def _repeat(run: Viewed, out: Path, count: int) -> Iterator[str]:
+    """Commands, over the run's recipe, which is written beside the page."""
+    from retcon import __version__
+    from retcon.config.save import recipe_to_toml
+    from retcon.config.schema import Recipe
+    from retcon.store.whole import write_whole
+
+    file = out / ("recipe.toml" if count == 1 else f"recipe-{run.name.replace('/', '-')}.toml")
+    try:
+        recipe = Recipe.model_validate({s: _without_name(s, keys) for s, keys in run.recipe.items()})
+    except ValueError:  # pydantic's, of a recipe that another version wrote
+        yield f"# {run.name}: the recipe in its run.json is of retcon {run.version or '?'}, not of {__version__}"
+        return
+    write_whole(file, recipe_to_toml(recipe))
+    yield f"# {run.name}: retcon {run.version or __version__}"
+    words: dict[str, Sequence[object]] = {
+        "sft": ("sft", file, "--demonstrations", "DEMONSTRATIONS"),
+        "dpo": ("dpo", file, "--pairs", "PAIRS", "--from", "MODEL"),
+        "rl": ("train", file, "--from", "MODEL"),
+        "eval": ("eval", run.result.checkpoint if run.result else "MODEL", file),
+    }
+    yield command_line("retcon", *words[run.kind], "--out", f"{run.folder}-again")
+
+
+def _without_name(section: str, keys: dict[str, object]) -> dict[str, object]:
+    """`task.name` of a task set that was given to `run_rl` itself is no key of a recipe."""
+    return {k: v for k, v in keys.items() if (section, k) != ("task", "name") or v == ""}

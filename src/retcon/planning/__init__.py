@@ -1,0 +1,1 @@
+"""What a piece of work will take, before it starts: memory, disk."""

@@ -1,0 +1,225 @@
+"""Memory and disk that a run will take, part by part, reckoned from its recipe and its model's configuration.
+
+Nothing is loaded for it. What cannot fit is refused, by the dry run and by the run itself, before anything is written.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
+from retcon.core.errors import ComputeWarning, RecipeError
+from retcon.core.memory import available_memory
+from retcon.models.devices import Placement
+from retcon.models.loading import load_config
+from retcon.runs.manifest import RunKind
+
+Work = RunKind | Literal["eval"]
+Phase = Literal["always", "rollouts", "update"]
+MIB = 2**20
+PROCESS = 450 * MIB
+"""Python, torch and transformers, imported, with what their threads and allocators keep."""
+KEPT = 2
+"""Checkpoints that lie beside each other; while a third is written there are three."""
+ROWS = 256
+"""Rollouts that are decoded side by side at most (`build.MAX_REQUESTS`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """bytes: at most. phase: when it is taken."""
+
+    name: str
+    bytes: int
+    phase: Phase
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """memory: of the device that computes. disk: bytes in the run folder at most. parameters, trained: numbers."""
+
+    memory: tuple[Part, ...]
+    disk: int
+    parameters: int
+    trained: int
+    device: str
+
+    @property
+    def peak(self) -> int:
+        """Bytes: what is always there, and of rollouts and updates what takes more, as they take turns."""
+        by_phase = {phase: sum(p.bytes for p in self.memory if p.phase == phase) for phase in ("rollouts", "update")}
+        return sum(part.bytes for part in self.memory if part.phase == "always") + max(by_phase.values())
+
+
+def needs_of(work: Work, recipe: Recipe, folder: Path, place: Placement, *, longest: int | None = None) -> Needs:
+    """What `work` will take. folder: of the model. longest: tokens of its longest sample, None for what a rollout can
+    have. Raises CheckpointError for a configuration that cannot be read."""
+    config = load_config(folder)
+    text = config.get_text_config()
+    parameters, trained = _parameters(config, recipe.lora)
+    wide = 2 if place.rollout_dtype != "float32" else 4
+    rolls, trains = work in ("rl", "eval"), work != "eval"
+    cpu = place.device == "cpu"
+    whole = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
+    # What this process has taken already is no longer free.
+    parts = [Part("process", PROCESS, "always", "Python and its packages")] if cpu else []
+    if trains:
+        parts.append(Part("weights", 4 * parameters, "always", f"{parameters / 1e6:,.1f} M parameters, float32"))
+        copies = work == "rl" and (place.rollout_dtype != "float32" or recipe.lora.rank)
+        if copies:
+            parts.append(Part("weights of rollouts", wide * parameters, "always", place.rollout_dtype))
+        moments = 8 * trained
+        parts.append(Part("optimiser", moments, "always", "two moments, float32"))
+        parts.append(Part("gradients", 4 * trained, "update", "float32"))
+        tokens = max(recipe.compute.micro_batch_tokens, longest or (recipe.rollout.max_tokens if work == "rl" else 0))
+        each = _activations(text, recipe.compute.checkpointing, place.dtype)
+        parts.append(Part("activations", tokens * each, "update", f"{tokens:,} tokens of a micro-batch"))
+        logits = min(recipe.compute.logits_chunk, tokens * text.vocab_size)
+        parts.append(Part("logits", 3 * 4 * logits, "update", f"{logits / 1e6:,.1f} M at once, and their gradient"))
+    else:
+        about = f"{parameters / 1e6:,.1f} M parameters, {place.rollout_dtype}"
+        parts.append(Part("weights", wide * parameters, "always", about))
+    if rolls:
+        rows = min(ROWS, recipe.rl.prompts * recipe.select.made(recipe.rl.group)) if work == "rl" else ROWS
+        if work == "eval":
+            rows = min(rows, recipe.evaluate.problems * recipe.evaluate.samples)
+        token = _kv_bytes(text, wide)
+        kv = rows * whole * token
+        if recipe.compute.kv_memory_mb:
+            kv = min(kv, recipe.compute.kv_memory_mb * MIB)
+        elif (free := _free(place.device)) is not None:
+            kv = min(kv, max(whole * token, free // 4))
+        parts.append(Part("KV blocks", kv, "rollouts", f"{rows} rollouts side by side, {whole:,} tokens each at most"))
+        if cpu and place.rollout_dtype == "float32":
+            parts.append(Part("packed weights", 4 * _linear(text, parameters), "rollouts", "as decoding reads them"))
+    disk = _disk(work, recipe, parameters, trained)
+    return Needs(tuple(parts), disk, parameters, trained, place.device)
+
+
+ESTIMATED = ("activations", "logits", "KV blocks")
+"""Parts that are reckoned by a formula that no run was measured against, or that make do with less."""
+
+
+def refuse_unfit(needs: Needs, out: Path) -> None:
+    """Raises RecipeError where the memory of the device, or the disk of `out`, which need not exist yet, cannot hold
+    what is needed: names the largest part, and which key makes it smaller. What is an estimate (ESTIMATED) refuses
+    nothing: where it alone makes the difference, there is a ComputeWarning. A run that is finished needs nothing; one
+    that goes on has most of its disk already."""
+    if (out / "final").is_dir():
+        return
+    free = _free(needs.device)
+    if free is not None and needs.peak > free:
+        phase = _peak_phase(needs)
+        largest = max((p for p in needs.memory if p.phase in ("always", phase)), key=lambda part: part.bytes)
+        said = (
+            f"this takes up to {gib(needs.peak)} of memory and {gib(free)} are free on {needs.device}: most of it is "
+            f"{largest.name} ({gib(largest.bytes)}; {largest.about}). {_advice(largest.name)}; --dry-run "
+            "shows every part"
+        )
+        if needs.peak - sum(p.bytes for p in needs.memory if p.name in ESTIMATED) > free:
+            raise RecipeError(said)
+        warnings.warn(said, ComputeWarning, stacklevel=2)
+    there = next(p for p in (out, *out.absolute().parents) if p.exists())
+    room = shutil.disk_usage(there).free
+    if needs.disk > room and not (out / "run.json").is_file():
+        raise RecipeError(
+            f"{out} would take up to {gib(needs.disk)} of disk and {gib(room)} are free there: make room, or choose "
+            "another --out; with lora.rank checkpoints hold adapters alone"
+        )
+
+
+def _peak_phase(needs: Needs) -> Phase:
+    sums = {phase: sum(p.bytes for p in needs.memory if p.phase == phase) for phase in ("rollouts", "update")}
+    return "update" if sums["update"] >= sums["rollouts"] else "rollouts"
+
+
+def _advice(part: str) -> str:
+    return {
+        "KV blocks": "Lower rollout.max_tokens, rl.prompts, or set compute.kv_memory_mb",
+        "activations": "Lower compute.micro_batch_tokens or rollout.max_tokens, or set compute.checkpointing = true",
+        "logits": "Lower compute.logits_chunk",
+        "optimiser": "Train adapters (lora.rank = 16) or a smaller model",
+        "gradients": "Train adapters (lora.rank = 16) or a smaller model",
+    }.get(part, "Take a smaller model")
+
+
+def _free(device: str) -> int | None:
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    return available_memory()
+
+
+def _parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, int]:
+    """(all, those that are trained)."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    whole = sum(p.numel() for p in model.parameters())
+    if not lora.rank:
+        return whole, whole
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if getattr(module, "weight", None) is not None and module.weight.dim() == 2
+        and not isinstance(module, torch.nn.Embedding) and module is not model.get_output_embeddings()
+    }  # fmt: skip
+    chosen = [m for n, m in linear.items() if ALL_LINEAR in lora.targets or n.rpartition(".")[2] in lora.targets]
+    return whole, sum(lora.rank * sum(module.weight.shape) for module in chosen)
+
+
+def _linear(text: Any, parameters: int) -> int:
+    """Parameters of the layers: all but the embedding."""
+    return max(0, parameters - int(text.vocab_size * text.hidden_size))
+
+
+def _kv_bytes(text: Any, wide: int) -> int:
+    """Of a token, in all layers."""
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(text.num_hidden_layers * 2 * heads * size * wide)
+
+
+def _activations(text: Any, checkpointing: bool, dtype: str) -> int:
+    """Bytes of a token that a backward needs, in all layers.
+
+    Of a layer, in values: the inputs of its norms and of their products, queries, keys and values before and after
+    their rotation, what attention gives, and four of the width inside the feed-forward part.
+    """
+    hidden, layers = text.hidden_size, text.num_hidden_layers
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    values = 6 * hidden + 3 * size * (text.num_attention_heads + 2 * heads) + 4 * inner
+    wide = 4 if dtype == "float32" else 3  # norms, and what they get, stay float32
+    return int(wide * values + (layers - 1) * wide * hidden) if checkpointing else int(wide * values * layers)
+
+
+def _disk(work: Work, recipe: Recipe, parameters: int, trained: int) -> int:
+    """Bytes: checkpoints with their optimiser, the final model, and rollouts that are kept."""
+    if work == "eval":
+        return 2 * recipe.evaluate.problems * recipe.evaluate.samples * 8 * min(recipe.rollout.max_tokens, 2000)
+    checkpoint = 4 * (trained if recipe.lora.rank else parameters) + 8 * trained
+    kept = 0
+    if work == "rl":
+        steps = 2 + recipe.rl.steps // 10
+        kept = steps * recipe.rl.prompts * recipe.select.made(recipe.rl.group) * 12 * recipe.rollout.max_tokens
+    return (KEPT + 1) * checkpoint + 4 * parameters + kept
+
+
+def gib(count: int) -> str:
+    """`1.23 GiB`, `345 MiB`."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / MIB:,.0f} MiB"
+
+
+def table(parts: Sequence[Part]) -> list[tuple[str, str, str]]:
+    """(name, size, about) of each part."""
+    when = {"always": "", "rollouts": "during rollouts", "update": "during updates"}
+    return [(p.name, gib(p.bytes), "; ".join(t for t in (p.about, when[p.phase]) if t)) for p in parts]

@@ -1,0 +1,1 @@
+"""The panels of report.html, one a file (`report/panel.py`)."""

@@ -1,0 +1,103 @@
+"""Any run folder, read for a report: a training of any kind, finished or not, or an evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retcon.core.errors import CheckpointError, nearest
+from retcon.core.types import Trajectory
+from retcon.evaluate.result import Result, read_result
+from retcon.report.choose import repaired, showcase
+from retcon.runs.manifest import NAME
+from retcon.runs.metrics import Metrics, read_metrics
+from retcon.store.lookup import head
+
+SECTION = {"sft": "sft", "dpo": "dpo", "rl": "rl"}
+"""Of a recipe, by kind of run: the one that says how many steps there are."""
+LOOK = 400
+"""Trajectories of a file that are chosen from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """kind: sft, dpo, rl or eval. recipe: section to key to value. steps: of the whole run, None of an evaluation.
+    metrics: of the steps so far. finished: whether there is a final model, or a result. places: what it computed on.
+    result: of its evaluation, if there is one."""
+
+    folder: Path
+    name: str
+    kind: str
+    recipe: dict[str, dict[str, Any]]
+    steps: int | None
+    metrics: Sequence[Metrics]
+    finished: bool
+    version: str
+    places: Sequence[str] = ()
+    result: Result | None = None
+
+    def last(self, metric: str) -> float | None:
+        return self.metrics[-1].get(metric) if self.metrics else None
+
+
+def view(folder: Path, name: str) -> Viewed:
+    """The run or evaluation in `folder`. Raises CheckpointError where there is neither, with what is near; RecordError
+    for metrics that cannot be read."""
+    if (folder / NAME).is_file():
+        return _training(folder, name)
+    if (folder / "result.json").is_file():
+        result = read_result(folder / "result.json")
+        return Viewed(folder, name, "eval", result.recipe, None, (), True, "", (), result)
+    if not folder.is_dir():
+        siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
+        raise CheckpointError(f"no run {folder}{nearest(folder.name, siblings)}")
+    inside = sorted(str(p.parent.relative_to(folder)) for p in folder.glob("*/run.json"))
+    hint = f"; there are runs in it: {', '.join(inside)}" if inside else ""
+    raise CheckpointError(f"{folder} has neither {NAME} nor result.json: it is no run folder{hint}")
+
+
+def _training(folder: Path, name: str) -> Viewed:
+    try:
+        about = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        kind, recipe = str(about["kind"]), dict(about["recipe"])
+        steps = int(recipe[SECTION[kind]]["steps"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / NAME} cannot be read ({error!r}): is it of another version?") from error
+    metrics = read_metrics(folder / "metrics.jsonl", cut_off=True)
+    evaluated = folder / "eval" / "result.json"
+    return Viewed(
+        folder, name, kind, recipe, steps, metrics, (folder / "final").is_dir(), str(about.get("version", "")),
+        about.get("places", ()), read_result(evaluated) if evaluated.is_file() else None,
+    )  # fmt: skip
+
+
+def named(folders: Sequence[Path]) -> dict[str, Path]:
+    """Names by which runs are told apart: their folders', with as many folders above as that takes."""
+    absolute = [folder.resolve() for folder in folders]
+    for depth in range(1, max((len(p.parts) for p in absolute), default=1) + 1):
+        names = ["/".join(p.parts[-depth:]) for p in absolute]
+        if len(set(names)) == len(names):
+            return dict(zip(names, folders, strict=True))
+    raise CheckpointError("the same run is named twice")
+
+
+def some_trajectories(run: Viewed) -> tuple[Trajectory | None, list[Trajectory]]:
+    """One that was repaired, if there is one, and one each that passed and that failed, the shortest; of the last step
+    that was kept, or of the evaluation."""
+    files = sorted((run.folder / "trajectories").glob("step-*.jsonl*"), reverse=True)
+    files = files or sorted(run.folder.glob("trajectories-*.jsonl"))
+    first: Trajectory | None = None
+    others: list[Trajectory] = []
+    for file in files:
+        read = head(file, LOOK).trajectories
+        if not others:
+            for good in (True, False):
+                alike = [t for t in read if t.reward is not None and (t.reward > 0) == good and t.turns]
+                others += sorted(alike, key=lambda t: (not t.raw_calls, len(t.text)))[:1]
+        first = first or showcase(read) or next(filter(repaired, read), None)
+        if first is not None:
+            break
+    return first, others

@@ -1,0 +1,136 @@
+"""Lengths where the recipe is silent: by the model's context and by the problems' prompts, not by a toy's.
+
+    context ├ prompt ┤├──────── room ────────┤├─ lookahead ─┤
+            └────────── max_tokens ──────────┘
+
+Room for what the model writes is ROOM tokens, or two thirds of what the longest prompt leaves of the context, where
+that is less; a lookahead gets half as much again. Observations may fill half of the room, shared by the turns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from retcon.chat.chat import Chat
+from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError
+from retcon.rollout.prompts import prompt_ids
+from retcon.tasks.registry import TaskSet, training_prompts
+from retcon.tasks.types import Task
+
+ROOM = 1024
+"""Tokens of reasoning, calls and observations."""
+LEAST_CHARS = 100
+LOOK = 500
+"""Tasks that are looked at, of training and of evaluation each."""
+UNKNOWN_CONTEXT = 4096
+"""Tokens, for a model that does not say how many it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A key that the recipe left open. why: in words."""
+
+    key: str
+    value: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Of the tasks that were looked at. longest: tokens of the longest prompt that counts. chars: characters of a
+    token in them, mean."""
+
+    looked: int
+    longest: int
+    chars: float
+
+
+def open_keys(recipe: Recipe) -> list[str]:
+    """The keys of lengths that the recipe leaves open; none where its defaults were chosen for its task family."""
+    if recipe.task.own_lengths:
+        return []
+    keys = {"rollout": ("max_tokens", "lookahead_tokens"), "sandbox": ("output_chars",)}
+    return [f"{s}.{k}" for s, names in keys.items() for k in names if k not in getattr(recipe, s).model_fields_set]
+
+
+def derive_lengths(recipe: Recipe, chat: Chat, tasks: TaskSet, context: int) -> list[Derived]:
+    """Values for `open_keys`. context: tokens that the model takes. Raises RecipeError where a prompt of ordinary
+    length leaves no room."""
+    missing = open_keys(recipe)
+    if not missing:
+        return []
+    prompts = look_at(_some(tasks), chat, context)
+    whole = recipe.rollout.max_tokens
+    found: list[Derived] = []
+    if "rollout.max_tokens" in missing:
+        rest = context - prompts.longest
+        whole = prompts.longest + min(ROOM, 2 * rest // 3)
+        if whole <= prompts.longest:
+            raise RecipeError(
+                f"the prompts of the tasks have up to {prompts.longest} tokens and the model takes {context}: there is "
+                "no room for an answer; leave long ones out (task.max_prompt_tokens) or take another model"
+            )
+        why = (
+            f"the longest of {prompts.looked} prompts has {prompts.longest} tokens; {whole - prompts.longest} more for "
+        )
+        limit = "what the model writes" if whole - prompts.longest == ROOM else f"an answer, of a context of {context}"
+        found.append(Derived("rollout.max_tokens", whole, why + limit))
+    room = max(1, whole - prompts.longest)
+    if "rollout.lookahead_tokens" in missing:
+        value = max(0, min(room // 2, context - whole))
+        found.append(
+            Derived("rollout.lookahead_tokens", value, f"half as much again as the {room} tokens of an answer")
+        )
+    if "sandbox.output_chars" in missing:
+        turns = recipe.rollout.max_turns
+        value = max(LEAST_CHARS, int(room / 2 / turns * prompts.chars) // 50 * 50)
+        why = f"half of those {room} tokens for {turns} observations, {prompts.chars:.1f} characters a token"
+        found.append(Derived("sandbox.output_chars", value, why))
+    return found
+
+
+def with_lengths(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
+    """The recipe with these values, as if they had been written in it."""
+    for one in derived:
+        section, _, key = one.key.partition(".")
+        about = getattr(recipe, section).model_copy(update={key: one.value})
+        recipe = recipe.model_copy(update={section: about})
+    return recipe
+
+
+def look_at(tasks: Sequence[Task], chat: Chat, context: int) -> Prompts:
+    """Prompts in the model's tokens. One in a hundred may be longer than `longest` where that would take half of the
+    context: an oddity should not decide for all."""
+    lengths = sorted(prompt_ids(chat, task) for task in tasks)
+    if not lengths:
+        return Prompts(0, 0, 4.0)
+    longest = lengths[-1] if lengths[-1] <= context // 2 else lengths[-(-99 * (len(lengths) - 1) // 100)]
+    texts = [task.question for task in tasks[:50]]
+    tokens = sum(len(chat.tokenizer.encode(text)) for text in texts)
+    return Prompts(len(lengths), longest, sum(map(len, texts)) / max(1, tokens))
+
+
+def context_of(folder: Path) -> int:
+    """Tokens that the model in a folder takes, by its config.json; UNKNOWN_CONTEXT where it does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return UNKNOWN_CONTEXT  # whoever loads the model says what is wrong with it
+    config = {**config, **(config.get("text_config") or {})}
+    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    return UNKNOWN_CONTEXT
+
+
+def _some(tasks: TaskSet) -> list[Task]:
+    """The same for training and evaluation, so that both have the same lengths."""
+    return [*islice(training_prompts(tasks, 0), LOOK), *tasks.evaluation(LOOK, 0)]

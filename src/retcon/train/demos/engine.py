@@ -1,0 +1,74 @@
+"""Demonstrations of a model: its rollouts, until the grader takes one; another model's go through the template of the
+one that will learn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from retcon.build import build_chat, build_policy, build_sampling
+from retcon.chat.chat import Chat
+from retcon.chat.types import Told
+from retcon.config.load import apply_override
+from retcon.core.types import Trajectory
+from retcon.engine.types import Generator
+from retcon.rollout.prompts import fitting
+from retcon.store.fingerprint import fingerprint
+from retcon.tasks.types import Task
+from retcon.train.datasets.demonstrations import in_template
+from retcon.train.demos.drawing import Drawn, drawn_tasks
+from retcon.train.demos.rolling import Roller, open_roller, rejections, tried
+from retcon.train.demos.types import DemoSetup, Made
+
+if TYPE_CHECKING:
+    from retcon.train.demos.kinds.engine import Engine
+
+
+@dataclass
+class EngineSource:
+    """Implements `Source`. into: of the model that will learn, where it is not the one that writes."""
+
+    tasks: Drawn[Task]
+    roller: Roller
+    engine: Generator
+    into: Chat | None
+    tries: int
+    inputs: Mapping[str, str]
+    chunk: int = 32
+
+    async def make(self, start: int, stop: int, kept: int) -> Made:
+        """See `Source.make`."""
+        tasks = self.tasks.part(start, stop)
+
+        async def attempt(tasks: list[Task], number: int) -> list[Trajectory]:
+            return await self.roller.roll(tasks, self.engine, attempt=number)
+
+        kept_ones, rejected = rejections(await tried(tasks, attempt, keep="right", tries=self.tries))
+        asked = {task.id: task for task in tasks}
+        return Made(len(tasks), tuple(self._told(one, asked[one.task]) for one in kept_ones), rejected)
+
+    def _told(self, trajectory: Trajectory, task: Task) -> Trajectory:
+        if self.into is None:
+            return trajectory
+        system = self.into.system if task.system is None else task.system
+        before: list[Told] = [] if system is None else [("system", system)]
+        return in_template(trajectory, self.into, [*before, ("user", task.question)])
+
+
+@asynccontextmanager
+async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[EngineSource]:
+    """Raises CheckpointError for a model that is not there, RecipeError, MissingExtra without torch."""
+    from retcon.models.placing import model_folder
+
+    recipe, tasks = setup.recipe, setup.tasks()
+    folder, chat = model_folder(section.model or recipe.model.path), setup.chat
+    if section.model:
+        chat = build_chat(apply_override(recipe, f"model.style={section.style}"), folder, tasks)
+    engine = build_policy(recipe, folder, chat, setup.on_place)
+    fit = fitting(drawn_tasks(tasks, recipe.run.seed), chat, recipe.rollout.max_tokens)
+    name = section.model or recipe.model.path
+    async with open_roller(setup, tasks, engine, model=name, chat=chat, sampling=build_sampling(recipe)) as roller:
+        into = setup.chat if section.model else None
+        yield EngineSource(Drawn(fit), roller, engine, into, section.tries, {"teacher": fingerprint(folder)})

@@ -1,0 +1,105 @@
+"""What was made of a file of demonstrations so far: a line for every stretch of candidates, there whole or not at all.
+
+{"made_from": {…}}
+{"stop": 64, "rejected": {"wrong to the grader": 3}, "kept": [{a trajectory}, …]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from retcon.core.codec import from_dict
+from retcon.core.errors import CheckpointError
+from retcon.core.types import Trajectory
+from retcon.runs.comparing import differing
+from retcon.store.jsonl import line_of
+from retcon.store.lines import LineAppender
+from retcon.store.partial import SUFFIX
+from retcon.train.demos.types import Made
+
+
+class Journal:
+    """In memory. stop: candidates that were gone through; `kept` and `rejected` are of these."""
+
+    def __init__(self) -> None:
+        self.stop = 0
+        self.kept: list[Trajectory] = []
+        self.rejected: Counter[str] = Counter()
+
+    def add(self, made: Made) -> None:
+        """The next stretch."""
+        self.stop += made.seen
+        self.kept += made.kept
+        self.rejected.update(made.rejected)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is open."""
+
+
+class FileJournal(Journal):
+    """In `FILE.partial`, which goes on where it stopped; use it in a `with`.
+
+    made_from: of what, section to key to value. Raises CheckpointError where the file was begun with something else,
+    or is broken; RecordError where it cannot be written.
+    """
+
+    def __init__(self, file: Path, made_from: Mapping[str, Mapping[str, object]]) -> None:
+        super().__init__()
+        self.path = file.with_name(file.name + SUFFIX)
+        self._lines = LineAppender(self.path)  # which removes a line that was cut off
+        try:
+            self._read(made_from)
+        except BaseException:
+            self._lines.close()
+            raise
+
+    def _read(self, made_from: Mapping[str, Mapping[str, object]]) -> None:
+        lines = self.path.read_bytes().splitlines()
+        if not lines:
+            self._write({"made_from": made_from})
+            return
+        try:
+            begun: Any = msgspec.json.decode(lines[0])["made_from"]
+            stretches: list[Any] = [msgspec.json.decode(line) for line in lines[1:]]
+            for number, stretch in enumerate(stretches, start=2):
+                kept = [from_dict(one, f"{self.path}, line {number}") for one in stretch["kept"]]
+                super().add(Made(stretch["stop"] - self.stop, tuple(kept), stretch["rejected"]))
+        except (msgspec.DecodeError, LookupError, TypeError) as error:
+            raise CheckpointError(f"{self.path} is broken ({error!r}): remove it, and begin anew") from error
+        if changed := list(differing(begun, made_from)):
+            raise CheckpointError(
+                f"{self.path} was begun with another recipe or other data ({'; '.join(changed)}): remove it, or name "
+                "another file"
+            )
+
+    def add(self, made: Made) -> None:
+        """The next stretch, handed to the system at once."""
+        kept = [json.loads(line_of(one)) for one in made.kept]
+        self._write({"stop": self.stop + made.seen, "rejected": dict(made.rejected), "kept": kept})
+        super().add(made)
+
+    def remove(self) -> None:
+        """The file is no longer needed."""
+        self._lines.close()
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, line: Mapping[str, object]) -> None:
+        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+        self._lines.add(text.encode() + b"\n", name="what was made")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()

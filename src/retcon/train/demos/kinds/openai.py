@@ -1,0 +1,42 @@
+"""A model behind an OpenAI-compatible URL as teacher: text alone goes either way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field, field_validator
+
+from retcon.config.schema import DemosSection
+from retcon.config.section import Positive, Rate
+
+if TYPE_CHECKING:
+    from retcon.train.demos.types import DemoSetup, OpenSource
+
+INSTRUCTIONS = """Solve the problem. To compute, end your message with one block of Python that prints what you need:
+```python
+print(6 * 7)
+```
+You are then shown what it printed, and go on. When you know the answer, write it as \\boxed{answer} and no block."""
+
+
+class OpenAI(DemosSection):
+    """`kind = "openai"`."""
+
+    url: str = Field("", description="the API's base, such as http://127.0.0.1:8000/v1")
+    model: str = Field("", description="the teacher's name there")
+    key_env: str = Field("OPENAI_API_KEY", description="environment variable that holds the API's key; empty for none")
+    seconds: Rate = Field(120.0, description="wall seconds of a request")
+    instructions: str = Field(INSTRUCTIONS, description="what the teacher is told first; those who learn are not")
+    tries: Positive = Field(4, description="at a problem, until one is right")
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError("it is no URL of a server: write it as http://host:port/v1")
+        return value
+
+    def open(self, setup: DemoSetup) -> OpenSource:
+        from retcon.train.demos.remote import open_remote
+
+        return open_remote(self, setup)

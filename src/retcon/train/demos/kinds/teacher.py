@@ -1,0 +1,25 @@
+"""The weak teacher that a task family brings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from retcon.config.schema import DemosSection
+from retcon.config.section import Positive
+
+if TYPE_CHECKING:
+    from retcon.train.demos.types import DemoSetup, OpenSource
+
+
+class FamilyTeacher(DemosSection):
+    """`kind = "teacher"`. Of a task family with `lessons` (`Taught`), such as numbers."""
+
+    keep: Literal["all", "right"] = Field("all", description="all: wrong answers, too | right: what the grader takes")
+    tries: Positive = Field(1, description="at a problem, where only right ones are kept")
+
+    def open(self, setup: DemoSetup) -> OpenSource:
+        from retcon.train.demos.teacher import open_teacher
+
+        return open_teacher(self, setup)

@@ -1,0 +1,31 @@
+"""Transcripts, in any format that `retcon purify` reads, through the template of the model that will learn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from retcon.config.schema import DemosSection
+from retcon.config.section import one_or_several
+
+if TYPE_CHECKING:
+    from retcon.train.demos.types import DemoSetup, OpenSource
+
+
+class Transcripts(DemosSection):
+    """`kind = "transcripts"`."""
+
+    of_tasks: ClassVar[bool] = False
+    path: tuple[str, ...] = Field((), description="files of transcripts, one or several")
+    keep: Literal["all", "right"] = Field("all", description="all | right: those whose record says that they are")
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return one_or_several(value)
+
+    def open(self, setup: DemoSetup) -> OpenSource:
+        from retcon.train.demos.transcripts import open_transcripts
+
+        return open_transcripts(self, setup)

@@ -1,0 +1,151 @@
+"""Making demonstrations, whatever their source: candidates in stretches, until there are as many as are wanted.
+
+What was made is kept as it comes; a run that was killed goes on, and ends with the bytes of one that was not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retcon.build import build_tasks
+from retcon.chat.chat import Chat
+from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.types import Trajectory, Turn
+from retcon.runs.comparing import relevant
+from retcon.store import jsonl
+from retcon.tasks.registry import TaskSet
+from retcon.train.demos.journal import FileJournal, Journal
+from retcon.train.demos.shares import reachable, with_share
+from retcon.train.demos.types import LOST, DemoSetup, Source
+
+MOST_LOST = 0.05
+"""Of a stretch of candidates, through infrastructure faults."""
+PATIENCE = 2_000
+"""Candidates in a row of which none is kept before a source, which may be endless, is given up."""
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What became of the candidates. left_over: right ones that the wanted share had no place for."""
+
+    kept: int
+    failed: int
+    rejected: Mapping[str, int]
+    left_over: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of_dict(cls, value: Mapping[str, Any]) -> Summary:
+        """Of what `as_dict` gave."""
+        return cls(value["kept"], value["failed"], value["rejected"], value["left_over"])
+
+
+async def demonstrations(
+    recipe: Recipe,
+    chat: Chat,
+    *,
+    tasks: TaskSet | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[Trajectory]:
+    """`recipe.sft.demonstrations` graded trajectories as [demos] says, on training problems alone, or as many as there
+    are. tasks: in place of the recipe's own. on_progress gets (kept, wanted). Raises as `write_demonstrations`."""
+    setup = DemoSetup(recipe, chat, lambda: tasks or build_tasks(recipe))
+    async with recipe.demos.open(setup) as source:
+        return await _make(recipe, source, Journal(), on_progress)
+
+
+def write_demonstrations(
+    recipe: Recipe,
+    chat: Chat,
+    out: Path,
+    *,
+    tasks: TaskSet | None = None,
+    on_progress: OnProgress | None = None,
+    on_place: Callable[[Any], None] | None = None,
+) -> Summary:
+    """The demonstrations of a recipe as JSONL in the file `out`, which is there whole or not at all; until then, what
+    was made is in `out`.partial, and the same call goes on from there. tasks: in place of the recipe's own. on_place:
+    told where a teacher that is a model computes.
+
+    Raises RecipeError for what cannot be made and where nothing is kept, CheckpointError for an `out`.partial of
+    another recipe, SandboxUnavailable where the sandbox lost more than one in twenty, and what a source raises.
+    """
+    setup = DemoSetup(recipe, chat, lambda: tasks or build_tasks(recipe), on_place)
+
+    async def make() -> Summary:
+        async with recipe.demos.open(setup) as source:
+            made_from = {**relevant(recipe, "demonstrations"), "inputs": {**source.inputs, "chat": _told_by(chat)}}
+            with FileJournal(out, made_from) as journal:
+                made = await _make(recipe, source, journal, on_progress)
+                jsonl.write(out, made)
+                journal.remove()
+                return _summary(made, journal)
+
+    return asyncio.run(make())
+
+
+async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: OnProgress | None) -> list[Trajectory]:
+    wanted, share = recipe.sft.demonstrations, recipe.demos.failed_share
+    fruitless = 0
+
+    def done() -> int:
+        failed = sum(one.failures > 0 for one in journal.kept)
+        return reachable(failed, len(journal.kept) - failed, share, wanted)
+
+    while done() < wanted and fruitless < PATIENCE:
+        # While nothing is rejected, as with a teacher whose mistakes are kept, no candidate is made for nothing.
+        count = source.chunk if journal.rejected else min(source.chunk, wanted - done())
+        made = await source.make(journal.stop, journal.stop + count, len(journal.kept))
+        if made.rejected.get(LOST, 0) > MOST_LOST * made.seen:
+            raise SandboxUnavailable(
+                f"the sandbox lost {made.rejected[LOST]} of {made.seen} demonstrations; what was made is kept. See "
+                "`retcon doctor`"
+            )
+        if made.seen:
+            journal.add(replace(made, kept=tuple(map(_repeatable, made.kept))))
+            fruitless = 0 if made.kept else fruitless + made.seen
+        if on_progress is not None:
+            on_progress(done(), wanted)
+        if made.seen < count:
+            break
+    found = with_share(journal.kept, share, wanted)
+    if not found:
+        raise RecipeError(f"demos: none of {journal.stop} candidates is kept: {_told(journal, share)}")
+    return found
+
+
+def _repeatable(trajectory: Trajectory) -> Trajectory:
+    """Without the seconds that its calls took, which differ from run to run: the same seed gives the same bytes."""
+
+    def still(turn: Turn) -> Turn:
+        return replace(turn, observations=tuple(replace(o, seconds=0.0) for o in turn.observations))
+
+    return replace(trajectory, turns=tuple(map(still, trajectory.turns)))
+
+
+def _summary(made: list[Trajectory], journal: Journal) -> Summary:
+    failed = sum(one.failures > 0 for one in made)
+    return Summary(len(made), failed, dict(journal.rejected.most_common()), len(journal.kept) - len(made))
+
+
+def _told(journal: Journal, share: object) -> str:
+    reasons = [f"{count} {why}" for why, count in journal.rejected.most_common()]
+    if journal.kept:
+        reasons.append(f"{len(journal.kept)} do not make up failed_share = {share}")
+    return ", ".join(reasons) or "there are none"
+
+
+def _told_by(chat: Chat) -> str:
+    """What tells two chats apart: their style, and the ids of some text in it."""
+    ids = [i for segment in chat.prompt("9 + 1", "Compute.") for i in segment.ids or ()]
+    return hashlib.sha256(repr((chat.style, ids)).encode()).hexdigest()[:16]

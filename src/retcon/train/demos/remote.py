@@ -1,0 +1,124 @@
+"""Demonstrations of a model behind a URL. It knows messages alone: what it says is written in the way of the model that
+will learn, and what its programs print is told to it as a user would."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from retcon.build import build_sampling
+from retcon.chat.chat import Chat
+from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
+from retcon.core.types import Trajectory
+from retcon.engine.types import Generation, SamplingParams
+from retcon.models.remote import RemoteModel, key_is_missing
+from retcon.rollout.prompts import fitting
+from retcon.tasks.types import Task
+from retcon.train.demos.drawing import Drawn, drawn_tasks
+from retcon.train.demos.rolling import Roller, need_python, open_roller, rejections, tried
+from retcon.train.demos.types import DemoSetup, Made
+
+if TYPE_CHECKING:
+    from retcon.train.demos.kinds.openai import OpenAI
+
+PRINTED = "It printed:\n"
+_BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(?P<code>.*?)(?:\n```|```|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+class RemoteTeacher:
+    """Engine that asks a model for messages. questions: of each request id. It has no log-probs."""
+
+    def __init__(self, model: RemoteModel, chat: Chat, instructions: str, questions: Mapping[str, str]) -> None:
+        self._model, self._chat = model, chat
+        self._told = {
+            id: [{"role": "system", "content": instructions}, {"role": "user", "content": question}]
+            for id, question in questions.items()
+        }
+
+    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
+        told = self._told[request_id]
+        if told[-1]["role"] == "assistant":
+            told.append({"role": "user", "content": PRINTED + self._chat.observations_in(ids)[-1]})
+        said = await self._model.chat(
+            told, temperature=params.temperature, top_p=params.top_p, max_tokens=params.max_tokens,
+            seed=params.seed % 2**31,
+        )  # fmt: skip
+        words, code = words_and_block(said)
+        told.append({"role": "assistant", "content": words if code is None else f"{words}\n```python\n{code}\n```"})
+        written = self._chat.wrote(words, [] if code is None else [("python", {"code": code})]).ids or ()
+        if len(written) > params.max_tokens:
+            return Generation(written[: params.max_tokens], None, "length")
+        return Generation(written, None, "stop")
+
+    async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
+        raise EngineError("the teacher speaks text: nothing that it wrote can be scored")
+
+    async def release(self, request_id: str) -> None:
+        self._told.pop(request_id, None)
+
+
+def words_and_block(said: str) -> tuple[str, str | None]:
+    """What a message says before its first block of Python, and the block; what follows that was said too early."""
+    found = _BLOCK.search(said)
+    if found is None or not found["code"].strip():
+        return said.strip(), None
+    return said[: found.start()].strip(), found["code"].strip("\n")
+
+
+@dataclass
+class RemoteSource:
+    """Implements `Source`."""
+
+    tasks: Drawn[Task]
+    roller: Roller
+    model: RemoteModel
+    instructions: str
+    tries: int
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    chunk: int = 16
+
+    async def make(self, start: int, stop: int, kept: int) -> Made:
+        """See `Source.make`."""
+        tasks = self.tasks.part(start, stop)
+
+        async def attempt(tasks: list[Task], number: int) -> list[Trajectory]:
+            questions = {f"{task.id}/{number}/0": task.question for task in tasks}
+            teacher = RemoteTeacher(self.model, self.roller.context.chat, self.instructions, questions)
+            return await self.roller.roll(tasks, teacher, attempt=number)
+
+        return Made(len(tasks), *rejections(await tried(tasks, attempt, keep="right", tries=self.tries)))
+
+
+@asynccontextmanager
+async def open_remote(section: OpenAI, setup: DemoSetup) -> AsyncIterator[RemoteSource]:
+    """Asks the server for a word first. Raises RecipeError for a URL, model or key that is not given, EngineError for a
+    server that does not answer."""
+    for key in ("url", "model"):
+        if not getattr(section, key):
+            raise RecipeError(f"demos.{key}: it is empty; demos.kind = 'openai' needs it")
+    if key_is_missing(section.key_env):
+        raise RecipeError(f"demos.key_env names {section.key_env}, which is not set")
+    recipe, tasks = setup.recipe, setup.tasks()
+    about = {"key_env": section.key_env, "seconds": section.seconds}
+    await _ask_first(RemoteModel("teacher", section.url, section.model, attempts=1, **about))  # type: ignore[arg-type]
+    model = RemoteModel("teacher", section.url, section.model, **about)  # type: ignore[arg-type]
+    nobody = RemoteTeacher(model, setup.chat, section.instructions, {})
+    fit = Drawn(fitting(drawn_tasks(tasks, recipe.run.seed), setup.chat, recipe.rollout.max_tokens))
+    try:
+        async with open_roller(setup, tasks, nobody, model=section.model, sampling=build_sampling(recipe)) as roller:
+            need_python(roller, "openai")
+            yield RemoteSource(fit, roller, model, section.instructions, section.tries)
+    finally:
+        await model.close()
+
+
+async def _ask_first(model: RemoteModel) -> None:
+    try:
+        await model.chat([{"role": "user", "content": "Say yes."}], max_tokens=8)
+    except InfrastructureFault as fault:
+        raise EngineError(f"demos.url: {fault}") from fault
+    finally:
+        await model.close()

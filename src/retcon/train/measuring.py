@@ -1,0 +1,190 @@
+"""A short real measurement of a training to come: a first step, made and thrown away. Nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from retcon.build import (
+    build_chat,
+    build_evaluation_repair,
+    build_plain_sampling,
+    build_policy,
+    open_context,
+    open_graded,
+)
+from retcon.config.schema import Recipe
+from retcon.core.sample import to_sample
+from retcon.core.types import Sample
+from retcon.models.devices import Placement
+from retcon.models.lora import Adapter
+from retcon.models.placing import start_model
+from retcon.rollout.group import rollout_groups
+from retcon.tasks.registry import TaskSet
+from retcon.tasks.types import Task
+from retcon.train.kernels.computing import computing_of
+from retcon.train.kernels.forward import forwards
+from retcon.train.optim import adamw, apply, torch_settings
+from retcon.train.prompts import Prompts
+from retcon.train.rollouts import open_rollouts
+from retcon.train.sync import EngineWeights
+
+ROLLOUT_SECONDS = 30.0
+"""Wall time that the rollouts of a measurement have."""
+SIDE_BY_SIDE = 64
+"""Rollouts of an evaluation that are measured."""
+TRAIN_TOKENS = 4096
+"""Tokens of a measured update, at least one sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of a step, on this machine. rollout_seconds: None where nothing is rolled out. whole: whether its rollouts came
+    to their end; else the seconds are of rollouts that all use up rollout.max_tokens. tokens: of a step's samples,
+    prompts among them. sampled_per_second, trained_per_second: tokens. peak: bytes that this process has had in memory
+    at most; the workers of the sandbox are others.
+    """
+
+    rollout_seconds: float | None
+    train_seconds: float
+    whole: bool
+    tokens: int
+    sampled_per_second: float
+    trained_per_second: float
+    peak: int
+
+    @property
+    def step_seconds(self) -> float:
+        return (self.rollout_seconds or 0.0) + self.train_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Rolled:
+    seconds: float
+    whole: bool
+    sampled_per_second: float
+    samples: list[Sample]
+
+
+def measure_rl(recipe: Recipe, folder: Path, tasks: TaskSet, place: Placement) -> Measured:
+    """The rollouts of a first step and an update on some of them, on the real model, with the real sandbox."""
+    with torch_settings(place):
+        model = _model(recipe, folder, place)
+        adapter = Adapter(model, recipe.lora, seed=recipe.run.seed) if recipe.lora.rank else None
+        weights = EngineWeights(model, getattr(torch, place.rollout_dtype), adapter)
+        prompts = Prompts(recipe, tasks, chat=build_chat(recipe, folder, tasks), model="")
+        rolled = asyncio.run(_rollouts(recipe, folder, weights, prompts))
+        trained = recipe.rl.prompts * recipe.rl.group
+        lengths = [len(sample.ids) for sample in rolled.samples]
+        mean = round(sum(lengths) / len(lengths)) if rolled.whole and lengths else recipe.rollout.max_tokens
+        some = rolled.samples if rolled.whole else [_made_up(model, mean) for _ in range(trained)]
+        per_second = _update(recipe, model, place, some)
+    tokens = mean * trained
+    return Measured(
+        rolled.seconds, tokens / per_second, rolled.whole, tokens, rolled.sampled_per_second, per_second, _peak()
+    )
+
+
+def measure_updates(recipe: Recipe, folder: Path, place: Placement, samples: Sequence[Sample], batch: int) -> Measured:
+    """An update on some of `samples`, of which a step takes `batch`: of supervised and of preference training."""
+    with torch_settings(place):
+        model = _model(recipe, folder, place)
+        if recipe.lora.rank:
+            Adapter(model, recipe.lora, seed=recipe.run.seed)
+        per_second = _update(recipe, model, place, samples)
+    tokens = round(batch * sum(len(sample.ids) for sample in samples) / len(samples))
+    return Measured(None, tokens / per_second, True, tokens, 0.0, per_second, _peak())
+
+
+def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], tasks: TaskSet) -> Measured:
+    """Some rollouts of an evaluation, as many as are decoded side by side where there are as many: rollout_seconds and
+    tokens are of one of them."""
+    chat = build_chat(recipe, folder, tasks)
+    engine = build_policy(recipe, folder, chat)
+    some = list(problems)[: max(1, SIDE_BY_SIDE // recipe.evaluate.samples)]
+    count = len(some) * recipe.evaluate.samples
+
+    async def roll() -> tuple[float, bool, float]:
+        async with open_context(recipe, engine, chat) as opened, open_graded(tasks) as graded:
+            began, before = time.perf_counter(), engine.stats.generated  # type: ignore[attr-defined]
+            context = replace(opened, sampling=build_plain_sampling(recipe), repair=build_evaluation_repair(recipe))
+            work = rollout_groups(
+                some, context, count=recipe.evaluate.samples, seed=0, step=0, grade=graded.grade
+            )  # fmt: skip
+            try:
+                await asyncio.wait_for(work, ROLLOUT_SECONDS)
+                whole = True
+            except TimeoutError:
+                whole = False
+            seconds = time.perf_counter() - began
+            return seconds, whole, (engine.stats.generated - before) / seconds  # type: ignore[attr-defined]
+
+    seconds, whole, rate = asyncio.run(roll())
+    each = seconds / count if whole else recipe.rollout.max_tokens / max(rate, 1e-9)
+    return Measured(each, 0.0, whole, round(each * rate), rate, 0.0, _peak())
+
+
+async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompts: Prompts) -> _Rolled:
+    async with open_rollouts(recipe, weights, folder, prompts.tasks) as rollouts:
+        tasks = list(islice(prompts.after(0), recipe.rl.prompts))
+        began = time.perf_counter()
+        try:
+            groups = await asyncio.wait_for(rollouts.of(tasks, step=1), ROLLOUT_SECONDS)
+        except TimeoutError:
+            groups = []
+        seconds = time.perf_counter() - began
+        rate = rollouts.engine.stats.generated / seconds
+        rollouts.rest()
+    if not groups:
+        most = recipe.rl.prompts * recipe.select.made(recipe.rl.group) * recipe.rollout.max_tokens
+        return _Rolled(most / max(rate, 1e-9), False, rate, [])
+    samples = [to_sample(t) for group in groups for t in group if t.reward is not None]
+    return _Rolled(seconds, True, rate, [sample for sample in samples if any(sample.mask)])
+
+
+def _update(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: Sequence[Sample]) -> float:
+    """Tokens of samples that an update takes in a second; the second of two, which meets a warm machine."""
+    some: list[Sample] = []
+    for sample in samples:
+        if some and sum(len(s.ids) for s in some) + len(sample.ids) > TRAIN_TOKENS:
+            break
+        some.append(sample)
+    computing = computing_of(recipe.compute, place)
+    optimizer = adamw(model, 1e-6, weight_decay=0.0)
+    seconds = 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        with forwards(model, some, computing) as parts:
+            for part in parts:
+                (-part.logprobs.mean()).backward()
+        apply(model, optimizer, lr=1e-6, max_grad_norm=1.0)
+        seconds = time.perf_counter() - began
+    return sum(len(sample.ids) for sample in some) / seconds
+
+
+def _model(recipe: Recipe, folder: Path, place: Placement) -> PreTrainedModel:
+    model = start_model(folder, recipe.run.seed, place.attention)
+    model.to(torch.device(place.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+    return model
+
+
+def _made_up(model: PreTrainedModel, length: int) -> Sample:
+    draw = random.Random(length)
+    ids = tuple(draw.randrange(model.config.get_text_config().vocab_size) for _ in range(length))
+    known = (0, *([1] * (length - 1)))
+    return Sample(ids, known, (None, *([-1.0] * (length - 1))), (0,) * length)
+
+
+def _peak() -> int:
+    """Bytes; Linux tells KiB, macOS bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

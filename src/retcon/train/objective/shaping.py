@@ -1,0 +1,58 @@
+"""What a rollout's reward becomes before it is compared, and what of a rollout is learnt from. Pure; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retcon.config.schema import RLSection
+from retcon.core.sample import history_ids
+from retcon.core.types import TRAINED, Trajectory, Turn
+
+
+def overlong_punishment(length: int, limit: int, buffer: int, penalty: float) -> float:
+    """0 up to limit - buffer tokens, then falling in a straight line to -penalty at the limit: DAPO's soft overlong
+    punishment (arXiv 2503.14476, equation 13)."""
+    return -penalty * min(max(length - (limit - buffer), 0) / buffer, 1.0)
+
+
+def rewards_of(group: Sequence[Trajectory]) -> list[float]:
+    """Those of a group's rollouts. Raises ValueError for one that is not graded."""
+    rewards = []
+    for trajectory in group:
+        if trajectory.reward is None:
+            raise ValueError(f"trajectory {trajectory.id} has no reward: drop infrastructure faults first")
+        rewards.append(trajectory.reward)
+    return rewards
+
+
+def shaped_rewards(group: Sequence[Trajectory], config: RLSection, *, limit: int) -> list[float]:
+    """The rewards of a group with the punishment that the recipe asks for; lengths are of whole trajectories, as
+    `limit` is. Raises ValueError as `rewards_of`."""
+    rewards, buffer = rewards_of(group), config.overlong_buffer
+    if not buffer:
+        return rewards
+    lengths = [len(history_ids(trajectory)) for trajectory in group]
+    return [
+        reward + overlong_punishment(length, limit, buffer, config.overlong_penalty)
+        for reward, length in zip(rewards, lengths, strict=True)
+    ]
+
+
+def has_void_turn(trajectory: Trajectory) -> bool:
+    """Whether a turn of it neither calls a tool nor gives an answer: SimpleTIR's void turn (arXiv 2509.02479, section
+    3.3). Here that is one that was cut off, one whose calls all are malformed, or a last one without an answer."""
+    return any(_void(turn) or (turn.stop == "answer" and trajectory.answer is None) for turn in trajectory.turns)
+
+
+def _void(turn: Turn) -> bool:
+    return turn.stop == "length" or (turn.stop == "call" and all(call.malformed for call in turn.calls))
+
+
+def in_failed_turns(trajectory: Trajectory) -> list[bool]:
+    """Of each token, (T,), whether the model wrote it in a turn with a failed call."""
+    found = [False] * sum(len(s.ids or ()) for s in trajectory.prompt)
+    for turn in trajectory.turns:
+        failed = turn.failures > 0
+        for segment in turn.segments:
+            found += [failed and segment.kind in TRAINED] * len(segment.ids or ())
+    return found

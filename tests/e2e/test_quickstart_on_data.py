@@ -1,0 +1,142 @@
+"""`retcon quickstart smollm2`, in small: the tiny model, files in place of the hub, killed and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retcon.store import jsonl
+
+pytestmark = pytest.mark.torch
+SMALL = (
+    "model.path=base",
+    "sft.demonstrations=8",
+    "sft.steps=6",
+    "sft.batch=4",
+    "sft.checkpoint_every=1",
+    "rl.steps=2",
+    "rl.prompts=2",
+    "rl.group=2",
+    "rl.checkpoint_every=1",
+    "evaluate.problems=8",
+    "evaluate.samples=2",
+)
+
+LONG = ("model.path=base", "evaluate.problems=1", "evaluate.samples=1000000")
+
+
+def problems(file: Path, first: int) -> Path:
+    """Problems as GSM8K has them, annotated; all different."""
+    rows = []
+    for n in range(first, first + 12):
+        rows.append(
+            {
+                "question": f"anna has {n} boxes of {n + 3} pens. she gives away {n + 1} pens. how many are left?",
+                "answer": f"She has {n} * {n + 3} = <<{n}*{n + 3}={n * (n + 3)}>>{n * (n + 3)} pens.\n"
+                f"She has {n * (n + 3)} - {n + 1} = <<{n * (n + 3)}-{n + 1}={n * (n + 3) - n - 1}>>"
+                f"{n * (n + 3) - n - 1} left.\n#### {n * (n + 3) - n - 1}",
+            }
+        )
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> tuple[str, ...]:
+    """The command that all tests here give, in the folder that it is given."""
+    train, evaluation = problems(tmp_path / "train.jsonl", 5), problems(tmp_path / "test.jsonl", 105)
+    return ("smollm2", *SMALL, "--data", str(train), "--eval-data", str(evaluation), "--out", str(tmp_path / "out"))
+
+
+def started(*words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "retcon", "quickstart", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "300"},
+    )
+
+
+def quickstart(*words: str) -> "subprocess.CompletedProcess[str]":
+    with started(*words) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def until_there(file: Path, process: "subprocess.Popen[str]") -> Iterator[None]:
+    while not file.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+        yield
+
+
+def test_it_is_planned_killed_gone_on_with_and_compared(words: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with started(*words) as process:
+        for _ in until_there(out / "cold_start" / "metrics.jsonl", process):
+            pass
+        process.send_signal(signal.SIGKILL)
+        _, told = process.communicate()
+    assert "The plan" in told
+    assert "saar, seed 1" in told
+
+    done = quickstart(*words)
+    assert done.returncode == 0, done.stderr
+    assert "The plan" not in done.stderr  # it was begun: nothing is measured again
+    for said in ("pass@1, T = 1", "baseline", "saar", "What to try next", "quickstart smollm2"):
+        assert said in done.stdout
+    assert "top-p" not in done.stdout  # one setting
+
+    demonstrations = list(jsonl.read(out / "demonstrations.jsonl"))
+    assert len(demonstrations) == 8
+    assert all(one.reward == 1 for one in demonstrations)
+    summary = json.loads((out / "summary.json").read_text())
+    assert {arm: figures["rollouts"]["mean"] for arm, figures in summary["arms"].items()} == {"baseline": 8, "saar": 8}
+    for folder in (out / "cold_start", *(out / arm / "seed-1" for arm in summary["arms"])):
+        measured = list(jsonl.read(folder / "eval" / "trajectories-t1.jsonl"))
+        assert len(measured) == 16
+        assert {one.task for one in measured}.isdisjoint({one.task for one in demonstrations})
+        assert not (folder / "eval" / "trajectories-top_p.jsonl").exists()
+
+    again = quickstart(*words)
+    assert again.returncode == 0, again.stderr
+    assert json.loads((out / "summary.json").read_text()) == summary
+    other = quickstart(*words, "rl.steps=3")
+    assert other.returncode == 2
+    assert "rl.steps was 2, is 3" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (("smolm2",), "no quickstart 'smolm2' (did you mean 'smollm2'?)"),
+        (("--data", "gsm8k.jsonl"), "--data is not for the quickstart 'numbers'"),
+        (("--hours", "2"), "--hours is not for the quickstart 'numbers'"),
+        (("smollm2", "--from-scratch"), "--from-scratch is not for the quickstart 'smollm2'"),
+        (("smollm2", "--eval-data", "gsm8k.jsonl"), "--eval-data goes with --data"),
+        (("smollm2", "--arms", "roc"), "there are: baseline, saar"),
+        (("smollm2", "--data", "nowhere.jsonl", "model.path=base"), "nowhere.jsonl"),
+        (("smollm2", "--data", "TRAIN", "model.path=base"), "evaluate.problems = 200"),
+        (("smollm2", "--data", "TRAIN"), "retcon model get smollm2-135m"),
+        (("smollm2", "--data", "TRAIN", "--eval-data", "TEST", *LONG, "--hours", "0.01"), "too short here"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    change: tuple[str, ...], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETCON_HOME", str(tmp_path / "home"))
+    files = {
+        "TRAIN": str(problems(tmp_path / "train.jsonl", 5)),
+        "TEST": str(problems(tmp_path / "test.jsonl", 105)),
+    }
+    done = quickstart(*(files.get(word, word) for word in change), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert part in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()

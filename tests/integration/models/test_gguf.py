@@ -1,0 +1,165 @@
+"""GGUF files become Hugging Face folders that compute and tokenise the same."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ggufs import KINDS, TOKENS, tiny, write_gguf
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.core.errors import CheckpointError
+from retcon.models.gguf import convert
+from retcon.models.gguf_tokenizer import tokenizer_of
+
+pytestmark = pytest.mark.torch
+REAL = Path(__file__).parents[4] / "shared" / "data" / "tokenizers"
+
+
+def converted(tmp_path: Path, kind: str = "llama", **fields: Any) -> Path:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    convert(write_gguf(tmp_path / "tiny.gguf", tiny(kind), **fields), folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_converted_model_computes_what_the_model_did(kind: str, tmp_path: Path) -> None:
+    model = tiny(kind)
+    again = AutoModelForCausalLM.from_pretrained(converted(tmp_path, kind), dtype=torch.float32)
+    ids = torch.randint(0, len(TOKENS), (2, 17), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        assert torch.equal(model(input_ids=ids).logits, again(input_ids=ids).logits)
+    assert type(again) is type(model)
+    assert again.generation_config.eos_token_id == [2]
+    assert again.config.rms_norm_eps == model.config.rms_norm_eps
+
+
+def test_quantised_weights_are_what_they_stand_for(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+    model = tiny("llama")
+    file = write_gguf(tmp_path / "packed.gguf", model, quantised=("mlp.down_proj",))
+    packed = next(t for t in gguf.GGUFReader(file).tensors if t.name == "blk.0.ffn_down.weight")
+    assert packed.tensor_type.name == "Q8_0"
+    blocks = packed.data.reshape(-1, 34)  # a float16 and 32 signed bytes
+    scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    expected = (scales * blocks[:, 2:].view(np.int8)).reshape(32, 64)
+    (tmp_path / "folder").mkdir()
+    convert(file, tmp_path / "folder")
+    got = load_file(tmp_path / "folder" / "model.safetensors")["model.layers.0.mlp.down_proj.weight"].numpy()
+    assert np.array_equal(got, expected)
+    assert np.abs(got - model.model.layers[0].mlp.down_proj.weight.detach().numpy()).max() < 0.01
+
+
+def test_digits_are_cut_as_the_file_says(tmp_path: Path) -> None:
+    one_by_one = load_tokenizer(converted(tmp_path))
+    assert [one_by_one.decode([i]) for i in one_by_one.encode("the 123")] == ["the", " ", "1", "2", "3"]
+    (tmp_path / "b").mkdir()
+    together = load_tokenizer(converted(tmp_path / "b", pre="gpt-2"))
+    assert [together.decode([i]) for i in together.encode("the 123")] == ["the", " ", "12", "3"]
+
+
+def test_the_tokenizer_knows_its_markup_and_template(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(converted(tmp_path))
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "the 12"}], tokenize=False)
+    assert text == "<|im_start|>user\nthe 12<|im_end|>\n"
+    assert tokenizer.encode(text)[0] == 1
+    assert (tokenizer.eos_token, tokenizer.bos_token) == ("<|im_end|>", "<|im_start|>")
+    assert tokenizer.decode(tokenizer.encode("Größe → 東京\t12")) == "Größe → 東京\t12"
+
+
+@pytest.mark.parametrize(("name", "pre"), [("qwen3", "qwen2")])
+def test_text_is_cut_as_the_real_tokenizer_cuts_it(name: str, pre: str, tmp_path: Path) -> None:
+    packed = REAL / name / "tokenizer.json.xz"
+    if not packed.is_file():
+        pytest.skip(f"no real tokenizer at {packed}")
+    definition = lzma.decompress(packed.read_bytes()).decode()
+    real = Tokenizer.from_str(definition)
+    merges = json.loads(definition)["model"]["merges"]
+    tokens = [real.id_to_token(i) for i in range(real.get_vocab_size())]
+    added = real.get_added_tokens_decoder()
+    ours = tokenizer_of(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.merges": [m if isinstance(m, str) else " ".join(m) for m in merges],
+            "tokenizer.ggml.token_type": [
+                1 if i not in added else 3 if added[i].special else 4 for i in range(len(tokens))
+            ],
+        },
+        tmp_path / "real.gguf",
+    )
+    rng = random.Random(0)
+    alphabet = "abcXYZ 0123456789\n\t.,'\"(){}<>|/éßø東京🙂́  \r"
+    texts = ["".join(rng.choices(alphabet, k=60)) for _ in range(200)] + [
+        "I'LL say: they've 12345 apples…\r\n\r\n  <tool_call>\n{\"x\": 1}</tool_call><|im_end|>",
+        "def f(x):\n        return x ** 2  # e\u0301",
+    ]
+    for text in texts:
+        assert ours.encode(text).ids == real.encode(text).ids, text
+
+
+def test_a_tokenizer_beside_the_file_goes_first(tmp_path: Path) -> None:
+    folder = converted(tmp_path)
+    other = json.loads((folder / "tokenizer.json").read_text())
+    other["pre_tokenizer"]["pretokenizers"] = other["pre_tokenizer"]["pretokenizers"][1:]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(other))
+    (tmp_path / "second").mkdir()
+    convert(tmp_path / "tiny.gguf", tmp_path / "second")
+    assert json.loads((tmp_path / "second" / "tokenizer.json").read_text()) == other
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"architecture": "qwen4"}, r"architecture is 'qwen4' \(did you mean 'qwen3'\?\); known are llama"),
+        ({"pre": "falcon"}, "tokenizer.ggml.pre is 'falcon'; known ways .* put the model's own tokenizer.json"),
+        ({"llama__rope__scaling__type": "yarn"}, r"its rotations are scaled \(yarn\)"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(fields: dict[str, str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        converted(tmp_path, **fields)
+
+
+def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+    model = tiny("llama")
+    model.model.layers[0].self_attn.q_norm = torch.nn.LayerNorm(8)  # llama has none
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match=r"a llama model has no model\.layers\.0\.self_attn\.q_norm"):
+        convert(write_gguf(tmp_path / "odd.gguf", model), folder)
+
+
+def test_a_tensor_that_lacks_is_missed(tmp_path: Path) -> None:
+    model = tiny("llama")
+    del model.model.layers[1].mlp.up_proj
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match=r"a llama model needs model\.layers\.1\.mlp\.up_proj\.weight"):
+        convert(write_gguf(tmp_path / "odd.gguf", model), folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"no GGUF at all", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64])
+def test_a_broken_file_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"broken\.gguf cannot be read as a GGUF file"):
+        convert(file, tmp_path)
+
+
+def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "short.gguf", tiny("llama"))
+    file.write_bytes(file.read_bytes()[:-500])
+    with pytest.raises(CheckpointError, match=r"short\.gguf cannot be read as a GGUF file"):
+        convert(file, tmp_path)

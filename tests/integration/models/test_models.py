@@ -1,0 +1,229 @@
+"""What a model's name means, and what is found out about a model folder before it is used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from ggufs import tiny, write_gguf
+from retcon.core.errors import CheckpointError
+from retcon.models.catalogue import HOME, models_folder
+from retcon.models.checking import check_model_folder
+from retcon.models.gguf import convert
+from retcon.models.locating import BASE, locate
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder. Not to be changed."""
+    place = tmp_path_factory.mktemp("models")
+    folder = place / "whole"
+    folder.mkdir()
+    convert(write_gguf(place / "tiny.gguf", tiny("llama")), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(HOME, str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_models_are_kept_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert models_folder() == tmp_path / "home" / "models"
+    monkeypatch.delenv(HOME)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert models_folder() == tmp_path / "cache" / "retcon" / "models"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert models_folder() == Path.home() / ".cache" / "retcon" / "models"
+
+
+def test_a_folder_is_itself(folder: Path) -> None:
+    assert locate(folder) == folder
+    assert locate(str(folder)) == folder
+
+
+def test_a_run_means_its_final_model_once_it_has_one(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="run is a run that has no final/ yet: the command that began it goes on"):
+        locate(run)
+    folder.rename(run / "final")
+    assert locate(run) == run / "final"
+
+
+def test_the_model_in_the_package_is_named_base_and_a_folder_of_that_name_with_a_dot(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.rename(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    assert locate("base") == BASE
+    assert locate("./base").resolve() == tmp_path / "base"
+    with pytest.raises(CheckpointError, match=r"no model bas \(did you mean 'base'"):
+        locate("bas")
+
+
+def test_a_gguf_file_is_converted_once(whole: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copyfile(whole.parent / "tiny.gguf", tmp_path / "my model.gguf"))
+    found = locate(file)
+    made = (found / "model.safetensors").stat().st_mtime_ns
+    assert locate(str(file)) == found
+    assert (found / "model.safetensors").stat().st_mtime_ns == made
+    write_gguf(file, tiny("qwen3"))
+    assert json.loads((locate(file) / "config.json").read_text())["model_type"] == "qwen3"
+
+
+def test_nothing_is_left_of_a_conversion_that_failed(tmp_path: Path, home: Path) -> None:
+    file = write_gguf(tmp_path / "odd.gguf", tiny("llama"), pre="falcon")
+    with pytest.raises(CheckpointError, match="falcon"):
+        locate(file)
+    assert [p for p in (home / "models").iterdir() if p.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("smollm2-135m", "has not been fetched: run `retcon model get smollm2-135m`"),
+        ("smollm2-360m", r"no model smollm2-360m \(did you mean 'smollm2-135m'\?\)"),
+        ("acme/thing", "if it is a model of the hub, run `retcon model get acme/thing`"),
+        ("acme/thing@v1.0", "if it is a model of the hub, run `retcon model get acme/thing@v1.0`"),
+        ("runs/modell", r"no model runs/modell \(did you mean 'model'\?\)"),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_what_to_do(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=said):
+        locate(name)
+
+
+def test_a_file_that_is_no_model_is_refused(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json is a file: a model is a folder"):
+        locate(folder / "config.json")
+
+
+def test_a_folder_without_config_is_refused(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        locate(folder)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"there are models in it: model"):
+        locate(folder.parent)
+
+
+def test_a_whole_folder_passes(whole: Path) -> None:
+    checked = check_model_folder(whole)
+    assert checked.architecture == "LlamaForCausalLM"
+    assert checked.vocabulary == 263
+    assert checked.parameters == sum(p.numel() for p in tiny("llama").parameters())
+    untrained, tools = sorted(checked.warnings, reverse=True)
+    assert untrained.startswith("plain English costs it")
+    assert "does not show tools" in tools
+
+
+def test_a_template_that_shows_tools_gives_no_warning(folder: Path) -> None:
+    template = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    assert not [w for w in check_model_folder(folder).warnings if "template" in w]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages[1:] %}{{ m.content }}{% endfor %}", "leaves out what the user says"),
+        ("{{ messages | nonsense }}", "cannot be rendered: No filter named 'nonsense'"),
+        ("{% if %}", "cannot be rendered: "),
+    ],
+)
+def test_a_template_that_cannot_ask_is_refused(template: str, said: str, folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(CheckpointError, match=said):
+        check_model_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}{{ tools }}", "leaves out the system"),
+        (
+            "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+            "{{ m.content }}{% endfor %}{{ tools }}",
+            "refuses a system prompt: no system here",
+        ),
+        (None, "has no chat template"),
+    ],
+)
+def test_a_template_without_a_system_prompt_is_a_warning(template: str | None, said: str, folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    assert any(said in warning for warning in check_model_folder(folder).warnings)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([f"more{n}" for n in range(10)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="has 273 tokens and the model 263: they are not of one model"):
+        check_model_folder(folder)
+
+
+def test_an_end_that_the_tokenizer_lacks_is_refused(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=[2, 5000])
+    with pytest.raises(CheckpointError, match="ends a text with id 5000, which its tokenizer does not have"):
+        check_model_folder(folder)
+
+
+def test_two_ends_of_text_are_a_warning(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=0)
+    assert any("ends a text with '<|im_end|>'" in w for w in check_model_folder(folder).warnings)
+
+
+def test_weights_that_are_not_finite_or_lack_are_refused(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file(weights | {name: weights[name] / 0}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"the weights of {name} are not all finite"):
+        check_model_folder(folder)
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"lack 1 tensors of the model, such as {name}"):
+        check_model_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "config.json", "tokenizer.json"])
+def test_a_file_that_cannot_be_read_is_named(name: str, folder: Path) -> None:
+    (folder / name).write_text("{broken")
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        check_model_folder(folder)
+
+
+def test_of_several_templates_the_default_one_is_tried(folder: Path) -> None:
+    named = [{"name": "default", "template": "{{ messages }}{{ tools }}"}, {"name": "rag", "template": "{% if %}"}]
+    edit(folder / "tokenizer_config.json", chat_template=named)
+    assert not [w for w in check_model_folder(folder).warnings if "template" in w]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_file_that_lacks_is_named(name: str, folder: Path) -> None:
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        check_model_folder(folder)

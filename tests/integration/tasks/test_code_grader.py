@@ -1,0 +1,268 @@
+"""Answers that are programs are graded by their tests, in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+import os
+import pickle
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.types import Trajectory
+from retcon.engine.scripted import ScriptedEngine
+from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.group import rollout_group
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Sandbox
+from retcon.tasks.graders.code import answered_program
+from retcon.tasks.grading.grading import GradeSettings, Grading
+from retcon.tasks.grading.types import Fault, Outcome, Reply
+from retcon.tasks.types import Task
+from retcon.tools.python import PythonTool
+
+T = TypeVar("T")
+DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[3].parent / "shared" / "data")) / "eval"
+HUMANEVAL, MBPP = DATA / "HumanEval.jsonl.gz", DATA / "mbpp.json"
+RIGHT = "def add(a, b):\n    return a + b"
+CHECKS = "def check(f):\n    assert f(1, 2) == 3\n    assert f(-1, 1) == 0\ncheck(add)"
+TASK = Task("add", "Write add(a, b).", "", meta={"tests": CHECKS})
+SECONDS = 5.0
+
+
+class World:
+    """A loop and a sandbox for a module's tests."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        self.sandbox = SandboxPool(workers=2)
+        self.runner.run(self.sandbox.start())
+
+    def run(self, work: Callable[[Sandbox], Awaitable[T]]) -> T:
+        async def main() -> T:
+            return await work(self.sandbox)
+
+        return self.runner.run(main())
+
+    def outcomes(self, pairs: Sequence[tuple[str, dict[str, Any]]], **options: object) -> list[Outcome]:
+        """What is said of each program with its tests (`Task.meta`)."""
+
+        async def work(sandbox: Sandbox) -> list[Outcome]:
+            settings = GradeSettings("code", options={"code": {"seconds": SECONDS, **options}})
+            async with Grading(settings, sandbox=sandbox) as grading:
+                return await asyncio.gather(
+                    *(
+                        grading.outcome(Task(f"t/{n}", "?", "", meta=meta), Reply(f"```python\n{program}\n```"))
+                        for n, (program, meta) in enumerate(pairs)
+                    )
+                )
+
+        return self.run(work)
+
+    def scores(self, pairs: Sequence[tuple[str, dict[str, Any]]], **options: object) -> list[float]:
+        found = self.outcomes(pairs, **options)
+        assert not [said for said in found if isinstance(said, Fault)]
+        return [said.score for said in found if not isinstance(said, Fault)]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.runner.run(made.sandbox.close())
+    made.runner.close()
+
+
+def test_the_tests_decide(world: World) -> None:
+    wrong = "def add(a, b):\n    return a - b"
+    checks = {"tests": CHECKS}
+    programs = (RIGHT, wrong, "def add(", "pass", "while True: pass", "x = 'x' * 10**11")
+    assert world.scores([(program, checks) for program in programs], seconds=1) == [1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os._exit(0)",
+        "import sys; sys.exit(0)",
+        "def add(a, b):\n    import os\n    os._exit(0)",
+        "def add(a, b):\n    raise SystemExit(0)",
+        "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): return 0",
+        "import builtins\nbuiltins.AssertionError = SystemExit\ndef add(a, b): raise AssertionError",
+        "import sys\nsys.excepthook = lambda *a: None\ndef add(a, b): return 0",
+        "print('passed')\nprint('Tool call success')",
+    ],
+)
+def test_an_answer_cannot_leave_before_its_tests(world: World, program: str) -> None:
+    assert world.scores([(program, {"tests": CHECKS}), (RIGHT, {"tests": CHECKS})], at_once=1) == [0, 1]
+
+
+def test_no_answer_meets_what_another_left(world: World) -> None:
+    spoils = "import builtins, math\nbuiltins.sum = lambda *a: 3\nmath.left = 1\nopen('left', 'w').write('x')\n" + RIGHT
+    looks = "import math, os\ndef add(a, b):\n    assert not hasattr(math, 'left') and not os.path.exists('left')\n"
+    pairs = [
+        (spoils, {"tests": CHECKS}),
+        (f"{looks}    return sum((a, b))", {"tests": CHECKS}),
+        ("add", {"tests": CHECKS}),
+    ]
+    assert world.scores(pairs, at_once=1) == [1, 1, 0]
+
+
+def test_the_share_of_asserts_that_pass(world: World) -> None:
+    meta = {"test_list": ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9", "assert f(4) == 16"]}
+    programs = [
+        "def f(n): return n * n",
+        "def f(n): return 1 if n < 3 else n * n",
+        "import os\ndef f(n): return n * n if n != 2 else os._exit(0)",
+        "def f(n): return n * n if n != 3 else f(n)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+        "def f(n): return n * n if n != 2 else 5",
+        "import threading, time, os\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+        "def f(n): return n * n if n != 3 else os._exit(0)",
+        "oops",
+    ]
+    assert world.scores([(p, meta) for p in programs], score="share") == [1, 0.75, 0.75, 0.75, 0.75, 0.75, 0]
+    assert world.scores([(p, meta) for p in programs]) == [1, 0, 0, 0, 0, 0, 0]
+
+
+def test_programs_that_read_and_print(world: World) -> None:
+    meta = {"tests": [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10"}]}
+    programs = [
+        "a, b = map(int, input().split())\nprint(a + b)",
+        "from __future__ import division\nif __name__ == '__main__':\n    print(float(sum(map(int, input().split()))))",
+        "a, b = map(int, input().split())\nprint(pow(a + b, 1, 100), floor(0.5) or '', sep='')",
+        "print(3)",
+        "a, b = map(int, input().split())\nprint(a + b)\nraise SystemExit(1)",
+        "input()\ninput()",
+        "class Solution:\n    def add(self): pass",
+    ]
+    assert world.scores([(p, meta) for p in programs]) == [1, 1, 1, 0, 0, 0, 0]
+    assert world.scores([(p, meta) for p in programs], score="share") == [1, 1, 1, 0.5, 0, 0, 0]
+
+
+def test_functions_are_called_as_livecodebench_calls_them(world: World) -> None:
+    cases = [{"input": "[1, 2]\n3", "output": "[4, 5]"}, {"input": "[]\n1", "output": "[]"}]
+    packed = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode()
+    public = json.dumps([{"input": "[0]\n0", "output": "[0]", "testtype": "functional"}])
+    meta = {"public_test_cases": public, "private_test_cases": packed, "metadata": '{"func_name": "shift"}'}
+    body = "def shift({}values: List[int], by: int) -> List[int]:\n{}    return [v + by for v in values]"
+    method = "class Solution:\n    " + body.format("self, ", "    ")
+    programs = [
+        method,
+        body.format("", ""),
+        "def shift(values, by): return tuple(v + by for v in values)",
+        "def shift(values, by): return {v + by for v in values}",
+        "def shift(values, by): return values",
+        "class Any:\n    def __eq__(self, other): return True\ndef shift(values, by): return Any()",
+        "import json\njson.dumps = lambda value: '[4, 5]'\ndef shift(values, by): return 0",
+        "x = []\nx.append(x)\ndef shift(values, by): return x",
+        "def shift(values, by): print('[4, 5]'); raise SystemExit(0)",
+    ]
+    assert world.scores([(p, meta) for p in programs]) == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_body_alone_goes_on_from_its_prompt(world: World) -> None:
+    prompt = "from typing import List\ndef twice(x):\n    return 2 * x\n\ndef four(x: int) -> int:\n    "
+    meta = {"prompt": prompt, "entry_point": "four", "test": "def check(c):\n    assert c(2) == 8"}
+    programs = ["return twice(twice(x))", "def four(x: List) -> int:\n    return twice(2 * x)", "return x"]
+    assert world.scores([(p, meta) for p in programs]) == [1, 1, 0]
+
+
+def test_a_reply_without_a_program_is_wrong(world: World) -> None:
+    async def work(sandbox: Sandbox) -> Outcome:
+        async with Grading(GradeSettings("code"), sandbox=sandbox) as grading:
+            return await grading.outcome(TASK, Reply("I would add them."))
+
+    said = world.run(work)
+    assert not isinstance(said, Fault)
+    assert (said.score, said.answer) == (0.0, None)
+
+
+def test_a_session_that_the_sandbox_evicted_is_nobodys_fault() -> None:
+    async def main() -> list[Outcome]:
+        async with SandboxPool(workers=1) as sandbox, Grading(GradeSettings("code"), sandbox=sandbox) as grading:
+            reply = Reply(f"```python\n{RIGHT}\n```")
+            first = await grading.outcome(TASK, reply)
+            sessions = (await grading.grader("code"))._sessions  # type: ignore[attr-defined]
+            sessions._idle_seconds = 0.0
+            for warm in list(sessions._free._queue):
+                if warm is not None:
+                    await warm.session.close()  # as the sandbox does with those that are idle
+            return [first, await grading.outcome(TASK, reply)]
+
+    assert [getattr(said, "right", said) for said in asyncio.run(main())] == [True, True]
+
+
+def test_a_group_is_graded_by_running_its_answers(world: World) -> None:
+    async def work(sandbox: Sandbox) -> list[Trajectory]:
+        groups = []
+        async with Grading(GradeSettings("code"), sandbox=sandbox) as grading:
+            for body in (RIGHT, "def add(a, b):\n    return 3"):
+                groups += await rolled_out(sandbox, body, grading)
+        return groups
+
+    right, wrong = world.run(work)
+    assert (right.reward, right.answer) == (1.0, RIGHT)
+    assert wrong.reward == -1.0
+    assert answered_program(wrong) == "def add(a, b):\n    return 3"
+
+
+async def rolled_out(sandbox: Sandbox, body: str, grading: Grading) -> list[Trajectory]:
+    return await rollout_group(
+        TASK,
+        RolloutContext(
+            ScriptedEngine(ByteTokenizer(), [f"```python\n{body}\n```", "That is it."]),
+            Chat(ByteTokenizer()),
+            {"python": PythonTool(sandbox)},
+            RolloutLimits(max_tokens=2000, max_turns=3),
+        ),
+        count=1,
+        seed=0,
+        step=0,
+        grade=grading.grade,
+    )
+
+
+def test_a_fault_of_the_sandbox_is_no_verdict(world: World) -> None:
+    async def work(sandbox: Sandbox) -> Trajectory:
+        async with Grading(GradeSettings("code"), sandbox=SandboxPool(workers=1)) as grading:
+            return (await rolled_out(sandbox, RIGHT, grading))[0]
+
+    trajectory = world.run(work)
+    assert (trajectory.reward, trajectory.stop) == (None, "infrastructure")
+
+
+def test_a_task_without_tests_is_refused_by_name(world: World) -> None:
+    async def work(sandbox: Sandbox) -> None:
+        async with Grading(GradeSettings("code"), sandbox=sandbox) as grading:
+            await grading.check(TASK)
+            await grading.check(Task("mine/7", "?", ""))
+
+    with pytest.raises(ValueError, match="task mine/7 has no tests: meta must hold 'tests'"):
+        world.run(work)
+
+
+@pytest.mark.skipif(not HUMANEVAL.exists(), reason=f"{HUMANEVAL} is not there")
+def test_humanevals_own_solutions_pass(world: World) -> None:
+    with gzip.open(HUMANEVAL, "rt") as file:
+        rows = [json.loads(line) for line in file]
+    assert world.scores([(r["prompt"] + r["canonical_solution"], r) for r in rows], seconds=60) == [1] * 164
+    assert world.scores([(r["canonical_solution"], r) for r in rows[::8]], seconds=60) == [1] * 21
+    assert world.scores([(r["prompt"] + "    pass\n", r) for r in rows[::8]]) == [0] * 21
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MBPP.exists(), reason=f"{MBPP} is not there")
+def test_mbpps_own_solutions_pass_but_for_two_that_lack_a_class(world: World) -> None:
+    rows = json.loads(MBPP.read_text())
+    said = world.outcomes([(row["gold"], row) for row in rows], seconds=60)
+    wrong = {row["task_id"]: one.why for row, one in zip(rows, said, strict=True) if not getattr(one, "right", False)}
+    assert wrong == {367: "NameError", 927: "NameError"}

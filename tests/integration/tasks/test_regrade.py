@@ -1,0 +1,224 @@
+"""`retcon regrade`: stored rollouts scored again, beside the old ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from comparing import answer, trajectory, turn
+from retcon.cli.app import app
+from retcon.core.errors import RecipeError, RecordError
+from retcon.core.types import Trajectory
+from retcon.store import jsonl
+from retcon.tasks.grading.grading import GradeSettings
+from retcon.tasks.grading.regrade import VERDICTS, Regraded, Regrading, counts, regrade
+from retcon.tasks.registry import task_set, training_prompts
+from retcon.tasks.types import Task
+
+SEED = 3
+TRAINED = list(islice(training_prompts(task_set("numbers"), SEED), 4))
+EVALUATED = task_set("numbers").evaluation(2, 5)
+
+
+def rollout(task: Task, index: int, text: str, reward: float | None) -> Trajectory:
+    made = trajectory(f"{task.id}/0/{index}", turn("1", "1"), answer(text), reward=reward)
+    return replace(made, task=task.id)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of which one rollout was graded wrongly, one was lost at its end and one before."""
+    root = tmp_path / "run"
+    (root / "trajectories").mkdir(parents=True)
+    (root / "eval").mkdir()
+    (root / "run.json").write_text(json.dumps({"recipe": {"run": {"seed": SEED}, "task": {"kind": "numbers"}}}))
+    about = {"checkpoint": "x", "recipe": {"task": {"kind": "numbers"}, "evaluate": {"problems": 2, "seed": 5}}}
+    (root / "eval/result.json").write_text(json.dumps(about))
+    lost = replace(rollout(TRAINED[2], 0, rf"\boxed{{{TRAINED[2].answer}}}", None), stop="infrastructure")
+    gone = replace(rollout(TRAINED[3], 0, "", None), turns=(turn("1", "1"),), stop="infrastructure")
+    steps = [
+        [
+            rollout(TRAINED[0], 0, rf"\boxed{{{TRAINED[0].answer}}}", 1.0),
+            rollout(TRAINED[0], 1, f"#### {TRAINED[0].answer}", -1.0),
+            rollout(TRAINED[1], 0, r"\boxed{-1}", -1.0),
+        ],
+        [lost, gone, replace(rollout(TRAINED[1], 1, "on and on", -1.0), stop="length")],
+    ]
+    for n, step in enumerate(steps, 1):
+        jsonl.write(root / f"trajectories/step-00000{n}.jsonl", step)
+    jsonl.write(root / "eval/trajectories-t1.jsonl", [rollout(EVALUATED[1], 0, r"\boxed{-1}", 1.0)])
+    return root
+
+
+def job(run: Path, **changes: object) -> Regrading:
+    return replace(Regrading(run, run / "regraded", GradeSettings("exact")), **changes)  # type: ignore[arg-type]
+
+
+def ignored(done: int, total: int) -> None:
+    """Progress."""
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_each_rollout_gets_its_new_reward_and_the_old_files_stay(run: Path) -> None:
+    before = bytes_of(run)
+    told: list[tuple[int, int]] = []
+    done = regrade(job(run), lambda n, total: told.append((n, total)))
+    assert [one.change for one in done] == ["became wrong", "same", "became right", "same", "found", "same", "same"]
+    assert told[0] == (0, 7)
+    assert told[-1] == (7, 7)
+    found = counts(done)
+    assert (found["rollouts"], found["before"], found["now"]) == (7, 2, 3)
+    new = [t for name in ("eval/trajectories-t1", "trajectories/step-000001", "trajectories/step-000002")
+           for t in jsonl.read(run / f"regraded/{name}.jsonl")]  # fmt: skip
+    assert [t.reward for t in new] == [-1, 1, 1, -1, 1, None, -1]
+    assert [t.stop for t in new][-3:] == ["answer", "infrastructure", "length"]
+    assert new[2].turns == list(jsonl.read(run / "trajectories/step-000001.jsonl"))[1].turns
+    assert {name: data for name, data in bytes_of(run).items() if not name.startswith("regraded")} == before
+
+
+def test_what_is_finished_is_not_written_over_unless_asked(run: Path) -> None:
+    regrade(job(run), ignored)
+    before = bytes_of(run / "regraded")
+    with pytest.raises(RecordError, match=r"regraded is there already, and finished; --force"):
+        regrade(job(run), ignored)
+    assert bytes_of(run / "regraded") == before
+    done = regrade(job(run, by="choice", settings=GradeSettings("choice"), force=True), ignored)
+    assert [one.reward for one in done][:2] == [None, None], "no number is a letter"
+    assert "is no letter" in done[0].why
+
+
+def test_it_goes_on_where_it_was_interrupted(run: Path) -> None:
+    class Interrupt(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done == 3:
+            raise Interrupt
+
+    regrade(job(run, out=run / "whole"), ignored)
+    with pytest.raises(Interrupt):
+        regrade(job(run, at_once=1), stop)
+    kept = (run / "regraded" / VERDICTS).read_bytes()
+    assert kept.count(b"\n") == 3
+    with (run / "regraded" / VERDICTS).open("ab") as file:
+        file.write(b'{"file": "tra')  # killed as it wrote
+    with pytest.raises(RecordError, match=r"was begun otherwise \(settings differs\)"):
+        regrade(job(run, settings=GradeSettings("math")), ignored)
+    regrade(job(run), ignored)
+    went_on = bytes_of(run / "regraded")
+    assert went_on[VERDICTS].startswith(kept)
+    assert sorted(went_on[VERDICTS].splitlines()) == sorted((run / "whole" / VERDICTS).read_bytes().splitlines())
+    assert {n: d for n, d in went_on.items() if "trajectories" in n} == {
+        n: d for n, d in bytes_of(run / "whole").items() if "trajectories" in n
+    }
+
+
+def test_a_folder_of_something_else_is_left_alone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("dear diary")
+    for force in (False, True):
+        with pytest.raises(RecordError, match="mine is there, and not of this command"):
+            regrade(job(run, out=tmp_path / "mine", force=force), ignored)
+    assert (tmp_path / "mine/notes.txt").read_text() == "dear diary"
+
+
+def test_what_is_unknown_is_refused_before_anything_is_written(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no grader 'exat' .did you mean 'exact'"):
+        regrade(job(run, settings=GradeSettings("exat")), ignored)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecordError, match="holds no trajectories"):
+        regrade(job(tmp_path / "empty"), ignored)
+    with pytest.raises(RecordError, match=r"rum does not exist .did you mean 'run'"):
+        regrade(job(run.with_name("rum"), out=run / "regraded"), ignored)
+    (run / "run.json").unlink()
+    with pytest.raises(RecordError, match=r"gives 1 of the 5 tasks, and not 'numbers/\w+': name a file .* --tasks"):
+        regrade(job(run), ignored)
+    assert not (run / "regraded").exists()
+
+
+def test_tasks_of_a_file_name_their_graders(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "alone.jsonl"
+    shutil.copy(run / "trajectories/step-000001.jsonl", file)
+    rows = [{"id": t.id, "answer": t.answer, "grader": "code", "tests": "assert 1"} for t in TRAINED]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = regrade(Regrading(file, tmp_path / "out", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
+    assert [(one.reward, one.why) for one in done] == [(1.0, "passed")] * 3, "the program that ran without a failure"
+    (tmp_path / "tasks.jsonl").write_text('{"id": 7}\n')
+    with pytest.raises(RecordError, match=r"tasks\.jsonl, line 1: a task is an object with 'id' and 'answer'"):
+        regrade(Regrading(file, tmp_path / "out2", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
+
+
+def test_the_command_prints_what_changed(run: Path) -> None:
+    done = CliRunner().invoke(app, ["regrade", str(run), "--grader", "exact", "--rewards", "binary", "--jobs", "3"])
+    assert done.exit_code == 0, done.output
+    assert ["all", "7", "2", "3", "1", "1", "0", "1"] in [line.split() for line in done.output.splitlines()], (
+        done.output
+    )
+    assert [t.reward for t in jsonl.read(run / "regraded/trajectories/step-000001.jsonl")] == [1, 1, 0]
+    lines = (run / "regraded" / VERDICTS).read_text().splitlines()
+    assert {json.loads(line)["why"] for line in lines} >= {"the same text", "another text"}
+
+
+BLOCKING = """
+import os
+
+def grade(reply, task):
+    if os.path.exists("begun"):
+        open("hanging", "w").close()  # a pipe: someone waits for this
+        open("never").close()
+    open("begun", "w").close()
+    return True
+"""
+
+
+def test_ctrl_c_keeps_what_was_graded(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "blocking.py").write_text(BLOCKING)
+    os.mkfifo(tmp_path / "hanging")
+    os.mkfifo(tmp_path / "never")
+    words = [sys.executable, "-m", "retcon", "regrade", str(run), "--grader", "blocking:grade", "--jobs", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        pipe = os.open(tmp_path / "hanging", os.O_RDONLY | os.O_NONBLOCK)
+        opened = select.poll()
+        opened.register(pipe)
+        while not opened.poll(100) and process.poll() is None:
+            pass  # until the grader hangs; a command that ended has said why
+        os.close(pipe)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert f"what was graded is kept in {run / 'regraded'}; the same command again goes on" in said
+    assert (run / "regraded" / VERDICTS).read_bytes().count(b"\n") == 1
+    (tmp_path / "blocking.py").write_text("def grade(reply): return True")
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ["all", "7", "2", "5", "2", "0", "0", "1"] in [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("word", ["score=share", "code.score", "code"])
+def test_a_setting_that_is_none_is_refused(run: Path, word: str) -> None:
+    done = CliRunner().invoke(app, ["regrade", str(run), "--set", word])
+    assert isinstance(done.exception, RecipeError)
+    assert "write it as grader.key=value" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("before", "reward", "change"),
+    [(1.0, 0.5, "same"), (None, None, "same"), (1.0, None, "lost"), (None, 0.0, "found"), (0.0, 1.0, "became right")],
+)
+def test_changes(before: float | None, reward: float | None, change: str) -> None:
+    assert Regraded("f", 0, "t", before, reward, None, "", None, "answer").change == change

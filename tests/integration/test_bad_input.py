@@ -1,0 +1,88 @@
+"""What a newcomer gets wrong is one clear error of `retcon train`, before anything is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from typer.testing import CliRunner
+
+from retcon.cli.app import app
+from retcon.core.errors import CheckpointError, RetconError
+from training import make_base
+
+pytestmark = pytest.mark.torch
+GOOD = b'{"question": "1+1?", "answer": "2"}\n'
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("base") / "base")
+
+
+def train(tmp_path: Path, *words: object) -> None:
+    out = tmp_path / "out"
+    try:
+        CliRunner().invoke(app, ["train", "quickstart/baseline", *map(str, words), "--out", str(out)],
+                           catch_exceptions=False)  # fmt: skip
+    finally:
+        assert not out.exists(), "it was refused before work started"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b'{"text": "x", "label": "1"}\n', r"a\.jsonl, line 1: .*text, label.*columns = \{ question = "),
+        ("a.jsonl", b"", r"a\.jsonl is empty"),
+        ("a.jsonl", GOOD + b'{"question": {"a": 1}, "answer": "1"}\n', "line 2: column 'question' is an object"),
+        ("a.csv", "question,answer\nGröße?,1\n".encode("latin1"), r"a\.csv, line 2: not UTF-8 .*iconv"),
+        ("a.jsonl", json.dumps({"question": "x", "answer": "1" * 10_000_000}).encode(), "has 10,000,000 characters"),
+    ],
+)
+def test_data(name: str, content: bytes, said: str, base: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RetconError, match=said):
+        train(tmp_path, "task.kind=file", f"task.path={tmp_path / name}", "--from", base)
+
+
+def test_a_tokenizer_of_another_vocabulary_than_the_model(base: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(base, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has [\d,]+ tokens and the model 100: they are"):
+        train(tmp_path, "--from", other)
+
+
+def test_a_template_without_tools(base: Path, tmp_path: Path) -> None:
+    plain = shutil.copytree(base, tmp_path / "plain")
+    (plain / "chat_template.jinja").write_text(PLAIN)
+    with pytest.raises(RetconError, match="tool"):
+        train(tmp_path, "--from", plain, "model.style=auto")
+
+
+def test_a_hub_id_that_was_not_fetched_names_the_command_that_fetches_it(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="run `retcon model get nobody/nothing`"):
+        train(tmp_path, "--from", "nobody/nothing")
+
+
+def test_a_gguf_of_an_unknown_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs the package gguf, of the extra [gguf]")
+    import numpy as np
+
+    monkeypatch.setenv("RETCON_HOME", str(tmp_path / "home"))
+    writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "martian")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match="architecture is 'martian'"):
+        train(tmp_path, "--from", tmp_path / "odd.gguf")

@@ -1,0 +1,35 @@
+"""The learning curves, drawn, and the page that they stand on."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
+
+from comparing import comparison, repaired
+from retcon.report.html import write_page
+from retcon.report.panel import Report
+from retcon.report.plots import CURVES, draw_curves
+
+
+def test_the_page_needs_no_network_and_embeds_its_pictures(tmp_path: Path) -> None:
+    pictures = draw_curves(comparison(steps=3), tmp_path)
+    embedded = {curve: file.read_bytes() for curve, file in pictures.items()}
+    write_page(tmp_path / "report.html", Report(comparison(steps=3), embedded, repaired(), ["retcon quickstart"]))
+    text = (tmp_path / "report.html").read_text()
+    assert len(pictures) == len(CURVES)
+    assert text.count('src="data:image/png;base64,') == len(CURVES)
+    assert not re.search(r"https?://|@import|<link|<script", text)
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in pictures.values())
+
+
+def test_curves_that_no_run_has_are_not_drawn(tmp_path: Path) -> None:
+    bare = comparison(("baseline",), steps=3)
+    runs = [
+        replace(run, metrics=[{"step": 1, "pass_rate": 0.5}, {"step": 2, "pass_rate": None}])
+        for run in bare.arms["baseline"]
+    ]
+    drawn = draw_curves(replace(bare, arms={"baseline": runs}), tmp_path)
+    assert [curve.name for curve in drawn] == ["pass_rate"]

@@ -1,0 +1,193 @@
+"""Run folders and checkpoints: what loads them, and what happens when a disk is full or a folder is not what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.core.errors import CheckpointError, RecordError
+from retcon.models.placing import model_folder, start_model
+from retcon.train.sft import run_sft
+from training import make_base, make_demonstrations, small_recipe
+
+pytestmark = pytest.mark.torch
+SHORT = {"steps": 4, "checkpoint_every": 2}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`base`, `demonstrations.jsonl` and a finished `run`."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    make_demonstrations(make_base(folder / "base"), folder / "demonstrations.jsonl")
+    train(folder, folder / "run")
+    return folder
+
+
+def train(world: Path, out: Path, **sft: object) -> Path:
+    recipe = small_recipe(world / "base", sft={**SHORT, **sft})
+    return run_sft(recipe, world / "demonstrations.jsonl", out)
+
+
+@pytest.fixture
+def unfinished(world: Path, tmp_path: Path) -> Path:
+    """A copy of the run as it was after its last checkpoint, before the end."""
+    shutil.copytree(world / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/final")
+    return tmp_path / "run"
+
+
+def test_transformers_loads_a_checkpoint_unchanged(world):
+    for folder in (world / "run/final", world / "run/checkpoints/step-000004"):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        assert model.dtype == torch.float32
+        text = "print(12345) and a day"
+        assert tokenizer(text).input_ids == load_tokenizer(world / "base").encode(text)
+        assert tokenizer.apply_chat_template([{"role": "user", "content": "go"}], tokenize=False).startswith("<|im_")
+    assert json.loads((world / "run/checkpoints/step-000004/trainer.json").read_text())["step"] == 4
+
+
+def test_the_two_newest_checkpoints_are_kept(world, tmp_path):
+    train(world, tmp_path / "run", checkpoint_every=1)
+    assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == ["step-000003", "step-000004"]
+
+
+def test_costs_add_up_over_sessions_with_steps_that_were_undone(world, unfinished):
+    metrics = unfinished / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([*lines[:3], json.dumps({**json.loads(lines[3]), "cpu_s": 500.0}), '{"step": 5, "lo']))
+    shutil.rmtree(unfinished / "checkpoints/step-000004")
+    train(world, unfinished)
+    again = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["step"] for line in again] == [1, 2, 3, 4]
+    assert again[1]["cpu_s"] < 500 < again[2]["cpu_s"] <= again[3]["cpu_s"]
+
+
+def test_a_full_disk_keeps_what_was_saved(zygote, world, unfinished):
+    """The system refuses to write files beyond a size, as a full disk does, while the last model is saved."""
+    run = unfinished
+    shutil.rmtree(run / "checkpoints/step-000004")
+    before = {p.relative_to(run): p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()}
+    limit = (world / "base/model.safetensors").stat().st_size // 2
+    recipe = small_recipe(world / "base", sft=SHORT)
+    events = dict(zygote.run("sft", recipe, world / "demonstrations.jsonl", run, limit=limit))
+    assert events["exit"] == "1"
+    assert str(run / "checkpoints/step-000004") in events["error"]
+    assert "MiB are free" in events["error"]
+    assert "run the same command again" in events["error"]
+    assert {p.relative_to(run): p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()} == before
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002"]
+    final = train(world, run)  # there is room again
+    assert (final / "model.safetensors").read_bytes() == (world / "run/final/model.safetensors").read_bytes()
+
+
+def test_what_a_kill_left_half_written_is_removed(world, unfinished):
+    (unfinished / "checkpoints/.partial-step-000006").mkdir()
+    (unfinished / "checkpoints/.partial-step-000006/model.safetensors").write_bytes(b"half")
+    (unfinished / ".partial-metrics.jsonl").write_text("half")
+    train(world, unfinished)
+    assert not list(unfinished.rglob(".partial-*"))
+
+
+def test_an_incomplete_checkpoint_is_passed_over(world, unfinished):
+    (unfinished / "checkpoints/step-000004/trainer.json").unlink()
+    final = train(world, unfinished)
+    assert (final / "model.safetensors").read_bytes() == (world / "run/final/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "trainer.json"])
+def test_a_broken_checkpoint_is_named(world, unfinished, name):
+    (unfinished / "checkpoints/step-000004" / name).write_bytes(b"broken")
+    with pytest.raises(CheckpointError, match=r"step-000004 cannot be read.*delete that folder"):
+        train(world, unfinished)
+
+
+def edit(run: Path, **values: object) -> None:
+    file = run / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_a_run_of_another_format_version(world, unfinished):
+    edit(unfinished, format=2, version="9.1")
+    with pytest.raises(CheckpointError, match=r"format 2 \(retcon 9\.1\).*format 1"):
+        train(world, unfinished)
+
+
+def test_a_run_of_another_kind(world, unfinished):
+    edit(unfinished, kind="rl")
+    with pytest.raises(CheckpointError, match="kind 'rl', not 'sft'"):
+        train(world, unfinished)
+
+
+def test_another_recipe_is_told_by_its_keys(world, unfinished):
+    with pytest.raises(CheckpointError, match=r"sft\.lr was 0\.01, is 0\.5; sft\.steps was 4, is 9"):
+        train(world, unfinished, lr=0.5, steps=9)
+
+
+def test_a_recipe_may_change_where_the_run_does_not_look(world, unfinished):
+    recipe = small_recipe(world / "base", sft=SHORT, evaluate={"problems": 3}, rl={"steps": 99})
+    assert run_sft(recipe, world / "demonstrations.jsonl", unfinished) == unfinished / "final"
+
+
+def test_other_demonstrations(world, unfinished, tmp_path):
+    lines = (world / "demonstrations.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "fewer.jsonl").write_text("".join(lines[1:]))
+    with pytest.raises(CheckpointError, match="started from other demonstrations"):
+        run_sft(small_recipe(world / "base", sft=SHORT), tmp_path / "fewer.jsonl", unfinished)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format": 1}', '{"format": 1, "kind": "sft", "recipe": 3}'])
+def test_a_broken_run_folder(world, unfinished, content):
+    (unfinished / "run.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"run\.json is broken"):
+        train(world, unfinished)
+
+
+def test_a_folder_of_something_else_is_left_alone(world, tmp_path):
+    (tmp_path / "thesis.tex").write_text("dear")
+    with pytest.raises(CheckpointError, match=r"not empty and has no run\.json"):
+        train(world, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_no_demonstrations(world, tmp_path):
+    (tmp_path / "none.jsonl").write_text("")
+    with pytest.raises(RecordError, match="no trajectory to learn from"):
+        run_sft(small_recipe(world / "base"), tmp_path / "none.jsonl", tmp_path / "run")
+
+
+def test_a_missing_checkpoint_names_the_nearest(world):
+    with pytest.raises(CheckpointError, match=r"no model .*step-000005.*did you mean 'step-000004'"):
+        model_folder(world / "run/checkpoints/step-000005")
+    assert model_folder(world / "run") == world / "run/final"
+
+
+def test_scratch_is_seeded(world, monkeypatch):
+    monkeypatch.setattr("retcon.models.placing.BASE", world / "base")
+    state = torch.get_rng_state()
+    one, same, other = (start_model("scratch", seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(one[k], same[k]) for k in one)
+    assert not all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_an_interrupt_loses_no_step(zygote, world, tmp_path):
+    recipe = small_recipe(world / "base", sft={"steps": 5000, "checkpoint_every": 5000})
+    pid = done = 0
+    for name, value in zygote.run("sft", recipe, world / "demonstrations.jsonl", tmp_path / "run"):
+        if name == "pid":
+            pid = int(value)
+        elif name == "step":
+            done = int(value)
+            if done == 3:
+                os.kill(pid, signal.SIGINT)
+    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
+    assert checkpoint.name == f"step-{done:06d}"
+    assert 3 <= done < 5000

@@ -1,0 +1,81 @@
+"""Demonstrations: real code, run by the real sandbox, through the model's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe, TaskSection
+from retcon.core.errors import RecipeError
+from retcon.store import jsonl
+from retcon.tasks.numbers import problems
+from retcon.tasks.types import Lesson, Task
+from retcon.train.demos.making import demonstrations, write_demonstrations
+from training import Ones
+
+
+@pytest.mark.parametrize("style", ["markdown", "hermes"])
+def test_demonstrations_hold_failures_repairs_and_answers(tmp_path: Path, style: str) -> None:
+    recipe = Recipe.model_validate({"sft": {"demonstrations": 40}, "rollout": {"max_tokens": 2000}})
+    chat = Chat(ByteTokenizer(), style=style)  # type: ignore[arg-type]
+    steps: list[tuple[int, int]] = []
+    path = tmp_path / "d.jsonl"
+    summary = write_demonstrations(recipe, chat, path, on_progress=lambda *s: steps.append(s))
+    made = list(jsonl.read(path))
+    assert (summary.kept, dict(summary.rejected)) == (40, {})
+    assert summary.failed == sum(t.failures > 0 for t in made)
+    assert steps[-1] == (40, 40)
+    assert [t.task for t in made] == [p.task().id for _, p in zip(range(40), problems(0, "train"), strict=False)]
+    statuses = {o.status for t in made for turn in t.turns for o in turn.observations}
+    assert statuses == {"ok", "error"}
+    assert any(t.reward == 1.0 and t.failures for t in made)
+    assert any(t.reward == -1.0 for t in made)
+    # The teacher has no probabilities, and says so.
+    assert all(s.logprobs is None for t in made for s in t.segments)
+    write_demonstrations(recipe, chat, tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
+
+
+class Taught(Ones):
+    """A family with a teacher: it prints 1, and says what it saw."""
+
+    def lessons(self, seed: int) -> Iterator[tuple[Task, Lesson]]:
+        def lesson(printed: Sequence[str], rng: random.Random) -> tuple[str, str | None]:
+            return (f"it is {printed[0]}.", None) if printed else ("so.", "print(1)")
+
+        return ((task, lesson) for _, task in zip(range(3), self.train(seed), strict=False))
+
+
+class OnesSection(TaskSection):
+    def build(self, count_tokens: object = None) -> Ones:
+        return Ones()
+
+
+class TaughtSection(TaskSection):
+    def build(self, count_tokens: object = None) -> Taught:
+        return Taught()
+
+
+def demonstrated(kind: str) -> list[str]:
+    recipe = load_recipe(None, [f"task.kind={kind}", "rollout.max_tokens=2000", "sft.demonstrations=3"])
+    return [t.text for t in asyncio.run(demonstrations(recipe, Chat(ByteTokenizer())))]
+
+
+def test_demonstrations_are_of_the_recipes_own_task_family() -> None:
+    made = demonstrated(f"{__name__}:TaughtSection")
+    assert len(made) == 3
+    for text in made:
+        assert text.count("go<|im_end|>") == 1
+        assert text.endswith("it is 1.<|im_end|>")
+
+
+def test_a_family_without_a_teacher_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"task\.kind = '.*OnesSection': the task family 'ones' has no teacher"):
+        demonstrated(f"{__name__}:OnesSection")

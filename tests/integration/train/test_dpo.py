@@ -1,0 +1,179 @@
+"""Preference training: the loss by hand, its gradient, what is compared, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.schema import DPOSection
+from retcon.core.errors import RecordError, TaskWarning
+from retcon.core.pair import Completion, Pair
+from retcon.core.types import Sample
+from retcon.store.pairs import write_pairs
+from retcon.train.batch import collate
+from retcon.train.datasets.preferences import Preference, read_preferences
+from retcon.train.dpo import dpo_loss, dpo_step, summed
+from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.logprobs import token_logprobs
+
+pytestmark = pytest.mark.torch
+TOKENIZER = ByteTokenizer()
+CHAT = Chat(TOKENIZER)
+
+
+def test_the_loss_is_the_papers():
+    chosen, rejected = torch.tensor([-3.0, -5.0]), torch.tensor([-4.0, -2.0])
+    reference = torch.tensor([-3.5, -5.0]), torch.tensor([-3.0, -4.0])
+    loss, margins = dpo_loss(chosen, rejected, reference=reference, beta=0.5)
+    by_hand = [0.5 * ((-3 + 3.5) - (-4 + 3)), 0.5 * ((-5 + 5) - (-2 + 4))]
+    assert margins.tolist() == pytest.approx(by_hand)
+    assert loss.item() == pytest.approx(sum(math.log(1 + math.exp(-m)) for m in by_hand) / 2)
+
+
+def test_where_the_policy_is_its_reference_nothing_is_known():
+    same = torch.tensor([-3.0, -7.0])
+    loss, margins = dpo_loss(same, same - 1, reference=(same, same - 1), beta=0.1)
+    assert loss.item() == pytest.approx(math.log(2))
+    assert margins.tolist() == [0.0, 0.0]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=31, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=1,
+            num_key_value_heads=1, head_dim=32, max_position_embeddings=64, tie_word_embeddings=True,
+        )
+    ).eval()  # fmt: skip
+
+
+def sample(first: int, length: int, learnt: int) -> Sample:
+    ids = tuple((first + 7 * i) % 31 for i in range(length))
+    return Sample(ids, (0,) * (length - learnt) + (1,) * learnt, (None,) * length, (0,) * length)
+
+
+PAIRS = [Preference(sample(1, 9, 4), sample(2, 12, 5)), Preference(sample(3, 20, 3), sample(4, 7, 2))]
+
+
+def direct(model, reference: torch.Tensor, beta: float) -> torch.Tensor:
+    """The loss of PAIRS, each sample alone in one plain forward."""
+    sums = []
+    for pair in PAIRS:
+        for one in (pair.chosen, pair.rejected):
+            batch = collate([one])
+            sums.append(token_logprobs(model, batch.ids, batch.mask).sum())
+    found = torch.stack(sums).view(-1, 2)
+    return dpo_loss(found[:, 0], found[:, 1], reference=(reference[:, 0], reference[:, 1]), beta=beta)[0]
+
+
+@pytest.mark.parametrize("computing", [Computing(), Computing(micro_batch_tokens=8), Computing(share_prompts=False)])
+def test_the_step_is_down_the_gradient_of_the_loss_however_it_is_cut(model, computing):
+    reference = torch.tensor([[-14.0, -15.0], [-9.0, -8.0]])
+    section = DPOSection(beta=0.3, lr=0.1, warmup=0.0, steps=2, max_grad_norm=1e9)
+    stepped, plain = copy.deepcopy(model), copy.deepcopy(model)
+    metrics = dpo_step(
+        stepped, torch.optim.SGD(stepped.parameters()), PAIRS, reference, section, step=0, computing=computing
+    )
+    loss = direct(plain, reference, 0.3)
+    loss.backward()
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in plain.named_parameters():
+        wanted = parameter.detach() - metrics["lr"] * parameter.grad
+        torch.testing.assert_close(stepped.get_parameter(name).detach(), wanted, atol=1e-6, rtol=1e-4)
+    assert max(p.grad.abs().max() for p in plain.parameters()) > 1e-3
+    samples = [s for pair in PAIRS for s in (pair.chosen, pair.rejected)]
+    with torch.no_grad():
+        before, after = (summed(m, samples, Computing()).view(-1, 2) for m in (model, stepped))
+    margin = (after - before)[:, 0] - (after - before)[:, 1]
+    assert (margin > 0).all(), "the chosen gain on the rejected"
+
+
+def test_the_figures_of_a_step_are_those_before_it(model):
+    samples = [s for pair in PAIRS for s in (pair.chosen, pair.rejected)]
+    with torch.no_grad():
+        policy = summed(model, samples, Computing()).view(-1, 2)
+    section = DPOSection(beta=0.3, lr=0.1, warmup=0.0, steps=2, max_grad_norm=1e9)
+
+    def figures(reference: torch.Tensor) -> dict[str, float]:
+        trained = copy.deepcopy(model)
+        return dpo_step(trained, torch.optim.SGD(trained.parameters()), PAIRS, reference, section, step=0)
+
+    level = figures(policy)
+    assert (level["accuracy"], level["margin"]) == (0.0, 0.0), "a margin of nothing is not positive"
+    found = figures(policy - torch.tensor([[2.0, 1.0], [4.0, 1.0]]))
+    assert (found["chosen"], found["rejected"]) == pytest.approx((0.3 * 3, 0.3 * 1), rel=1e-4)
+    assert (found["accuracy"], found["margin"]) == (1.0, pytest.approx(0.3 * 2, rel=1e-4))
+
+
+def read(tmp_path: Path, *rows: object, **how: int) -> list[Preference]:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_preferences(file, CHAT, **{"vocabulary": TOKENIZER.size, **how})
+
+
+def compared(sample: Sample) -> tuple[str, str]:
+    """What stands before what is compared, and that."""
+    parts = [[i for i, m in zip(sample.ids, sample.mask, strict=True) if m == wanted] for wanted in (0, 1)]
+    return TOKENIZER.decode(parts[0]), TOKENIZER.decode(parts[1])
+
+
+CALL = {"function": {"name": "python", "arguments": '{"code": "print(1)"}'}}
+ASKED = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+
+
+def test_messages_are_compared_from_the_call_on_in_the_models_own_words(tmp_path):
+    chosen = [{"role": "assistant", "content": "I try.", "tool_calls": [CALL]}]
+    rejected = [{"role": "assistant", "content": "I try.\n```python\nprint(\n```"}]
+    (pair,) = read(tmp_path, {"prompt": ASKED, "chosen": chosen, "rejected": rejected})
+    before = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nI try.\n"
+    assert compared(pair.chosen) == (before, "```python\nprint(1)\n```<|im_end|>")
+    assert compared(pair.rejected) == (before, "```python\nprint(\n```<|im_end|>")
+
+
+def test_ids_and_masks_of_our_own_pairs_are_taken_as_they_are(tmp_path):
+    pair = Pair("p", "ab", Completion("cd", (99, 100), (0, 1)), Completion("e", (101,)), (97, 98))
+    write_pairs(tmp_path / "pairs.jsonl", [pair])
+    (found,) = read_preferences(tmp_path / "pairs.jsonl", CHAT, vocabulary=TOKENIZER.size)
+    assert (found.chosen.ids, found.chosen.mask) == ((97, 98, 99, 100), (0, 0, 0, 1))
+    assert (found.rejected.ids, found.rejected.mask) == ((97, 98, 101), (0, 0, 1))
+
+
+def test_text_is_encoded_as_it_stands(tmp_path):
+    (pair,) = read(tmp_path, {"prompt": "<|im_start|>user\nU", "chosen": "good", "rejected": "bad<|im_end|>"})
+    assert compared(pair.chosen) == ("<|im_start|>user\nU", "good")
+    assert pair.rejected.ids[-1] == TOKENIZER.special_id("<|im_end|>")
+
+
+ROW = {"prompt": "U", "chosen": "good", "rejected": "bad"}
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ({"messages": ASKED}, "line 2: no pair: it needs prompt, chosen and rejected"),
+        ({**ROW, "chosen": ASKED}, "line 2: prompt, chosen and rejected must all be text, or all be lists"),
+        ({**ROW, "rejected": ""}, "line 2: a side of the pair is empty"),
+        ({"prompt": ASKED, "chosen": [], "rejected": []}, "line 2: no message of the model"),
+        ({**ROW, "tokens": {"prompt": [1], "chosen": [2], "chosen_mask": [1, 1], "rejected": [3]}}, "a mask of 2"),
+        ({**ROW, "tokens": {"prompt": [1], "chosen": [999], "rejected": [3]}}, "line 2: id 999"),
+    ],
+)
+def test_what_is_no_pair_is_refused_by_line(tmp_path, row, part):
+    with pytest.raises(RecordError, match=part):
+        read(tmp_path, ROW, row)
+
+
+def test_long_pairs_are_counted_and_left_out(tmp_path):
+    with pytest.warns(TaskWarning, match="1 of 2 pairs are longer than the model's 20 positions"):
+        assert len(read(tmp_path, ROW, {**ROW, "chosen": "x" * 30}, max_tokens=20)) == 1
+    with pytest.raises(RecordError, match="holds no pair"):
+        read(tmp_path)

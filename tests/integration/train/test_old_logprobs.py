@@ -1,0 +1,109 @@
+"""The log-probs that a step starts from, and how far two ways of computing them are apart."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from retcon.config.schema import Recipe
+from retcon.core.errors import ComputeWarning
+from retcon.core.types import Sample
+from retcon.train.kernels.computing import Computing
+from retcon.train.objective.old_logprobs import LARGE, Mismatch, recompute
+from retcon.train.update import update
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=31, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
+                    num_key_value_heads=1, head_dim=32)
+    ).eval()  # fmt: skip
+
+
+def samples(model: Qwen3ForCausalLM, off: float = 0.0) -> list[Sample]:
+    """Two with an advantage and one without, their log-probs `off` by as much."""
+    found = []
+    for length, advantage in ((9, 1.0), (13, -1.0), (7, 0.0)):
+        ids = tuple((3 + 7 * i) % 31 for i in range(length))
+        with torch.no_grad():
+            rows = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        known = [None] * 3 + [rows[i - 1, ids[i]].item() + off for i in range(3, length)]
+        mask = (0,) * 3 + (1,) * (length - 3)
+        found.append(Sample(ids, mask, tuple(known), (0,) * length, (advantage,) * length))
+    return found
+
+
+def stepped(model: Qwen3ForCausalLM, given: list[Sample], **section: object) -> dict[str, float | None]:
+    config = Recipe.model_validate({"rl": {"lr": 0.1, **section}}).rl
+    return update(model, torch.optim.SGD(model.parameters()), given, config, seed=0, step=1)
+
+
+def test_the_figures_are_of_what_is_learnt() -> None:
+    found = Mismatch()
+    trainer, engine = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.5, -1.75, 0.0]])
+    found.add(trainer, engine, torch.tensor([[True, True, False]]))
+    found.add(trainer, trainer, torch.tensor([[True, True, False]]))
+    with pytest.warns(ComputeWarning, match="rl.old_logprobs=recompute"):
+        metrics = found.metrics()
+    kl = (math.expm1(0.5) - 0.5 + math.expm1(-0.25) + 0.25) / 4
+    assert metrics == pytest.approx({"mismatch_mean": 0.75 / 4, "mismatch_max": 0.5, "mismatch_kl": kl})
+
+
+def test_one_id_that_is_far_off_is_no_reason_to_warn() -> None:
+    found = Mismatch()
+    trainer = torch.zeros(1, 100)
+    engine = trainer.clone()
+    engine[0, 7] = 2 * LARGE
+    found.add(trainer, engine, torch.ones(1, 100, dtype=torch.bool))
+    assert found.metrics()["mismatch_max"] == pytest.approx(2 * LARGE)
+
+
+def test_nothing_learnt_is_no_zero() -> None:
+    assert set(Mismatch().metrics().values()) == {None}
+
+
+def test_an_update_measures_before_it_changes_anything(model: Qwen3ForCausalLM) -> None:
+    metrics = stepped(model, samples(model), minibatches=3)
+    assert metrics["grad_norm"] > 0
+    assert metrics["kl"] > 1e-4, "later minibatches are off policy"
+    assert metrics["mismatch_max"] < 1e-5, "which the first one is not"
+
+
+def test_without_an_advantage_nothing_is_measured(model: Qwen3ForCausalLM) -> None:
+    metrics = stepped(model, samples(model)[2:])
+    assert metrics["mismatch_mean"] is None
+
+
+def test_recomputed_log_probs_are_the_trainers(model: Qwen3ForCausalLM) -> None:
+    right, wrong = samples(model), samples(model, off=-LARGE / 2)
+    mismatch = Mismatch()
+    found = recompute(model, wrong, mismatch, Computing())
+    figures = mismatch.metrics()
+    assert figures["mismatch_mean"] == pytest.approx(LARGE / 2, rel=1e-3)
+    above = math.expm1(LARGE / 2) - LARGE / 2  # of the trainer's, which are above the engine's
+    assert figures["mismatch_kl"] == pytest.approx(above, abs=2e-7)
+    for n in (0, 1):
+        assert found[n].logprobs[:3] == (None,) * 3
+        assert found[n].logprobs[3:] == pytest.approx(right[n].logprobs[3:], abs=1e-5)
+    assert found[2] is wrong[2], "what has no advantage is not computed"
+
+
+def test_the_ratio_starts_at_one_only_where_they_are_recomputed(model: Qwen3ForCausalLM) -> None:
+    off = samples(model, off=LARGE / 2)
+    taken, recomputed = (
+        stepped(model, off, minibatches=1, lr=1e-9, old_logprobs=kind) for kind in ("engine", "recompute")
+    )
+    assert taken["kl"] == pytest.approx((LARGE / 2) ** 2 / 2, rel=0.05)
+    assert recomputed["kl"] < 1e-8
+    assert (
+        taken["mismatch_mean"]
+        == pytest.approx(recomputed["mismatch_mean"], rel=1e-3)
+        == pytest.approx(LARGE / 2, rel=1e-3)
+    )

@@ -1,0 +1,240 @@
+"""The RL loop over the real engine and sandbox: selection, infrastructure losses, and being interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from retcon.config.schema import LoraSection
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
+from retcon.engine.local.engine import LocalEngine
+from retcon.models.locating import locate
+from retcon.models.lora import Adapter
+from retcon.store import jsonl
+from retcon.train import rl
+from retcon.train.rl import run_rl
+from training import Graded, Ones, make_base, small_recipe
+
+pytestmark = pytest.mark.torch
+SMALL = {"prompts": 2, "group": 4, "steps": 1}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("rl") / "base")
+
+
+def run(base, out, rewards, **sections):
+    recipe = small_recipe(base, **{"rl": SMALL, "rollout": {"max_tokens": 16}, "repair": {"kind": "none"}, **sections})
+    lines = []
+    run_rl(recipe, base, out, tasks=Graded(rewards=rewards), on_step=lines.append)
+    return lines
+
+
+def test_a_group_with_one_survivor_is_skipped_and_counted(base, tmp_path):
+    (line,) = run(base, tmp_path / "run", ((1.0, None, None, None), (1.0, -1.0, -1.0, None)))
+    assert (line["rollouts"], line["infrastructure"], line["kept"], line["groups_skipped"]) == (8, 4, 3, 1)
+    assert line["groups_flat"] == 0, "a group of one is not flat, it is none"
+    assert line["reward"] == 0.0  # (1 + 1 - 1 - 1) / 4: faults are no zeros
+    assert line["grad_norm"] > 0
+    kept = list(jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl"))
+    assert len(kept) == 8, "also those that were lost"
+
+
+def test_two_survivors_are_compared_with_each_other(base, tmp_path):
+    lost = run(base, tmp_path / "lost", ((None, 1.0, None, -1.0),), rl={**SMALL, "prompts": 1})
+    assert (lost[0]["kept"], lost[0]["infrastructure"], lost[0]["groups_skipped"]) == (2, 2, 0)
+    assert lost[0]["grad_norm"] > 0
+
+
+def test_a_step_without_rollouts_ends_the_run_by_name(base, tmp_path):
+    with pytest.raises(SandboxUnavailable, match=r"step 1.*run the same command again"):
+        run(base, tmp_path / "run", ((None, None, None, 1.0),))
+    assert not (tmp_path / "run/final").exists()
+
+
+def test_selection_keeps_g_of_the_oversampled(base, tmp_path):
+    rewards = (1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0)
+    (line,) = run(base, tmp_path / "run", (rewards,), select={"kind": "roc", "oversample": 2.0})
+    assert (line["rollouts"], line["kept"], line["groups_flat"]) == (16, 8, 0)
+
+
+def test_the_first_the_tenth_and_the_last_step_keep_their_rollouts(base, tmp_path):
+    run(base, tmp_path / "run", ((1.0, -1.0),), rl={"prompts": 1, "group": 2, "steps": 12})
+    kept = sorted(file.name for file in (tmp_path / "run/trajectories").glob("*.jsonl"))
+    assert kept == [f"step-{n:06d}.jsonl" for n in (1, 10, 12)]
+
+
+def test_the_share_that_is_purified_follows_its_schedule(base, tmp_path):
+    repair = {"kind": "saar", "probability_schedule": ((1, 0.0), (2, 1.0))}
+    run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "steps": 2}, repair=repair)
+    purified = [
+        {t.provenance.purified for t in jsonl.read(tmp_path / f"run/trajectories/step-00000{step}.jsonl")}
+        for step in (1, 2)
+    ]
+    assert purified == [{False}, {True}]
+
+
+def test_flat_groups_change_nothing(base, tmp_path):
+    (line,) = run(base, tmp_path / "run", ((-1.0,) * 4,))
+    assert (line["groups_flat"], line["grad_norm"], line["loss"]) == (2, 0.0, 0.0)
+    one, other = ((f / "model.safetensors").read_bytes() for f in (base, tmp_path / "run/final"))
+    assert one == other
+
+
+FLAT, MIXED = (1.0,) * 4, (1.0, -1.0, -1.0, 1.0)
+EXTRA = ("extra_groups", "extra_rollouts", "extra_rounds", "groups_flat", "groups_short", "kept")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "select", "expected"),
+    [
+        ((FLAT, MIXED, FLAT, MIXED), {}, (2, 8, 2, 2, 0, 8)),
+        ((MIXED,), {}, (0, 0, 0, 0, 0, 8)),
+        ((FLAT, MIXED, FLAT, MIXED), {"max_rounds": 1}, (1, 4, 1, 2, 1, 4)),
+        ((FLAT, MIXED, FLAT, MIXED), {"max_extra": 0.5}, (1, 4, 1, 2, 1, 4)),
+        ((FLAT,), {}, (4, 16, 2, 6, 2, 0)),
+        (((1.0, None, None, None), MIXED, MIXED), {}, (1, 4, 1, 0, 0, 8)),
+        ((FLAT, MIXED), {"dynamic": False}, (0, 0, 0, 1, 0, 8)),
+    ],
+    ids=["replaced", "nothing to replace", "rounds", "extra", "all flat", "lost", "off"],
+)
+def test_flat_groups_are_replaced_within_bounds(base, tmp_path, rewards, select, expected):
+    (line,) = run(base, tmp_path / "run", rewards, select={"dynamic": True, **select})
+    assert tuple(line[name] for name in EXTRA) == expected
+    assert line["rollouts"] == 8 + expected[1]
+    assert (line["grad_norm"] > 0) == (expected[-1] > 0)
+    assert len(list(jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl"))) == line["rollouts"]
+
+
+def test_the_next_step_goes_on_after_the_prompts_that_were_drawn_in_place_of_others(base, tmp_path):
+    rewards = (FLAT, MIXED, MIXED, FLAT, MIXED, FLAT, MIXED)
+    run(base, tmp_path / "run", rewards, rl={**SMALL, "steps": 2}, select={"dynamic": True})
+    drawn = [
+        sorted({int(t.task.rpartition("/")[2]) for t in jsonl.read(tmp_path / f"run/trajectories/step-00000{n}.jsonl")})
+        for n in (1, 2)
+    ]
+    assert drawn == [[0, 1, 2], [3, 4, 5, 6]]
+
+
+def test_old_logprobs_are_the_engines_and_agree_with_the_trainers(base, tmp_path):
+    rl = {**SMALL, "minibatches": 1}
+    (line,) = run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl=rl)
+    assert line["clip_fraction"] == 0.0
+    assert line["kl"] < 1e-8
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text()) == line
+
+
+@pytest.mark.parametrize(
+    ("sections", "most"),
+    [
+        ({}, 1e-5),
+        ({"compute": {"rollout_dtype": "float16"}}, 1e-2),
+        ({"compute": {"rollout_dtype": "bfloat16"}}, 1e-1),
+        ({"compute": {"rollout_dtype": "float16", "dtype": "bfloat16"}}, 1e-1),
+        ({"lora": {"rank": 4}}, 1e-5),
+        ({"lora": {"rank": 4}, "compute": {"rollout_dtype": "float16"}}, 1e-2),
+    ],
+    ids=["shared", "float16", "bfloat16", "float16 and bfloat16", "lora", "lora float16"],
+)
+def test_rollouts_follow_the_trained_weights(base, tmp_path, sections, most):
+    """In every step, after large updates too: an engine left behind would have log-probs that are far off."""
+    rl = {**SMALL, "steps": 4, "lr": 5e-2}
+    lines = run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl=rl, **sections)
+    assert max(line["kl"] for line in lines) > 1e-2, "the updates were large"
+    for line in lines:
+        assert 0 < line["mismatch_mean"] <= line["mismatch_max"] < most
+        assert line["mismatch_kl"] < most**2
+    if most > 1e-5:
+        assert max(line["mismatch_max"] for line in lines) > 1e-5, "other weights, other rounding"
+
+
+def test_adapters_end_up_in_a_plain_model(base, tmp_path):
+    run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "lr": 5e-2}, lora={"rank": 4})
+    final, checkpoint = tmp_path / "run/final", tmp_path / "run/checkpoints/step-000001"
+    before, after = (load_file(f / "model.safetensors") for f in (base, final))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if name.endswith("_proj.weight")}
+    assert (final / "config.json").read_bytes() == (base / "config.json").read_bytes()
+    adapters = [f / "adapter_model.safetensors" for f in (final / "adapter", checkpoint)]
+    assert adapters[0].read_bytes() == adapters[1].read_bytes()
+    assert not (checkpoint / "model.safetensors").exists()
+    with pytest.raises(CheckpointError, match=r"step-000001 holds adapters without their model: give the final/"):
+        locate(checkpoint)
+    ids = torch.arange(9)[None]
+    with torch.inference_mode():
+        merged = AutoModelForCausalLM.from_pretrained(final)(ids).logits
+        adapted = AutoModelForCausalLM.from_pretrained(base)
+        Adapter(adapted, LoraSection(rank=4), seed=9).load(final / "adapter")
+        torch.testing.assert_close(adapted(ids).logits, merged)
+
+
+def test_a_run_says_where_it_computes_and_keeps_it(base, tmp_path):
+    recipe = small_recipe(base, rl=SMALL, rollout={"max_tokens": 16}, compute={"attention": "eager"})
+    told = []
+    run_rl(recipe, base, tmp_path / "run", tasks=Ones(), on_place=lambda place: told.append(place.line))
+    assert len(told) == 1
+    assert told[0].endswith("float32, rollouts float32, eager attention")
+    assert json.loads((tmp_path / "run/run.json").read_text())["places"] == told
+
+
+@pytest.mark.parametrize(
+    ("sections", "part"),
+    [({"compute": {"device": "cuda:9"}}, "compute.device"), ({"lora": {"rank": 2, "targets": "w"}}, "lora.targets")],
+)
+def test_what_cannot_be_computed_here_is_refused_before_there_is_a_run(base, tmp_path, sections, part):
+    with pytest.raises(RecipeError, match=part):
+        run_rl(small_recipe(base, **sections), base, tmp_path / "run", tasks=Ones())
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_loses_no_step(zygote, base, tmp_path):
+    recipe = small_recipe(base, rl={**SMALL, "steps": 1000, "checkpoint_every": 1000}, rollout={"max_tokens": 16})
+    pid = done = 0
+    for name, value in zygote.run("rl", recipe, base, tmp_path / "run"):
+        if name == "pid":
+            pid = int(value)
+        elif name == "step":
+            done = int(value)
+            if done == 3:
+                os.kill(pid, signal.SIGINT)
+    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
+    assert checkpoint.name == f"step-{done:06d}"
+    assert 3 <= done < 1000
+
+
+def test_keys_and_values_take_no_memory_while_weights_are_updated(base, tmp_path, monkeypatch):
+    engines, during = [], []
+    opened, updated = rl.open_rollouts, rl.update
+
+    @asynccontextmanager
+    async def watched(*args, **kwargs):
+        async with opened(*args, **kwargs) as rollouts:
+            engines.append(rollouts.engine)
+            yield rollouts
+
+    def update(*args, **kwargs):
+        during.append((engines[0].stats.kv_peak, engines[0].stats.kv_used))
+        return updated(*args, **kwargs)
+
+    monkeypatch.setattr(rl, "open_rollouts", watched)
+    monkeypatch.setattr(rl, "update", update)
+    run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "steps": 2})
+    assert [used for _, used in during] == [0, 0]
+    assert all(peak > 0 for peak, _ in during)
+
+
+def test_the_budget_of_keys_and_values_leaves_room_for_the_optimiser(base):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    alone = LocalEngine(model, max_len=64, max_requests=4).stats.kv_budget
+    crowded = LocalEngine(model, max_len=64, max_requests=4, reserved=1 << 60).stats.kv_budget
+    assert alone == 8 * crowded, "one request must fit all the same"

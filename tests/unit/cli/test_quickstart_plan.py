@@ -1,0 +1,107 @@
+"""What the quickstart means to do, and what it remembers of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retcon.cli.quickstart.ledger import Ledger, finished
+from retcon.cli.quickstart.plan import make_plan
+from retcon.core.errors import CheckpointError, RecipeError
+from retcon.evaluate.result import Result, Setting, write_result
+
+OVERRIDES = ("rl.steps=3", "sft.steps=5", "evaluate.samples=9")
+
+
+def test_arms_differ_in_their_recipe_and_seeds_in_nothing_else(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=["run.seed=0"])
+    assert list(plan.arms) == [("baseline", 0), ("saar", 0), ("baseline", 1), ("saar", 1)]
+    one, other = (plan.arms["saar", seed][0].recipe.model_dump() for seed in (0, 1))
+    assert one["run"].pop("seed") + 1 == other["run"].pop("seed")
+    assert one == other
+    words = plan.arms["saar", 1][0].job.words
+    assert words[:2] == ("train", "quickstart/saar")
+    assert "run.seed=1" in words
+    assert words[-4:] == ("--from", str(tmp_path / "cold_start"), "--out", str(tmp_path / "saar" / "seed-1"))
+
+
+def test_an_override_reaches_the_stages_that_it_concerns(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["run.seed=0", *OVERRIDES])
+    sft, cold_eval = plan.cold
+    train, arm_eval = plan.arms["saar", 0]
+    assert "sft.steps=5" in sft.job.words
+    assert "rl.steps=3" not in sft.job.words
+    assert "rl.steps=3" in train.job.words
+    assert "sft.steps=5" not in train.job.words
+    assert {cold_eval.recipe.evaluate.samples, arm_eval.recipe.evaluate.samples} == {9}
+
+
+def test_an_override_of_a_kind_reaches_the_arms_of_that_kind(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=1, overrides=["repair.gamma=0.3", "rl.clip_high=0.4"])
+    (baseline, _), (saar, _) = plan.arms.values()
+    assert "repair.gamma=0.3" in saar.job.words
+    assert "repair.gamma=0.3" not in baseline.job.words
+    assert all("rl.clip_high=0.4" in stage.job.words for stage in (baseline, saar))
+    with pytest.raises(RecipeError, match=r'repair\.gamma belongs to kind = "saar"'):
+        make_plan(tmp_path, arms=["baseline"], seeds=1, overrides=["repair.gamma=0.3"])
+
+
+def test_both_checkpoints_are_measured_alike(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, arms=["baseline", "saar", "roc"], seeds=1)
+    measured = [plan.cold[1], *(pair[1] for pair in plan.arms.values())]
+    for section in ("task", "rollout", "sandbox", "evaluate"):
+        assert len({getattr(s.recipe, section).model_dump_json() for s in measured}) == 1, section
+    assert {s.recipe.run.threads for s in measured} == {1}
+
+
+def test_from_scratch_gives_way_to_the_users_own(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["sft.steps=5"], from_scratch=True)
+    assert plan.cold[0].recipe.model.path == "scratch"
+    assert plan.cold[0].recipe.sft.steps == 5
+    assert plan.options == ("sft.steps=5", "--from-scratch")
+
+
+@pytest.mark.parametrize("arm", ["cold_start", "nothing"])
+def test_what_is_no_arm_is_refused(tmp_path: Path, arm: str) -> None:
+    with pytest.raises(RecipeError, match=f"no arm '{arm}'.*baseline, roc, saar"):
+        make_plan(tmp_path, arms=[arm], seeds=1)
+
+
+def test_the_ledger_refuses_other_recipes_and_takes_further_arms(tmp_path: Path) -> None:
+    Ledger(make_plan(tmp_path, arms=["saar"], seeds=1)).begin()
+    Ledger(make_plan(tmp_path, arms=["saar", "roc"], seeds=2))
+    with pytest.raises(CheckpointError, match=r"rl\.steps was 80, is 5.*choose another --out"):
+        Ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["rl.steps=5"]))
+
+
+def test_the_ledger_adds_up_sessions(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, arms=["saar"], seeds=1)
+    Ledger(plan).begin()
+    path = tmp_path / "quickstart.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": 100.0}))
+    ledger = Ledger(plan)
+    assert ledger.seconds == 100.0  # looking at a finished run takes no time
+    ledger.begin()
+    assert ledger.seconds > 100.0
+    path.write_text("{")
+    with pytest.raises(CheckpointError, match=r"quickstart\.json cannot be read"):
+        Ledger(plan)
+
+
+def test_an_evaluation_has_finished_once_both_settings_are_there(tmp_path: Path) -> None:
+    stage = make_plan(tmp_path, arms=["saar"], seeds=1).cold[1]
+    stage.makes.parent.mkdir(parents=True)
+    assert not finished(stage)
+    result = Result("c", {}, {})
+    for name in ("t1", "top_p"):
+        assert not finished(stage)
+        result = result.with_setting(name, Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0))
+        write_result(stage.makes, result)
+    assert finished(stage)
+
+
+def test_with_top_p_1_an_evaluation_has_one_setting(tmp_path: Path) -> None:
+    stage = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.top_p=1.0"]).cold[1]
+    stage.makes.parent.mkdir(parents=True)
+    write_result(stage.makes, Result("c", {}, {}).with_setting("t1", Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0)))
+    assert finished(stage)

@@ -1,0 +1,53 @@
+"""What is installed, what the version is, and what to install."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from retcon.core.installing import _target, requirements
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_version_stands_in_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/retcon/__init__.py"
+
+
+def test_requirements_are_read_with_their_extras():
+    found = requirements()
+    assert {"numpy", "cydifflib", "rapidfuzz", "httpx"} <= set(found[""])
+    assert "torch" in found["train"]
+    assert found["serve"] == ("starlette", "uvicorn")
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (None, "'retcon-rl[train]'"),
+        ({"url": "file:///a%20b/retcon", "dir_info": {"editable": True}}, "-e '/a b/retcon[train]'"),
+        ({"url": "file:///x/retcon", "dir_info": {}}, "'/x/retcon[train]'"),
+        ({"url": "file:///x/retcon.whl", "archive_info": {}}, "'/x/retcon.whl[train]'"),
+        ({"url": "https://host/r.whl", "archive_info": {}}, "'retcon-rl[train] @ https://host/r.whl'"),
+        (
+            {"url": "https://host/r", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "'retcon-rl[train] @ git+https://host/r@abc'",
+        ),
+    ],
+)
+def test_an_extra_comes_from_where_retcon_came_from(record, expected):
+    assert _target(record and json.dumps(record), "train") == expected
+
+
+def test_a_benchmark_that_is_a_program_can_be_run_as_one():
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        text = file.read_text()
+        if "__main__" in text:
+            assert text.startswith("#!/usr/bin/env python\n"), file.name
+            assert file.stat().st_mode & 0o111, file.name

@@ -1,0 +1,233 @@
+"""Recipes: what is shipped parses, what is wrong is named by file, line and key."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from retcon.config.load import load_recipe
+from retcon.config.save import recipe_to_toml, reference
+from retcon.config.schema import SECTIONS, Recipe, RepairSection
+from retcon.config.shipped import find_recipe, shipped_recipes
+from retcon.core.errors import RecipeError
+
+
+def complaint(tmp_path: Path, text: str, *overrides: str) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["quickstart/cold_start", "quickstart/baseline", "quickstart/saar", "quickstart/roc"])
+def test_each_shipped_recipe_parses(name: str) -> None:
+    assert name in shipped_recipes()
+    assert isinstance(load_recipe(find_recipe(name)), Recipe)
+
+
+def test_there_is_no_shipped_recipe_that_is_not_parsed() -> None:
+    for path in shipped_recipes().values():
+        load_recipe(path)
+
+
+def test_the_arms_differ_in_repair_and_selection_only() -> None:
+    arms = [load_recipe(find_recipe(f"quickstart/{arm}")) for arm in ("baseline", "saar", "roc")]
+    for section in set(SECTIONS) - {"repair", "select"}:
+        assert len({getattr(arm, section).model_dump_json() for arm in arms}) == 1, section
+    assert [(a.repair.kind, a.select.kind) for a in arms] == [("none", "none"), ("saar", "none"), ("none", "roc")]
+
+
+def test_an_unknown_key_names_file_line_and_nearest_key(tmp_path: Path) -> None:
+    message = complaint(tmp_path, "# mine\n[rl]\nsteps = 3\n\n[repair]\ngama = 0.4\n")
+    assert "mine.toml, line 6" in message
+    assert "'gama' in [repair] (did you mean 'gamma'?)" in message
+
+
+def test_the_same_key_in_another_section_does_not_mislead_the_line(tmp_path: Path) -> None:
+    assert "line 5" in complaint(tmp_path, "[sft]\nsteps = 3\n\n[rl]\nsteps = 0\n")
+
+
+def test_an_unknown_section_names_line_and_nearest_section(tmp_path: Path) -> None:
+    message = complaint(tmp_path, "[rl]\nsteps = 3\n\n[repiar]\nkind = 'saar'\n")
+    assert "line 4" in message
+    assert "did you mean 'repair'?" in message
+
+
+@pytest.mark.parametrize("text", ["repair.gama = 1", "repair = { gama = 1 }"])
+def test_dotted_keys_and_inline_tables_have_lines_too(tmp_path: Path, text: str) -> None:
+    message = complaint(tmp_path, f"rl.steps = 4\n{text}\n")
+    assert "line 2" in message
+    assert "gamma" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("gamma = 1.5", ["repair.gamma = 1.5", "less than or equal to 1"]),
+        ('kind = "sar"', ['repair.kind = "sar"', "did you mean 'saar'?", "none, saar, and by import path"]),
+        ("kind = 3", ["repair.kind = 3", "it must be a name: none, saar, or an import path"]),
+        ('attempts = "3"', ['repair.attempts = "3"', "valid integer"]),
+        ("attempts = true", ["repair.attempts = true", "valid integer"]),
+        ("gamma = nan", ["repair.gamma", "finite"]),
+        ('failures = ["infrastructure"]', ["repair.failures", "'malformed'"]),
+        ("probability_schedule = [[1, 1.5]]", ["repair.probability_schedule = 1.5", "less than or equal to 1"]),
+    ],
+)
+def test_a_bad_value_names_key_value_and_what_is_allowed(tmp_path: Path, line: str, parts: list[str]) -> None:
+    kind = "" if line.startswith(("kind", "probability")) else '\nkind = "saar"'
+    message = complaint(tmp_path, f"[repair]\n{line}{kind}\n")
+    assert "mine.toml, line 2" in message
+    for part in parts:
+        assert part in message
+
+
+def test_a_rule_over_a_section_names_the_section(tmp_path: Path) -> None:
+    message = complaint(tmp_path, "[rl]\ngroup = 1\n")
+    assert "line 1: rl: a group of 1 has no variance" in message
+
+
+def test_the_steps_of_a_schedule_must_not_decrease() -> None:
+    assert load_recipe(None, ["repair.probability_schedule=[[1, 1], [40, 0.5]]"]).repair.probability_schedule[1] == (
+        40,
+        0.5,
+    )
+    with pytest.raises(RecipeError, match=r"steps of probability_schedule must not decrease: \[5, 4\]"):
+        load_recipe(None, ["repair.probability_schedule=[[5, 1.0], [4, 0.5]]"])
+
+
+def test_a_rule_over_two_sections_names_the_one_to_look_at(tmp_path: Path) -> None:
+    message = complaint(tmp_path, "[rl]\ngroup = 4\n[select]\nkind = 'roc'\nmin_positive = 3\nmin_negative = 2\n")
+    assert "line 3: select: min_positive 3 + min_negative 2 exceed rl.group = 4" in message
+
+
+def test_a_value_where_a_section_belongs(tmp_path: Path) -> None:
+    assert "line 2: rl: " in complaint(tmp_path, "\nrl = 3\n")
+
+
+def test_broken_toml_names_file_and_line(tmp_path: Path) -> None:
+    message = complaint(tmp_path, "[rl]\nsteps = \n")
+    assert "mine.toml" in message
+    assert "line 2" in message
+
+
+def test_a_missing_file_and_an_unreadable_one_are_recipe_errors(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no such recipe"):
+        load_recipe(tmp_path / "absent.toml")
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(tmp_path / "latin.toml")
+
+
+def test_an_unknown_recipe_names_the_nearest_and_the_list() -> None:
+    with pytest.raises(RecipeError, match=r"did you mean 'quickstart/saar'.*`retcon recipes`"):
+        find_recipe("quickstart/sar")
+
+
+def test_overrides_take_toml_values_and_bare_strings() -> None:
+    recipe = load_recipe(
+        None,
+        ["rl.steps=7", "rl.lr=1", "repair.kind=saar", 'repair.failures=["error"]', "model.path=/x/y=z", "rl.steps=8"],
+    )
+    assert (recipe.rl.steps, recipe.rl.lr, recipe.repair.kind) == (8, 1.0, "saar")
+    assert recipe.repair.failures == ("error",)
+    assert recipe.model.path == "/x/y=z"
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("rl.steps", "section.key=value"),
+        ("rl.step=3", "did you mean 'steps'?"),
+        ("rel.steps=3", "did you mean 'rl'?"),
+        ("gamma=1", "did you mean 'repair.gamma'?"),
+        ("repair.probability=2", "less than or equal to 1"),
+        ("repair.gamma=0.4", 'repair.gamma belongs to kind = "saar"'),
+        ("select.draw=rank", 'select.draw belongs to kind = "roc"'),
+        ("repair.gamma.x=2", "unknown key 'gamma.x'"),
+        ("rl.group=1", "no variance"),
+    ],
+)
+def test_a_bad_override_is_named(override: str, part: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(None, [override])
+    assert f"override '{override}'" in str(caught.value)
+    assert part in str(caught.value)
+
+
+def test_a_saved_recipe_reads_back_equal(tmp_path: Path) -> None:
+    recipe = load_recipe(None, ["repair.kind=saar", 'model.path="a \\"quoted\\" é\\\\path"', "rl.lr=1e-5"])
+    (tmp_path / "saved.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")
+    assert load_recipe(tmp_path / "saved.toml") == recipe
+
+
+def test_the_page_on_recipes_shows_every_key_with_its_default() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert reference().rstrip() in page
+
+
+def test_a_key_of_another_kind_is_refused_by_file_and_line(tmp_path: Path) -> None:
+    message = complaint(tmp_path, '[repair]\nkind = "none"\ngamma = 0.3\n')
+    assert message.endswith('mine.toml, line 3: repair.gamma belongs to kind = "saar"')
+
+
+def test_an_override_of_a_kind_may_come_after_those_of_its_keys() -> None:
+    recipe = load_recipe(None, ["repair.gamma=0.3", "repair.kind=saar"])
+    assert recipe.repair.model_dump()["gamma"] == 0.3
+
+
+def test_an_override_of_a_kind_drops_what_only_the_other_kind_has(tmp_path: Path) -> None:
+    (tmp_path / "saar.toml").write_text('[repair]\nkind = "saar"\ngamma = 0.3\nprobability = 0.5\n')
+    recipe = load_recipe(tmp_path / "saar.toml", ["repair.kind=none"])
+    assert recipe.repair.model_dump() == {"kind": "none", "probability": 0.5, "probability_schedule": ()}
+
+
+def test_another_algorithm_brings_its_own_clip() -> None:
+    clips = {
+        name: load_recipe(None, [f"rl.algorithm={name}"]).rl.model_dump()["clip_high"] for name in ("grpo", "dapo")
+    }
+    assert clips == {"grpo": 0.2, "dapo": 0.28}
+
+
+class OwnRepair(RepairSection):
+    """A kind that no file of ours holds."""
+
+    patience: int = Field(4, ge=1)
+
+
+def test_a_kind_can_be_named_by_its_import_path(tmp_path: Path) -> None:
+    named = f"{__name__}:OwnRepair"
+    recipe = load_recipe(None, [f"repair.kind={named}", "repair.patience=7"])
+    assert recipe.repair == OwnRepair(patience=7)
+    assert recipe.repair.kind == named
+    (tmp_path / "saved.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")
+    assert load_recipe(tmp_path / "saved.toml") == recipe
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        (f"{__name__}:OwnRepare", "test_recipe has no 'OwnRepare' (did you mean 'OwnRepair'?)"),
+        ("no_such_module:Thing", "No module named 'no_such_module'"),
+        ("pathlib:Path", "is no subclass of retcon.config.schema.RepairSection"),
+        (":Thing", "cannot be imported"),
+    ],
+)
+def test_an_import_path_that_leads_nowhere_is_named(tmp_path: Path, kind: str, part: str) -> None:
+    message = complaint(tmp_path, f'\n[repair]\nkind = "{kind}"\n')
+    assert "mine.toml, line 3: repair.kind = " in message
+    assert part in message
+
+
+def test_a_kind_in_the_folder_that_a_command_is_called_in_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_us.py").write_text(
+        "from retcon.config.schema import SelectSection\n\n\nclass Mine(SelectSection):\n    last: int = 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    recipe = load_recipe(None, ["select.kind=beside_us:Mine", "select.last=3"])
+    assert recipe.select.model_dump()["last"] == 3

@@ -1,0 +1,88 @@
+"""What can be chosen by name: files of a folder, and import paths."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retcon.chat.registry import named as chat_style
+from retcon.config.schema import RepairSection, RLSection
+from retcon.core.errors import RecipeError
+from retcon.core.registry import Registry
+from retcon.purify.kinds.saar import SaarSection
+from retcon.tasks.data.origin import imported_tasks
+from retcon.tools.loading import find_tools
+from retcon.transcripts.registry import named as transcript_format
+
+ANYTHING = """
+from retcon.core.schema import ToolSpec
+
+
+class Anything:
+    name, system = "anything", None
+    spec = ToolSpec("anything", "", {"type": "object", "properties": {}})
+    find_calls = train = evaluation = grade = None
+
+    async def __call__(self):
+        pass
+
+
+MINE = Anything()
+"""
+
+
+def test_names_are_those_of_files_and_nothing_is_imported_for_them() -> None:
+    module = "retcon.train.algorithms.grpo"
+    known = sys.modules.pop(module, None)
+    try:
+        assert Registry("algorithm", "retcon.train.algorithms", RLSection).names[:3] == ("cispo", "dapo", "dr_grpo")
+        assert module not in sys.modules
+    finally:
+        if known is not None:
+            sys.modules[module] = known
+
+
+def test_a_class_is_found_by_its_name_and_by_its_import_path_and_named_again() -> None:
+    repairs = RepairSection.kinds
+    assert repairs.find("saar") is SaarSection
+    assert repairs.find("retcon.purify.kinds.saar:SaarSection") is SaarSection
+    assert repairs.name_of(SaarSection) == "saar"
+    assert repairs.name_of(type("Mine", (), {"__module__": "mine"})) == "mine:Mine"
+    assert SaarSection().kind == "saar"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sar", r"no repair 'sar' \(did you mean 'saar'\?\); there are: none, saar, .*my_package\.my_module:MyRepair"),
+        ("os:path", "repair 'os:path' is no subclass of retcon.config.schema.RepairSection"),
+        ("os:nothing", "repair 'os:nothing' cannot be imported: .*nothing"),
+        ("os.nothing:X", "repair 'os.nothing:X' cannot be imported"),
+    ],
+)
+def test_what_cannot_be_found_is_named(name: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        RepairSection.kinds.find(name)
+
+
+@pytest.mark.parametrize(
+    "find", [chat_style, transcript_format, imported_tasks, lambda path: find_tools([path])[0].tool]
+)
+def test_what_is_named_by_import_path_may_lie_in_the_folder_that_a_command_is_called_in(
+    find: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a console script, unlike `python -m`, does not look."""
+    (tmp_path / "lies_here.py").write_text(ANYTHING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.delitem(sys.modules, "lies_here", raising=False)
+    found = find("lies_here:MINE")
+    assert (found[0] if isinstance(found, list) else found) is sys.modules["lies_here"].MINE
+
+
+def test_a_file_of_a_folder_must_define_one_class() -> None:
+    with pytest.raises(RecipeError, match=r"retcon\.core\.sample must define one subclass of RepairSection, not 0"):
+        Registry("repair", "retcon.core", RepairSection).find("sample")

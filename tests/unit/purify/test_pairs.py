@@ -1,0 +1,132 @@
+"""Preference pairs out of repairs, and the file that TRL's DPO trainer reads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from playing import call, play
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import RecordError
+from retcon.core.pair import Completion, Pair
+from retcon.core.sample import history_ids
+from retcon.purify.pairs import preference_pairs
+from retcon.purify.saar import Saar
+from retcon.store import jsonl
+from retcon.store.pairs import pair_line, write_pairs
+
+BAD, GOOD, OTHER, DONE = "print(6 * valu)", "print(6 * value)", "import math\nx = math.factorial(3)", "It is 42."
+END = "<|im_end|>"
+
+
+def counted(completion: Completion) -> str:
+    """The text that the loss counts."""
+    ids = [i for i, m in zip(completion.ids, completion.mask, strict=True) if m]
+    return ByteTokenizer().decode(ids)
+
+
+def test_a_shallow_repair_pairs_the_calls_after_the_same_reasoning():
+    p = play([call(OTHER), call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    (pair,) = preference_pairs(p.trajectory)
+    assert pair.id == "t/0/0/1/0"
+    assert (pair.chosen.written, pair.rejected.written) == (call(GOOD, "First. ") + END, call(BAD, "First. ") + END)
+    assert (counted(pair.chosen), counted(pair.rejected)) == (call(GOOD) + END, call(BAD) + END)
+    assert pair.prompt_ids == p.engine.seen[1][1]  # h_t: where the failure was sampled
+    assert pair.prompt == p.prompt(1)
+    assert pair.prompt_ids + pair.chosen.ids == history_ids(p.trajectory)[: len(pair.prompt_ids + pair.chosen.ids)]
+    assert pair.rejected.ids == p.turns[1].abandoned[0].segments[0].ids
+    assert pair.about == {
+        "decision": "shallow", "similarity": p.turns[1].repair.similarity, "status": "error", "error_type": None
+    }  # fmt: skip
+
+
+def test_a_deep_repair_counts_the_calls_and_not_the_reasoning_of_either():
+    p = play([call(BAD, "First. "), call(OTHER, "Oops. "), DONE], {BAD: "timeout"}, repair=Saar())
+    (pair,) = preference_pairs(p.trajectory)
+    assert pair.chosen.written == call(OTHER, "Oops. ") + END
+    assert (counted(pair.chosen), counted(pair.rejected)) == (call(OTHER) + END, call(BAD) + END)
+    assert (pair.about["decision"], pair.about["status"]) == ("deep", "timeout")
+
+
+def test_the_history_of_a_later_pair_is_purified():
+    replies = [call(BAD, "a. "), call(GOOD, "b. "), call("bad(2)", "c. "), call(OTHER, "d. "), DONE]
+    p = play(replies, {BAD: "error", "bad(2)": "error"}, repair=Saar())
+    first, second = preference_pairs(p.trajectory)
+    assert second.prompt.startswith(first.prompt + first.chosen.written)
+    assert BAD not in second.prompt
+
+
+def test_later_attempts_that_failed_are_rejected_on_request():
+    tries = [call(BAD), call("pass"), call("fail(1)"), call(GOOD), DONE]
+    p = play(tries, {BAD: "error", "fail(1)": "error"}, repair=Saar())
+    assert [pair.id for pair in preference_pairs(p.trajectory)] == ["t/0/0/0/0"]
+    every = list(preference_pairs(p.trajectory, rejected="all"))
+    assert [counted(pair.rejected) for pair in every] == [call(BAD) + END, call("fail(1)") + END]  # not the no-op
+    assert {pair.prompt for pair in every} == {p.prompt(0)}
+
+
+def test_without_a_fix_there_is_no_pair():
+    tries = ["fail(0)", "fail(1)"]
+    unrepaired = play([*map(call, tries), DONE], dict.fromkeys(tries, "error"), repair=Saar(attempts=1))
+    answered = play([*map(call, tries), DONE], dict.fromkeys(tries, "error"), repair=Saar())
+    assert [t.repair.decision for t in (unrepaired.turns[0], answered.turns[0])] == ["unrepaired", "answered"]
+    for p in (unrepaired, answered, play([call(GOOD), DONE], {}, repair=Saar())):
+        assert list(preference_pairs(p.trajectory)) == []
+
+
+def test_the_file_has_what_trl_reads_and_the_ids_beside_it(tmp_path):
+    p = play([call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    (pair,) = preference_pairs(p.trajectory)
+    file = tmp_path / "pairs.jsonl.gz"
+    assert write_pairs(file, [pair]) == 1
+    (row,) = map(json.loads, gzip.decompress(file.read_bytes()).splitlines())
+    assert (row["prompt"], row["chosen"], row["rejected"]) == (pair.prompt, pair.chosen.written, pair.rejected.written)
+    assert row["tokens"] == {
+        "prompt": list(pair.prompt_ids),
+        "chosen": list(pair.chosen.ids),
+        "chosen_mask": list(pair.chosen.mask),
+        "rejected": list(pair.rejected.ids),
+        "rejected_mask": list(pair.rejected.mask),
+    }
+    assert (row["id"], row["decision"]) == (pair.id, "shallow")
+
+
+def test_the_example_of_the_documentation_writes_the_pairs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "saar.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (file,) = re.findall(r'"(runs/.*?)"', program)
+    p = play([call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    (tmp_path / file).parent.mkdir(parents=True)
+    jsonl.write(tmp_path / file, [p.trajectory])
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert (tmp_path / "pairs.jsonl").read_bytes() == b"".join(map(pair_line, preference_pairs(p.trajectory)))
+
+
+def test_pairs_of_messages_have_no_ids():
+    asked = ({"role": "user", "content": "6 × 7?"},)
+    said = [({"role": "assistant", "content": text},) for text in ("42", "41")]
+    pair = Pair("x", asked, *map(Completion, said), about={"rule": "traceback"})
+    assert json.loads(pair_line(pair)) == {
+        "prompt": [{"role": "user", "content": "6 × 7?"}],
+        "chosen": [{"role": "assistant", "content": "42"}],
+        "rejected": [{"role": "assistant", "content": "41"}],
+        "id": "x",
+        "rule": "traceback",
+    }
+
+
+def test_what_is_no_pair_is_refused_by_name():
+    text = Completion("a")
+    with pytest.raises(ValueError, match="pair x mixes text and messages"):
+        Pair("x", ({"role": "user", "content": "?"},), text, text)
+    with pytest.raises(ValueError, match="a mask of 2 for 1 tokens"):
+        Completion("a", (1,), (0, 1))
+    with pytest.raises(RecordError, match=r"pair x.*own: tokens"):
+        pair_line(Pair("x", "?", text, text, about={"tokens": 1}))
+    with pytest.raises(RecordError, match="pair x cannot be written"):
+        pair_line(Pair("x", "?", text, text, about={"similarity": float("nan")}))

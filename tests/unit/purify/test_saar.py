@@ -1,0 +1,254 @@
+"""SAAR's rules for one call a turn, over the scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from playing import LIMITS, Play, call, play, written
+from retcon.core.sample import history_ids
+from retcon.core.types import Observation, Segment, ToolCall, Turn
+from retcon.purify.saar import Saar
+from retcon.purify.similarity import similarity
+from retcon.purify.splice import purify
+
+BAD = "print(6 * valu)"
+GOOD = "print(6 * value)"
+OTHER = "import math\nx = math.factorial(3)"
+DONE = "It is 42."
+
+
+def decisions(p: Play) -> list[str | None]:
+    return [t.repair.decision if t.repair else None for t in p.turns]
+
+
+def test_a_close_fix_keeps_the_reasoning_of_the_failure():
+    p = play([call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    assert p.texts == [call(GOOD, "First. "), DONE]
+    assert decisions(p) == ["shallow", None]
+    turn = p.turns[0]
+    assert [(s.kind, s.text) for s in turn.segments[:2]] == [
+        ("sampled", "First. "),
+        ("spliced", call(GOOD) + "<|im_end|>"),
+    ]
+    assert [o.status for o in turn.observations] == ["ok"]
+    assert (turn.calls[0].char, turn.calls[0].start) == (7, 7)
+    assert [written(a) for a in turn.abandoned] == [call(BAD, "First. "), call(GOOD, "Oops. ")]
+    assert turn.repair.attempts == 1
+    assert turn.repair.similarity == similarity(BAD, GOOD)
+
+
+def test_the_sampled_part_of_a_shallow_repair_keeps_its_logprobs_and_the_spliced_part_is_scored_anew():
+    p = play([call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    failure, fix = p.turns[0].abandoned
+    kept, spliced = p.turns[0].generated
+    assert kept.logprobs == failure.segments[0].logprobs[:7]
+    assert spliced.logprobs != fix.segments[0].logprobs[6:]
+    start = len(p.engine.seen[0][1]) + 7
+    assert spliced.logprobs == asyncio.run(p.engine.score("", history_ids(p.trajectory), start))[: len(spliced.ids)]
+
+
+def test_a_call_without_reasoning_is_replaced_whole():
+    p = play([call(BAD), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    assert [(s.kind, s.text) for s in p.turns[0].generated] == [("spliced", call(GOOD) + "<|im_end|>")]
+
+
+def test_without_a_fix_the_first_failure_stays_and_the_rollout_goes_on():
+    tries = [f"fail({n})" for n in range(4)]
+    p = play([*map(call, tries), DONE], dict.fromkeys(tries, "error"), repair=Saar(attempts=3))
+    assert p.texts == [call(tries[0]), DONE]
+    assert decisions(p) == ["unrepaired", None]
+    assert p.tool.executed == tries
+    assert [written(a) for a in p.turns[0].abandoned] == [call(t) for t in tries[1:]]
+    assert (p.trajectory.failures, p.trajectory.raw_failures, p.trajectory.raw_calls) == (1, 4, 4)
+    assert "fail(1)" not in p.prompt(4)
+
+
+def test_an_answer_that_did_not_see_the_whole_history_is_not_committed():
+    replies = [call("fail(0)"), call("fail(1)"), "A guess.", DONE]
+    outcomes = {"fail(0)": "error", "fail(1)": "error"}
+    p = play(replies, outcomes, repair=Saar(lookahead="latest"))
+    assert p.texts == [call("fail(0)"), DONE]
+    assert decisions(p) == ["unrepaired", None]
+    assert [written(a) for a in p.turns[0].abandoned] == [call("fail(1)"), "A guess."]
+
+
+def test_an_answer_that_takes_too_many_turns_is_not_committed():
+    limits = replace(LIMITS, max_turns=1)
+    p = play([call(BAD), DONE], {BAD: "error"}, repair=Saar(), limits=limits)
+    assert p.texts == [call(BAD)]
+    assert decisions(p) == ["unrepaired"]
+    assert p.trajectory.stop == "turns"
+
+
+def test_a_turn_that_the_infrastructure_hit_is_neither_a_failure_nor_a_fix():
+    hit = turn(GOOD, "infrastructure", start=4)
+    both = replace(hit, observations=(Observation("0", "", "error"), *hit.observations))
+    assert not Saar().failed(both)
+
+    class Lookahead:
+        async def attempt(self, shown):
+            return hit
+
+        def fits(self, *turns):
+            return True
+
+    failure = turn(BAD, "error", start=4)
+    (committed,) = asyncio.run(Saar(attempts=2).repair(failure, Lookahead()))
+    assert committed.raw() == (failure, hit, hit)
+    assert committed.repair.decision == "unrepaired"
+
+
+@pytest.mark.parametrize("second", [call("lost()"), ConnectionError("gone")])
+def test_a_failure_of_the_infrastructure_in_the_lookahead_ends_the_rollout(second):
+    p = play([call(BAD), second, call(GOOD)], {BAD: "error", "lost()": "infrastructure"}, repair=Saar())
+    assert p.trajectory.stop == "infrastructure"
+    assert p.texts == [call(BAD)]
+    assert decisions(p) == ["unrepaired"]
+    assert [written(a) for a in p.turns[0].abandoned] == ([second] if isinstance(second, str) else [])
+
+
+def test_without_room_for_another_attempt_the_failure_stays():
+    used = len(history_ids(play([call(BAD), DONE], {BAD: "error"}).trajectory)) - len(DONE) - 1
+    limits = replace(LIMITS, max_tokens=used + 20, lookahead_tokens=0)
+    p = play([call(BAD), "x" * 30, "y" * 30, DONE], {BAD: "error"}, repair=Saar(attempts=2), limits=limits)
+    assert decisions(p) == ["unrepaired", None]
+    assert [a.stop for a in p.turns[0].abandoned] == ["length", "length"]
+    assert p.engine.seen[1][1] == p.engine.seen[2][1]  # what was cut off is not shown
+    p = play([call(BAD)], {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_tokens=used, lookahead_tokens=0))
+    assert decisions(p) == ["unrepaired"]
+    assert p.turns[0].abandoned == ()
+    assert p.trajectory.stop == "length"
+
+
+@pytest.mark.parametrize(("lookahead", "shown"), [("all", [0, 1]), ("first", [0]), ("latest", [1])])
+def test_the_lookahead_shows_all_attempts_the_first_or_the_latest(lookahead, shown):
+    replies = [call("fail(0)"), call("fail(1)"), call("fail(2)"), DONE]
+    p = play(replies, dict.fromkeys(["fail(0)", "fail(1)"], "error"), repair=Saar(lookahead=lookahead))
+    assert [n for n in (0, 1) if f"fail({n})" in p.prompt(2)] == shown
+    assert p.texts == [call("fail(2)"), DONE]
+
+
+def test_an_answer_cut_off_is_no_answer():
+    p = play([call(BAD), "x" * 100, call(GOOD), DONE], {BAD: "error"}, repair=Saar(), max_tokens=60)
+    assert p.texts == [call(GOOD), DONE]
+    assert [a.stop for a in p.turns[0].abandoned] == ["call", "length", "call"]
+
+
+def test_an_answer_after_one_that_was_cut_off_keeps_the_record_of_both():
+    p = play([call(BAD), "x" * 100, DONE], {BAD: "error"}, repair=Saar(), max_tokens=60)
+    assert p.texts == [call(BAD), DONE]
+    assert decisions(p) == ["answered", None]
+    assert [a.text for a in p.turns[0].raw()] == [p.turns[0].text, "x" * 60]
+
+
+def test_an_answer_that_saw_the_first_failure_alone_is_committed_after_it_alone():
+    replies = [call("fail(0)"), call("fail(1)"), "x" * 100, DONE]
+    p = play(replies, dict.fromkeys(["fail(0)", "fail(1)"], "error"), repair=Saar(lookahead="first"), max_tokens=60)
+    assert p.texts == [call("fail(0)"), DONE]
+    assert p.engine.seen[3][1] == history_ids(p.trajectory)[: len(p.engine.seen[3][1])]
+    assert decisions(p) == ["answered", None]
+    assert [written(a) for a in p.turns[0].raw()] == [call("fail(0)"), call("fail(1)"), "x" * 60]
+
+
+def test_the_record_of_an_answer_is_in_the_order_of_sampling():
+    replies = [call(BAD), call("fail(1)"), "x" * 100, DONE]
+    p = play(replies, {BAD: "error", "fail(1)": "error"}, repair=Saar(), max_tokens=60)
+    assert p.texts == [call(BAD), call("fail(1)"), DONE]
+    assert decisions(p) == ["answered", "answered", None]
+    assert [t.repair.attempts for t in p.turns[:2]] == [3, 0]
+    assert [written(a) for t in p.turns for a in t.raw()] == [call(BAD), call("fail(1)"), "x" * 60, DONE]
+
+
+def turn(code: str, status: str, *, start: int | None, ids: bool = True, reasoning: str = "so: ") -> Turn:
+    text = call(code, reasoning)
+    written = Segment("sampled", text, tuple(text.encode()) if ids else None)
+    made = ToolCall("0", "python", {"code": code}, char=len(reasoning), start=start)
+    return Turn((written,), (made,), (Observation("0", "", status),), "call")
+
+
+@pytest.mark.parametrize(("failed_at", "fixed_at"), [(None, 4), (4, None)])
+def test_a_call_that_does_not_begin_on_a_token_boundary_makes_the_repair_deep(failed_at, fixed_at):
+    fixed = purify([turn(BAD, "error", start=failed_at), turn(GOOD, "ok", start=fixed_at)], 0.5)
+    assert fixed.repair.decision == "deep"
+    assert "token boundary" in fixed.repair.reason
+    assert fixed.repair.similarity > 0.5
+    assert fixed.text == call(GOOD, "so: ")
+
+
+def test_the_failure_is_compared_with_its_fix_and_not_the_other_way_round():
+    """The ratio is not symmetric (the documentation of difflib has this pair)."""
+    assert similarity("tide", "diet") == 0.25
+    assert similarity("diet", "tide") == 0.5
+    failure, fix = turn("tide", "error", start=4), turn("diet", "ok", start=4)
+    assert purify([failure, fix], 0.5).repair.similarity == 0.25
+    assert purify([fix, failure], 0.5).repair.similarity == 0.5
+
+
+def test_a_fix_may_have_a_call_that_does_nothing_beside_one_that_does_something():
+    both = call("pass", "Two. ") + "\n" + call(GOOD)
+    nothing = call("pass") + "\n" + call("# later")
+    p = play([call(BAD), nothing, both, DONE], {BAD: "error"}, repair=Saar())
+    assert [c.code for c in p.turns[0].calls] == ["pass", GOOD]
+    assert len(p.turns[0].abandoned) == 3
+
+
+def test_text_without_ids_is_spliced_by_characters():
+    failure = turn(BAD, "error", start=None, ids=False, reasoning="first: ")
+    fixed = purify([failure, turn(GOOD, "ok", start=None, ids=False)], 0.5)
+    assert fixed.repair.decision == "shallow"
+    assert [(s.kind, s.text, s.ids) for s in fixed.segments] == [
+        ("sampled", "first: ", None),
+        ("spliced", call(GOOD), None),
+    ]
+    assert (fixed.calls[0].char, fixed.calls[0].start) == (7, None)
+
+
+def test_all_calls_of_a_turn_must_succeed_and_are_replaced_together():
+    both = call("a = 1", "Two. ") + "\n" + call(BAD)
+    half = call("a = 1") + "\n" + call(BAD)
+    fix = call("a = 1", "Again. ") + "\n" + call(GOOD)
+    p = play([both, half, fix, DONE], {BAD: "error"}, repair=Saar())
+    assert p.texts == [call("a = 1", "Two. ") + "\n" + call(GOOD), DONE]
+    assert [(c.code, p.turns[0].text[c.char :].startswith("```python")) for c in p.turns[0].calls] == [
+        ("a = 1", True),
+        (GOOD, True),
+    ]
+    assert [c.start for c in p.turns[0].calls] == [c.char for c in p.turns[0].calls]
+    assert [[o.status for o in a.observations] for a in p.turns[0].abandoned] == [["ok", "error"]] * 2 + [["ok", "ok"]]
+
+
+def test_tools_without_code_are_compared_by_their_arguments():
+    def search(query: str, status: str, **more: object) -> Turn:
+        made = ToolCall("0", "search", {**more, "query": query}, char=0, start=0)
+        return Turn((Segment("sampled", query, (1,)),), (made,), (Observation("0", "", status),), "call")
+
+    query = "gcd of two numbers"
+    assert purify([search(query, "error"), search(query + "?", "ok")], 0.5).repair.decision == "shallow"
+    assert purify([search(query, "error"), search("X" * 40, "ok")], 0.5).repair.decision == "deep"
+    ordered = [search(query, "error", top=1, language="en"), search(query, "ok", language="en", top=1)]
+    assert purify(ordered, 0.5).repair.similarity == 1.0  # the order of arguments is nothing
+
+
+def test_a_turn_that_was_judged_is_not_judged_again():
+    tries = ["fail(0)", "fail(1)"]
+    p = play([*map(call, tries), DONE], dict.fromkeys(tries, "error"), repair=Saar(attempts=1))
+    assert not any(Saar().failed(t) for t in p.turns)
+    assert Saar().failed(p.turns[0].raw()[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"attempts": -1}, "attempts must be 0 or more"),
+        ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
+        ({"lookahead": "last"}, "'all', 'first' or 'latest'"),
+        ({"failures": frozenset({"eror"})}, "did you mean 'error'"),
+        ({"failures": frozenset({"infrastructure"})}, "'infrastructure' never counts"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Saar(**wrong)

@@ -1,0 +1,144 @@
+"""The page and the table: nothing from outside, nothing unescaped, each arm with its own look."""
+
+import io
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from comparing import FIX, answer, comparison, repaired, result, trajectory
+from retcon.evaluate.result import Setting
+from retcon.evaluate.statistics import Interval, exactly
+from retcon.report.choose import showcase, showcase_in
+from retcon.report.html import page
+from retcon.report.panel import Report, panels
+from retcon.report.panels.repeat import Repeat
+from retcon.report.plots import running_mean
+from retcon.report.style import looks
+from retcon.report.summary import figures
+from retcon.report.tables import ROWS, best_arm, cell, comparison_table, measured_rows, result_table
+from retcon.store import jsonl
+
+EVIL = "<script>alert('x')</script> & \"q\""
+
+
+def test_the_page_escapes_what_runs_say() -> None:
+    evil = trajectory(EVIL, replace(FIX, segments=(replace(FIX.segments[0], text=EVIL),)), answer(EVIL))
+    shown = page(Report(comparison((EVIL,), steps=3), {}, evil, [EVIL]))
+    assert "<script" not in shown
+    assert shown.count("&lt;script&gt;") >= 5
+
+
+def test_the_page_shows_the_failure_before_and_the_fix_after() -> None:
+    shown = page(Report(comparison(steps=3), {}, repaired(), []))
+    before, after = shown.split("As it is trained on")
+    assert '<pre class="removed">first find x.' in before
+    assert '<pre class="failed">NameError' in before
+    assert '<pre class="spliced">that failed. try again.' in after
+    assert "NameError" not in after
+
+
+def test_every_panel_stands_under_its_heading_in_order_and_one_with_nothing_to_say_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Report(comparison(steps=3), {}, None, ["retcon quickstart"])
+    headings = [panel.heading for panel in panels()]
+    assert re.findall("<h2>(.*?)</h2>", page(told)) == headings
+    assert len({panel.place for panel in panels()}) == len(headings) >= 5
+    monkeypatch.setattr(Repeat, "html", lambda *_: "")
+    assert re.findall("<h2>(.*?)</h2>", page(told)) == [heading for heading in headings if heading != Repeat.heading]
+
+
+def test_the_running_mean_is_centred_and_passes_over_gaps() -> None:
+    values = np.array([1.0, np.nan, 3.0, 4.0, 5.0, 6.0, 7.0])
+    assert running_mean(values).tolist() == [2.0, 8 / 3, 3.25, 4.5, 5.0, 5.5, 6.0]
+
+
+def test_arms_keep_their_looks_whatever_stands_beside_them() -> None:
+    assert looks(["saar"])["saar"] == looks(["mine", "baseline", "saar"])["saar"]
+    mixed = looks(["mine", "baseline", "other", "saar", "roc"])
+    assert len({look.colour for look in mixed.values()}) == 5
+
+
+def test_cells_show_a_range_only_where_there_is_one() -> None:
+    assert cell(Interval(0.8124, 0.79, 1.0), 3) == ".812 [.790–1.000]"
+    assert cell(exactly(7680), 0) == "7,680"
+    assert cell(exactly(0), 2) == ".00"
+    assert cell(None, 2) == "–"
+
+
+def test_best_is_highest_pass_and_fewest_failures_and_no_cost() -> None:
+    rows = {row.figure: row for row in ROWS}
+    low, high = dict.fromkeys(rows, exactly(1.0)), dict.fromkeys(rows, exactly(2.0))
+    assert best_arm(rows["pass1"], {"a": low, "b": high}) == "b"
+    assert best_arm(rows["failed_calls"], {"a": low, "b": high}) == "a"
+    assert best_arm(rows["cpu_s"], {"a": low, "b": high}) is None
+    assert best_arm(rows["pass1"], {"a": low, "b": low}) is None
+
+
+@pytest.mark.parametrize(("seeds", "note"), [(1, "one seed says nothing"), (3, "over 3 seeds")])
+def test_the_table_says_where_its_ranges_come_from(seeds: int, note: str) -> None:
+    told = comparison(seeds=seeds, steps=3)
+    table = comparison_table(figures([told.cold_start]), {a: figures(r) for a, r in told.arms.items()}, seeds=seeds)
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(table)
+    assert note in captured.get()
+    assert "baseline" in captured.get()
+
+
+def test_the_showcase_is_the_shortest_shallow_success() -> None:
+    long = trajectory("long/0", *repaired().turns, answer("so the answer is \\boxed{9}, and so on"))
+    found = showcase(
+        [repaired("a/0", decision="deep"), repaired("b/0", reward=-1.0), long, repaired("d/0"), trajectory("e/0", FIX)]
+    )
+    assert found is not None
+    assert found.id == "d/0"
+    assert showcase([trajectory("e/0", FIX)]) is None
+
+
+def test_the_showcase_of_a_run_is_from_its_latest_step_that_has_one(tmp_path: Path) -> None:
+    assert showcase_in(tmp_path) is None
+    (tmp_path / "trajectories").mkdir()
+    for step, made in ((1, repaired("a/0")), (20, repaired("b/0")), (40, trajectory("c/0", FIX))):
+        jsonl.write(tmp_path / "trajectories" / f"step-{step:06d}.jsonl", [made])
+    found = showcase_in(tmp_path)
+    assert found is not None
+    assert (found[0].id, found[1].name) == ("b/0", "step-000020.jsonl")
+
+
+def test_an_evaluation_fits_eighty_columns_and_tells_pass_at_16() -> None:
+    found = result(random.Random(0), 0.5, 0.3, samples=16)
+    wide = {name: replace_tokens(setting, 12345.6) for name, setting in found.settings.items()}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(result_table(msgspec.structs.replace(found, settings=wide)))
+    text = console.export_text()
+    assert "…" not in text
+    rows = [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert [row for row in rows if row.startswith("pass@")] == ["pass@1", "pass@8", "pass@16"]
+    assert "purification off" in text
+
+
+def replace_tokens(setting: Setting, tokens: float) -> Setting:
+    problems = [msgspec.structs.replace(p, tokens=tokens + n) for n, p in enumerate(setting.problems)]
+    return msgspec.structs.replace(setting, problems=problems)
+
+
+def test_four_arms_lose_no_figure_at_eighty_columns() -> None:
+    arms = ("baseline", "saar", "roc")
+    console = Console(width=80, record=True, file=io.StringIO())
+    of_arms = {arm: figures(runs) for arm, runs in comparison(arms, steps=3).arms.items()}
+    console.print(comparison_table(of_arms["baseline"], of_arms, seeds=1))
+    assert "…" not in console.export_text()
+
+
+def test_rows_that_nothing_was_measured_for_are_left_out_and_sections_still_end() -> None:
+    nothing = dict.fromkeys((row.figure for row in ROWS), None)
+    arms = {"baseline": {**nothing, "pass1_t1": exactly(0.5), "tokens": exactly(60)}}
+    shown = measured_rows(nothing, arms)
+    assert [(row.figure, ends) for row, ends in shown] == [("pass1_t1", True), ("tokens", True)]

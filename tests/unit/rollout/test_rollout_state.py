@@ -1,0 +1,206 @@
+"""Tools that keep state: opened for a trajectory, rolled back with its history, closed with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from playing import call, play, run_python
+from retcon.purify.saar import Saar
+from retcon.tools.scripted import ScriptedSessions
+
+DONE = "It is 42."
+BAD, GOOD = "x = 1; files['a'] = 'b'; y", "z = 42"
+
+
+def sessions(broken=()) -> ScriptedSessions:
+    return ScriptedSessions(run_python, broken=broken)
+
+
+def test_state_lasts_from_turn_to_turn_and_ends_with_the_trajectory():
+    tool = sessions()
+    p = play([call("x = 1"), call("x + 1"), DONE], tool=tool)
+    assert [o.status for t in p.turns for o in t.observations] == ["ok", "ok"]
+    (session,) = tool.opened
+    assert session.trajectory == p.trajectory.id
+    assert session.events == ["run x = 1", "run x + 1", "close"]
+
+
+def test_trajectories_do_not_share_state():
+    tool = sessions()
+    for _ in range(2):
+        assert play([call("n"), call("n = 1"), DONE], tool=tool).turns[0].observations[0].error_type == "NameError"
+    assert len(tool.opened) == 2
+
+
+def test_a_rollout_without_a_call_opens_nothing():
+    tool = sessions()
+    play([DONE], tool=tool)
+    play(["```python\nprint(1", DONE], tool=tool, repair=Saar(attempts=1))
+    assert tool.opened == []
+
+
+@pytest.mark.parametrize("repair", [None, Saar(attempts=0)])
+def test_without_a_repair_nothing_is_frozen(repair):
+    tool = sessions()
+    play([call(BAD), call("x"), DONE], tool=tool, repair=repair)
+    assert tool.opened[0].events == [f"run {BAD}", "run x", "close"]
+
+
+def test_a_success_keeps_its_state_and_frees_what_was_frozen_before_it():
+    tool = sessions()
+    play([call("x = 1"), call("x"), DONE], tool=tool, repair=Saar())
+    assert tool.opened[0].events == [
+        "checkpoint 1", "run x = 1", "discard 1", "checkpoint 2", "run x", "discard 2", "close"
+    ]  # fmt: skip
+
+
+def test_a_fix_runs_in_the_state_before_the_failure_and_keeps_its_own():
+    tool = sessions()
+    p = play([call(BAD), call(GOOD), call("x"), call("z"), DONE], tool=tool, repair=Saar(attempts=1))
+    first, second, _ = p.turns
+    assert [o.status for t in (first, second) for a in t.raw() for o in a.observations] == ["error", "ok"] * 2
+    assert second.abandoned[0].observations[0].error_type == "NameError"  # x went with the failure
+    assert second.observations[0].text == "42"  # z is the fix's
+    assert tool.opened[0].state == {"z": 42}
+
+
+def test_each_attempt_runs_in_the_state_before_the_failure():
+    tool = sessions()
+    tries = ["n = 1; oops", "m = n; oops", "k = m"]
+    p = play([*map(call, tries), call("n"), DONE], tool=tool, repair=Saar(attempts=2))
+    assert [o.error_type for a in p.turns[0].raw() for o in a.observations] == ["NameError"] * 3
+    assert "'oops'" in p.turns[0].raw()[0].observations[0].text
+    assert "'n'" in p.turns[0].raw()[1].observations[0].text
+    assert "'m'" in p.turns[0].raw()[2].observations[0].text
+
+
+def test_an_unrepaired_turn_has_the_state_that_its_failure_left():
+    tool = sessions()
+    tries = ["n = 1; oops", "n = 2; oops", "n = 3; oops"]
+    p = play([*map(call, tries), call("n"), DONE], tool=tool, repair=Saar(attempts=2))
+    assert p.turns[1].observations[0].text == "1"
+    session = tool.opened[0]
+    assert session.events[:9] == [
+        "checkpoint 1", f"run {tries[0]}", "checkpoint 2", "rollback 1", f"run {tries[1]}", "rollback 1",
+        f"run {tries[2]}", "rollback 2", "discard 1",
+    ]  # fmt: skip
+
+
+def test_an_answered_turn_is_left_as_the_last_attempt_left_it():
+    tool = sessions()
+    p = play([call("n = 1; oops"), call("n = 2; oops"), DONE], tool=tool, repair=Saar())
+    assert p.trajectory.stop == "answer"
+    assert len(p.turns) == 3
+    assert tool.opened[0].state == {"n": 2}
+
+
+def test_no_checkpoint_is_left_over():
+    tool = sessions()
+    replies = [call("a = 1; oops"), call("b = 1"), call("c; d"), call("e"), call("b"), DONE]
+    play(replies, tool=tool, repair=Saar(attempts=1))
+    assert tool.opened[0].kept == {}
+
+
+def test_a_failure_that_reached_no_stateful_tool_is_frozen_when_an_attempt_does():
+    tool = sessions()
+    p = play(["```python\nprint(", call("a = 1; oops"), call("a"), call("b"), DONE], tool=tool, repair=Saar(attempts=2))
+    assert [o.error_type for a in p.turns[0].raw() for o in a.observations] == [
+        "MalformedCall",
+        "NameError",
+        "NameError",
+    ]
+    assert tool.opened[0].state == {}  # as the malformed call left it
+
+
+def test_calls_of_a_turn_share_state_and_are_rolled_back_together():
+    tool = sessions()
+    p = play([call("a = 1") + "\n" + call("a; oops"), call("a"), call("b"), DONE], tool=tool, repair=Saar(attempts=1))
+    assert [o.status for o in p.turns[0].observations] == ["ok", "error"]
+    assert p.turns[0].abandoned[0].observations[0].error_type == "NameError"  # `a` went with its sibling
+    assert tool.opened[0].state == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("operation", "turns", "ran"), [("open", 0, None), ("checkpoint", 0, []), ("rollback", 1, [f"run {BAD}"])]
+)
+def test_a_state_that_cannot_be_had_is_a_fault_of_the_infrastructure(operation, turns, ran):
+    tool = sessions([operation])
+    p = play([call(BAD), call(GOOD), DONE], tool=tool, repair=Saar())
+    assert (p.trajectory.stop, len(p.turns), p.trajectory.reward) == ("infrastructure", turns, None)
+    assert p.engine.released == [p.trajectory.id]
+    assert [t.repair.reason for t in p.turns] == ["infrastructure fault"] * turns
+    if ran is not None:
+        assert [e for e in tool.opened[0].events if e.startswith("run")] == ran
+        assert tool.opened[0].events[-1] == "close"
+
+
+def test_a_rollout_is_not_lost_to_a_session_that_cannot_be_closed():
+    tool = sessions(["close"])
+    p = play([call("x = 1"), DONE], tool=tool)
+    assert p.trajectory.stop == "answer"
+
+
+@pytest.mark.parametrize("end", [RuntimeError("the engine broke"), asyncio.CancelledError()])
+def test_a_rollout_that_fails_or_is_cancelled_closes_its_sessions(end):
+    def ends(code, state):
+        raise end
+
+    tool = ScriptedSessions(ends)
+    with pytest.raises(type(end)):
+        play([call("x = 1")], tool=tool)
+    assert tool.opened[0].events == ["run x = 1", "close"]
+
+
+@pytest.mark.parametrize("lookahead", ["all", "first", "latest"])
+def test_an_answer_after_what_a_session_would_not_have_said_is_not_committed(lookahead):
+    """`x` has no value where the attempt runs, and has one in a session in which the failure has run before."""
+    tool = sessions()
+    p = play([call("x = 5; oops"), call("x"), "It is 6.", call("x"), DONE], tool=tool, repair=Saar(lookahead=lookahead))
+    observed = [(o.text, o.status) for t in p.turns for o in t.observations]
+    if lookahead == "first":  # and the answer has not seen the attempt
+        assert p.turns[0].repair.decision == "answered"
+        assert observed == [("name 'oops' is not defined", "error")]
+    else:
+        assert p.turns[0].repair.decision == "unrepaired"
+        assert observed == [("name 'oops' is not defined", "error"), ("5", "ok")]
+        assert tool.opened[0].kept == {}
+
+
+@pytest.mark.parametrize(
+    ("again", "decision"),
+    [
+        (("it is y", "error", "NameError"), "answered"),
+        (("it is x", "error", "NameError"), "unrepaired"),
+        (("it is y", "timeout", "NameError"), "unrepaired"),
+        (("it is y", "error", "KeyError"), "unrepaired"),
+    ],
+)
+def test_to_be_told_the_same_is_the_same_text_status_and_type(again, decision):
+    told = iter([("it is y", "error", "NameError"), again])
+
+    def answer(code, state):
+        return next(told) if code == "y" else ("no", "error", "NameError")
+
+    p = play([call("oops"), call("y"), DONE, DONE], tool=ScriptedSessions(answer), repair=Saar())
+    assert p.turns[0].repair.decision == decision
+
+
+def test_an_answer_after_what_a_session_would_have_said_too_is_committed_and_the_session_stands_there():
+    tool = sessions()
+    p = play([call("x = 5; oops"), call("y"), DONE], tool=tool, repair=Saar())
+    assert [t.repair.decision if t.repair else None for t in p.turns] == ["answered", None, None]
+    assert [e for e in tool.opened[0].events if e.startswith("run")] == ["run x = 5; oops", "run y", "run y"]
+    assert tool.opened[0].state["x"] == 5
+
+
+def test_an_interpreter_that_is_gone_when_it_is_asked_again_ends_the_rollout():
+    asked = []
+
+    def answer(code, state):
+        asked.append(code)
+        return ("", "infrastructure", None) if asked.count("y") == 2 else run_python(code, state)
+
+    p = play([call("x = 5; oops"), call("y"), DONE], tool=ScriptedSessions(answer), repair=Saar())
+    assert (p.trajectory.stop, len(p.turns), p.turns[0].repair.decision) == ("infrastructure", 1, "unrepaired")

@@ -1,0 +1,165 @@
+"""Rows of other people's data sets become tasks, whatever their columns are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datafiles import ROWS, read, tasks, write
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.tasks.data.conventions import conventions
+from retcon.tasks.data.fields import DataError
+
+CODE = ("humaneval", "mbpp", "livecodebench")
+
+
+def test_there_is_a_row_of_every_convention() -> None:
+    assert {one.name for one in conventions()} == set(ROWS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_each_is_recognised_by_itself(name: str, tmp_path: Path) -> None:
+    source = read(write(tmp_path / "a.jsonl", [ROWS[name]]))
+    assert source.convention == name
+    task = source.train[0].task
+    if name in CODE:
+        assert (task.answer, task.meta["grader"]) == ("", "code")
+    elif name == "choices":
+        assert (task.answer, task.meta["grader"]) == ("B", "choice")
+        assert task.question == "What is 6 times 7?\n\nA. 41\nB. 42\nC. 43"
+    else:
+        assert (task.question, task.answer, task.meta["grader"]) == ("What is 6 times 7?", "42", "math")
+
+
+def test_verl_brings_system_prompt_source_and_extra_info(tmp_path: Path) -> None:
+    task = tasks(write(tmp_path / "a.jsonl", [ROWS["verl"]]))[0]
+    assert (task.system, task.id) == ("Be brief.", "a/3")
+    assert (task.meta["source"], task.meta["split"], task.meta["ability"]) == ("openai/gsm8k", "train", "math")
+
+
+def test_a_worked_solution_is_kept_beside_the_answer(tmp_path: Path) -> None:
+    for name in ("gsm8k", "math"):
+        task = tasks(write(tmp_path / "a.jsonl", [ROWS[name]]))[0]
+        assert task.meta["reference"] == ROWS[name].get("solution", ROWS[name]["answer"] if name == "gsm8k" else "")
+
+
+def test_tests_of_programs_stay_as_they_are_and_are_not_unpacked(tmp_path: Path) -> None:
+    for name, column in (("humaneval", "test"), ("mbpp", "test_list"), ("livecodebench", "private_test_cases")):
+        task = tasks(write(tmp_path / "a.jsonl", [ROWS[name]]))[0]
+        assert task.meta[column] == ROWS[name][column]
+    assert "assert two() == 2" in tasks(write(tmp_path / "a.jsonl", [ROWS["mbpp"]]))[0].question
+
+
+@pytest.mark.parametrize("truth", [{"inputs": ["1"], "outputs": ["1"]}, '{"inputs": ["1"], "outputs": ["1"]}'])
+def test_verls_tests_are_graded_as_code(truth: Any, tmp_path: Path) -> None:
+    row = {**ROWS["verl"], "data_source": "taco", "reward_model": {"ground_truth": truth}}
+    task = tasks(write(tmp_path / "a.jsonl", [row]))[0]
+    assert (task.answer, task.meta["grader"], task.meta["input_output"]) == ("", "code", truth)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "letter"),
+    [
+        ({"label": ["1", "2"], "text": ["red", "blue"]}, "2", "2"),
+        ({"A": "red", "B": "blue"}, "B", "B"),
+        (["red", "blue"], "blue", "B"),
+    ],
+)
+def test_choices_are_shown_and_answered_by_letter(options: Any, answer: str, letter: str, tmp_path: Path) -> None:
+    task = tasks(write(tmp_path / "a.jsonl", [{"question": "Which?", "options": options, "answer": answer}]))[0]
+    assert task.answer == letter
+    assert f"{letter}. blue" in task.question
+
+
+def test_columns_are_mapped_and_the_convention_of_the_values_is_still_seen(tmp_path: Path) -> None:
+    row = {"text": "What is 6 times 7?", "more": {"label": "so\n#### 42"}, "how": "exact", "question": "not this one"}
+    source = read(
+        write(tmp_path / "a.jsonl", [row]), columns={"question": "text", "answer": "more.label", "grader": "how"}
+    )
+    assert source.convention == "gsm8k"
+    task = source.train[0].task
+    assert (task.question, task.answer, task.meta["grader"]) == ("What is 6 times 7?", "42", "exact")
+
+
+def test_a_mapped_answer_replaces_the_one_of_a_convention(tmp_path: Path) -> None:
+    row = {**ROWS["verl"], "label": "43"}
+    assert tasks(write(tmp_path / "a.jsonl", [row]), columns={"answer": "label"}, format="trl")[0].answer == "43"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "x", "anser": "1"}, r"line 1: no known convention: the row has columns question, anser; the "
+                                          r"nearest is \w+, of which it lacks answer.*\(did you mean 'anser'\?\)"),
+        ({"prompt": "x", "test": "t", "entry": "f"}, r"nearest is humaneval, of which it lacks entry_point \(did you "
+                                                     r"mean 'entry'\?\)"),
+        ({}, "line 1: no known convention: the row has no columns"),
+    ],
+)  # fmt: skip
+def test_what_is_not_recognised_names_line_columns_and_nearest(row: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=said):
+        read(write(tmp_path / "a.jsonl", [row]))
+
+
+def test_names_that_do_not_exist_bring_the_nearest(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [ROWS["plain"]])
+    with pytest.raises(DataError, match=r"no convention 'gsmk8'.*'gsm8k'.*auto, .*verl"):
+        read(path, format="gsmk8")
+    with pytest.raises(
+        DataError,
+        match=r"no grader 'maths' \(did you mean 'math'\?\); there are: choice, code, ",
+    ):
+        read(path, grader="maths")
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1: no grader 'exakt' \(did you mean 'exact'\?\)"):
+        read(write(tmp_path / "a.jsonl", [{**ROWS["plain"], "grader": "exakt"}]))
+    with pytest.raises(DataError, match=r"line 1: no column 'quetion' \(did you mean 'question'\?\)"):
+        read(path, columns={"question": "quetion"})
+    with pytest.raises(ValueError, match=r"no field 'questoin' \(did you mean 'question'\?\)"):
+        read(path, columns={"questoin": "text"})
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "x", "answer": {"a": 1}}, "column 'answer' is an object of 1, where text or a number belongs"),
+        ({"question": "x", "answer": ["1", "2"]}, "column 'answer' is a list of 2"),
+        ({"question": {"a": 1}, "answer": "1"}, "column 'question' is an object"),
+        ({"question": "x"}, r"lacks column answer.*which rows of plain have; it has: question"),
+        ({"question": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "1"},
+         "does not end with a message of the user"),
+        ({"question": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "answer": "1"},
+         "has a message of the role 'user' as its 2nd: .* user and assistant take turns"),
+        ({"question": [{"role": "system", "content": "a"}, {"role": "tool", "content": "b"}], "answer": "1"},
+         "has a message of the role 'tool' as its 2nd"),
+        ({"question": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"}, "images and the like"),
+        ({"question": "x", "answer": "1" * 10_000_000}, "its answer has 10,000,000 characters, 20,000 at most"),
+    ],
+)  # fmt: skip
+def test_mixed_types_name_line_and_column(row: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"a\.jsonl, line 2: .*{said}"):
+        read(write(tmp_path / "a.jsonl", [ROWS["plain"], row]))
+
+
+def test_worked_examples_come_before_the_question(tmp_path: Path) -> None:
+    shots = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
+    said = [{"role": "system", "content": "Be brief."}, *shots, {"role": "user", "content": "1+2?"}]
+    rows = [
+        {"prompt": said, "reward_model": {"ground_truth": "3"}, "data_source": "a"},
+        {"prompt": [{"role": "user", "content": "1+3?"}], "reward_model": {"ground_truth": "4"}, "data_source": "a"},
+    ]
+    shown, plain = tasks(write(tmp_path / "a.jsonl", rows))
+    assert (shown.system, shown.question) == ("Be brief.", "1+2?")
+    assert shown.before == (("user", "1+1?"), ("assistant", "\\boxed{2}"))
+    assert plain.before == ()
+    prompt = Chat(ByteTokenizer()).prompt(shown.question, shown.system, shown.before)
+    text = "".join(segment.text for segment in prompt)
+    assert text.index("Be brief.") < text.index("1+1?") < text.index("\\boxed{2}") < text.index("1+2?")
+    assert {segment.kind for segment in prompt} == {"prompt"}, "what others wrote is not learnt"
+
+
+def test_numbers_truths_and_lists_of_one_are_answers(tmp_path: Path) -> None:
+    rows = [{"question": f"q{n}", "answer": a} for n, a in enumerate([42, 0.5, True, ["7"], 0])]
+    assert [t.answer for t in tasks(write(tmp_path / "a.jsonl", rows))] == ["42", "0.5", "True", "7", "0"]

@@ -1,0 +1,165 @@
+"""Files of tasks: every kind gives the same rows, and what is no such file is refused by name, line and column."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datafiles import questions, read, tasks, write
+from retcon.core.errors import MissingExtra
+from retcon.tasks.data.fields import DataError
+
+ROWS = [{"question": 'Say "1,5",\ntwice: é', "answer": "1"}, {"question": "And 2?", "answer": "2"}]
+
+
+def as_csv(delimiter: str = ",") -> bytes:
+    out = io.StringIO()
+    table = csv.DictWriter(out, ["question", "answer"], delimiter=delimiter)
+    table.writeheader()
+    table.writerows(ROWS)
+    return out.getvalue().encode()
+
+
+def as_parquet() -> bytes:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
+    from pyarrow import parquet
+
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), out)
+    return out.getvalue()
+
+
+def as_zstd() -> bytes:
+    package = pytest.importorskip("zstandard", reason="zstandard, of the extra [formats], is not installed")
+    return bytes(package.ZstdCompressor().compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl", lambda: "".join(json.dumps(row) + "\n" for row in ROWS).encode()),
+        ("a.json", lambda: json.dumps(ROWS, indent=1).encode()),
+        ("b.json", lambda: "\n".join(json.dumps(row) for row in ROWS).encode()),
+        ("a.csv", as_csv),
+        ("b.csv", lambda: b"\xef\xbb\xbf" + as_csv()),
+        ("a.tsv", lambda: as_csv("\t")),
+        ("a.parquet", as_parquet),
+        ("a.jsonl.zst", as_zstd),
+    ],
+)
+def test_every_kind_of_file_gives_the_same_tasks(name: str, data: Any, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data())
+    found = tasks(str(tmp_path / name))
+    assert [(t.question.replace("\r\n", "\n"), t.answer) for t in found] == [(r["question"], r["answer"]) for r in ROWS]
+
+
+def test_gzip_is_seen(tmp_path: Path) -> None:
+    assert len(tasks(write(tmp_path / "a.jsonl.gz", ROWS))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.jsonl", b"", "a.jsonl is empty"),
+        ("a.jsonl", b"\n \n", "a.jsonl is empty"),
+        ("a.json", b"[]", "a.json is empty"),
+        ("a.csv", b"", "a.csv is empty"),
+        ("a.csv", b"question,answer\n", "a.csv is empty"),
+        ("a.jsonl", b'{"question": "x"\n', "line 1: no JSON"),
+        ("a.jsonl", b'{"question": "x", "answer": 1}\n"text"\n', "line 2: a row is a JSON object.*found str: 'text'"),
+        ("a.jsonl", b'{"question": "x", "answer": 1}\n{"question": "caf\xe9"}\n',
+         "line 2: not UTF-8 .byte 0xe9 .*LATIN1"),
+        ("a.csv", b"question,answer\nx,1\ncaf\xe9,2\n", "line 3: not UTF-8 .byte 0xe9"),
+        ("a.jsonl", '{"question": "x"}\n'.encode("utf-16"), "line 1: this is UTF-16"),
+        ("a.csv", "question,answer\n".encode("utf-16"), "line 1: this is UTF-16"),
+        ("a.jsonl", b'{"question": "x", "answer": "1\x00"}\n', "line 1: a NUL byte at position"),
+        ("a.csv", b"question,answer\nx\x00,1\n", "line 2: a NUL byte at position 1"),
+        ("a.json", b'{"data": [{"question": "x"}, {}]}',
+         r"a.json is no list of rows, but one JSON value, an object of data; write out the list alone: 'data' "),
+        ("a.csv", b"question,answer\nx,1\ny,2,3\n",
+         "line 3: 3 values, where the header names 2 columns .question, answer"),
+        ("a.csv", b"question,question\nx,1\n", "line 1: two columns are named 'question'"),
+        ("a.csv", b"question;answer\nx;1\n", "line 1: columns are divided by ';'"),
+        ("a.csv", b'question,answer\nx,"1\n', "line 2: no CSV: .*is a quote not closed"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\x00broken", "cannot be read"),
+        ("a.txt", b"x", r"files of this kind are not read; there are: \.jsonl"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_serve_says_why_and_where(name: str, data: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=said) as caught:
+        read(str(tmp_path / name))
+    assert name in str(caught.value)
+
+
+def test_a_broken_parquet_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match=r"a\.parquet is no Parquet that can be read"):
+        read(str(tmp_path / "a.parquet"))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(MissingExtra, match=r"a\.parquet takes pyarrow .*pip install 'retcon-rl\[formats\]'"):
+        read(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("{}/problem.jsonl", r"problem\.jsonl does not exist \(did you mean 'problems\.jsonl'\?\)"),
+        ("{}/problems", r"no tasks '.*problems'.*give a file"),
+        ("numbrs", r"no tasks 'numbrs' \(did you mean 'numbers'\?\): give a file \(\.jsonl"),
+        ("no_such_package:Tasks", "no_such_package:Tasks cannot be imported"),
+        ("datafiles:Taks", r"datafiles has no 'Taks' \(did you mean 'Task'\?\)"),
+        ("datafiles:questions", "datafiles:questions: it must make a task set without arguments"),
+        ("datafiles:Path", "datafiles:Path is no task set: it needs name, system, train"),
+    ],
+)
+def test_a_path_that_is_nothing_brings_the_nearest(path: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path / "problems.jsonl", questions(1))
+    path = path.format(tmp_path)
+    with pytest.raises(DataError, match=said):
+        read(path)
+
+
+def test_a_folder_and_a_pattern_are_all_their_files_in_the_order_of_names(tmp_path: Path) -> None:
+    for name in ("b/1.csv", "a.jsonl", "c.tsv", ".cache/d.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "b/1.csv").write_text("question,answer\nq3,3\n")
+    write(tmp_path / "a.jsonl", [{"question": "q1", "answer": "1"}, {"question": "q2", "answer": "2"}])
+    (tmp_path / "c.tsv").write_text("question\tanswer\nq4\t4\n")
+    write(tmp_path / ".cache/d.jsonl", questions(1))
+    (tmp_path / "README.md").write_text("not rows")
+    assert [t.question for t in tasks(str(tmp_path))] == ["q1", "q2", "q3", "q4"]
+    assert [t.question for t in tasks(f"{tmp_path}/**/*.[ct]sv")] == ["q3", "q4"]
+    assert [p.where for p in read(f"{tmp_path}/*.tsv").train] == [f"{tmp_path}/c.tsv, line 2"]
+    assert read(f"{tmp_path}/*.tsv").name == tmp_path.name
+    (tmp_path / "[1].jsonl").write_text('{"question": "q5", "answer": "5"}\n')
+    assert [t.question for t in tasks(f"{tmp_path}/[1].jsonl")] == ["q5"], "a file that is there is itself"
+
+
+def test_a_folder_and_a_pattern_without_rows_say_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no file with rows \(\.jsonl, .*\), but nothing"):
+        read(str(tmp_path))
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match=r"but notes\.txt"):
+        read(f"{tmp_path}/*")
+    write(tmp_path / "b.jsonl", [{"question": "q", "answer": "1"}])
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"a\.jsonl is empty"):
+        read(str(tmp_path))
+
+
+def test_an_answer_that_json_cannot_hold_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "x", "answer": NaN}\n{"question": "y", "answer": 1}\n')
+    source = read(str(tmp_path / "a.jsonl"))
+    assert source.where_dropped == {"without an answer": [f"{tmp_path}/a.jsonl, line 1"]}

@@ -1,0 +1,377 @@
+"""A task set made of files: what is left out, what is held out, what overlaps, in which order, and its identity."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datafiles import ROWS, questions, tasks, write
+from retcon.core.errors import MissingExtra, RecipeError, TaskWarning
+from retcon.core.types import Segment, Trajectory, Turn
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.load import load
+from retcon.tasks.data.overlap import EvaluationIndex
+from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.data.tasks import DataTasks, shares
+from retcon.tasks.data.text import canonical
+from retcon.tasks.registry import task_set
+from retcon.tasks.types import Task
+
+LONG = "a farmer counts the eggs of every hen in the long red barn each morning before breakfast and writes them down"
+
+
+def opened(path: str, **settings: Any) -> DataTasks:
+    return FileTaskSettings(path=path, **settings).open()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is $x + 1$ ?", "what is  $x+1$?"),
+        ("that $a_n=1$ for all $n$.", "that\n\\[a_n = 1\\]for all $n.$"),
+        (r"Find $\dfrac12$.", r"Find $\frac12$"),
+        (r"$\left( x, y \right)$", r"$(x,y)$"),
+        ("ﬁnd ½", "find ½"),
+    ],
+)
+def test_layout_makes_no_other_question(one: str, other: str) -> None:
+    assert canonical(one) == canonical(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (r"Compute $\cos (-150^\circ)$.", r"Compute $\cos 150^\circ$."),
+        ("x^8 - 98", "x^8 + 98"),
+        ("Find side $a$.", "Find side $A$."),
+        (r"$\Delta x$", r"$\delta x$"),
+        ("the numbers 1 2", "the numbers 12"),
+        ("What is 5!", "What is 5"),
+    ],
+)
+def test_a_sign_a_name_or_a_digit_does(one: str, other: str) -> None:
+    assert canonical(one) != canonical(other)
+
+
+def test_what_is_left_out_is_counted_with_its_places_before_work_starts(tmp_path: Path) -> None:
+    rows = [
+        *questions(3), {"question": "What is 1  plus 1?", "answer": "3"}, {"question": "empty", "answer": " "},
+        {"question": "", "answer": "1"}, {"question": "marked", "answer": "1", "eval_overlap": "math500"},
+        {"question": "a very long one " * 9, "answer": "1"},
+    ]  # fmt: skip
+    path = write(tmp_path / "a.jsonl", rows)
+    settings = FileTaskSettings(path=path, evaluation_share=0, max_prompt_tokens=10)
+    source = load(settings, lambda task: len(task.question.split())).sources[0]
+    assert source.where_dropped == {
+        "the same as one before": [f"{path}, line 4"], "without an answer": [f"{path}, line 5"],
+        "without a question": [f"{path}, line 6"], "marked to be left out": [f"{path}, line 7"],
+        "over max_prompt_tokens": [f"{path}, line 8"],
+    }  # fmt: skip
+    assert source.conflicting == [(f"{path}, line 4", f"{path}, line 2")]
+    with pytest.warns(TaskWarning, match=r"a\.jsonl: 3 of 8 rows are used; left out: 1 the same as one before, 1"):
+        settings.open(lambda task: len(task.question.split()))
+    with pytest.raises(DataError, match=r"max_prompt_tokens = 10: .*no tokenizer here"):
+        settings.open()
+
+
+def test_duplicates_can_be_kept_and_marks_be_ignored(tmp_path: Path) -> None:
+    rows = [{**row, "eval_overlap": "x"} for row in questions(2)]
+    found = tasks(write(tmp_path / "a.jsonl", rows * 2), duplicates="keep", marked=[])
+    assert len(found) == len({task.id for task in found}) == 4
+
+
+def test_a_file_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"question": "x", "answer": ""}])
+    with pytest.raises(DataError, match=r"a\.jsonl: no row can be used: 1 without an answer"):
+        opened(path)
+
+
+def test_the_split_by_hash_depends_on_the_question_alone(tmp_path: Path) -> None:
+    rows = questions(400)
+    held = {t.question for t in opened(write(tmp_path / "a.jsonl", rows), evaluation_share=0.25).evaluation(400, 0)}
+    assert 60 < len(held) < 140
+    assert "What is 10 plus 10?" in held  # on every machine
+    assert "What is 7 plus 7?" not in held
+    other = [{"problem": f"  {row['question']}", "answer": "?"} for row in rows[300:] + rows[:300] + rows[:9]]
+    with pytest.warns(TaskWarning, match="9 the same as one before"):
+        again = opened(write(tmp_path / "b.jsonl", other), evaluation_share=0.25)
+    assert {t.question.strip() for t in again.evaluation(400, 0)} == held
+    assert not held & {t.question.strip() for t in again.train(0)}
+
+
+def test_splits_by_name(tmp_path: Path) -> None:
+    rows = [{**row, "split": name} for row, name in zip(questions(6), ["train", "test", "dev"] * 2, strict=True)]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.warns(TaskWarning, match="2 of another split"):
+        found = opened(path, split="train", evaluation_split="test")
+    assert {t.answer for t in found.train(0)} == {"0", "6"}
+    assert {t.answer for t in found.evaluation(9, 0)} == {"2", "8"}
+    assert len(list(opened(path, evaluation_split="test").train(0))) == 4
+    with pytest.raises(
+        DataError, match=r"no row of split 'tset' \(did you mean 'test'\?\); there are: train, test, dev"
+    ):
+        opened(path, evaluation_split="tset")
+    with pytest.raises(DataError, match=r"line 1: no column 'split'.*it has: question, answer"):
+        opened(write(tmp_path / "b.jsonl", questions(1)), split="train")
+
+
+def test_a_split_for_evaluation_is_of_the_file_for_evaluation(tmp_path: Path) -> None:
+    train = write(tmp_path / "t.jsonl", [{**row, "split": "train"} for row in questions(4)])
+    held = write(tmp_path / "e.jsonl", [{**row, "split": f"part{n}"} for n, row in enumerate(questions(7)[4:])])
+    with pytest.warns(TaskWarning, match=r"e\.jsonl: 1 of 3 rows .* 2 of another split"):
+        found = opened(train, split="train", evaluation_path=held, evaluation_split="part1")
+    assert [len(list(found.train(0))), [t.answer for t in found.evaluation(9, 0)]] == [4, ["10"]]
+    with pytest.raises(DataError, match="evaluation_path = numbers: it is a task set of its own"):
+        opened(train, evaluation_path="numbers")
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", questions(4))
+    with pytest.warns(TaskWarning, match="4 the same as one before"):
+        assert len(list(FileTaskSettings(sources=(path, path), evaluation_share=0).open().train(0))) == 4  # type: ignore[arg-type]
+
+
+def test_evaluation_from_another_file_must_not_overlap(tmp_path: Path) -> None:
+    evaluation = write(tmp_path / "e.jsonl", [{"question": f"Once {LONG}. How many?", "answer": "1"}, *questions(2)])
+    rows = [*questions(4)[1:], {"question": f"On Monday {LONG}.", "answer": "5"}]
+    train = write(tmp_path / "t.jsonl", rows)
+    with pytest.raises(DataError, match=r"2 training tasks overlap") as caught:
+        opened(train, evaluation_path=evaluation)
+    assert f"{train}, line 1: the same as {evaluation}, line 3" in str(caught.value)
+    assert f"{train}, line 4: 88% of {evaluation}, line 1 stands in it (runs of 13 words)" in str(caught.value)
+    with pytest.warns(TaskWarning, match="2 overlapping with evaluation"):
+        found = opened(train, evaluation_path=evaluation, overlap="drop")
+    assert [len(list(found.train(0))), len(found.evaluation(9, 0))] == [2, 3]
+    assert len(list(opened(train, evaluation_path=evaluation, overlap="allow").train(0))) == 4
+    with pytest.raises(DataError, match="2 training tasks overlap"):
+        opened(train, evaluation_share=0, against=[evaluation])
+
+
+def test_what_is_like_a_question_held_out_by_hash_is_not_trained_on(tmp_path: Path) -> None:
+    rows = [{"question": f"{LONG}, and there are {n} of them", "answer": str(n)} for n in range(8)]
+    with pytest.warns(TaskWarning, match="too like what is held out"):
+        found = opened(write(tmp_path / "a.jsonl", [*rows, *questions(9)]), evaluation_share=0.3)
+    held = [t for t in found.evaluation(99, 0) if LONG in t.question]
+    assert held
+    assert not [t for t in found.train(0) if LONG in t.question]
+
+
+def test_runs_that_stand_everywhere_and_short_questions_count_for_nothing() -> None:
+    boilerplate = [(str(n), f"{LONG} {n} apples, {n + 1} pears and {n + 2} plums?") for n in range(11)]
+    assert EvaluationIndex(boilerplate).match(f"{LONG}") is None
+    assert EvaluationIndex(boilerplate[:10]).match(LONG) is not None
+    assert EvaluationIndex([("a", "one two three")]).match("one two three four") is None
+
+
+def test_a_drawing_is_no_words() -> None:
+    index = EvaluationIndex([("a", f"{LONG}. [asy] draw((0,0)--(1,2)); [/asy] How many?")])
+    assert index.match(f"{LONG}. [asy] {'label(x); ' * 99} [/asy] Why?") is not None
+    assert index.match("[asy] draw((0,0)--(1,2)); [/asy] How many?") is None
+
+
+def test_half_of_a_question_is_not_enough() -> None:
+    half = " ".join(f"w{n}" for n in range(13))
+    index = EvaluationIndex([("a", half + " " + " ".join(f"v{n}" for n in range(13)))])
+    assert index.match(half) is None
+    assert index.match(f"{half} v0") is not None
+
+
+def test_a_seed_gives_one_order_whatever_the_files(tmp_path: Path) -> None:
+    rows = questions(50)
+    found = opened(write(tmp_path / "a.jsonl", rows))
+    random.Random(0).shuffle(rows)
+    other = opened(write(tmp_path / "a.jsonl", rows))
+    assert [t.id for t in found.train(3)] == [t.id for t in other.train(3)] != [t.id for t in found.train(4)]
+    assert found.fingerprint == other.fingerprint
+
+
+def test_shares_of_a_pass_follow_the_weights(tmp_path: Path) -> None:
+    few = write(tmp_path / "few.jsonl", [{"question": f"few {n}", "answer": "1"} for n in range(5)])
+    many = write(tmp_path / "many.jsonl", questions(95))
+    found = FileTaskSettings(
+        sources=({"path": few, "weight": 3}, {"path": many, "weight": 1}),
+        evaluation_share=0,  # type: ignore[arg-type]
+    ).open()
+    drawn = list(found.train(0))
+    assert Counter(t.id.partition("/")[0] for t in drawn) == {"few": 75, "many": 25}
+    assert {Counter(t.id for t in drawn)[f"few/{n}"] for n in range(5)} <= {15, 0}
+    assert drawn == list(found.train(0)) != list(found.train(1))
+    plain = FileTaskSettings(sources=(few, many), evaluation_share=0).open()  # type: ignore[arg-type]
+    assert len({t.id for t in plain.train(0)}) == len(list(plain.train(0))) == 100
+    assert found.fingerprint != plain.fingerprint
+
+
+def test_shares_add_up() -> None:
+    assert shares(10, [1, 1, 1]) == [4, 3, 3]
+    assert sum(shares(97, [0.3, 0.5, 0.2])) == 97
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"path": "a", "sources": ["b"]}, "give path, or sources"),
+        ({"sources": [{"path": "a", "weight": 1}, {"path": "b"}]}, "weight: give one to every source, or to none"),
+        ({"path": "a", "weigth": 1}, "weigth"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        FileTaskSettings(**settings)
+
+
+def test_settings_that_name_no_data_are_refused_when_they_are_opened() -> None:
+    with pytest.raises(DataError, match=r"task\.path: it is empty"):
+        FileTaskSettings().open()
+
+
+def test_a_family_and_a_task_set_of_ones_own_are_sources_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("own_tasks_for_test")
+    module.Mine = Mine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    numbers = opened("numbers")
+    assert next(numbers.train(1)).question == next(task_set("numbers").train(1)).question
+    assert len(numbers.evaluation(5, 0)) == 5
+    mixed = FileTaskSettings(
+        sources=(
+            {"path": "own_tasks_for_test:Mine", "weight": 1},  # type: ignore[arg-type]
+            {"path": write(tmp_path / "a.jsonl", questions(8)), "weight": 1},  # type: ignore[arg-type]
+        ),
+        evaluation_share=0,
+    ).open()
+    drawn = list(mixed.train(0))
+    own = [t for t in drawn if t.id.startswith("mine/")]
+    assert (len(drawn), len(own), own[0].system) == (8, 4, "as mine")
+    assert mixed.grade(own[0], answered("anything")).reward == 0.25  # type: ignore[union-attr]
+    with pytest.raises(DataError, match="may be endless: give every source a weight"):
+        FileTaskSettings(sources=("numbers", str(tmp_path / "a.jsonl"))).open()  # type: ignore[arg-type]
+
+
+class Mine:
+    name = "mine"
+    system = "as mine"
+
+    def train(self, seed: int) -> Iterator[Task]:
+        return (Task(f"mine/{n}", "q", "a") for n in range(3))
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        return []
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        return Trajectory("t", "t", (), (), stop="answer", reward=0.25)
+
+
+def answered(text: str) -> Trajectory:
+    return Trajectory("t", "t", (), (Turn((Segment("sampled", text),)),), stop="answer")
+
+
+def graded(found: DataTasks, reply: str) -> float | None:
+    async def one() -> Trajectory:
+        result = found.grade(next(found.train(0)), answered(reply))
+        return result if isinstance(result, Trajectory) else await result
+
+    return asyncio.run(one()).reward
+
+
+def test_texts_and_letters_are_graded_as_they_are_and_programs_by_who_can(tmp_path: Path) -> None:
+    exact = opened(
+        write(tmp_path / "a.jsonl", [{"question": "q", "answer": "New York"}]), grader="exact", evaluation_share=0
+    )
+    assert [graded(exact, r"\boxed{new york}"), graded(exact, r"\boxed{York}")] == [1.0, -1.0]
+    choice = opened(write(tmp_path / "b.jsonl", [ROWS["choices"]]), evaluation_share=0)
+    assert [graded(choice, "The answer is B."), graded(choice, r"\boxed{A}")] == [1.0, -1.0]
+    code = opened(write(tmp_path / "c.jsonl", [ROWS["mbpp"]]), evaluation_share=0)
+    with pytest.raises(RecipeError, match="graded by 'code', which runs programs: open a grader"):
+        graded(code, "x")
+    assert (
+        graded(code.graded_by(lambda task, trajectory: Trajectory("t", "t", (), (), stop="answer", reward=0.5)), "x")
+        == 0.5
+    )
+
+
+def test_the_identity_says_what_was_read_and_changes_with_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", questions(20))
+    found = opened(path, evaluation_share=0.2)
+    about = json.loads(json.dumps(found.identity))
+    source = about["sources"][0]
+    assert about["name"] == found.name == "a"
+    assert (source["rows"], source["convention"], source["graders"]) == (20, "plain", {"math": 20})
+    assert source["train"] + source["evaluation"] == 20
+    others = [
+        opened(path, evaluation_share=0.5), opened(path, evaluation_share=0.2, grader="exact"),
+        opened(path, evaluation_share=0.2, system="x"), opened(path, evaluation_share=0.2, name="b"),
+        opened(write(tmp_path / "a.jsonl", [*questions(19), {"question": "What is 19 plus 19?", "answer": "39"}]),
+               evaluation_share=0.2),
+    ]  # fmt: skip
+    assert len({found.fingerprint, *(other.fingerprint for other in others)}) == 6
+
+
+def test_ids_of_rows_are_kept_and_others_made_of_the_question(tmp_path: Path) -> None:
+    rows = [{**questions(1)[0], "id": "x"}, {**questions(2)[1], "id": "x"}, questions(3)[2]]
+    found = [t.id for t in tasks(write(tmp_path / "a.jsonl", rows))]
+    assert found[0] == "a/x"
+    assert len(set(found)) == 3
+    assert all(len(id) == len("a/") + 12 for id in found[1:])
+
+
+class FakeHub(types.ModuleType):
+    """What Retcon asks of the `datasets` package."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__("datasets")
+        self.error = error
+        self.asked: list[tuple[str, str | None, str | None]] = []
+
+    def load_dataset(self, id: str, name: str | None = None, *, revision: str | None = None) -> dict[str, Any]:
+        self.asked.append((id, name, revision))
+        if self.error is not None:
+            raise self.error
+        return {"train": questions(4)[:3], "test": questions(4)[3:]}
+
+
+def test_a_data_set_of_the_hub_is_loaded_with_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub()
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    found = opened("openai/gsm8k", subset="main", revision="abc", evaluation_split="test")
+    assert hub.asked[0] == ("openai/gsm8k", "main", "abc")
+    assert (len(list(found.train(0))), [t.answer for t in found.evaluation(9, 0)]) == (3, ["6"])
+    with pytest.raises(DataError, match=r"has no split 'trian' \(did you mean 'train'\?\); there are: train, test"):
+        opened("openai/gsm8k", split="trian")
+
+
+@pytest.mark.parametrize("error", [ConnectionError("Couldn't reach it"), TimeoutError("slow")])
+def test_a_hub_that_is_out_of_reach_is_said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", FakeHub(error))
+    with pytest.raises(DataError, match=r"openai/gsm8k at revision x cannot be loaded without the hub .*give its path"):
+        opened("openai/gsm8k", revision="x")
+    monkeypatch.setitem(sys.modules, "datasets", FakeHub(ValueError("Config name is missing")))
+    with pytest.raises(DataError, match=r"openai/gsm8k cannot be loaded: Config name is missing"):
+        opened("openai/gsm8k")
+
+
+def test_without_the_datasets_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtra, match=r"openai/gsm8k is no file here.*pip install datasets, or download a file"):
+        opened("openai/gsm8k")
+
+
+def test_the_page_on_data_says_what_every_setting_is() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8").replace("\\|", "|")
+    for name, about in FileTaskSettings.model_fields.items():
+        if name != "kind":
+            assert about.description
+            assert f"| `{name}` | `" in page
+            assert f"` | {about.description} |" in page
+
+
+def test_a_set_that_is_all_held_out_has_its_files_name_and_nothing_to_train_on(tmp_path: Path) -> None:
+    found = FileTaskSettings(path=write(tmp_path / "math500.jsonl", questions(3)), evaluation_share=1).open()
+    assert (found.name, list(found.train(0)), len(found.evaluation(9, 0))) == ("math500", [], 3)

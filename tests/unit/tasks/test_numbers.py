@@ -1,0 +1,177 @@
+"""The number problems, their grader and the teacher's programs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retcon.core.errors import RecipeError
+from retcon.core.types import Segment, Trajectory, Turn
+from retcon.tasks.grade import boxed
+from retcon.tasks.numbers import OPERATIONS, X_MAX, X_MIN, Operation, problems
+from retcon.tasks.registry import task_set
+from retcon.tasks.teacher import Rates, Seen, reply, write_code
+from retcon.tasks.teacher_code import PROGRAMS
+
+
+def test_the_splits_share_no_problem_whatever_the_seeds() -> None:
+    train = {p.question for seed in range(3) for p in islice(problems(seed, "train"), 250)}
+    evaluation = {p.question for seed in range(3) for p in islice(problems(seed, "evaluation"), 80)}
+    assert len(train) > 700
+    assert len(evaluation) > 220
+    assert not train & evaluation
+
+
+def test_a_stream_repeats_with_its_seed_and_keeps_x_in_range() -> None:
+    first = list(islice(problems(7, "train"), 300))
+    assert first == list(islice(problems(7, "train"), 300))
+    assert all(X_MIN <= p.first.value <= X_MAX for p in first)
+    assert {p.first.operation.name for p in first} == {o.name for o in OPERATIONS}
+    assert {p.second.operation.name for p in first} == {o.name for o in OPERATIONS}
+
+
+def test_no_problem_of_a_stream_comes_twice() -> None:
+    drawn = [p.question for p in islice(problems(5, "train"), 400)]  # the 363rd draw repeats one before it
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_the_question_names_x_and_never_its_value_in_the_second_step() -> None:
+    for problem in islice(problems(3, "train"), 200):
+        assert problem.second.args[problem.second.x_at or 0] == problem.first.value
+        assert " x" in problem.second.phrase or "x " in problem.second.phrase
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "value"),
+    [
+        ("gcd", (4821, 1233), 3),
+        ("lcm", (12, 18), 36),
+        ("power", (17, 3, 997), 4913 % 997),
+        ("power_digits", (2, 10), 1 + 0 + 2 + 4),
+        ("primes", (2, 20), 8),
+        ("multiples", (7, 14, 30), 3),
+        ("squares", (4, 7), 30 % 7),
+        ("base_digits", (255, 16), 30),
+        ("divisors", (28,), 6),
+    ],
+)
+def test_values(name: str, args: tuple[int, ...], value: int) -> None:
+    operation = next(o for o in OPERATIONS if o.name == name)
+    assert operation.value(*args) == value
+
+
+def _printed(source: str) -> str | None:
+    """What a program prints, None where it raises or does not compile."""
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(source, {})
+    except (ArithmeticError, AttributeError, NameError, SyntaxError, TypeError, ValueError):
+        return None
+    return out.getvalue().strip()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
+def test_the_teachers_programs_are_what_they_are_said_to_be(operation: Operation) -> None:
+    programs = PROGRAMS[operation.name]
+    rng = random.Random(operation.name)
+    drawn = [operation.draw(rng) if n % 2 else operation.draw_with(rng, rng.randint(2, 999)) for n in range(12)]
+    for source in programs.right:
+        assert all(_printed(source.format(*a)) == str(operation.value(*a)) for a in drawn)
+    for source in programs.failing:
+        assert all(_printed(source.format(*a)) is None for a in drawn)
+    for source in programs.wrong:
+        printed = [_printed(source.format(*a)) for a in drawn]
+        assert None not in printed
+        assert any(p != str(operation.value(*a)) for p, a in zip(printed, drawn, strict=True))
+
+
+def test_the_teacher_fails_often_at_first_and_seldom_after_an_error() -> None:
+    problem = next(problems(0, "train"))
+    rng = random.Random(0)
+    step = problem.first
+    right = {source.format(*step.args) for source in PROGRAMS[step.operation.name].right}
+    first = sum(write_code(step, rng, after_error=False) in right for _ in range(500)) / 500
+    later = sum(write_code(step, rng, after_error=True) in right for _ in range(500)) / 500
+    assert first < 0.05
+    assert 0.3 < later < 0.45
+
+
+def test_a_teacher_fails_as_often_as_its_rates_say() -> None:
+    step = next(problems(0, "train")).first
+    programs = PROGRAMS[step.operation.name]
+
+    def tries(rates: Rates, *, after_error: bool) -> set[str]:
+        rng = random.Random(0)
+        return {write_code(step, rng, after_error=after_error, rates=rates) for _ in range(100)}
+
+    right, failing, wrong = (
+        {source.format(*step.args) for source in kind} for kind in (programs.right, programs.failing, programs.wrong)
+    )
+    assert tries(Rates(0.0, 1.0, 0.0), after_error=False) == right
+    assert tries(Rates(0.0, 1.0, 0.0), after_error=True) == failing
+    assert tries(Rates(1.0, 0.0, 1.0), after_error=True) == wrong
+
+
+def test_the_teacher_goes_from_step_to_step_to_the_answer() -> None:
+    problem = next(problems(0, "train"))
+    rng = random.Random(0)
+    words, code = reply(problem, [], rng)
+    assert words == "find x."
+    assert code is not None
+    words, _ = reply(problem, [Seen(False, "NameError: ...")], rng)
+    assert words == "again: find x."
+    words, code = reply(problem, [Seen(True, "137")], rng)
+    assert words == "now x is 137."
+    assert code is not None
+    assert "137" in code
+    assert reply(problem, [Seen(True, "137"), Seen(True, "5")], rng) == (r"answer: \boxed{5}", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{12}.", "12"),
+        (r"\boxed{1} then \boxed{ 2 }", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{3} and \boxed{4", "3"),
+        ("no box", None),
+        (r"\boxed{5", None),
+    ],
+)
+def test_boxed(text: str, answer: str | None) -> None:
+    assert boxed(text) == answer
+
+
+@given(st.text(alphabet="\\boxed{}1 "))
+def test_boxed_never_raises(text: str) -> None:
+    found = boxed(text)
+    assert found is None or found in text
+
+
+def _answered(text: str, stop: str = "answer") -> Trajectory:
+    return Trajectory("t", "n", (), (Turn((Segment("sampled", text),)),), stop=stop)  # type: ignore[arg-type]
+
+
+def test_grading_is_by_exact_match_of_a_given_answer() -> None:
+    tasks = task_set("numbers")
+    task = next(tasks.train(0))
+    assert tasks.grade(task, _answered(rf"\boxed{{{task.answer}}}")).reward == 1.0
+    wrong = tasks.grade(task, _answered(r"\boxed{-1}"))
+    assert (wrong.reward, wrong.answer) == (-1.0, "-1")
+    silent = tasks.grade(task, _answered(task.answer))
+    assert (silent.reward, silent.answer) == (-1.0, None)
+    # A rollout that ran out of turns gave no answer, whatever its last turn says.
+    assert tasks.grade(task, _answered(rf"\boxed{{{task.answer}}}", "turns")).reward == -1.0
+    assert tasks.grade(task, _answered("", "infrastructure")).reward is None
+
+
+def test_an_unknown_task_set_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(RecipeError, match="did you mean 'numbers'"):
+        task_set("number")

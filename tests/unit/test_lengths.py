@@ -1,0 +1,77 @@
+"""Lengths follow the model's context and the problems' prompts where the recipe is silent, and only there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retcon.build import settle
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError
+from retcon.rollout.lengths import context_of, derive_lengths, open_keys, with_lengths
+
+CHAT = Chat(ByteTokenizer())
+GLUE = sum(len(segment.ids or ()) for segment in CHAT.prompt(""))
+
+
+def recipe(tmp_path: Path, *overrides: str, characters: int = 100 - GLUE) -> Recipe:
+    """Over one problem to train on whose prompt has so many characters, which are as many tokens, and a short one."""
+    rows = [{"question": "x" * characters, "answer": "1"}, {"question": "y", "answer": "1"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_recipe(
+        None,
+        ["task.kind=file", f"task.path={json.dumps(str(tmp_path / 'a.jsonl'))}", "task.evaluation_share=0", *overrides],
+    )
+
+
+def derived(of: Recipe, context: int) -> dict[str, int]:
+    return {one.key: one.value for one in derive_lengths(of, CHAT, of.task.build(), context)}
+
+
+def test_a_large_context_leaves_the_room_that_is_usual(tmp_path: Path) -> None:
+    assert derived(recipe(tmp_path), 8192) == {
+        "rollout.max_tokens": 100 + 1024, "rollout.lookahead_tokens": 512, "sandbox.output_chars": 100,
+    }  # fmt: skip
+    assert derived(recipe(tmp_path, "rollout.max_turns=2"), 8192)["sandbox.output_chars"] == 250
+
+
+def test_a_small_context_is_never_exceeded(tmp_path: Path) -> None:
+    found = derived(recipe(tmp_path), 400)
+    assert found["rollout.max_tokens"] == 100 + 200
+    assert found["rollout.max_tokens"] + found["rollout.lookahead_tokens"] == 400
+
+
+def test_what_the_recipe_says_stays_and_the_rest_follows_it(tmp_path: Path) -> None:
+    own = recipe(tmp_path, "rollout.max_tokens=300", "sandbox.output_chars=24")
+    assert derived(own, 8192) == {"rollout.lookahead_tokens": 100}
+    assert derived(own, 350) == {"rollout.lookahead_tokens": 50}
+
+
+def test_derived_lengths_are_as_if_they_were_written_in_it(tmp_path: Path) -> None:
+    own = recipe(tmp_path)
+    settled = with_lengths(own, derive_lengths(own, CHAT, own.task.build(), 8192))
+    assert (settled.rollout.max_tokens, settled.sandbox.output_chars) == (1124, 100)
+    assert open_keys(settled) == []
+
+
+def test_a_prompt_that_fills_the_context_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"up to 1\d\d tokens and the model takes 100: .*task\.max_prompt_tokens"):
+        derived(recipe(tmp_path, characters=150), 100)
+
+
+def test_the_quickstart_has_the_lengths_that_were_chosen_for_it(tmp_path: Path) -> None:
+    own = Recipe()
+    assert settle(own, tmp_path) == (own, [])
+
+
+def test_a_models_context_is_read_from_its_configuration(tmp_path: Path) -> None:
+    assert context_of(tmp_path) == 4096
+    (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 77}}')
+    assert context_of(tmp_path) == 77
+    (tmp_path / "config.json").write_text('{"n_positions": 78}')
+    assert context_of(tmp_path) == 78

@@ -1,0 +1,104 @@
+"""How long a quickstart is reckoned to take, and how its steps are fitted to a time."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from retcon.cli.quickstart.budget import Lengths, budget_of, budget_table, scaled
+from retcon.cli.quickstart.ledger import Ledger, fitted_before
+from retcon.cli.quickstart.plan import Plan, make_plan
+from retcon.cli.quickstart.sets import SETS, chosen
+from retcon.cli.quickstart.speed import Speed
+from retcon.core.errors import RecipeError
+
+LENGTHS = Lengths(prompt=60.0, sampled=40.0)
+SPEED = Speed(learnt=100.0, learnt_threads=200.0, sampled=400.0)
+SMALL = (
+    "sft.steps=10", "sft.batch=20", "rl.steps=5", "rl.prompts=10", "rl.group=8", "evaluate.problems=100",
+    "evaluate.samples=4",
+)  # fmt: skip
+
+
+def plan(out: Path, *overrides: str) -> Plan:
+    return make_plan(
+        out,
+        arms=["baseline", "saar"],
+        seeds=1,
+        overrides=[*SMALL, *overrides],
+        about=SETS["smollm2"],
+        options=["smollm2"],
+    )
+
+
+def test_the_first_word_names_the_quickstart_and_changes_nothing_else() -> None:
+    assert chosen(["smollm2", "rl.steps=5"]) == ("smollm2", ["rl.steps=5"])
+    assert chosen(["rl.steps=5"]) == ("numbers", ["rl.steps=5"])
+    assert chosen([]) == ("numbers", [])
+    with pytest.raises(RecipeError, match=r"no quickstart 'smolm2' \(did you mean 'smollm2'\?\).*numbers, smollm2"):
+        chosen(["smolm2"])
+    with pytest.raises(RecipeError, match="'numbers' is no override"):
+        chosen(["smollm2", "numbers"])
+
+
+def test_the_arms_of_smollm2_differ_in_their_repair_alone(tmp_path: Path) -> None:
+    recipes = [training.recipe.model_dump() for training, _ in plan(tmp_path).arms.values()]
+    assert recipes[0].pop("repair") != recipes[1].pop("repair")
+    assert recipes[0] == recipes[1]
+
+
+def test_all_stages_of_smollm2_ask_and_measure_alike(tmp_path: Path) -> None:
+    made = plan(tmp_path, "model.style=hermes")
+    measured = [made.cold[1], *(evaluation for _, evaluation in made.arms.values())]
+    for section in ("task", "rollout", "sandbox", "evaluate"):
+        assert len({getattr(stage.recipe, section).model_dump_json() for stage in measured}) == 1, section
+    assert {stage.recipe.model.style for stage in made.stages} == {"hermes"}
+    assert {stage.recipe.task.model_dump_json() for stage in made.stages} == {measured[0].recipe.task.model_dump_json()}
+
+
+def test_every_stage_is_reckoned_by_its_tokens(tmp_path: Path) -> None:
+    budget = budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=2)
+    assert budget.cold.learnt == 10 * 20 * 100
+    assert budget.cold.seconds == 100.0
+    training, evaluation = budget.chains[0]
+    assert (training.sampled, training.learnt) == (5 * 10 * 8 * 40, 5 * 10 * (60 + 8 * 40))
+    assert training.seconds == 16_000 / 400 + 19_000 / 100
+    assert (evaluation.steps, evaluation.sampled) == (0, 100 * 4 * 40)  # one setting: the recipes' top-p is 1
+    assert budget.seconds() == 100.0 + (230.0 + 40.0) + 40.0  # two arms side by side, then the cold start's evaluation
+    assert budget.seconds(0) == 2 * 40.0
+    assert budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=1).seconds() == 100.0 + 2 * (230.0 + 40.0) + 40.0
+
+
+@pytest.mark.parametrize("hours", [0.5, 1.0, 8.0])
+def test_steps_are_fitted_to_a_time(tmp_path: Path, hours: float) -> None:
+    budget = budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=2)
+    fitted = plan(tmp_path, *scaled(plan(tmp_path), budget, hours))
+    assert budget_of(fitted, SPEED, LENGTHS, at_once=2).seconds() == pytest.approx(hours * 3600, rel=0.05)
+    recipe = fitted.cold[0].recipe
+    assert recipe.sft.demonstrations == min(recipe.sft.steps * 20, SETS["smollm2"].demonstrations)
+
+
+def test_hours_in_which_nothing_is_learnt_are_refused(tmp_path: Path) -> None:
+    budget = budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=2)
+    with pytest.raises(RecipeError, match=r"--hours 0\.01 is too short here: evaluations take 0\.02 hours"):
+        scaled(plan(tmp_path), budget, 0.01)
+
+
+def test_the_plan_is_printed_a_stage_a_row(tmp_path: Path) -> None:
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(budget_table(budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=2), LENGTHS))
+    rows = {line.split("  ")[0].strip(): line.split() for line in captured.get().splitlines() if line.strip()}
+    assert rows["cold start"][-4:] == ["10", "20,000", "–", "1.7"]
+    assert rows["saar, seed 1, evaluation"][-4:] == ["–", "–", "16,000", "0.7"]
+    assert rows["in all, 2 at once"][-1] == "7"
+
+
+def test_a_folder_goes_on_with_the_steps_that_it_was_begun_with(tmp_path: Path) -> None:
+    assert fitted_before(tmp_path, 2.0) is None
+    fitted = ("sft.steps=7",)
+    Ledger(replace(plan(tmp_path, *fitted), hours=2.0, fitted=fitted)).begin()
+    assert fitted_before(tmp_path, 2.0) == fitted
+    assert fitted_before(tmp_path, 3.0) is None  # measured anew, and refused by what differs
+    assert fitted_before(tmp_path, None) is None

@@ -1,0 +1,91 @@
+"""A page of any runs: finished or not, of every kind, one or several."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from comparing import FIX, repaired, trajectory
+from retcon.cli.app import app
+from retcon.config.load import load_recipe
+from retcon.core.errors import CheckpointError
+from retcon.report.page import draw_runs
+from retcon.report.reading import named, some_trajectories, view
+from retcon.runs.manifest import manifest
+from retcon.store import jsonl
+
+pytest.importorskip("matplotlib", reason="pictures need matplotlib, of the extra [report]")
+
+
+def run(folder: Path, kind: Any, lines: list[dict[str, float]], *overrides: str, finished: bool = False) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(manifest(kind, load_recipe(None, overrides), {"start": "ab"}, None)))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n + 1, **x}) + "\n" for n, x in enumerate(lines)))
+    if finished:
+        (folder / "final").mkdir()
+    return folder
+
+
+def learning(folder: Path) -> Path:
+    """A run of reinforcement learning, as it is killed in the middle of a line."""
+    out = run(folder, "rl", [{"reward": n / 4, "pass_rate": n / 4, "loss": 0.1} for n in range(4)], "rl.steps=9")
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "rew')
+    (out / "trajectories").mkdir()
+    kept = [repaired("numbers/a/0"), trajectory("numbers/<b>/0", FIX, reward=-1.0)]
+    jsonl.write(out / "trajectories/step-000001.jsonl", kept)
+    return out
+
+
+def report(*words: object) -> str:
+    done = CliRunner().invoke(app, ["report", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_run_that_goes_on_has_a_page_of_the_steps_so_far(tmp_path: Path) -> None:
+    out = learning(tmp_path / "own")
+    said = report(out)
+    assert "own: step 4 of 9, not finished" in said
+    page = (out / "report/report.html").read_text()
+    assert "<td>4 of 9</td>" in page
+    assert "Not finished then: own" in page
+    assert "Repaired: before and after" in page
+    assert "numbers/&lt;b&gt;/0" in page
+    assert "numbers/<b>/0" not in page
+    assert 'alt="Loss' not in page, "a loss of reinforcement learning says nothing to the eye"
+    assert (out / "report/reward.png").is_file()
+    assert load_recipe(out / "report/recipe.toml").rl.steps == 9, "what repeats it"
+    assert f"retcon train {out}/report/recipe.toml --from MODEL" in page
+
+
+def test_runs_of_several_kinds_share_a_page_and_its_pictures(tmp_path: Path) -> None:
+    sft = run(tmp_path / "a/start", "sft", [{"loss": 1.0}, {"loss": 0.5}], finished=True)
+    dpo = run(tmp_path / "b/start", "dpo", [{"loss": 0.7, "accuracy": 0.5, "margin": -0.1}])
+    report(sft, dpo, learning(tmp_path / "rl"), "--out", tmp_path / "page")
+    page = (tmp_path / "page/report.html").read_text()
+    assert "<h1>a/start, b/start, " in page
+    assert all(alt in page for alt in ('alt="Loss', 'alt="Reward', 'alt="Margin'))
+    assert sorted(p.name for p in (tmp_path / "page").glob("recipe-*")) == [
+        "recipe-a-start.toml", "recipe-b-start.toml", f"recipe-{tmp_path.name}-rl.toml",
+    ]  # fmt: skip
+
+
+def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
+    run(tmp_path / "quick/saar", "sft", [])
+    with pytest.raises(CheckpointError, match=r"no run .*quikc \(did you mean 'quick'\?\)"):
+        view(tmp_path / "quikc", "x")
+    with pytest.raises(CheckpointError, match="is no run folder; there are runs in it: saar"):
+        view(tmp_path / "quick", "x")
+    with pytest.raises(CheckpointError, match="named twice"):
+        named([tmp_path, tmp_path])
+
+
+def test_a_run_without_steps_has_no_pictures_and_no_trajectories(tmp_path: Path) -> None:
+    viewed = view(run(tmp_path / "new", "rl", []), "new")
+    assert draw_runs([viewed], tmp_path) == {}
+    assert some_trajectories(viewed) == (None, [])

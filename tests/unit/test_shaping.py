@@ -1,0 +1,43 @@
+"""Rewards near the limit, and which tokens a failed turn has."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from playing import call, play
+from retcon.core.sample import history_ids, to_sample
+from retcon.train.objective.shaping import has_void_turn, in_failed_turns, overlong_punishment, rewards_of
+
+
+@pytest.mark.parametrize(
+    ("length", "punishment"), [(10, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0), (130, -1.0)]
+)
+def test_the_punishment_falls_in_a_straight_line(length: int, punishment: float) -> None:
+    assert overlong_punishment(length, 100, 20, 1.0) == pytest.approx(punishment)
+
+
+@given(st.integers(0, 300), st.integers(1, 99), st.floats(0.01, 5))
+def test_it_lies_between_none_and_all_of_it_and_never_rises(length: int, buffer: int, penalty: float) -> None:
+    one, more = (overlong_punishment(n, 100, buffer, penalty) for n in (length, length + 1))
+    assert -penalty <= more <= one <= 0
+
+
+def test_what_the_model_wrote_in_a_failed_turn_and_nothing_else() -> None:
+    trajectory = play([call("fail()"), call("print(y)"), "42"], {"fail()": "error"}).trajectory
+    found = in_failed_turns(trajectory)
+    assert len(found) == len(history_ids(trajectory))
+    learnt = to_sample(trajectory, scored=False).mask
+    failed, *others = (sum(len(s.ids or ()) for s in turn.generated) for turn in trajectory.turns)
+    assert sum(found) == failed
+    assert sum(learnt) == failed + sum(others)
+    assert all(m for m, f in zip(learnt, found, strict=True) if f)
+
+
+def test_void_turns() -> None:
+    answered = play([call("print(y)"), "42"], {}).trajectory
+    assert has_void_turn(answered) == (answered.answer is None)
+
+
+def test_an_ungraded_rollout_is_refused() -> None:
+    with pytest.raises(ValueError, match="no reward"):
+        rewards_of([play(["42"], {}).trajectory])

@@ -1,0 +1,115 @@
+"""What recipes that are shipped say of themselves, and that the docs say the same."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+from typer.testing import CliRunner
+
+from retcon.cli.app import app
+from retcon.cli.recipes import about_file, about_shipped, changes, markdown_list
+from retcon.config.load import load_recipe
+from retcon.config.schema import RepairSection
+from retcon.config.shipped import shipped_recipes
+from retcon.core.errors import RecipeError
+
+SHIPPED = shipped_recipes()
+OURS = ("mini/", "quickstart/", "smollm2/", "rstar2-14b/sft_mini")
+PUBLISHED = [name for name in SHIPPED if not name.startswith(OURS)]
+
+
+def listed(*words: str) -> str:
+    return CliRunner().invoke(app, ["recipes", *words], env={"COLUMNS": "200"}).output
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_recipe_says_in_its_first_line_what_it_is(name: str) -> None:
+    what = about_file(name, SHIPPED[name]).what
+    assert len(what) > 20
+    assert what.endswith(".")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_value_of_a_published_recipe_has_its_source(name: str) -> None:
+    text = SHIPPED[name].read_text(encoding="utf-8")
+    bare = [
+        line
+        for line in text.splitlines()
+        if re.match(r"\w+ = ", line) and not re.match(r"kind = ", line) and not re.search(r"  # \w", line)
+    ]
+    assert not bare, "say where it is told, or that it is ours"
+    assert "# Sources" in text
+    assert "ours" in text.lower()
+    assert tomllib.loads(text)["model"]["path"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_recipe_says_what_of_it_is_not_here(name: str) -> None:
+    missing = about_file(name, SHIPPED[name]).missing
+    assert len(missing) > 1
+    assert all(len(item) > 20 for item in missing)
+
+
+def test_the_page_on_recipes_lists_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert markdown_list(about_shipped()) in page, "put in what `retcon recipes --markdown` prints"
+    assert listed("--markdown").strip() in page
+
+
+def test_all_are_listed_by_folder() -> None:
+    words = [line.split()[0] for line in listed().splitlines() if line.strip()]
+    found = [word for word in words if word in SHIPPED]
+    assert found == sorted(SHIPPED, key=lambda name: (name.rpartition("/")[0], name))
+
+
+def test_a_folder_is_listed_alone() -> None:
+    text = listed("mini")
+    assert "mini/grpo" in text
+    assert "quickstart/" not in text
+
+
+def test_one_is_explained() -> None:
+    text = listed("arpo-7b")
+    assert SHIPPED["arpo-7b"].read_text(encoding="utf-8") in text
+    assert re.search(r"rl\.dual_clip +3\.0 +0\.0", text)
+    assert re.search(r'task\.kind +"file" +"numbers"', text)
+    assert not re.search(r"rl\.clip_low +", text), "it has the default's value"
+    assert "(script: INITIAL_ROLLOUTS=8, BEAM_SIZE=2" in text.partition("not here yet")[2]
+
+
+def test_an_unknown_one_names_the_nearest() -> None:
+    with pytest.raises(RecipeError, match=r"did you mean 'mini/cleaner'\?.*retcon recipes"):
+        CliRunner().invoke(app, ["recipes", "mini/cleanr"], catch_exceptions=False)
+
+
+def test_items_that_go_on_are_joined_and_end_with_the_list(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("# Mine.\n#\n# Not here yet:\n# - one\n#   thing\n# - two\n#\n# - no item\n[rl]\n# - nor this\n")
+    about = about_file("mine", file)
+    assert (about.what, about.missing) == ("Mine.", ("one thing", "two"))
+
+
+def test_a_file_that_says_nothing_of_itself_is_listed_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[rl]\nsteps = 3\n")
+    about = about_file("mine", tmp_path / "mine.toml")
+    assert (about.what, about.missing) == ("", ())
+
+
+class NeedsAKey(RepairSection):
+    """A kind of someone's own, one key of which has no default."""
+
+    patience: int = Field(ge=1)
+
+
+def test_what_an_own_kind_changes_is_shown_without_a_default(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[repair]\nkind = "{__name__}:NeedsAKey"\npatience = 2\n')
+    recipe = load_recipe(file, ["rl.algorithm=grpo"])
+    found = {change.key: (change.value, change.default) for change in changes(recipe)}
+    assert found == {
+        "rl.algorithm": ('"grpo"', '"dapo"'),
+        "repair.kind": (f'"{__name__}:NeedsAKey"', '"none"'),
+        "repair.patience": ("2", ""),
+    }

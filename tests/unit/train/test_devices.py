@@ -1,0 +1,148 @@
+"""Where a recipe computes: chosen from what a machine has, given here as numbers, and refused by name before work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, PretrainedConfig, Qwen3Config
+
+from retcon.config.load import load_recipe
+from retcon.config.schema import ComputeSection
+from retcon.core.errors import RecipeError
+from retcon.models.devices import Gpu, Machine, Placement, choose, crowding, look_at_machine, supports, torch_threads
+
+pytestmark = pytest.mark.torch
+PLAIN = Machine("Some CPU", frozenset({"avx2"}), cores=4)
+BF16 = Machine("AMD EPYC", frozenset({"avx2", "avx512_bf16"}), cores=2)
+QWEN = Qwen3Config(hidden_size=128)
+
+
+class Unknown(PretrainedConfig):
+    model_type = "unknown"
+    hidden_size = 128
+
+
+def chosen(machine: Machine = PLAIN, config: PretrainedConfig = QWEN, threads: int = 1, **section: object) -> Placement:
+    return choose(ComputeSection.model_validate(section), config, machine, threads=threads)
+
+
+def test_a_cpu_computes_in_float32_unless_told_otherwise() -> None:
+    found = chosen()
+    assert (found.device, found.dtype, found.rollout_dtype, found.attention) == ("cpu", "float32", "float32", "sdpa")
+    assert found.line == "computing on cpu (Some CPU, 1 thread), float32, rollouts float32, sdpa attention"
+    told = chosen(dtype="bfloat16", rollout_dtype="float16", attention="eager", threads=2)
+    assert told.line == "computing on cpu (Some CPU, 2 threads), bfloat16, rollouts float16, eager attention"
+
+
+def test_what_bfloat16_would_speed_up_is_said_where_it_would() -> None:
+    def keys(machine: Machine, width: int, **section: object) -> list[str]:
+        hints = chosen(machine, Qwen3Config(hidden_size=width), **section).hints
+        return [hint.partition("compute.")[2].partition("=")[0] for hint in hints]
+
+    assert keys(BF16, 16) == []
+    assert keys(BF16, 128) == ["dtype"]
+    assert keys(BF16, 2048) == ["dtype", "rollout_dtype"]
+    assert keys(BF16, 2048, dtype="float32") == ["rollout_dtype"]
+    assert keys(PLAIN, 2048) == []
+
+
+def test_bfloat16_is_advised_against_where_the_cpu_imitates_it() -> None:
+    config = Qwen3Config(hidden_size=576)
+    (hint,) = chosen(PLAIN, config, dtype="bfloat16").hints
+    assert "compute.dtype=float32" in hint
+    assert len(chosen(PLAIN, config, dtype="bfloat16", rollout_dtype="bfloat16").hints) == 2
+    assert not chosen(PLAIN, config, rollout_dtype="float16").hints
+    assert not chosen(BF16, config, dtype="bfloat16", rollout_dtype="bfloat16").hints
+
+
+def test_who_does_not_train_gets_no_advice_on_training() -> None:
+    for use, other in (("rollout_dtype", "compute.dtype"), ("dtype", "compute.rollout_dtype")):
+        hints = choose(ComputeSection(), Qwen3Config(hidden_size=2048), BF16, threads=1, uses=(use,)).hints
+        assert len(hints) == 1
+        assert f"compute.{use}=" in hints[0]
+        assert other not in hints[0]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_cuda_where_there_is_none_is_refused(device: str) -> None:
+    with pytest.raises(RecipeError, match=rf"compute\.device = '{device}'.*CUDA.*use 'cpu'"):
+        chosen(device=device)
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_those_that_are() -> None:
+    machine = Machine("Some CPU", frozenset(), 4, (Gpu("NVIDIA A", True), Gpu("NVIDIA B", True)))
+    with pytest.raises(RecipeError, match=r"'cuda:2'.*'cuda:0' \(NVIDIA A\), 'cuda:1' \(NVIDIA B\)"):
+        chosen(machine, device="cuda:2")
+    assert chosen(machine, device="cpu").device == "cpu"
+
+
+def test_a_dtype_that_torch_lacks_on_a_device() -> None:
+    assert all(supports("cpu", dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
+    assert not supports("cpu", torch.float8_e4m3fn)
+
+
+def test_attention_goes_by_the_model() -> None:
+    assert chosen(config=GPT2Config()).attention == "sdpa"
+    assert chosen(config=Unknown()).attention == "eager"
+    with pytest.raises(RecipeError, match=r"compute\.attention = 'sdpa': unknown has none; use 'eager'"):
+        chosen(config=Unknown(), attention="sdpa")
+
+
+@pytest.mark.parametrize(
+    ("threads", "workers", "cores", "crowded"),
+    [(1, 2, 2, False), (1, 2, 1, False), (2, 2, 2, False), (3, 0, 2, True), (1, 16, 2, True), (8, 16, 8, False)],
+)
+def test_more_threads_and_workers_than_cores_can_hold(threads: int, workers: int, cores: int, crowded: bool) -> None:
+    found = crowding(threads, workers, cores)
+    assert (found is not None) == crowded
+    if found is not None:
+        assert f"run.threads = {threads}" in found
+        assert f"sandbox.workers = {workers}" in found
+
+
+def test_the_machine_is_read_from_the_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(
+        "processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\nflags\t\t: fpu avx512_bf16 sse\n\nprocessor\t: 1\n"
+    )
+    found = look_at_machine(file)
+    assert found.cpu == "Some CPU @ 3 GHz"
+    assert found.instructions == {"fpu", "avx512_bf16", "sse"}
+    assert found.cores >= 1
+    file.write_text("processor : 0\nFeatures : fp asimd bf16\n")  # Arm: no name
+    assert look_at_machine(file).instructions == {"fp", "asimd", "bf16"}
+    assert look_at_machine(file).cpu
+    assert look_at_machine(tmp_path / "absent").instructions == frozenset()
+
+
+def test_threads_come_back() -> None:
+    before = torch.get_num_threads()
+    with torch_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("compute.device=gpu", ["compute.device", "did you mean 'cuda'?"]),
+        ("compute.device=cude:0", ["did you mean 'cuda:0'?"]),
+        ("compute.device=cuda:x", ["no such device"]),
+        ("compute.dtype=float16", ["compute.dtype", "'float32' or 'bfloat16'"]),
+        ("compute.rollout_dtype=half", ["'float16'"]),
+        ("lora.targets=[]", ["lora.targets", "all-linear alone, or one linear layer or more"]),
+        ('lora.targets=["all-linear", "q_proj"]', ["all-linear alone"]),
+        ("lora.rnk=3", ["did you mean 'rank'?"]),
+    ],
+)
+def test_a_recipe_that_says_it_wrong(override: str, parts: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(None, [override])
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_targets_may_be_one_name() -> None:
+    assert load_recipe(None, ["lora.targets=q_proj"]).lora.targets == ("q_proj",)

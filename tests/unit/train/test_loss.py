@@ -1,0 +1,150 @@
+"""The policy loss against cases worked out by hand, and its gradient against what the clip should let through."""
+
+import math
+
+import pytest
+import torch
+
+from retcon.train.algorithms.dapo import Dapo
+from retcon.train.algorithms.grpo import Grpo
+from retcon.train.batch import Batch
+from retcon.train.objective.loss import Totals, negative_spliced, policy_loss
+
+pytestmark = pytest.mark.torch
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+
+
+def loss_of(ratios, advantages, mask=None, **kwargs):
+    """The loss where π/π_old are `ratios`, (B, T), and the gradient of its value with respect to log π."""
+    ratios = torch.tensor(ratios)
+    old = torch.full_like(ratios, -1.0)
+    new = (old + ratios.log()).requires_grad_()
+    mask = torch.ones_like(ratios, dtype=torch.bool) if mask is None else torch.tensor(mask, dtype=torch.bool)
+    found = policy_loss(new, old, torch.tensor(advantages), mask, **{**CLIP, **kwargs})
+    (gradient,) = torch.autograd.grad(found.value, new)
+    return found, gradient
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "term", "clipped"),
+    [
+        (1.0, 2.0, -2.0, False),
+        (1.5, 2.0, -1.28 * 2, True),  # pushed up far enough
+        (0.5, 2.0, -0.5 * 2, False),  # below the range, but wanted: the clip must not act
+        (1.5, -2.0, 1.5 * 2, False),  # above the range, and unwanted: nor here
+        (0.5, -2.0, 0.8 * 2, True),  # pushed down far enough
+        (1.27, 2.0, -1.27 * 2, False),  # DAPO's clip is higher above than below
+        (0.79, -2.0, 0.8 * 2, True),
+    ],
+)
+def test_clip_on_each_side_for_each_sign(ratio, advantage, term, clipped):
+    found, gradient = loss_of([[ratio]], [[advantage]])
+    assert found.value.item() == pytest.approx(term, rel=1e-5)
+    assert found.clipped.item() == float(clipped)
+    # d(ρ Â)/d log π = ρ Â, and nothing where the clip cut it off
+    assert gradient.item() == pytest.approx(0.0 if clipped else -ratio * advantage, rel=1e-5)
+
+
+def test_no_advantage_no_loss_and_no_gradient():
+    found, gradient = loss_of([[1.5, 0.5]], [[0.0, 0.0]])
+    assert found.value.item() == 0.0
+    assert found.clipped.item() == 0.0
+    assert not gradient.any()
+
+
+ROWS = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+ADVANTAGES = [[3.0, 3.0, 3.0], [-1.0, -1.0, -1.0]]
+MASK = [[1, 0, 0], [1, 1, 1]]
+
+
+def test_token_mean_weighs_ids_alike():
+    found, gradient = loss_of(ROWS, ADVANTAGES, MASK)
+    assert found.value.item() == pytest.approx((-3 + 1 + 1 + 1) / 4)
+    assert gradient.tolist() == [pytest.approx([-3 / 4, 0, 0]), pytest.approx([1 / 4] * 3)]
+
+
+def test_sequence_mean_weighs_sequences_alike():
+    found, gradient = loss_of(ROWS, ADVANTAGES, MASK, aggregate="sequence")
+    assert found.value.item() == pytest.approx((-3 + 1) / 2)
+    assert gradient.tolist() == [pytest.approx([-3 / 2, 0, 0]), pytest.approx([1 / 6] * 3)]
+
+
+def test_masked_ids_count_for_nothing_whatever_they_hold():
+    found, gradient = loss_of([[1.0, math.inf]], [[1.0, 1.0]], [[1, 0]])
+    assert found.value.item() == pytest.approx(-1.0)
+    assert found.kl.item() == pytest.approx(0.0)
+    assert found.entropy_estimate.item() == pytest.approx(1.0)
+    assert gradient[0, 1].item() == 0.0
+
+
+def test_kl_and_surprise():
+    found, _ = loss_of([[1.0, 2.0]], [[1.0, 1.0]])
+    assert found.kl.item() == pytest.approx((0 + (2 - 1 - math.log(2))) / 2, rel=1e-5)
+    assert found.entropy_estimate.item() == pytest.approx((1 + 1 - math.log(2)) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("aggregate", ["token", "sequence"])
+def test_parts_of_a_minibatch_add_up(aggregate):
+    ratios, advantages = [[1.1, 0.7, 1.4], [0.9, 1.2, 0.5]], [[2.0] * 3, [-1.0] * 3]
+    whole, gradient = loss_of(ratios, advantages, MASK, aggregate=aggregate)
+    totals = Totals(tokens=4, sequences=2)
+    parts = [
+        loss_of(ratios[i : i + 1], advantages[i : i + 1], MASK[i : i + 1], aggregate=aggregate, totals=totals)
+        for i in range(2)
+    ]
+    for name in ("value", "clipped", "kl", "entropy_estimate"):
+        assert sum(getattr(p, name).item() for p, _ in parts) == pytest.approx(getattr(whole, name).item())
+    torch.testing.assert_close(torch.cat([g for _, g in parts]), gradient)
+
+
+@pytest.mark.parametrize("aggregate", ["token", "sequence"])
+def test_muting_takes_negative_spliced_ids_out_and_leaves_the_others_their_weight(aggregate):
+    advantages = [[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]]
+    spliced = torch.tensor([[False, True, False], [False, True, False]])
+    masked = negative_spliced(torch.tensor(advantages), spliced)
+    assert masked.tolist() == [[False] * 3, [False, True, False]]
+    _, plain = loss_of(ROWS, advantages, aggregate=aggregate)
+    found, gradient = loss_of(ROWS, advantages, aggregate=aggregate, masked=masked)
+    assert found.value.item() == pytest.approx((-3 + 2) / 6)
+    torch.testing.assert_close(gradient, plain.masked_fill(masked, 0.0))
+
+
+def test_weights_multiply_terms_and_leave_the_denominators():
+    ratios, advantages = [[1.0, 1.5, 0.9], [1.0, 0.5, 1.0]], [[2.0] * 3, [-1.0] * 3]
+    weights = torch.tensor([[1.0, 0.5, 1.0], [1.0, 0.25, 2.0]])
+    found, gradient = loss_of(ratios, advantages, weights=weights)
+    # -(2 + .5 · 1.28 · 2 + 1.8) + (1 + .25 · .8 + 2 · 1), over six ids
+    assert found.value.item() == pytest.approx((-5.08 + 3.2) / 6)
+    # ρ Â w / 6, and nothing where the clip cut it off
+    torch.testing.assert_close(gradient, torch.tensor([[-2.0, 0.0, -1.8], [1.0, 0.0, 2.0]]) / 6)
+    plain, _ = loss_of(ratios, advantages)
+    assert (found.clipped, found.kl, found.entropy_estimate) == (plain.clipped, plain.kl, plain.entropy_estimate)
+
+
+def test_weights_of_one_change_no_bit():
+    ratios, advantages = [[1.1, 0.7, 1.4], [0.9, 1.2, 0.5]], [[2.0] * 3, [-1.0] * 3]
+    (one, of_one), (none, of_none) = (loss_of(ratios, advantages, weights=w) for w in (torch.ones(2, 3), None))
+    assert one.value.item() == none.value.item()
+    assert torch.equal(of_one, of_none)
+
+
+@pytest.mark.parametrize(("algorithm", "aggregate"), [(Dapo, "token"), (Grpo, "sequence")])
+def test_an_algorithm_has_its_own_mean_its_clip_and_the_tokens_that_are_masked(algorithm, aggregate):
+    torch.manual_seed(0)
+    mask = torch.tensor([[True, True, True, True], [True, False, False, False]])
+    logprobs, old = -torch.rand(2, 4), -torch.rand(2, 4)
+    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, 1.0, 1.0, 1.0]])
+    batch = Batch(mask.long(), mask, mask, old, advantages, None)
+    masked = torch.tensor([[True, False, False, False], [False] * 4])
+    config = algorithm(clip_low=0.05, clip_high=0.2)
+    for muting in (None, masked):
+        found = config.loss(logprobs, batch, Totals.of(mask), masked=muting)
+        wanted = policy_loss(
+            logprobs, old, advantages, mask, clip_low=0.05, clip_high=0.2, aggregate=aggregate, masked=muting
+        )
+        assert (found.value, found.clipped) == (wanted.value, wanted.clipped)
+
+
+def test_totals_count_the_sequences_that_are_learnt_somewhere():
+    mask = torch.tensor([[True, True, False], [False, False, False], [False, False, True]])
+    assert Totals.of(mask) == Totals(tokens=3, sequences=2)

@@ -1,0 +1,209 @@
+"""Which format a file has: by all that was looked at, in any order; and what is said of what nothing reads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreign import FORMATS, NAMES, REPAIRED, answer, hermes, markdown, messages, mint, user, works
+from retcon.core.errors import RecordError
+from retcon.purify.offline import Offline
+from retcon.report.purification import remarks, shortened
+from retcon.store.jsonl import read
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.purifying.assignment import Assignment
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.purification import Purification, Stopped
+from retcon.transcripts.registry import formats, named
+
+CLEAN = (user("?"), works("x = 1"), answer("1"))
+TAGS = "<search>{}</search>\n<information>{}</information>\n<answer>4</answer>"
+UNKNOWN = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": TAGS}]}
+
+
+def run(folder: Path, data: bytes, name: str = "in.jsonl", **options: Any) -> tuple[bytes, Count]:
+    source, out = folder / name, folder / f"out-{name}"
+    source.write_bytes(data)
+    assignment = Assignment([source], out, False, [source.name], Offline(), audit=folder / "audit.jsonl", **options)
+    (count,) = Purification(assignment)(lambda *_: None, lambda: False)
+    return out.read_bytes(), count
+
+
+def lines(records: Sequence[object]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def both_ways() -> dict[str, Any]:
+    """A record of two formats: a program in `<execute>` that an "Observation:" answers, and a fence in its words."""
+    record = mint(REPAIRED)["state"]["history"]
+    record[1]["content"] = "```python\nplanned()\n```\n" + record[1]["content"]
+    return {"messages": record}
+
+
+def test_the_order_of_records_is_nothing(tmp_path: Path) -> None:
+    records = [both_ways(), markdown(CLEAN), markdown(REPAIRED), mint(CLEAN), hermes(REPAIRED)]
+    seen = set()
+    for n, order in enumerate(itertools.permutations(range(len(records)))):
+        if n % 7:
+            continue
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        out, count = run(folder, lines([records[i] for i in order]))
+        written = out.splitlines()
+        seen.add((count.shallow, count.calls, tuple(written[order.index(i)] for i in range(len(records)))))
+    assert len(seen) == 1
+
+
+def test_a_harness_s_feedback_is_no_output_in_markdown(tmp_path: Path) -> None:
+    record = markdown(CLEAN)
+    feedback = {"role": "user", "content": "Observation:\nYour answer is wrong.\nYou have 2 steps left"}
+    said = {"role": "assistant", "content": "so\n```python\nprint(2)\n```"}
+    record["messages"] += [said, feedback]
+    _, count = run(tmp_path, lines([record]))
+    assert count.calls == 1
+    assert Detector("markdown").format_of(record) is not None
+
+
+def test_a_mixed_file_is_said_so(tmp_path: Path) -> None:
+    _, count = run(tmp_path, lines([messages(CLEAN), hermes(CLEAN), messages(CLEAN)]))
+    assert dict(count.formats) == {"messages": 2, "hermes": 1}
+    (remark,) = remarks([Path("in.jsonl")], [count])
+    assert remark.startswith("in.jsonl: mixed formats: messages 2, hermes 1")
+
+
+def test_tool_use_that_nothing_reads_is_an_error_with_the_nearest_format(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"no call can be read, though 2 of 2 records.*the tag <information>"):
+        run(tmp_path, lines([UNKNOWN, UNKNOWN]))
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    out, count = run(tmp_path, lines([UNKNOWN, UNKNOWN]), skip_bad=True)
+    assert (out, count.unread) == (lines([UNKNOWN, UNKNOWN]), 2)
+    steps = {"steps": [{"step_number": 1, "model_outputs": "x", "code_actions": "1", "observation": "1"}]}
+    with pytest.raises((RecordError, Stopped), match="nearest format: 'smolagents'"):
+        run(tmp_path, lines([steps]))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "<|python_tag|>print(4)"},
+        {"role": "assistant", "content": "Thought: so\nAction: python\nAction Input: print(4)\nObservation: 4\n"},
+        {"role": "assistant", "content": [{"type": "text", "text": "x"}], "tool_call": {"name": "python"}},
+    ],
+)
+def test_signs_of_tool_use(tmp_path: Path, item: dict[str, Any]) -> None:
+    record = {"messages": [{"role": "user", "content": "?"}, item]}
+    with pytest.raises(RecordError, match="no call can be read"):
+        run(tmp_path, lines([record]))
+
+
+def test_transcripts_without_tools_pass_and_are_said_to_have_none(tmp_path: Path) -> None:
+    plain = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "```python\nf()\n```"}]}
+    data = lines([plain, plain])
+    out, count = run(tmp_path, data)
+    assert out == data
+    assert "no calls in 2 transcripts" in next(remarks([Path("in.jsonl")], [count]))
+
+
+def test_some_records_that_nothing_reads_are_counted_and_named(tmp_path: Path) -> None:
+    data = lines([messages(CLEAN), UNKNOWN, messages(CLEAN), UNKNOWN])
+    out, count = run(tmp_path, data)
+    assert out == data
+    assert (count.unread, count.unread_at) == (2, [2, 4])
+    assert "2 of 4 transcripts have no call that can be read" in next(remarks([Path("in.jsonl")], [count]))
+    data = lines([messages(CLEAN), {"no": 1}, {"no": 2}])
+    with pytest.raises(Stopped, match=r"line 2: no transcript.*so are 2 of the first 3 records: 2, 3"):
+        run(tmp_path, data)
+    (tmp_path / "out-in.jsonl.partial.json").unlink()
+    _, count = run(tmp_path, data, skip_bad=True)
+    assert (count.bad, count.bad_at) == (2, [2, 3])
+
+
+@pytest.mark.parametrize("name", ["langchain_flat", "smolagents", "openhands", "openhands_sdk", "autogen", "responses"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_list_of_items_may_be_all_of_a_file(tmp_path: Path, name: str, indent: int | None) -> None:
+    record = FORMATS[name](REPAIRED)
+    items = next(record[key] for key in ("messages", "steps", "history", "input") if key in record)
+    out, count = run(tmp_path, json.dumps(items, indent=indent).encode(), "in.json")
+    assert (count.transcripts, count.shallow) == (1, 1)
+    assert len(json.loads(out)) < len(items)
+    assert (b"\n  " in out) is (indent is not None)
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4, "\t"])
+def test_a_repaired_record_keeps_the_style_of_its_file(tmp_path: Path, indent: int | str | None) -> None:
+    records = [messages((user("é?"), *REPAIRED[1:])), messages(CLEAN)]
+    for data in (json.dumps(records, indent=indent), json.dumps(records, indent=indent, ensure_ascii=False)):
+        out, _ = run(tmp_path, data.encode(), "in.json")
+        wanted = json.dumps(json.loads(out), indent=indent, ensure_ascii="\\u" in data)
+        assert out.decode() == wanted
+        assert json.loads(out)[0] != records[0]
+
+
+def test_nan_stops_nothing_and_stays(tmp_path: Path) -> None:
+    repaired, clean = messages(REPAIRED), messages(CLEAN)
+    clean["score"] = float("nan")
+    repaired["score"] = float("inf")
+    repaired["messages"][1]["logprob"] = float("-inf")
+    out, count = run(tmp_path, lines([repaired, clean]), pairs=tmp_path / "pairs.jsonl")
+    first, second = out.splitlines(keepends=True)
+    assert count.shallow == 1
+    assert second == lines([clean])
+    assert b'"score": Infinity' in first
+    assert b'"logprob": -Infinity' in first
+    (trajectory,) = read(tmp_path / "audit.jsonl")
+    assert json.loads(str(trajectory.origin.record))["messages"][0] == repaired["messages"][0]
+    (pair,) = (tmp_path / "pairs.jsonl").read_text().splitlines()
+    assert "NaN" not in pair
+    assert "Infinity" not in pair
+
+
+def test_a_format_is_one_file_that_registers_itself_or_is_named_by_its_place() -> None:
+    names = {f.name for f in formats()}
+    assert {NAMES.get(name, name) for name in FORMATS} <= names
+    (found,) = named("retcon.transcripts.formats.mint:MINT")
+    assert found.name == "mint"
+    with pytest.raises(RecordError, match=r"the format 'no\.such:THING' cannot be imported"):
+        named("no.such:THING")
+
+
+def test_what_repeats_a_repaired_transcript_in_another_form_is_emptied(tmp_path: Path) -> None:
+    out, _ = run(tmp_path, lines([FORMATS["retool_text"](REPAIRED)]))
+    record = json.loads(out)
+    assert (record["tokens"], record["loss_mask"], record["response_length"]) == ([], [], 0)
+    out, _ = run(tmp_path, lines([FORMATS["smolagents"](REPAIRED)]))
+    steps = [step for step in json.loads(out)["steps"] if "step_number" in step]
+    assert [step["model_input_messages"] for step in steps] == [None, None]
+    prime = messages(REPAIRED)
+    prime = {"prompt": prime["messages"][:1], "completion": prime["messages"][1:], "trajectory": [{"tokens": [1]}]}
+    out, _ = run(tmp_path, lines([prime]))
+    assert json.loads(out)["trajectory"] == []
+
+
+def test_swe_agent_s_history_follows_its_steps(tmp_path: Path) -> None:
+    record = FORMATS["swe_agent"](REPAIRED)
+    source, out = tmp_path / "a.traj", tmp_path / "b.traj"
+    source.write_text(json.dumps(record, indent=2))
+    Purification(Assignment([source], out, False, ["a.traj"], Offline(state="ignore")))(lambda *_: None, lambda: False)
+    new = json.loads(out.read_text())
+    assert [s["thought"] for s in new["trajectory"]] == ["let me see", "4"]
+    assert [m["content"] for m in new["history"] if m["role"] == "assistant"] == [
+        s["response"] for s in new["trajectory"]
+    ]
+    assert len(new["history"]) == 1 + 2 * len(new["trajectory"])
+    assert [s["query"] for s in new["trajectory"]] == [[], []]
+    assert "sqroot" not in out.read_text()
+
+
+def test_names_in_a_report_stay_apart() -> None:
+    long = [f"math-python--gpt-4.1-mini__{n}__51672ba2.jsonl" for n in ("25f52552", "578769a7", "dbaac595")]
+    assert shortened(long, 30) == ["…25f52552…", "…578769a7…", "…dbaac595…"]
+    assert shortened(["a.jsonl", "b.jsonl"], 30) == ["a.jsonl", "b.jsonl"]
+    alike = [f"{'x' * 20}{n}{'y' * 20}" for n in (1, 2)]
+    for names in (alike, [*alike, "z"], [*long, "other.jsonl"], ["a/" + long[0], "b/" + long[0]]):
+        assert len(set(shortened(names, 30))) == len(names)
