@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
+from retcon.config.learning import DemosSection, DPOSection, RLSection, SFTSection
 from retcon.config.section import (
-    Aggregate,
     Chosen,
     NonNegative,
     OneKind,
@@ -215,127 +215,6 @@ class SandboxSection(Section):
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"'{url}' is no URL of a server: write it as http://host:port")
         return value
-
-
-class DemosSection(Chosen, what="source of demonstrations", kinds="retcon.train.demos.kinds"):
-    """What a cold start learns from, and how it is made. A kind has `open(setup)`, which makes its
-    `retcon.train.demos.types.Source` of a `DemoSetup`. How many are wanted says sft.demonstrations.
-
-    of_tasks: whether it is made of the recipe's tasks, which need not be there otherwise."""
-
-    matters_to: ClassVar = {"demonstrations": None}
-    of_tasks: ClassVar[bool] = True
-    kind: str = Field("teacher", description="what demonstrations are made of")
-    failed_share: Literal["any"] | Probability = Field("any", description="share of the demonstrations in which a call "
-        "fails, met to within rounding; any: as they come")  # fmt: skip
-
-    def open(self, setup: Any) -> Any:
-        raise NotImplementedError
-
-
-class SFTSection(Section):
-    matters_to: ClassVar = {"sft": None, "demonstrations": ("demonstrations", "max_turns")}
-    demonstrations: Positive = Field(5000, description="wanted")
-    max_turns: Positive = Field(5, description="generations of a demonstration")
-    steps: Positive = 300
-    batch: Positive = 32
-    lr: Rate = 4e-3
-    warmup: Probability = Field(0.1, description="share of steps with a rising learning rate")
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: Rate = 1.0
-    checkpoint_every: Positive = 50
-    validation_share: float = Field(0.0, ge=0, lt=1, description="of the demonstrations, held out to measure a loss on "
-        "(validation_loss); 0: none")  # fmt: skip
-    validate_every: Positive = Field(50, description="steps; and once at the end")
-    samples: NonNegative = Field(0, description="evaluation problems that the final model solves greedily, kept as "
-                                 "trajectories of the last step")  # fmt: skip
-
-
-class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chosen_by="algorithm"):
-    """An algorithm is a kind of this section: it has `advantages` and `loss`, and ε's of its own."""
-
-    matters_to: ClassVar = {"rl": None}
-    algorithm: str = Field("dapo", description="the advantage and the loss")
-    steps: Positive = 80
-    prompts: Positive = Field(12, description="prompts a step")
-    group: Positive = Field(8, description="G: rollouts a prompt that are trained on")
-    lr: Rate = 2e-4
-    minibatches: Positive = 2
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: Rate = 1.0
-    mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced tokens get no gradient "
-                                        "where the advantage is negative")  # fmt: skip
-    splice_weight: Literal["none", "truncated"] = Field("none", description="of spliced tokens in the loss; truncated: "
-                           "π(c′|purified) / π(c′|lookahead), splice_weight_cap at most")  # fmt: skip
-    splice_weight_cap: Rate = 2.0
-    old_logprobs: Literal["engine", "recompute"] = Field("engine", description="π_old of the ratio: engine, the "
-        "log-probs that rollouts came with; recompute, the trainer's own, for one more forward a step")  # fmt: skip
-    correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
-        "none", description="with old_logprobs recompute: weigh each term by how much likelier the trainer finds "
-        "its token, or its sequence, than the engine; truncate: correction_cap at most, mask: 0 beyond it")  # fmt: skip
-    correction_cap: Rate = 2.0
-    kl: float = Field(0.0, ge=0, description="β of a KL penalty to the model that training starts from, which is then "
-                      "kept in memory; 0: off")  # fmt: skip
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="of that penalty, per token: log-ratio, half its "
-        "square, or GRPO's r - 1 - log r")  # fmt: skip
-    max_kl: float = Field(0.0, ge=0, description="nats a token: a minibatch whose policy is further than this from the "
-                          "one that sampled it is skipped; 0: none is")  # fmt: skip
-    failed_calls: Literal["keep", "mask"] = Field(
-        "keep", description="mask: turns whose call failed are not learnt from"
-    )
-    void_turns: Literal["keep", "mask"] = Field("keep", description="mask: rollouts with a turn that neither calls a "
-        "tool nor answers are not learnt from (SimpleTIR)")  # fmt: skip
-    truncated: Literal["keep", "mask"] = Field("keep", description="mask: rollouts that were cut off at their limit "
-        "are not learnt from (DAPO's overlong filtering)")  # fmt: skip
-    overlong_buffer: NonNegative = Field(0, description="tokens before rollout.max_tokens over which the reward "
-        "falls by overlong_penalty (DAPO's soft overlong punishment); 0: off")  # fmt: skip
-    overlong_penalty: Rate = 1.0
-    checkpoint_every: Positive = 20
-
-    @model_validator(mode="after")
-    def _keys_go_together(self) -> RLSection:
-        if self.group < 2:
-            raise ValueError("a group of 1 has no variance: group must be 2 or more")
-        if self.correction != "none" and self.old_logprobs != "recompute":
-            raise ValueError("correction weighs the trainer's log-probs against the engine's: it needs old_logprobs = "
-                             "recompute")  # fmt: skip
-        return self
-
-    def check(self, recipe: Any) -> None:
-        if self.overlong_buffer >= recipe.rollout.max_tokens:
-            raise ValueError(f"rl: overlong_buffer = {self.overlong_buffer} must be less than rollout.max_tokens = "
-                             f"{recipe.rollout.max_tokens}")  # fmt: skip
-
-    @property
-    def aggregate(self) -> Aggregate:
-        """What the loss, and the KL penalty, are averaged over."""
-        return "token"
-
-    def advantages_of_step(self, groups: Sequence[Sequence[float]]) -> list[list[float]]:
-        """Â of each rollout of each group of a step, whose groups need not be of one size."""
-        return [self.advantages(rewards) for rewards in groups]
-
-    def advantages(self, rewards: Sequence[float]) -> list[float]:
-        """Â of each rollout of a group, (G,) rewards to (G,) advantages."""
-        raise NotImplementedError
-
-    def loss(self, logprobs: Any, batch: Any, totals: Any, *, masked: Any = None) -> Any:
-        """The `Loss` (`retcon.train.objective.loss`) of a micro-batch. logprobs: (B, T) nats, of the policy that is
-        trained. batch: a `retcon.train.batch.Batch`. totals: of the whole minibatch (`Totals`). masked: (B, T) bool,
-        tokens without a term, or None."""
-        raise NotImplementedError
-
-
-class DPOSection(Section):
-    matters_to: ClassVar = {"dpo": None}
-    beta: Rate = Field(0.1, description="β: how much a change from the model that it starts from costs")
-    steps: Positive = 100
-    batch: Positive = Field(16, description="pairs a step")
-    lr: Rate = 5e-5
-    warmup: Probability = Field(0.1, description="share of steps with a rising learning rate")
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: Rate = 1.0
-    checkpoint_every: Positive = 50
 
 
 class EvaluateSection(Section):

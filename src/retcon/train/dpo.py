@@ -12,7 +12,8 @@ from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 
 from retcon.build import build_chat
-from retcon.config.schema import DPOSection, Recipe
+from retcon.config.learning import DPOSection
+from retcon.config.schema import Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config

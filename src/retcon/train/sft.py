@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from retcon.build import build_chat, build_tasks
-from retcon.config.schema import Recipe, SFTSection
+from retcon.config.learning import SFTSection
+from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Sample

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from retcon.config.schema import RLSection
+from retcon.config.learning import RLSection
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.purify.weights import splice_weights

@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.config.schema import DPOSection
+from retcon.config.learning import DPOSection
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.core.pair import Completion, Pair
 from retcon.core.types import Sample

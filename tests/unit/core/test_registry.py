@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from retcon.chat.registry import named as chat_style
-from retcon.config.schema import RepairSection, RLSection
+from retcon.config.learning import RLSection
+from retcon.config.schema import RepairSection
 from retcon.core.errors import RecipeError
 from retcon.core.registry import Registry
 from retcon.purify.kinds.saar import SaarSection

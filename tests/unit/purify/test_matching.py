@@ -37,7 +37,7 @@ def by_hand(a, b, k):
     return found
 
 
-@settings(max_examples=12)
+@settings(max_examples=50)
 @given(code_pairs())
 def test_the_bounds_of_programs_hold_never_widen_and_meet(pair):
     exact = matched(*pair)
@@ -57,7 +57,7 @@ def test_common_blocks_are_all_maximal_ones_of_their_length(a, b):
     assert len(blocks) <= len(a) + len(b)
 
 
-@settings(max_examples=4)
+@settings(max_examples=8)
 @given(code_pairs(), st.sampled_from([8, 16, 32]))
 def test_common_blocks_of_programs(pair, k):
     blocks, k = common_blocks(*pair, k)
@@ -71,7 +71,7 @@ def test_a_sweep_matches_what_difflib_matches(a, b):
     assert lower[-1] == matched(a, b)
 
 
-@settings(max_examples=8)
+@settings(max_examples=20)
 @given(code_pairs())
 def test_a_sweep_over_programs(pair):
     assert list(swept(*pair, min(map(len, pair)) + 1))[-1] == matched(*pair)

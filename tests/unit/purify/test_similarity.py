@@ -3,7 +3,7 @@ import math
 import string
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from programs import code_pairs
@@ -33,7 +33,6 @@ def test_similarity_is_of_code_points_whatever_they_are(a, b):
     assert similarity(a, b) == ratio(a, b)
 
 
-@settings(max_examples=12)
 @given(code_pairs())
 def test_similarity_and_the_decision_of_programs_are_the_standard_librarys(pair):
     expected = ratio(*pair)

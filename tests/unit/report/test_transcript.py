@@ -168,7 +168,7 @@ def test_what_is_not_known_is_not_zero() -> None:
     assert "reward 0 ·" in printed(show_trajectory(replace(lived(), reward=0.0)))
 
 
-@settings(max_examples=6)
+@settings(max_examples=15)
 @given(trajectories())
 def test_any_trajectory_can_be_shown(trajectory: Trajectory) -> None:
     for show in (show_trajectory, show_purification):

@@ -21,10 +21,10 @@ from retcon.tasks.teacher_code import PROGRAMS
 
 
 def test_the_splits_share_no_problem_whatever_the_seeds() -> None:
-    train = {p.question for seed in range(3) for p in islice(problems(seed, "train"), 250)}
-    evaluation = {p.question for seed in range(3) for p in islice(problems(seed, "evaluation"), 80)}
-    assert len(train) > 700
-    assert len(evaluation) > 220
+    train = {p.question for seed in range(5) for p in islice(problems(seed, "train"), 400)}
+    evaluation = {p.question for seed in range(5) for p in islice(problems(seed, "evaluation"), 200)}
+    assert len(train) > 1900
+    assert len(evaluation) > 950
     assert not train & evaluation
 
 
@@ -37,7 +37,7 @@ def test_a_stream_repeats_with_its_seed_and_keeps_x_in_range() -> None:
 
 
 def test_no_problem_of_a_stream_comes_twice() -> None:
-    drawn = [p.question for p in islice(problems(5, "train"), 400)]  # the 363rd draw repeats one before it
+    drawn = [p.question for p in islice(problems(7, "train"), 5000)]  # of the first 5,000 draws, three are repeats
     assert len(set(drawn)) == len(drawn)
 
 

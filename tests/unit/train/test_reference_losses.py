@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from retcon.config.learning import RLSection
 from retcon.config.load import load_recipe
-from retcon.config.schema import RLSection
 from retcon.train.batch import Batch
 from retcon.train.objective.advantage import dr_grpo, grpo, normalised, rloo
 from retcon.train.objective.loss import Totals, averaged

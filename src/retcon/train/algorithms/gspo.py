@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from retcon.config.schema import RLSection
+from retcon.config.learning import RLSection
 from retcon.config.section import Aggregate, Rate
 from retcon.train.objective.advantage import grpo
 

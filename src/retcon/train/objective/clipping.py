@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator
 
-from retcon.config.schema import RLSection
+from retcon.config.learning import RLSection
 from retcon.config.section import Rate
 
 if TYPE_CHECKING:  # the list of algorithms is read where there is no torch

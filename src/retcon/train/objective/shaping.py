@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.config.schema import RLSection
+from retcon.config.learning import RLSection
 from retcon.core.sample import history_ids
 from retcon.core.types import TRAINED, Trajectory, Turn
 
