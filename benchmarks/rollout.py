@@ -46,7 +46,7 @@ from bare import Bare, naive
 from measure import VOCAB, Took, machine, rates, small_model, take_turns, tree_seconds
 from results import add_json, save
 from transformers import PreTrainedModel
-from workload import FOLDER, Plan, describe, read
+from workload import FOLDER, PlannedRollout, describe, read
 
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.stats import EngineStats
@@ -59,8 +59,8 @@ Ways = dict[str, Callable[[], object]]
 Figures = dict[str, Any]
 
 
-def with_engine(engine: LocalEngine, plans: Sequence[Plan]) -> EngineStats:
-    async def rollout(plan: Plan) -> None:
+def with_engine(engine: LocalEngine, plans: Sequence[PlannedRollout]) -> EngineStats:
+    async def rollout(plan: PlannedRollout) -> None:
         ids = list(plan.prompt)
         for number, (turn, shown) in enumerate(zip(plan.turns, plan.shown, strict=True)):
             params = SamplingParams(max_tokens=turn.sampled, seed=int(plan.name) * 100 + number)
@@ -78,7 +78,7 @@ def with_engine(engine: LocalEngine, plans: Sequence[Plan]) -> EngineStats:
     return asyncio.run(main())
 
 
-def with_generate(model: PreTrainedModel, plans: Sequence[Plan]) -> None:
+def with_generate(model: PreTrainedModel, plans: Sequence[PlannedRollout]) -> None:
     histories = {plan.name: list(plan.prompt) for plan in plans}
     for number in itertools.count():
         live = [plan for plan in plans if number < len(plan.turns)]
@@ -96,8 +96,8 @@ def with_generate(model: PreTrainedModel, plans: Sequence[Plan]) -> None:
         time.sleep(max(plan.turns[number].seconds for plan in live))
 
 
-def with_vllm(url: str, model: str, plans: Sequence[Plan]) -> None:
-    async def rollout(client: httpx.AsyncClient, plan: Plan) -> None:
+def with_vllm(url: str, model: str, plans: Sequence[PlannedRollout]) -> None:
+    async def rollout(client: httpx.AsyncClient, plan: PlannedRollout) -> None:
         ids = list(plan.prompt)
         for turn, shown in zip(plan.turns, plan.shown, strict=True):
             body = {

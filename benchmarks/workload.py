@@ -27,7 +27,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedRollout:
     """What one rollout does. prompt: (T,) ids, the group's. shown: the ids of the observation after each turn."""
 
     name: str
@@ -41,7 +41,7 @@ class Plan:
         return len(self.prompt) + sum(turn.sampled + turn.shown for turn in self.turns)
 
 
-def read(file: Path, *, vocabulary: int, limit: int | None = None) -> list[Plan]:
+def read(file: Path, *, vocabulary: int, limit: int | None = None) -> list[PlannedRollout]:
     """The rollouts of a file, the first `limit` of them; their ids are drawn at random (seeded), as none are known."""
     _, *lines = file.read_text(encoding="utf-8").splitlines()
     draw = random.Random(0)
@@ -49,7 +49,7 @@ def read(file: Path, *, vocabulary: int, limit: int | None = None) -> list[Plan]
     def some(count: int) -> tuple[int, ...]:
         return tuple(draw.choices(range(vocabulary), k=count))
 
-    plans: list[Plan] = []
+    plans: list[PlannedRollout] = []
     prompts: dict[int, tuple[int, ...]] = {}
     for line in lines[:limit]:
         one = json.loads(line)
@@ -57,11 +57,11 @@ def read(file: Path, *, vocabulary: int, limit: int | None = None) -> list[Plan]
             prompts[one["group"]] = some(one["prompt"])
         turns = tuple(Turn(*turn) for turn in one["turns"])
         shown = tuple(some(turn.shown) for turn in turns)
-        plans.append(Plan(f"{len(plans):04}", prompts[one["group"]], turns, shown))
+        plans.append(PlannedRollout(f"{len(plans):04}", prompts[one["group"]], turns, shown))
     return plans
 
 
-def describe(plans: list[Plan]) -> str:
+def describe(plans: list[PlannedRollout]) -> str:
     """One line of what there is to do."""
     turns = [turn for plan in plans for turn in plan.turns]
     calls = sorted(sum(turn.shown > 0 for turn in plan.turns) for plan in plans)

@@ -14,7 +14,7 @@ from retcon.config.schema import Recipe
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.store.pass_rates import PassRate, PassRateFile
-from retcon.train.prompts import Prompts
+from retcon.train.prompts import PromptStream
 from retcon.train.rl import draw_groups
 from training import Ones
 
@@ -107,7 +107,7 @@ def prompts(recipe: Recipe, lab: Lab) -> list[str]:
         with PassRateFile(file) as rates:
             for n in range(80):
                 rates.add(PassRate(f"ones/{stream}/{n}", "m", (0, 1, 3, 4)[n % 4], 4))
-    drawn = Prompts(recipe, Ones(), chat=Chat(load_tokenizer(lab.base)), model="m").after(0)
+    drawn = PromptStream(recipe, Ones(), chat=Chat(load_tokenizer(lab.base)), model="m").after(0)
     return [task.id.rpartition("/")[2] for task in islice(drawn, 4)]
 
 
@@ -133,4 +133,4 @@ def prompts_that_are_not_too_easy(recipe: Recipe, lab: Lab) -> list[str]:
     "run.seed", (0, f"ones/{derive('prompts', 0)}/0"), (1, f"ones/{derive('prompts', 1)}/0"),
 )  # fmt: skip
 def first_prompt_of_a_run(recipe: Recipe, lab: Lab) -> str:
-    return next(Prompts(recipe, Ones(), chat=Chat(load_tokenizer(lab.base)), model="m").after(0)).id
+    return next(PromptStream(recipe, Ones(), chat=Chat(load_tokenizer(lab.base)), model="m").after(0)).id

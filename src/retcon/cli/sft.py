@@ -22,7 +22,7 @@ from retcon.cli.common.progress import tell_line, tell_place, telling, telling_s
 
 if TYPE_CHECKING:
     from retcon.train.sampled import Samples
-    from retcon.train.session import Metrics, OnStep
+    from retcon.train.trainer import Metrics, OnStep
 
 
 def sft(

@@ -44,7 +44,7 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class PromptLengths:
     """Of the tasks that were looked at. longest: tokens of the longest prompt that counts. chars: characters of a
     token in them, mean."""
 
@@ -106,16 +106,16 @@ def with_lengths(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
     return recipe
 
 
-def look_at(tasks: Sequence[Task], chat: Chat, context: int) -> Prompts:
+def look_at(tasks: Sequence[Task], chat: Chat, context: int) -> PromptLengths:
     """Prompts in the model's tokens. One in a hundred may be longer than `longest` where that would take half of the
     context: an oddity should not decide for all."""
     lengths = sorted(prompt_ids(chat, task) for task in tasks)
     if not lengths:
-        return Prompts(0, 0, 4.0)
+        return PromptLengths(0, 0, 4.0)
     longest = lengths[-1] if lengths[-1] <= context // 2 else lengths[-(-99 * (len(lengths) - 1) // 100)]
     texts = [task.question for task in tasks[:50]]
     tokens = sum(len(chat.tokenizer.encode(text)) for text in texts)
-    return Prompts(len(lengths), longest, sum(map(len, texts)) / max(1, tokens))
+    return PromptLengths(len(lengths), longest, sum(map(len, texts)) / max(1, tokens))
 
 
 def context_of(folder: Path) -> int:

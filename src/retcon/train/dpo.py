@@ -26,7 +26,7 @@ from retcon.train.datasets.preferences import Preference, read_preferences
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, warmup_cosine
-from retcon.train.session import OnStep, Session, Training, train
+from retcon.train.trainer import OnStep, Trainer, Training, train
 
 
 def dpo_loss(
@@ -82,21 +82,21 @@ def run_dpo(
         nonlocal known
         known = _reference(recipe, folder, where, preferences)
 
-    def steps(session: Session) -> None:
-        with session.interruptible():
-            while session.step < section.steps:
+    def steps(trainer: Trainer) -> None:
+        with trainer.interruptible():
+            while trainer.step < section.steps:
                 began = time.perf_counter()
-                drawn = epoch_batch(len(preferences), section.batch, seed=recipe.run.seed, step=session.step)
+                drawn = epoch_batch(len(preferences), section.batch, seed=recipe.run.seed, step=trainer.step)
                 metrics = dpo_step(
-                    session.model,
-                    session.optimizer,
+                    trainer.model,
+                    trainer.optimizer,
                     [preferences[i] for i in drawn],
                     known[drawn],
                     section,
-                    step=session.step,
-                    computing=session.computing,
+                    step=trainer.step,
+                    computing=trainer.computing,
                 )
-                session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
+                trainer.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
 
     training = Training(run, recipe, where, start, section)
     return train(training, steps, first=evaluate_reference, on_step=on_step, on_place=on_place)

@@ -35,7 +35,7 @@ from retcon.tasks.types import Task
 from retcon.train.kernels.computing import computing_of
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import adamw, apply, torch_settings
-from retcon.train.prompts import Prompts
+from retcon.train.prompts import PromptStream
 from retcon.train.rollouts import open_rollouts
 from retcon.train.sync import EngineWeights
 
@@ -82,7 +82,7 @@ def measure_rl(recipe: Recipe, folder: Path, tasks: TaskSet, place: Placement) -
         model = _model(recipe, folder, place)
         adapter = Adapter(model, recipe.lora, seed=recipe.run.seed) if recipe.lora.rank else None
         weights = EngineWeights(model, getattr(torch, place.rollout_dtype), adapter)
-        prompts = Prompts(recipe, tasks, chat=build_chat(recipe, folder, tasks), model="")
+        prompts = PromptStream(recipe, tasks, chat=build_chat(recipe, folder, tasks), model="")
         rolled = asyncio.run(_rollouts(recipe, folder, weights, prompts))
         trained = recipe.rl.prompts * recipe.rl.group
         lengths = [len(sample.ids) for sample in rolled.samples]
@@ -134,7 +134,7 @@ def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], t
     return Measured(each, 0.0, whole, round(each * rate), rate, 0.0, _peak())
 
 
-async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompts: Prompts) -> _Rolled:
+async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompts: PromptStream) -> _Rolled:
     async with open_rollouts(recipe, weights, folder, prompts.tasks) as rollouts:
         tasks = list(islice(prompts.after(0), recipe.rl.prompts))
         began = time.perf_counter()

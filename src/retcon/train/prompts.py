@@ -24,7 +24,7 @@ LOOK = 10_000
 """Tasks that are looked at before a run starts, at most: a long run on a large set should not wait for all of them."""
 
 
-class Prompts:
+class PromptStream:
     """The prompts of a run: the task set's training stream, again and again where it ends, without those that leave no
     room to answer and those that the recipe's pass rates leave out.
 
@@ -107,7 +107,7 @@ class Prompts:
 
 
 def _read(file: Path, model: str) -> dict[str, float]:
-    """Task to its rate. See `Prompts`."""
+    """Task to its rate. See `PromptStream`."""
     measured = list(read_pass_rates(file))
     models = sorted({one.model for one in measured})
     if not models:

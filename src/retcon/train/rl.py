@@ -27,11 +27,11 @@ from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import shaped_rewards
-from retcon.train.prompts import Prompts
+from retcon.train.prompts import PromptStream
 from retcon.train.rollout_metrics import rollout_metrics
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
-from retcon.train.session import OnStep, Session, Training, train
+from retcon.train.trainer import OnStep, Trainer, Training, train
 from retcon.train.update import to_samples, update
 
 KEEP_ROLLOUTS_EVERY = 10
@@ -56,7 +56,7 @@ def run_rl(
     each step's metrics, on_place where it computes, before it does.
 
     Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
-    RecipeError or RecordError for tasks or pass rates that do not serve (see `Prompts`), MissingExtra,
+    RecipeError or RecordError for tasks or pass rates that do not serve (see `PromptStream`), MissingExtra,
     SandboxUnavailable where a step loses all of its rollouts to faults, TrainingDiverged.
     """
     folder = model_folder(start)
@@ -64,35 +64,35 @@ def run_rl(
     if tasks is None:
         tasks = build_tasks(recipe, folder)
         recipe, _ = settle(recipe, folder, tasks)
-    prompts = Prompts(recipe, tasks, chat=build_chat(recipe, folder, tasks), model=start_id)
+    prompts = PromptStream(recipe, tasks, chat=build_chat(recipe, folder, tasks), model=start_id)
     where = place_training(recipe, folder)
     refuse_unfit(needs_of("rl", recipe, folder, where), out)
     run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs}, tasks=tasks.name)
 
-    def steps(session: Session) -> None:
-        asyncio.run(_train(recipe, run, session, folder, prompts))
+    def steps(trainer: Trainer) -> None:
+        asyncio.run(_train(recipe, run, trainer, folder, prompts))
 
     return train(Training(run, recipe, where, start, recipe.rl), steps, on_step=on_step, on_place=on_place)
 
 
-async def _train(recipe: Recipe, run: RunFolder, session: Session, tokenizer: Path, prompts: Prompts) -> None:
-    reference = session.reference() if recipe.rl.kl else None  # before the engine looks what memory is free
-    weights, reserved = session.engine_weights(), session.to_come()
+async def _train(recipe: Recipe, run: RunFolder, trainer: Trainer, tokenizer: Path, prompts: PromptStream) -> None:
+    reference = trainer.reference() if recipe.rl.kl else None  # before the engine looks what memory is free
+    weights, reserved = trainer.engine_weights(), trainer.to_come()
     async with open_rollouts(recipe, weights, tokenizer, prompts.tasks, reserved=reserved) as rollouts:
-        stream = prompts.after(session.drawn)
-        while session.step < recipe.rl.steps:
-            await _step(run, session, rollouts, stream, reference)
+        stream = prompts.after(trainer.drawn)
+        while trainer.step < recipe.rl.steps:
+            await _step(run, trainer, rollouts, stream, reference)
 
 
 async def _step(
-    run: RunFolder, session: Session, rollouts: TrainingRollouts, prompts: Iterator[Task], reference: Reference
+    run: RunFolder, trainer: Trainer, rollouts: TrainingRollouts, prompts: Iterator[Task], reference: Reference
 ) -> None:
-    recipe, step = rollouts.recipe, session.step + 1
+    recipe, step = rollouts.recipe, trainer.step + 1
     began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
         drawn = await draw_groups(rollouts, prompts, step=step)
     except asyncio.CancelledError:
-        session.save()  # Ctrl-C: the weights are those of the last whole step
+        trainer.save()  # Ctrl-C: the weights are those of the last whole step
         raise
     rollouts.rest()
     rolled_out = time.perf_counter()
@@ -103,13 +103,13 @@ async def _step(
     for group, advantages in zip(groups, recipe.rl.advantages_of_step(rewards), strict=True):
         samples += to_samples(group, advantages, recipe.rl)
     losses = update(
-        session.model,
-        session.optimizer,
+        trainer.model,
+        trainer.optimizer,
         samples,
         recipe.rl,
         seed=recipe.run.seed,
         step=step,
-        computing=session.computing,
+        computing=trainer.computing,
         reference=reference,
     )
     trained = time.perf_counter()
@@ -119,7 +119,7 @@ async def _step(
         run.keep_trajectories(step, (t for group in drawn.made for t in group))
     made = rollout_metrics(drawn.made)
     seconds = time.perf_counter() - began
-    session.done(  # checkpoint, where it is time, and log
+    trainer.done(  # checkpoint, where it is time, and log
         {
             **made,
             **selection_metrics(recipe, drawn),

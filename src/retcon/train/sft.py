@@ -27,7 +27,7 @@ from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, warmup_cosine
 from retcon.train.sampled import Samples, sample_final
-from retcon.train.session import OnStep, Session, Training, train
+from retcon.train.trainer import OnStep, Trainer, Training, train
 
 BETAS = (0.9, 0.95)
 
@@ -70,20 +70,20 @@ def run_sft(
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
     learnt, held_out = split(samples, section.validation_share, recipe.run.seed)
 
-    def steps(session: Session) -> None:
-        with session.interruptible():
-            while session.step < section.steps:
+    def steps(trainer: Trainer) -> None:
+        with trainer.interruptible():
+            while trainer.step < section.steps:
                 began = time.perf_counter()
-                torch.manual_seed(derive("dropout", recipe.run.seed, session.step))  # a resumed run must not differ
-                chosen = epoch_batch(len(learnt), section.batch, seed=recipe.run.seed, step=session.step)
+                torch.manual_seed(derive("dropout", recipe.run.seed, trainer.step))  # a resumed run must not differ
+                chosen = epoch_batch(len(learnt), section.batch, seed=recipe.run.seed, step=trainer.step)
                 batch = [learnt[i] for i in chosen]
                 metrics = sft_step(
-                    session.model, session.optimizer, batch, section, session.step, computing=session.computing
+                    trainer.model, trainer.optimizer, batch, section, trainer.step, computing=trainer.computing
                 )
-                taken = session.step + 1
+                taken = trainer.step + 1
                 if held_out and (taken % section.validate_every == 0 or taken == section.steps):
-                    metrics["validation_loss"] = mean_loss(session.model, held_out, session.computing)
-                session.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
+                    metrics["validation_loss"] = mean_loss(trainer.model, held_out, trainer.computing)
+                trainer.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
 
     training = Training(run, recipe, where, recipe.model.path, section, betas=BETAS)
     final = train(training, steps, on_step=on_step, on_place=on_place)

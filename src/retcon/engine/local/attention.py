@@ -1,8 +1,8 @@
 """Attention over slabs of keys and values, as one of transformers' attention functions.
 
 A forward of the engine is packed: all ids of all requests in one row, (1, N), so that linear layers see one batch
-whatever each request does. What belongs together is known to the `Plan` alone, which travels with the forward as the
-keyword `retcon_plan`: it stores the new keys and values and attends job by job.
+whatever each request does. What belongs together is known to the `ForwardPlan` alone, which travels with the forward as
+the keyword `retcon_plan`: it stores the new keys and values and attends job by job.
 
 The G query heads that share a head of keys are folded into the query length: (B, KV, G, D) against (B, KV, L, D) needs
 no copy of the keys for every query head.
@@ -153,7 +153,7 @@ class PastJob:
 
 
 @dataclass(slots=True)
-class Plan:
+class ForwardPlan:
     """One packed forward of N ids. ids, positions: (N,). keep: (K,) ids whose logits are wanted.
 
     whole: whether there is one job, of all ids in order.
@@ -178,7 +178,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Shapes(Plan):
+class Shapes(ForwardPlan):
     """A plan that only notes what each layer keeps of an id: (heads of keys, size of a key, size of a value)."""
 
     layers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -195,7 +195,7 @@ def attention(
     value: Tensor,
     _mask: Tensor | None,
     *,
-    retcon_plan: Plan,
+    retcon_plan: ForwardPlan,
     scaling: float | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
@@ -211,7 +211,7 @@ def attention(
 AttentionInterface.register(NAME, attention)
 
 
-def forward(model: PreTrainedModel, plan: Plan) -> Tensor:
+def forward(model: PreTrainedModel, plan: ForwardPlan) -> Tensor:
     """Logits (K, V) of the plan's ids, their keys and values stored. Leaves the model as it was."""
     with _attending(model):
         logits: Tensor = model(

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from retcon.core.errors import ComputeWarning
-from retcon.engine.local.attention import FreshJob, Plan, forward
+from retcon.engine.local.attention import ForwardPlan, FreshJob, forward
 from retcon.engine.local.invariance import Invariance, linear_layers, probe
 from retcon.engine.local.lean import Lean, room, why_not
 
@@ -27,7 +27,7 @@ class Decoder(Protocol):
     invariance: Invariance
     about: str
 
-    def __call__(self, plan: Plan) -> Tensor:
+    def __call__(self, plan: ForwardPlan) -> Tensor:
         """Logits (K, V) of the plan's ids, their keys and values stored."""
         ...
 
@@ -44,7 +44,7 @@ class Transformers:
         self.about = f"transformers' own forward: {reason}"
         self.invariance = probe(linear_layers(model), model.dtype, model.device)
 
-    def __call__(self, plan: Plan) -> Tensor:
+    def __call__(self, plan: ForwardPlan) -> Tensor:
         return forward(self._model, plan)
 
     def refresh(self) -> None:
@@ -61,7 +61,7 @@ class LeanDecoder:
         of_each_shape = {p.shape: p for p in self._lean.products}
         self.invariance = probe(((shape[1], p) for shape, p in of_each_shape.items()), model.dtype, model.device)
 
-    def __call__(self, plan: Plan) -> Tensor:
+    def __call__(self, plan: ForwardPlan) -> Tensor:
         return self._lean(plan)
 
     def refresh(self) -> None:
@@ -99,7 +99,7 @@ def agrees(decoder: Decoder, model: PreTrainedModel, max_len: int) -> bool:
     count = min(8, max_len)
     ids = torch.arange(count) * 7919 % model.config.get_text_config().vocab_size
     rows = torch.arange(count)
-    plan = Plan(ids, rows, rows, jobs=[FreshJob(0, 1, count)])
+    plan = ForwardPlan(ids, rows, rows, jobs=[FreshJob(0, 1, count)])
     expected, got = forward(model, plan).float(), decoder(plan).float()
     worst = (expected - got).abs().max() / expected.abs().max()
     return bool(worst <= AGREE.get(model.dtype, 0.1))

@@ -1,4 +1,4 @@
-"""From what requests want computed to one packed forward: see `attention.Plan`.
+"""From what requests want computed to one packed forward: see `attention.ForwardPlan`.
 
 How a stretch of ids is padded, and where a long one is cut, depends on that stretch alone. With matrix products that
 give a row the same bits in every batch (see `invariance`), so does what a request gets.
@@ -15,7 +15,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from retcon.engine.local.attention import DecodeJob, FreshJob, PastJob, Plan, Store
+from retcon.engine.local.attention import DecodeJob, ForwardPlan, FreshJob, PastJob, Store
 from retcon.engine.local.invariance import Invariance
 from retcon.engine.local.slabs import LINE, Place, padded
 
@@ -57,7 +57,9 @@ def stretch_end(start: int, end: int, wanted: int, vocabulary: int) -> int:
     return start + count
 
 
-def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invariance, device: torch.device) -> Plan:
+def plan(
+    steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invariance, device: torch.device
+) -> ForwardPlan:
     """The forward that feeds all of them. Its kept logits come in order: one of each step, then those of stretches.
 
     More may follow, of ids that only pad the batch. Steps must be ordered by slab, and by slot within a slab; stretches
@@ -93,7 +95,7 @@ def plan(steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invari
     ids.extend(missing)
     positions.extend(missing)
     keep.extend([0] * (invariance.rows - len(keep)))  # the output layer is a matrix product too
-    return Plan(
+    return ForwardPlan(
         torch.tensor(ids, device=device),
         torch.tensor(positions, device=device),
         torch.tensor(keep, dtype=torch.long, device=device),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
-from retcon.engine.local.attention import Plan
+from retcon.engine.local.attention import ForwardPlan
 from retcon.engine.local.machine import free_memory
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -82,7 +82,7 @@ class Layer:
     gate_up: Product
     down: Product
 
-    def __call__(self, x: Tensor, plan: Plan, cos: Tensor, sin: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, plan: ForwardPlan, cos: Tensor, sin: Tensor) -> Tensor:
         count = self.heads + self.shared
         states = self.inputs(_norm(x, self.norm)).view(len(x), count + self.shared, self.size)
         rotated = states[:, :count]
@@ -114,7 +114,7 @@ class Lean:
         self._cos = cos[0][:, None].contiguous()
         self._sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None].contiguous()
 
-    def __call__(self, plan: Plan) -> Tensor:
+    def __call__(self, plan: ForwardPlan) -> Tensor:
         """Logits (K, V) of the plan's ids, their keys and values stored."""
         x = embedding(plan.ids, self._embedding)
         cos, sin = self._cos.index_select(0, plan.positions), self._sin.index_select(0, plan.positions)

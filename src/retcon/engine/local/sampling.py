@@ -178,7 +178,7 @@ def _nth_equal(values: Tensor, value: Tensor, n: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _SamplingPlan:
     """What is computed for the rows `rows` of a batch: what none of them needs is None, known before the first step.
 
     greedy: (B,) bool. divisor: (B, 1). plain: (B,) bool, rows that sample from the model's own distribution.
@@ -198,7 +198,7 @@ class Sampler:
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
         self._device = device
         self._table = _table(params)
-        self._plans: list[_Plan] = []
+        self._plans: list[_SamplingPlan] = []
         self._planned = 0
 
     def __call__(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -229,7 +229,7 @@ def _table(params: Sequence[SamplingParams]) -> np.ndarray:
     return np.array(rows, dtype=np.float64).reshape(-1, 4)
 
 
-def _plan(table: np.ndarray, rows: slice, device: torch.device) -> _Plan:
+def _plan(table: np.ndarray, rows: slice, device: torch.device) -> _SamplingPlan:
     temperature, top_p, top_k, min_p = table[rows].T
 
     def tensor(values: np.ndarray, dtype: torch.dtype) -> Tensor:
@@ -250,7 +250,7 @@ def _plan(table: np.ndarray, rows: slice, device: torch.device) -> _Plan:
             limited=tensor(limited[some], torch.bool),
         )
     plain = ~(greedy | tempered | truncated)
-    return _Plan(
+    return _SamplingPlan(
         rows=rows,
         all_greedy=bool(greedy.all()),
         greedy=tensor(greedy, torch.bool) if greedy.any() else None,
@@ -260,7 +260,7 @@ def _plan(table: np.ndarray, rows: slice, device: torch.device) -> _Plan:
     )
 
 
-def _sample(plan: _Plan, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sample(plan: _SamplingPlan, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`Sampler.__call__` for the rows of one plan."""
     logits = logits.float()
     probs = logits.softmax(-1)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from retcon.engine.local.decoder import Decoder
 from retcon.engine.local.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
-from retcon.engine.local.prompts import Prompts
+from retcon.engine.local.prompt_cache import PromptCache
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall, common_prefix
 from retcon.engine.local.sampling import Sampler
 from retcon.engine.local.slabs import Memory, Place
@@ -48,7 +48,7 @@ class Scheduler:
         self._feeding: dict[str, Request] = {}
         self._decoding: dict[str, Request] = {}
         self._resting: dict[str, Request] = {}  # with keys and values but no call, those longest out of use first
-        self._prompts = Prompts()
+        self._prompts = PromptCache()
         self._sampler: tuple[list[GenerateCall], Sampler] | None = None
         self._changed = True
         self._forwards = 0

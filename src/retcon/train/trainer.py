@@ -66,7 +66,7 @@ class Training:
 
 def train(
     training: Training,
-    steps: Callable[[Session], None],
+    steps: Callable[[Trainer], None],
     *,
     first: Callable[[], None] = lambda: None,
     on_step: OnStep | None = None,
@@ -89,13 +89,13 @@ def train(
             if on_step is not None:
                 on_step(metrics)
 
-        session = Session(training, tell)
-        if session.step < training.section.steps:
-            steps(session)
-        return session.finish()
+        trainer = Trainer(training, tell)
+        if trainer.step < training.section.steps:
+            steps(trainer)
+        return trainer.finish()
 
 
-class Session:
+class Trainer:
     """Model, optimiser and step of a run that begins or goes on; `step` steps are done, `drawn` prompts were drawn.
     `computing`: how its steps are to be computed.
 

@@ -22,7 +22,7 @@ class Prompt:
     logits: Tensor | None = None
 
 
-class Prompts:
+class PromptCache:
     """The prompts whose keys and values lie in some slot, or are about to."""
 
     def __init__(self) -> None:
