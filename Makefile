@@ -3,7 +3,7 @@
 # make test        lint, types, import rules, all tests
 # make unit        the unit tests alone
 # make figures     the tables of README and docs anew, from the results in benchmarks/results; says which are stale
-# make mutants     tests the tests: do they notice faults? (docs/testing.md)
+# make mutants     tests the tests: do they notice faults? (docs/develop/testing.md)
 # make base        makes the base model inside the package anew (under an hour)
 PYTHON ?= python3.11
 VENV := .venv
@@ -38,6 +38,7 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/*.py benchmarks/studies/*.py
 
 imports: setup
 	$(BIN)/lint-imports

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from results import ROOT, git, save
+from parts.results import ROOT, git, save
 from rich.console import Console, RenderableType
 
 from retcon.evaluate.statistics import Interval
@@ -139,7 +139,7 @@ def printed(*what: RenderableType) -> str:
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
     """Every result file by its name: `about` and `figures`."""
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.rglob("*.json"))}
 
 
 def rendered(page: str, tables: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -163,7 +163,7 @@ def rendered(page: str, tables: Path, results: Mapping[str, Mapping[str, Any]]) 
 def outdated(root: Path) -> dict[Path, str]:
     """Pages that are not what the result files say, and what they should be."""
     results = read_results(root / "benchmarks" / "results")
-    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     wanted = {
         page: rendered(page.read_text(encoding="utf-8"), root / "benchmarks" / "tables", results) for page in pages
     }
@@ -230,7 +230,9 @@ def main() -> int:
     parser.add_argument("--as", dest="name", default="quickstart", help="the name of its result file")
     options = parser.parse_args()
     if options.quickstart:
-        keep_quickstart(options.quickstart, ROOT / "benchmarks" / "results" / f"{options.name}.json", options.of)
+        keep_quickstart(
+            options.quickstart, ROOT / "benchmarks" / "results" / "quickstart" / f"{options.name}.json", options.of
+        )
     if options.stale:
         print(*(stale(ROOT) or ["no result is older than the code that it measures"]), sep="\n")
         return 0

@@ -29,7 +29,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from results import add_json, save
+from parts.results import add_json, save
 
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.types import Fault, Outcome, Reply

@@ -25,7 +25,7 @@ from typing import get_args
 
 import torch
 from figures import figure
-from results import add_json, save
+from parts.results import add_json, save
 from saar_cost import COLD_START, ONE_THREAD, lookahead_tokens, policy
 
 from retcon.build import build_tasks

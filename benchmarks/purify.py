@@ -27,7 +27,7 @@ from datetime import date
 from pathlib import Path
 
 import msgspec
-from results import add_json, save
+from parts.results import add_json, save
 
 from retcon.purify.offline import Offline
 from retcon.store.foreign.records import Record

@@ -31,11 +31,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import real_servers
 import torch
-from measure import machine, take_turns, tree_seconds
-from real_servers import LlamaCpp, Server, Vllm
-from results import add_json, save
+from parts import real_servers
+from parts.measure import machine, take_turns, tree_seconds
+from parts.real_servers import LlamaCpp, Server, Vllm
+from parts.results import add_json, save
 from roofline import measure_roof
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel

@@ -6,7 +6,7 @@
 The model is Qwen3 with 4 layers of width 256 and random weights, one torch thread; lengths are forced. All ways take
 turns in one run; medians (least…most) of ids per second of this process's CPU time, and seconds on the wall.
 
-Workload: rollouts with the recorded lengths and waits of `benchmarks/workloads` (see `record.py`).
+Workload: rollouts with the recorded lengths and waits of `benchmarks/workloads` (see `studies/record.py`).
 
 - engine: `LocalEngine`, all rollouts at once, each waits for its own tools; fp32 and bf16. As in training, it is made
   once, and every run begins with the weights laid out anew and no memory taken (`invalidate`).
@@ -42,11 +42,11 @@ from typing import Any
 
 import httpx
 import torch
-from bare import Bare, naive
-from measure import VOCAB, Took, machine, rates, small_model, take_turns, tree_seconds
-from results import add_json, save
+from parts.bare import Bare, naive
+from parts.measure import VOCAB, Took, machine, rates, small_model, take_turns, tree_seconds
+from parts.results import add_json, save
+from parts.workload import FOLDER, PlannedRollout, describe, read
 from transformers import PreTrainedModel
-from workload import FOLDER, PlannedRollout, describe, read
 
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.stats import EngineStats

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from measure import machine
+from parts.measure import machine
 from transformers import PreTrainedModel
 
 READ, SIDE = 2**28, 2048

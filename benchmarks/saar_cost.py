@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from results import add_json, save
+from parts.results import add_json, save
 from transformers import PreTrainedModel
 
 from retcon.build import build_chat, build_tasks
@@ -48,13 +48,14 @@ from retcon.tasks.registry import training_prompts
 from retcon.tasks.teacher import Rates
 from retcon.train.demos.making import demonstrations
 from retcon.train.kernels.computing import computing_of
+from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.rl import draw_groups
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.selection import to_train
 from retcon.train.sft import run_sft
 from retcon.train.sync import EngineWeights
-from retcon.train.update import rewards_of, to_samples, update
+from retcon.train.update import to_samples, update
 
 ARMS = {
     "baseline": ("quickstart/baseline", ()),

@@ -24,7 +24,7 @@ from datetime import date
 from pathlib import Path
 from typing import Protocol
 
-from results import add_json, save
+from parts.results import add_json, save
 
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Tier

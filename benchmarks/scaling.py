@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import VOCAB, machine, small_model
-from results import add_json, save
+from parts.measure import VOCAB, machine, small_model
+from parts.results import add_json, save
 
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.stats import EngineStats

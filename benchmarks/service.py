@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from results import add_json, save
+from parts.results import add_json, save
 
 LIMIT = 4.0  # seconds of a call, in ours and in the floor; what rStar2-Agent sets for code-judge
 CLIENTS = 4
@@ -230,7 +230,7 @@ def main() -> None:
     with ExitStack() as stack:
         services = [
             stack.enter_context(started("ours", ["-m", "retcon", "sandbox", "serve", "--port", "0", *common])),
-            stack.enter_context(started("fresh", [str(Path(__file__).with_name("service_floor.py")), *common])),
+            stack.enter_context(started("fresh", [str(Path(__file__).parent / "parts" / "service_floor.py"), *common])),
         ]
         if arguments.code_judge:
             parts = urlsplit(arguments.code_judge)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from datetime import date
 from pathlib import Path
 
-from results import add_json, save
+from parts.results import add_json, save
 
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Session

@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-from results import add_json, save
+from parts.results import add_json, save
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.client import SandboxClient

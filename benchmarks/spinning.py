@@ -31,7 +31,7 @@ def compute_for_ever() -> None:
 
 def one_way(busy: int) -> None:
     import torch
-    from measure import small_model
+    from parts.measure import small_model
 
     from retcon.engine.local.engine import LocalEngine
     from retcon.engine.types import SamplingParams

@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from results import add_json, save
+from parts.results import add_json, save
 
-HERE = Path(__file__).parent
+PARTS = Path(__file__).parent / "parts"
 PHASES = ("generate", "tool", "score", "prepare", "train", "sync")
 
 
@@ -79,10 +79,10 @@ class Side:
 
 def sides(options: argparse.Namespace) -> list[Side]:
     def ours(*arguments: str) -> list[str]:
-        return [sys.executable, str(HERE / "our_step.py"), *arguments, f"--minibatches={options.minibatches}"]
+        return [sys.executable, str(PARTS / "our_step.py"), *arguments, f"--minibatches={options.minibatches}"]
 
     def trl(*arguments: str) -> list[str]:
-        return [options.trl_python, str(HERE / "trl_step.py"), *arguments, f"--minibatches={options.minibatches}"]
+        return [options.trl_python, str(PARTS / "trl_step.py"), *arguments, f"--minibatches={options.minibatches}"]
 
     half = ["TRL bf16, autocast", "TRL bf16, bf16 weights", *(["TRL bf16, paged"] if options.paged else [])]
     chosen = [

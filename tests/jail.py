@@ -1,6 +1,6 @@
 """A sandbox to attack: one worker of one tier, from tests that are no coroutines.
 
-Each attack names the tiers that contain it; docs/sandbox.md lists what the others do not.
+Each attack names the tiers that contain it; docs/sandbox/sandbox.md lists what the others do not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is put together turn by turn is what the model's own template makes of the whole, in text and in ids.
 
-Real tokenizers and their templates where they are there; `docs/chat.md` says where ids differ, and why.
+Real tokenizers and their templates where they are there; `docs/models/chat.md` says where ids differ, and why.
 """
 
 from __future__ import annotations

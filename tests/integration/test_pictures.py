@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
 
 from comparing import comparison, repaired
-from retcon.report.html import write_page
+from retcon.report.pages.comparison import write_page
 from retcon.report.panel import Report
 from retcon.report.plots import CURVES, draw_curves
 

@@ -80,7 +80,7 @@ def test_all_that_is_left_of_training_imports(python: Python) -> None:
         "retcon.build",
         "retcon.engine.kinds.local",
         "retcon.evaluate.runner",
-        "retcon.report.html",
+        "retcon.report.pages.comparison",
         "retcon.cli.quickstart.command",
     ):
         assert name in done.stdout.splitlines()

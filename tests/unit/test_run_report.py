@@ -13,7 +13,7 @@ from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
-from retcon.report.page import draw_runs
+from retcon.report.pages.runs import draw_runs
 from retcon.report.reading import named, some_trajectories, view
 from retcon.runs.manifest import manifest
 from retcon.store import jsonl

@@ -53,7 +53,7 @@ def test_a_published_recipe_says_what_of_it_is_not_here(name: str) -> None:
 
 
 def test_the_page_on_recipes_lists_all() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "training" / "recipes.md").read_text(encoding="utf-8")
     assert markdown_list(about_shipped()) in page, "put in what `retcon recipes --markdown` prints"
     assert listed("--markdown").strip() in page
 

@@ -19,7 +19,7 @@ from retcon.runs.names import ALL, renamed
 from retcon.runs.tracker import TrackedRun, Tracker
 from retcon.runs.tracking import find_trackers, tracking
 
-PAGE = Path(__file__).parents[2] / "docs" / "tracking.md"
+PAGE = Path(__file__).parents[2] / "docs" / "training" / "tracking.md"
 
 
 class Writes(Tracker):

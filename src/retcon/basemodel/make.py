@@ -2,7 +2,7 @@
 
 A Qwen3 configuration of 0.68 M parameters, trained from scratch on synthetic text (`retcon.tasks.corpus`) and on
 repeated random ids. Seeded; under an hour on 2 cores; continues where it was. What it saw and what it can do stands in
-`docs/base.md`.
+`docs/models/base.md`.
 """
 
 from __future__ import annotations

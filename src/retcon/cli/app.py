@@ -13,22 +13,22 @@ import typer
 from retcon import __version__
 from retcon.cli.common.interrupt import Interrupted
 from retcon.cli.data import data
-from retcon.cli.demos import demos
-from retcon.cli.diff import diff
 from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
-from retcon.cli.dpo import dpo
 from retcon.cli.eval import evaluate
+from retcon.cli.learn.demos import demos
+from retcon.cli.learn.dpo import dpo
+from retcon.cli.learn.sft import sft
+from retcon.cli.learn.train import train
 from retcon.cli.model import model
-from retcon.cli.purify import purify
 from retcon.cli.quickstart.command import quickstart
 from retcon.cli.recipes import recipes
 from retcon.cli.regrade import regrade
 from retcon.cli.report import report
 from retcon.cli.sandbox.commands import sandbox
-from retcon.cli.sft import sft
 from retcon.cli.show import show
-from retcon.cli.train import train
+from retcon.cli.transcripts.diff import diff
+from retcon.cli.transcripts.purify import purify
 from retcon.core.errors import RetconError
 
 DEBUG = "RETCON_DEBUG"

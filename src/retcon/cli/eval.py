@@ -31,7 +31,7 @@ def evaluate(
             "--data",
             metavar="FILE",
             help="Problems to evaluate on, in place of the recipe's; several times for several files. As task.path "
-            "(docs/data.md); task.columns=…, task.grader=… say how they are read and graded.",
+            "(docs/data/problems.md); task.columns=…, task.grader=… say how they are read and graded.",
             show_default=False,
         ),
     ] = None,

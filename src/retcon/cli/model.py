@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from retcon.models.checking import Checked
 
 model = typer.Typer(
-    name="model", no_args_is_help=True, help="Fetch and check models (docs/models.md).", rich_markup_mode="rich"
+    name="model", no_args_is_help=True, help="Fetch and check models (docs/models/models.md).", rich_markup_mode="rich"
 )
 
 

@@ -46,7 +46,7 @@ def recipes(
         typer.Argument(metavar="[NAME]", help="A recipe, its file, or a folder of them.", show_default=False),
     ] = None,
     *,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The list as docs/recipes.md has it.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The list as docs/training/recipes.md has it.")] = False,
 ) -> None:
     """List the recipes that come with Retcon; of one, its file, what it changes and what of it is not here yet."""
     from rich.console import Console
@@ -123,7 +123,7 @@ def changes(recipe: Recipe) -> list[Change]:
 
 def markdown_list(shipped: Sequence[About]) -> str:
     """The list as a table in Markdown, each name a link to its file from a page in docs/."""
-    lines = [f"| [`{about.name}`](../recipes/{about.name}.toml) | {about.what} |" for about in shipped]
+    lines = [f"| [`{about.name}`](../../recipes/{about.name}.toml) | {about.what} |" for about in shipped]
     return "\n".join(["| recipe | |", "|---|---|", *lines])
 
 

@@ -32,7 +32,7 @@ def report(
     """Make a page of runs: curves, figures, trajectories, how to repeat them. Also of one that is still going."""
     from rich.console import Console
 
-    from retcon.report.page import draw_runs, runs_page
+    from retcon.report.pages.runs import draw_runs, runs_page
     from retcon.report.plots import need_matplotlib
     from retcon.report.reading import named, some_trajectories, view
     from retcon.store.whole import explained, write_whole

@@ -243,7 +243,7 @@ class TrackSection(Section):
     to: tuple[str, ...] = Field((), description="trackers that get every step's metrics, besides metrics.jsonl: "
                                 "tensorboard, trackio, wandb, or import paths")  # fmt: skip
     names: Literal["retcon", "verl", "trl"] = Field("retcon", description="what metrics are called there: retcon | "
-                                                    "verl | trl (docs/tracking.md)")  # fmt: skip
+                                                    "verl | trl (docs/training/tracking.md)")  # fmt: skip
     project: str = Field("retcon", description="of trackers that have projects")
     name: str = Field("", description="of the run; empty: that of its folder")
 

@@ -83,7 +83,8 @@ class Observation:
     """What a tool answered; `status` comes from the tool, typed, and is never read out of the text. seconds: wall.
 
     rule: in other people's transcripts that have no status, by what the text was taken for a failure or for unclear
-    (docs/purify.md). line: of the program, 1-based, at which it failed, as far as the text says so; 0: none of it ran.
+    (docs/purify/transcripts.md). line: of the program, 1-based, at which it failed, as far as the text says so; 0: none
+    of it ran.
     """
 
     call_id: str

@@ -25,7 +25,7 @@ RolloutDtype = Literal["float32", "bfloat16", "float16"]
 Attention = Literal["sdpa", "eager"]
 BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 twice, and Arm's
 BF16_TRAINS, BF16_DECODES = 64, 256
-"""Widths from which bfloat16 is quicker on a CPU with instructions for it (benchmarks/dtypes.py, docs/compute.md)."""
+"""Widths from which bfloat16 is quicker on a CPU with instructions for it (docs/training/compute.md)."""
 CPUINFO = Path("/proc/cpuinfo")
 CROWDED = 3
 """Threads and sandbox workers for each core beyond which they are in each other's way. Workers mostly wait."""
@@ -205,14 +205,14 @@ def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, 
     if not machine.instructions & BF16_INSTRUCTIONS:
         return tuple(
             f"this CPU has no instructions for bfloat16: compute.{key}=float32 makes {what} 2 to 3 times as "
-            "quick, and more exact (docs/compute.md)"
+            "quick, and more exact (docs/training/compute.md)"
             for key, what in {"dtype": "training", "rollout_dtype": "rollouts"}.items()
             if key in uses and getattr(section, key) == "bfloat16" and width >= BF16_TRAINS
         )
     quicker = {"dtype": ("training", BF16_TRAINS), "rollout_dtype": ("rollouts", BF16_DECODES)}
     return tuple(
         f"this CPU computes in bfloat16: compute.{key}=bfloat16 makes {what} of a model of width {width} quicker, and "
-        "less exact (docs/compute.md)"
+        "less exact (docs/training/compute.md)"
         for key, (what, least) in quicker.items()
         if key in uses and getattr(section, key) == "auto" and width >= least
     )

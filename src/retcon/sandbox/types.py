@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack
 from retcon.core.types import Status
 
 Tier = Literal["namespaces", "landlock", "rlimits"]
-"""What holds around a call, the strongest first (docs/sandbox.md)."""
+"""What holds around a call, the strongest first (docs/sandbox/sandbox.md)."""
 
 
 MOST = 10**9

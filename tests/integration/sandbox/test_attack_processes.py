@@ -13,7 +13,7 @@ import pytest
 
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, RLIMITS, Jail, contained_by
 
-# Outside the tier namespaces a call cannot start a process at all; see docs/sandbox.md for the price.
+# Outside the tier namespaces a call cannot start a process at all; see docs/sandbox/sandbox.md for the price.
 
 
 def marked(mark: str) -> list[int]:

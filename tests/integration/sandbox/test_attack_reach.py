@@ -240,7 +240,7 @@ def test_what_other_processes_hold_is_not_read(jail: Jail, bystander: int) -> No
 
 
 @contained_by(RLIMITS)
-@pytest.mark.skipif(os.getuid() != 0, reason="there an ordinary user's calls are that user (docs/threats.md)")
+@pytest.mark.skipif(os.getuid() != 0, reason="there an ordinary user's calls are that user (docs/sandbox/threats.md)")
 def test_with_a_user_of_its_own_it_does_not_read_what_others_hold(jail: Jail, bystander: int) -> None:
     result = jail.attack(f"""
         for name in ('environ', 'mem', 'maps'):
@@ -256,7 +256,7 @@ def test_with_a_user_of_its_own_it_does_not_read_what_others_hold(jail: Jail, by
 
 @contained_by(LANDLOCK)
 def test_what_can_be_asked_for_of_the_host_is_what_the_page_says(jail: Jail, bystander: int, tmp_path: Path) -> None:
-    """docs/threats.md promises no more: that a path is there, its size, its dates, a link's target."""
+    """docs/sandbox/threats.md promises no more: that a path is there, its size, its dates, a link's target."""
     tmp_path.chmod(0o755)
     (tmp_path / "file").write_text("12345")
     (tmp_path / "link").symlink_to("its-target")

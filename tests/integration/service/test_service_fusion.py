@@ -1,6 +1,6 @@
 """What SandboxFusion's and verl's own tests ask of a server, for Python and what goes with it, asked of ours.
 
-Written anew from the behaviour that those suites look for; docs/service.md has the table.
+Written anew from the behaviour that those suites look for; docs/sandbox/service.md has the table.
 """
 
 from __future__ import annotations

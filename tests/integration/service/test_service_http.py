@@ -211,7 +211,7 @@ def certificate(tmp_path: Path) -> Path:
 def test_the_client_believes_a_certificate_of_ones_own(
     made: Server, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through a proxy that ends TLS, as docs/service.md has it."""
+    """Through a proxy that ends TLS, as docs/sandbox/service.md has it."""
 
     async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while part := await source.read(1 << 16):

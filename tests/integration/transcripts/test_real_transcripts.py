@@ -1,4 +1,4 @@
-"""Real transcripts, where they are: the counts that docs/purify.md gives, and what must hold for each record."""
+"""Real transcripts, where they are: the counts in docs/purify/transcripts.md, and what must hold for each record."""
 
 from __future__ import annotations
 

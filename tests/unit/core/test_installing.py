@@ -46,7 +46,7 @@ def test_an_extra_comes_from_where_retcon_came_from(record, expected):
 
 
 def test_a_benchmark_that_is_a_program_can_be_run_as_one():
-    for file in (ROOT / "benchmarks").glob("*.py"):
+    for file in (ROOT / "benchmarks").rglob("*.py"):
         text = file.read_text()
         if "__main__" in text:
             assert text.startswith("#!/usr/bin/env python\n"), file.name

@@ -163,7 +163,7 @@ def test_a_saved_recipe_reads_back_equal(tmp_path: Path) -> None:
 
 
 def test_the_page_on_recipes_shows_every_key_with_its_default() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "training" / "recipes.md").read_text(encoding="utf-8")
     assert reference().rstrip() in page
 
 

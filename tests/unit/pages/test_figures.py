@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "benchmarks"))  # last: `sessions` is in both
 
 from figures import FigureError, figure, outdated, rendered, stale  # noqa: E402
-from results import save  # noqa: E402
+from parts.results import save  # noqa: E402
 
 PAGE = "Before.\n\n<!-- figures: speed -->\nanything\n<!-- end of figures -->\n\nAfter.\n"
 
@@ -25,12 +25,12 @@ def test_readme_and_docs_show_what_the_result_files_say() -> None:
 
 
 def test_every_table_and_every_result_is_shown_somewhere() -> None:
-    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
     tables = list((ROOT / "benchmarks" / "tables").glob("*.md"))
     for table in tables:
         assert f"<!-- figures: {table.stem} -->" in pages
     text = "".join(table.read_text(encoding="utf-8") for table in tables)
-    for result in (ROOT / "benchmarks" / "results").glob("*.json"):
+    for result in (ROOT / "benchmarks" / "results").rglob("*.json"):
         assert f"{{{result.stem}." in text, result
 
 

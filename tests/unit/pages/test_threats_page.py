@@ -1,4 +1,4 @@
-"""docs/threats.md: no claim without a test, in each tier for which it is made."""
+"""docs/sandbox/threats.md: no claim without a test, in each tier for which it is made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[3]
-PAGE = (PROJECT / "docs/threats.md").read_text(encoding="utf-8")
+PAGE = (PROJECT / "docs/sandbox/threats.md").read_text(encoding="utf-8")
 ATTACKS = PROJECT / "tests/integration/sandbox"
 TIERS = ("namespaces", "landlock", "rlimits")
 NAMED = {

@@ -15,7 +15,7 @@ from comparing import FIX, answer, comparison, repaired, result, trajectory
 from retcon.evaluate.result import Setting
 from retcon.evaluate.statistics import Interval, exactly
 from retcon.report.choose import showcase, showcase_in
-from retcon.report.html import page
+from retcon.report.pages.comparison import page
 from retcon.report.panel import Report, panels
 from retcon.report.panels.repeat import Repeat
 from retcon.report.plots import running_mean

@@ -107,7 +107,7 @@ def test_a_program_is_sent_whole() -> None:
 
 
 def test_what_is_forked_for_every_call_has_imported_little() -> None:
-    """Each module more is pages more to copy, and to share, in every fork (docs/sandbox.md)."""
+    """Each module more is pages more to copy, and to share, in every fork (docs/sandbox/sandbox.md)."""
     heavy = ("pathlib", "dataclasses", "inspect", "asyncio", "subprocess", "tempfile", "shutil", "logging", "threading")
     program = (
         "import sys\nsys.path.insert(0, sys.argv[1])\nbefore = set(sys.modules)\n"

@@ -52,7 +52,9 @@ DryRun = Annotated[
 TierName = Annotated[
     Literal["namespaces", "landlock", "rlimits"] | None,
     typer.Option(
-        "--tier", help="What must hold around programs (docs/sandbox.md); the strongest by default.", show_default=False
+        "--tier",
+        help="What must hold around programs (docs/sandbox/sandbox.md); the strongest by default.",
+        show_default=False,
     ),
 ]
 

@@ -19,7 +19,7 @@ from retcon.cli.doctor import look_at_machine
 from retcon.cli.quickstart.plan import Plan
 from retcon.core.types import Trajectory
 from retcon.report.choose import showcase_in
-from retcon.report.html import write_page
+from retcon.report.pages.comparison import write_page
 from retcon.report.panel import Report
 from retcon.report.plots import draw_curves
 from retcon.report.runs import Comparison, Run, read_run

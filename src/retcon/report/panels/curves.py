@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retcon.report.markup import curves_of
+from retcon.report.pages.markup import curves_of
 from retcon.report.panel import Panel, Report
 
 

@@ -60,7 +60,9 @@ def advice(machine: Machine, best: Probe) -> list[str]:
             )
         if machine.landlock is False:
             said.append("start the kernel (5.13 or later) with landlock in its list of LSMs: lsm=landlock,…")
-        said.append(f"until then programs run under tier {best.tier}; see docs/sandbox.md for what that does not hold")
+        said.append(
+            f"until then programs run under tier {best.tier}: docs/sandbox/sandbox.md says what that does not hold"
+        )
     if not machine.cgroup:
         said.append(
             "a call's memory over all its processes is looked at every 50 ms, not bounded by the kernel: delegate a "

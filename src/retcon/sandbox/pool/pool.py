@@ -1,7 +1,7 @@
 """A pool of warm workers, forked on demand from zygotes that have imported what calls need. Linux only.
 
 What holds around a call depends on what the machine grants; `SandboxPool.tier` and `retcon doctor` name it, and
-docs/sandbox.md says what each tier contains and what it does not.
+docs/sandbox/sandbox.md says what each tier contains and what it does not.
 """
 
 from __future__ import annotations

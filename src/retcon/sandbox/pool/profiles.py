@@ -70,7 +70,7 @@ BUILT_IN = (
     Profile("scipy", (*_STDLIB, *_SCIPY)),
     Profile("science", (*_STDLIB, *_SCIPY, *_SYMPY), _ALGEBRA),
 )
-"""From the smallest to the largest: each module that is preloaded makes every fork slower (docs/sandbox.md)."""
+"""From the smallest to the largest: each module that is preloaded makes every fork slower (docs/sandbox/sandbox.md)."""
 
 
 def with_packages(packages: Sequence[str] | Mapping[str, Sequence[str]]) -> tuple[Profile, ...]:

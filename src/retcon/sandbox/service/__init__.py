@@ -1,1 +1,1 @@
-"""The sandbox over HTTP: its own API, code-judge's and SandboxFusion's. Needs the [serve] extra (docs/service.md)."""
+"""The sandbox over HTTP: its own API, code-judge's and SandboxFusion's (docs/sandbox/service.md). Needs [serve]."""

@@ -1,4 +1,4 @@
-"""Tasks from data: files, data sets of the hub, other task sets (`retcon.tasks.data`, docs/data.md)."""
+"""Tasks from data: files, data sets of the hub, other task sets (`retcon.tasks.data`, docs/data/problems.md)."""
 
 from __future__ import annotations
 

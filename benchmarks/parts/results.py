@@ -1,0 +1,68 @@
+"""Measurements as files: what a benchmark writes with `--json`, for `make figures` to put into README and docs."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option `--json`, for `save`."""
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the figures there too; benchmarks/results/NAME.json is where `make figures` looks for them",
+    )
+
+
+def save(file: Path, figures: dict[str, Any], *, command: str, measures: Sequence[str]) -> None:
+    """The figures in `file`, with machine, date and commit. command: what prints them again. measures: files and
+    folders of the repository whose code they are about, so that `make figures` can tell when they are older than it.
+
+    A figure is a number, a text, [median, least, most], or {mean, low, high}.
+    """
+    about = {
+        "command": command,
+        "machine": machine(),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+        "measures": list(measures),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"about": about, "figures": figures}, indent=1, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def machine() -> str:
+    """`2 cores of AMD EPYC 9B45, no GPU`."""
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = names[0].partition(": ")[2] if names else platform.machine()
+    return f"{cores} cores of {name}, {'a GPU' if Path('/dev/nvidia0').exists() else 'no GPU'}"
+
+
+def commit() -> str | None:
+    """The commit that is checked out, `+` behind it where files differ from it; None outside of a repository."""
+    head = git("rev-parse", "--short", "HEAD")
+    return None if head is None else head + ("+" if git("status", "--porcelain", "--", "src") else "")
+
+
+def git(*words: str, root: Path = ROOT) -> str | None:
+    """What git says in `root`, None where there is no git or no repository, or it refuses."""
+    try:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

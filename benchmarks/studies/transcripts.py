@@ -1,0 +1,260 @@
+#!/usr/bin/env python
+"""What `retcon purify` finds in real transcripts: every figure that docs/purify/transcripts.md gives about them.
+
+python benchmarks/studies/transcripts.py --data DIR [--sample N [--seed S] [--kind shallow|deep]]
+python benchmarks/studies/transcripts.py --data DIR --verdicts benchmarks/results/repairs.tsv
+
+DIR has a folder a source (mint, mathcoder, …) with files of transcripts. Counts, the same in every run, and the CPU
+time of all. After the calls that failed comes how many of them did with one of the four exceptions that the description
+of the data names (it counts about 27 % of MINT's calls as failed, and 9 % of MathCoder's). At last, of the failures
+whose very next call works, how many were repaired, and why the others were not, by source.
+
+--sample prints repairs to read by hand, drawn with a fixed seed: what failed, its fix, what stays, what was cut, and
+what follows. --verdicts takes verdicts on such a sample (ids alone, no text) and says how many of them are right, and
+whether each of the repairs that they are about is still made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from retcon.core.types import Trajectory
+from retcon.purify.offline import Offline, Purified, Splice, failed
+from retcon.store.foreign.records import open_source
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.purifying.count import Count, total
+from retcon.transcripts.purifying.purifier import Purifier, Sinks
+
+NAMED = {
+    "mint": ("AssertionError", "NameError", "SyntaxError", "TypeError"),
+    "mathcoder": ("NameError", "TypeError", "IndexError", "AttributeError"),
+}
+WIDTHS = (52, 12, 7, 7, 8, 6, 8, 7)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--sample", type=int, metavar="N", help="print N repairs to read")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=("shallow", "deep"))
+    parser.add_argument("--verdicts", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    folder: Path = arguments.data
+    sources = {path.name: sorted(path.iterdir()) for path in sorted(folder.iterdir()) if path.is_dir()}
+    if not sources:
+        raise SystemExit(f"{folder}: no folders of transcripts")
+    paths = [path for own in sources.values() for path in own]
+    if arguments.verdicts is not None:
+        judged(arguments.verdicts, paths)
+        return
+    if arguments.sample is not None:
+        for repair in sample(paths, arguments.sample, arguments.seed, arguments.kind):
+            show(repair)
+        return
+    row("file", "transcripts", "calls", "failed", "shallow", "deep", "removed", "saved")
+    begun = time.process_time()
+    counts = {name: [purified(path) for path in paths] for name, paths in sources.items()}
+    whole = total([total(found) for found in counts.values()])
+    took = time.process_time() - begun
+    row("all", *figures(whole))
+    print(f"{whole.bytes_before / 1e6:.1f} MB, {took:.1f} s of CPU time")
+    for name, found in counts.items():
+        print(f"\n{name}")
+        tell(total(found), NAMED.get(name))
+    print("\nall")
+    tell(whole, None)
+    if "mint" in sources:
+        print("\nmint, messages that begin with 'Observation:'")
+        pairs(observations(sources["mint"]))
+    for path in sources.get("mathcoder", ()):
+        print(f"\n{path.name}, calls that failed")
+        pairs(failures(path))
+    print("\nfailures whose very next call works, by what became of them")
+    became = {name: immediate(own) for name, own in sources.items()}
+    became["all"] = sum(became.values(), Counter())
+    for what in sorted(became["all"], key=lambda key: -became["all"][key]):
+        print(f"  {what:12}" + "".join(f"{name:>18} {counter[what]:4}" for name, counter in became.items()))
+
+
+def purified(path: Path) -> Count:
+    count = Count()
+    purifier = Purifier(Offline(), "auto", Sinks(), count)
+    for record in open_source(path).records:
+        purifier(record)
+    row(path.name, *figures(count))
+    return count
+
+
+def figures(count: Count) -> Sequence[object]:
+    saved = 1 - count.bytes_after / count.bytes_before
+    numbers = (count.transcripts, count.calls, count.failed, count.shallow, count.deep, count.attempts_removed)
+    return (*numbers, f"{saved:.1%}")
+
+
+def row(*cells: object) -> None:
+    print(
+        " ".join(f"{cell!s:{'<' if n == 0 else '>'}{w}}" for n, (cell, w) in enumerate(zip(cells, WIDTHS, strict=True)))
+    )
+
+
+def tell(count: Count, named: Sequence[str] | None) -> None:
+    print(f"  transcripts {count.transcripts}, {count.without_calls} without calls, {count.changed} changed")
+    print(f"  calls {count.calls}, failed {count.failed} ({share(count.failed, count.calls)})")
+    if named:
+        some = sum(count.types[name] for name in named)
+        print(f"  {', '.join(named)}: {some} ({share(some, count.calls)})")
+    print(f"  shallow {count.shallow}, deep {count.deep}, failed turns taken out {count.attempts_removed}")
+    for title, counter in (("by rule", count.rules), ("by type", count.types), ("left alone", count.left)):
+        print(f"  {title}: {', '.join(f'{name} {n}' for name, n in counter.most_common())}")
+    print(f"  left alone in all: {count.left.total()}")
+
+
+def share(part: int, of: int) -> str:
+    return f"{part / of:.1%}" if of else "none"
+
+
+def pairs(counter: Mapping[str, int]) -> None:
+    for name, number in counter.items():
+        print(f"  {name}: {number}")
+
+
+def observations(paths: Sequence[Path]) -> Counter[str]:
+    """How many messages of MINT's begin with "Observation:", and how many of them are no output of a program."""
+    counter: Counter[str] = Counter()
+    for path in paths:
+        for record in open_source(path).records:
+            items = msgspec.json.decode(record.data)["state"]["history"]
+            texts = [item["content"] for item in items if item["role"] == "user"]
+            counter["in all"] += sum(text.startswith("Observation:") for text in texts)
+        for trajectory in trajectories(path):
+            counter["outputs of programs"] += sum(len(turn.observations) for turn in trajectory.turns)
+    counter["no output of a program"] = counter["in all"] - counter["outputs of programs"]
+    return counter
+
+
+def failures(path: Path) -> Counter[str]:
+    """What the outputs of MathCoder's failed calls are, and what speaks for and against counting them."""
+    counter: Counter[str] = Counter()
+    for trajectory in trajectories(path):
+        seen: set[tuple[str, str]] = set()
+        for turn in trajectory.turns:
+            for call, observation in zip(turn.calls, turn.observations, strict=True):
+                before = (call.code, observation.text) in seen
+                seen.add((call.code, observation.text))
+                if observation.status == "ok":
+                    words = re.search("Traceback|Error|Warning|imeout|imed out", observation.text)
+                    counter["calls that worked, with such a word in the output"] += words is not None
+                    continue
+                counter["in all"] += 1
+                counter["a traceback's heading"] += "Traceback (most recent call last)" in observation.text
+                counter["else a SyntaxError's caret"] += observation.rule == "syntax"
+                counter["a kernel that no longer answers"] += observation.error_type == "Timeout"
+                counter["the same call and output earlier in the transcript"] += before
+                counter["`except` in the program"] += "except" in call.code
+                counter["`print_exc` or the like in the program"] += "traceback" in call.code.lower()
+        failed = sum(o.status != "ok" for turn in trajectory.turns for o in turn.observations)
+        counter["transcripts with a failure"] += failed > 0
+        counter["in transcripts with 5 failures or more"] += failed if failed >= 5 else 0
+    return counter
+
+
+class Repair(NamedTuple):
+    """A repair of a sample. source: file and record, as an audit names it."""
+
+    source: str
+    splice: Splice
+    raw: Trajectory
+    result: Purified
+
+    @property
+    def kind(self) -> str:
+        return "shallow" if self.splice.shallow else "deep"
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.source, self.splice.failure
+
+
+def repairs(paths: Sequence[Path]) -> Iterator[Repair]:
+    for path in paths:
+        for raw in trajectories(path):
+            result = Offline()(raw)
+            yield from (Repair(f"{path.name}:{raw.id}", splice, raw, result) for splice in result.splices)
+
+
+def sample(paths: Sequence[Path], size: int, seed: int, kind: str | None) -> Sequence[Repair]:
+    """Drawn by a hash of source and turn: where the rules change, what is still repaired stays in the sample."""
+    found = [repair for repair in repairs(paths) if kind in (None, repair.kind)]
+    return sorted(found, key=lambda one: sha256(f"{seed} {one.key}".encode()).digest())[:size]
+
+
+def show(repair: Repair) -> None:
+    splice, turns = repair.splice, repair.raw.turns
+    print(f"\n{'=' * 80}\n{repair.source}\tturn {splice.failure}\t{repair.kind}")
+    for n in range(splice.failure, splice.fix + 1):
+        print(f"--- raw turn {n}\n{turns[n].text.strip()[:2000]}")
+        for observation in turns[n].observations:
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", observation.text).strip()
+            print(f"    >> {observation.status}: {plain[-160:] if observation.status != 'ok' else plain[:160]}")
+    removed = sum(s.fix - s.failure for s in repair.result.splices if s.failure < splice.failure)
+    at = splice.failure - removed
+    for n, turn in enumerate(repair.result.trajectory.turns[at : at + 4]):
+        print(f"+++ {'what stays' if n == 0 else f'{n} later'}\n{turn.text.strip()[: 2000 if n == 0 else 700]}")
+        if turn.repair is not None and n == 0:
+            for cut in turn.repair.cut:
+                print(f"    cut from raw turn {cut.turn} ({cut.rule}): {cut.text}")
+
+
+def judged(path: Path, paths: Sequence[Path]) -> None:
+    """Count the verdicts of a file: source, turn, decision, verdict (right, weak or wrong), reason; tab between."""
+    made = {repair.key: repair for repair in repairs(paths)}
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for line in path.read_text("utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        source, turn, kind, verdict, _ = line.split("\t")
+        now = made.get((source, int(turn)))
+        counts[kind, verdict, "made" if now is not None and now.kind == kind else "not made now"] += 1
+    for (kind, verdict, now), number in sorted(counts.items()):
+        print(f"{kind:8} {verdict:6} {now:13} {number}")
+
+
+def immediate(paths: Sequence[Path]) -> Counter[str]:
+    """What became of the failures whose very next call works, with nobody speaking in between."""
+    counter: Counter[str] = Counter()
+    for path in paths:
+        for raw in trajectories(path):
+            result = Offline()(raw)
+            taken = {n for splice in result.splices for n in range(splice.failure, splice.fix)}
+            left = {one.turn: one.reason for one in result.left}
+            for n, (turn, following) in enumerate(pairwise(raw.turns)):
+                spoken = any(segment.kind == "prompt" for segment in turn.segments)
+                works = bool(following.observations) and all(o.status == "ok" for o in following.observations)
+                if failed(turn) and works and not spoken:
+                    counter["in all"] += 1
+                    counter["repaired" if n in taken else left.get(n, "unknown")] += 1
+    return counter
+
+
+def trajectories(path: Path) -> Iterator[Trajectory]:
+    detector = Detector()
+    for record in open_source(path).records:
+        value = msgspec.json.decode(record.data)
+        found = detector.format_of(value)
+        if found is not None:
+            yield from found.read(value, str(record.number)).trajectories
+
+
+if __name__ == "__main__":
+    main()

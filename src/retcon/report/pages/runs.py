@@ -1,0 +1,188 @@
+"""The page of any runs: what they are, how they went, a few trajectories, and how to repeat them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from retcon.core.types import Trajectory
+from retcon.evaluate.statistics import over_problems
+from retcon.report.pages.markup import blocks_of, curves_of, document, sides_of
+from retcon.report.plots import CURVES, Curve, draw, need_matplotlib
+from retcon.report.reading import Viewed
+from retcon.report.style import looks
+from retcon.report.tables import cell
+
+ALL = (
+    Curve("reward", "reward", "Reward", "mean", from_zero=False),
+    *CURVES,
+    Curve("response_tokens", "response_tokens", "Length of a response", "tokens"),
+    Curve("same_reward", "same_reward", "Groups that teach nothing", "share of groups", top=1.0),
+    Curve("kl", "kl", "KL to the policy that sampled", "nats a token", from_zero=False),
+    Curve("entropy", "entropy_estimate", "Entropy, estimated", "nats a token"),
+    Curve("loss", "loss", "Loss", "nats", from_zero=False),
+    Curve("accuracy", "accuracy", "Pairs whose margin is positive", "share of pairs", top=1.0),
+    Curve("margin", "margin", "Margin", "nats", from_zero=False),
+    Curve("grad_norm", "grad_norm", "Norm of the gradient", ""),
+    Curve("tokens_per_second", "tokens_per_second", "Speed", "tokens a second"),
+)
+LATE = 10
+"""Steps that a figure of the end is the mean of."""
+FIGURES = (
+    ("reward", "reward", 3),
+    ("pass_rate", "rollouts that pass", 3),
+    ("raw_failures", "failed calls a rollout", 2),
+    ("response_tokens", "tokens of a response", 0),
+    ("loss", "loss", 4),
+    ("accuracy", "pairs with a positive margin", 3),
+    ("tokens_per_second", "tokens a second", 0),
+)
+"""(metric, label, digits)."""
+KINDS = {"sft": "supervised", "dpo": "preferences", "rl": "reinforcement learning", "eval": "evaluation"}
+
+
+def draw_runs(runs: Sequence[Viewed], out: Path) -> dict[Curve, Path]:
+    """Writes `<name>.png` of every curve that some run has, all runs in one picture. Raises MissingExtra."""
+    need_matplotlib()
+    files: dict[Curve, Path] = {}
+    for curve in ALL:
+        series = {run.name: values for run in runs if (values := _values(run, curve)) is not None}
+        if series:
+            files[curve] = draw(curve, series, [run.name for run in runs], out)
+    return files
+
+
+def _values(run: Viewed, curve: Curve) -> np.ndarray | None:
+    """(1, steps), NaN where a step has none; None where no step has one."""
+    if curve.metric == "loss" and run.kind == "rl":
+        return None  # its size and sign follow the advantages: it says nothing to the eye
+    found = np.full((1, len(run.metrics)), np.nan)
+    for n, step in enumerate(run.metrics):
+        value, per = step.get(curve.metric), step.get(curve.per) if curve.per else 1.0
+        if value is not None and per:
+            found[0, n] = value / per
+    known = found[~np.isnan(found)]
+    return found if known.size and (known.any() or curve.metric in ("pass_rate", "raw_failures")) else None
+
+
+def runs_page(
+    runs: Sequence[Viewed],
+    pictures: Mapping[Curve, bytes],
+    shown: Mapping[str, tuple[Trajectory | None, Sequence[Trajectory]]],
+    commands: Sequence[str],
+) -> str:
+    """The whole page. pictures: PNGs. shown: run to `some_trajectories`. commands: what repeats the runs. Every text
+    that comes from a run is escaped."""
+    going = [run for run in runs if not run.finished]
+    title = ", ".join(run.name for run in runs)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="soft">Made {escape(time.strftime("%Y-%m-%d %H:%M"))}.'
+        + (f" Not finished then: {escape(', '.join(run.name for run in going))}." if going else "")
+        + "</p>",
+        "<h2>Runs</h2>",
+        _runs_table(runs),
+    ]
+    if any(run.result for run in runs):
+        parts += ["<h2>Evaluation</h2>", _evaluations(runs)]
+    if any(run.metrics for run in runs):
+        parts += ["<h2>Curves</h2>", curves_of(pictures, 1)]
+    for name, (first, others) in shown.items():
+        if first is None and not others:
+            continue
+        of = f" of {escape(name)}" if len(runs) > 1 else ""
+        parts.append(f"<h2>Trajectories{of}</h2>")
+        if first is not None:
+            parts += ["<h3>Repaired: before and after</h3>", sides_of(first)]
+        parts += [_one(trajectory) for trajectory in others]
+    parts += ["<h2>Repeat it</h2>", f"<pre>{escape(chr(10).join(commands))}</pre>"]
+    return document(f"Retcon: {title}", parts)
+
+
+def _runs_table(runs: Sequence[Viewed]) -> str:
+    rows: list[tuple[str, list[str]]] = [
+        ("kind", [KINDS[run.kind] for run in runs]),
+        ("model", [str(run.recipe.get("model", {}).get("path", "–")) for run in runs]),
+        ("tasks", [_tasks(run) for run in runs]),
+        ("steps", ["–" if run.steps is None else f"{len(run.metrics):,} of {run.steps:,}" for run in runs]),
+    ]
+    rows += [
+        (f"{label}, last {LATE} steps", [_late(run, name, digits) for run in runs]) for name, label, digits in FIGURES
+    ]
+    rows += [
+        ("wall minutes", [_minutes(run.last("wall_s")) for run in runs]),
+        ("CPU minutes", [_minutes(run.last("cpu_s")) for run in runs]),
+    ]
+    # Below the table, which their length would make wider than a small screen.
+    places = "<br>".join(escape(f"{run.name}: {place}") for run in runs for place in run.places)
+    return f'{_rows(runs, rows)}<p class="soft">{places}</p>'
+
+
+def _rows(runs: Sequence[Viewed], rows: Sequence[tuple[str, list[str]]]) -> str:
+    return _table(runs, [(label, cells) for label, cells in rows if any(c != "–" for c in cells)])
+
+
+def _evaluations(runs: Sequence[Viewed]) -> str:
+    evaluated = [run for run in runs if run.result is not None]
+    rows: list[tuple[str, list[str]]] = []
+    for setting in dict.fromkeys(name for run in evaluated if run.result for name in run.result.settings):
+        found = [run.result.settings.get(setting) if run.result else None for run in evaluated]
+        some = next(s for s in found if s is not None)
+        at = f"T = {some.temperature:g}, top-p {some.top_p:g}"
+        for k in (1, 8, 16):
+            values = [s.passes(k) if s is not None else [] for s in found]
+            if any(values):
+                rows.append((f"pass@{k}, {at}", [cell(over_problems(v) if v else None, 3) for v in values]))
+        calls = [s.per_problem(lambda p: p.failed_calls) if s is not None else [] for s in found]
+        rows.append((f"failed calls, {at}", [cell(over_problems(v) if v else None, 2) for v in calls]))
+        rows.append((f"problems, {at}", ["–" if s is None else f"{len(s.problems):,}" for s in found]))
+    note = '<p class="soft">Ranges: 95 %, bootstrap over problems.</p>'
+    return _table(evaluated, rows) + note
+
+
+def _table(runs: Sequence[Viewed], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    header = "".join(
+        f'<th><span class="swatch" style="background:{look.colour}"></span>{escape(name)}</th>'
+        for name, look in looks(run.name for run in runs).items()
+    )
+    body = "".join(
+        f"<tr><td>{escape(label)}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for label, cells in rows
+    )
+    table = f"<table><thead><tr><th></th>{header}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{table}</div>'
+
+
+def _one(trajectory: Trajectory) -> str:
+    good = (trajectory.reward or 0) > 0
+    question = f"<pre>{escape(''.join(s.text for s in trajectory.prompt).strip())}</pre>"
+    said = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
+    return (
+        f"<h3>{'Passed' if good else 'Failed'}</h3>"
+        f'<p class="soft"><code>{escape(trajectory.id)}</code>, reward {trajectory.reward:g}, stop {trajectory.stop}, '
+        f"{trajectory.calls} calls, {trajectory.failures} failed.</p>{question}{said}"
+    )
+
+
+def _tasks(run: Viewed) -> str:
+    about = run.recipe.get("task", {})
+    if run.kind in ("sft", "dpo") or not about:
+        return "–"
+    sources = [str(s.get("path", s)) if isinstance(s, dict) else str(s) for s in about.get("sources", ())]
+    paths = [about.get("path") or "", *sources]
+    return ", ".join(Path(str(p)).name for p in paths if p) or str(about.get("name") or about.get("kind", "–"))
+
+
+def _late(run: Viewed, metric: str, digits: int) -> str:
+    if metric == "loss" and run.kind == "rl":
+        return "–"
+    values = [v for step in run.metrics[-LATE:] if (v := step.get(metric)) is not None]
+    return f"{sum(values) / len(values):,.{digits}f}" if values else "–"
+
+
+def _minutes(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds / 60:.1f}"

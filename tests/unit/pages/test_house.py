@@ -1,0 +1,56 @@
+"""What keeps the house small: the size of files and folders, one name a class, and links that lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+LINES, FILES = 400, 16
+ONE_THING = re.compile(r"^class ((?:World|Limits|Session|Prompts|Chat|Plan|Job|Run))\b", re.MULTILINE)
+LINK = re.compile(r"(?:\]\(|src=\"|href=\")([^)\s\"#]*)(?:#([^)\s\"]*))?")
+FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """The files of the project; those on disk where it is no clone, as in an unpacked archive."""
+    listed = subprocess.run(["git", "ls-files", "--", *patterns], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        return [path for pattern in patterns for path in ROOT.glob(f"[!.]*/**/{pattern}")]
+    return [path for line in listed.stdout.splitlines() if (path := ROOT / line).is_file()]
+
+
+def test_no_file_is_long() -> None:
+    lengths = {str(path.relative_to(ROOT)): path.read_bytes().count(b"\n") for path in tracked("*.py")}
+    assert {path: lines for path, lines in lengths.items() if lines > LINES} == {}
+
+
+def test_no_folder_is_crowded() -> None:
+    folders = Counter(str(path.parent.relative_to(ROOT)) for path in tracked("*.py", "*.md", "*.toml", "*.json"))
+    assert {folder: files for folder, files in folders.items() if files > FILES} == {}
+
+
+def test_a_word_names_one_class() -> None:
+    source = [name for path in tracked("src/*.py") for name in ONE_THING.findall(path.read_text(encoding="utf-8"))]
+    assert [name for name, times in Counter(source).items() if times > 1] == []
+
+
+def anchors(page: str) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", FENCED.sub("", page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for page in tracked("*.md"):
+        text = FENCED.sub("", page.read_text(encoding="utf-8"))
+        for target, anchor in LINK.findall(text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            file = page.parent / target if target else page
+            if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
+                broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    assert broken == []
