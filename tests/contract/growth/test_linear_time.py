@@ -33,11 +33,10 @@ from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
 from retcon.sandbox.service.body import parse
 from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.types import Result
-from retcon.tasks.data.grading import in_words
 from retcon.tasks.data.overlap import EvaluationIndex
 from retcon.tasks.data.text import canonical
 from retcon.tasks.grade import boxed
-from retcon.tasks.types import Task
+from retcon.tasks.grading.readable import in_words
 from retcon.tools.wording import Wording
 from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.formats.hermes import HermesInText
@@ -116,7 +115,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "tasks.canonical": (canonical, (" ", "a ", " .", "$", "\\\\", r"\left", r"\dfrac", "Aaa", r"\[", "é", ".")),
     "tasks.overlap": (overlap, ("a ", "a b c d e f g h i j k l m ", "x1 ", "-", "é ", "[asy]", "[asy] a [/asy]")),
     "tasks.words": (
-        lambda text: in_words(Task("t", "q", text, meta={"grader": "math"})),
+        in_words,
         (r"\text{", r"\text{a}", r"\text", "sin", "ab ", "{", "\\\\"),
     ),
     **{f"chat.{name}": (lambda text, name=name: list(named(name).find_calls(text)), units)

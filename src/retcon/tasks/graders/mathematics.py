@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import TracebackType
@@ -19,7 +20,8 @@ from pydantic import Field
 from retcon.core.errors import InfrastructureFault, MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.sandbox.types import Limits, Sandbox
-from retcon.tasks.graders.text import final_answer, rational
+from retcon.tasks.graders.text import final_answer, integer, rational
+from retcon.tasks.grading.readable import in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
@@ -158,4 +160,10 @@ async def _open(settings: MathSettings, host: Host) -> MathGrader:
     )
 
 
-GRADER = Kind("math", MathSettings, _open, PACKAGES)
+def _unreadable(answers: Sequence[str]) -> dict[str, str]:
+    """Integers are read as they stand, other answers by Math-Verify."""
+    found = {a: f"it has {len(a):,} characters, {REPLY_CHARS:,} at most" for a in answers if len(a) > REPLY_CHARS}
+    return found | not_mathematics([a for a in answers if a not in found and integer(a) is None], PACKAGES)
+
+
+GRADER = Kind("math", MathSettings, _open, PACKAGES, _unreadable, in_words)

@@ -5,7 +5,7 @@ A user's own function is named by where it stands, `my_package.my_module:my_grad
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
@@ -28,13 +28,16 @@ class Kind:
 
     settings: a frozen dataclass whose defaults will do; its fields are described (`Annotated`, pydantic's `Field`).
     open: makes the grader, of settings and host. packages: that the sandbox does well to preload
-    (`SandboxPool(packages=…)`).
+    (`SandboxPool(packages=…)`). unreadable: of right answers, those that it could compare nothing with, and why.
+    in_words: whether a right answer is in words that it takes for something else.
     """
 
     name: str
     settings: type
     open: Callable[[Any, Host], Awaitable[Grader]]
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unreadable: Callable[[Sequence[str]], Mapping[str, str]] | None = None
+    in_words: Callable[[str], bool] | None = None
 
 
 @cache

@@ -1,0 +1,98 @@
+"""Right answers that Math-Verify can compare nothing with, found before a rollout asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from retcon.core.errors import MissingExtra, SandboxUnavailable, SessionLost
+from retcon.core.installing import how_to_install
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits, Session
+
+_NO_WORDS = re.compile(r"\\(?:begin|end|text[a-z]*|mbox|mathrm|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_WORDS = re.compile(r"(?<![A-Za-z])(?!(?:sin|cos|tan|log|exp|min|max|gcd|lcm|mod)(?![A-Za-z]))[A-Za-z]{3,}")
+AT_ONCE = 2
+BATCH = 100  # answers that one call reads
+SECONDS = 20.0  # CPU and wall, of a call
+MEMORY_MB = 1024
+NO_MATHEMATICS = "Math-Verify finds no mathematics in it"
+_WARM = """
+import json, logging
+logging.disable(logging.CRITICAL)
+from math_verify import parse
+parse("$1/2$", parsing_timeout=None)
+"""
+_PARSE = r"""
+def readable(text):
+    marked = text if "\\boxed" in text else "$\\boxed{" + text.strip().strip("$") + "}$"
+    return bool(parse(marked, parsing_timeout=None))
+[n for n, text in enumerate(json.load(open("answers.json"))) if not readable(text)]
+"""
+
+
+def in_words(answer: str) -> bool:
+    """Whether it is in words that Math-Verify takes for products of letters (`Paris` is a·i·p·r·s, as `pairs` is)."""
+    return _WORDS.search(_NO_WORDS.sub(" ", answer)) is not None
+
+
+def not_mathematics(answers: Sequence[str], packages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Those in which Math-Verify finds no mathematics, and why.
+
+    They are read in sessions of a sandbox that preloads `packages`, AT_ONCE of them, many answers at a time: what
+    hangs or takes too much memory there is found by halving. Raises MissingExtra without Math-Verify;
+    SandboxUnavailable.
+    """
+    if not answers:
+        return {}
+    if importlib.util.find_spec("math_verify") is None:
+        raise MissingExtra(f"reading answers as mathematics needs Math-Verify: {how_to_install('grade')}")
+    return asyncio.run(_read_all(list(dict.fromkeys(answers)), packages))
+
+
+async def _read_all(answers: list[str], packages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """The answers that cannot be read, and why."""
+    found: dict[str, str] = {}
+    queue = [answers[n : n + BATCH] for n in range(0, len(answers), BATCH)]
+    async with SandboxPool(packages=packages) as sandbox:
+
+        async def work() -> None:
+            session: Session | None = None
+            while queue:
+                batch = queue.pop()
+                session = session or await _opened(sandbox)
+                try:
+                    files = {"answers.json": json.dumps(batch).encode()}
+                    result = await session.run(_PARSE, files=files, timeout=SECONDS)
+                except SessionLost as lost:
+                    fault = str(lost)
+                else:
+                    if result.status == "ok":
+                        found.update({batch[n]: NO_MATHEMATICS for n in json.loads(str(result.value))})
+                        continue
+                    fault = result.status
+                await session.close()
+                session = None
+                if len(batch) == 1:
+                    found[batch[0]] = f"Math-Verify does not come to an end with it: {fault}"
+                else:
+                    middle = len(batch) // 2
+                    queue.extend((batch[:middle], batch[middle:]))
+            if session is not None:
+                await session.close()
+
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    return found
+
+
+async def _opened(sandbox: SandboxPool) -> Session:
+    session = await sandbox.session(limits=Limits(cpu_seconds=300.0, wall_seconds=600.0, memory_mb=MEMORY_MB))
+    result = await session.run(_WARM)
+    if result.status != "ok":
+        await session.close()
+        last = result.stderr.strip().rpartition("\n")[2]
+        raise SandboxUnavailable(f"Math-Verify does not start in the sandbox: {last}")
+    return session
