@@ -1,4 +1,5 @@
-"""What the base model is trained on, as rows of ids: documents of the corpus, and random ids said again and again.
+"""What the base model is trained on, as rows of tokens: documents of the corpus, and random tokens said again and
+again.
 
 The second kind is what makes a small transformer learn to copy: on documents alone that takes several times as long.
 """

@@ -11,7 +11,7 @@ class Beginnings:
     """Finds the ids that begin at given characters of `text`, the decoded `ids`, (T,); asked in ascending order.
 
     Each search begins where the one before ended, and looks twice as far ahead at each step: what all of them decode
-    together grows with the ids, however many calls a reply is full of.
+    together grows with the tokens, however many calls a reply is full of.
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: Sequence[int], text: str) -> None:

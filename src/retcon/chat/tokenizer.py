@@ -40,7 +40,7 @@ class ByteTokenizer:
 
     @property
     def size(self) -> int:
-        """Number of ids."""
+        """Number of tokens."""
         return len(self._bytes)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -88,7 +88,7 @@ class HubTokenizer:
 
     @property
     def size(self) -> int:
-        """Number of ids, added tokens among them."""
+        """Number of tokens, added ones among them."""
         return self._special.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:

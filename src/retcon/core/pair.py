@@ -14,7 +14,7 @@ Written = str | tuple[Message, ...]
 class Completion:
     """One side of a pair.
 
-    ids: (T,) token ids, None where only text is known. mask: (T,) 1 on the ids that the loss is to count, None where
+    ids: (T,) token ids, None where only text is known. mask: (T,) 1 on the tokens that the loss is to count, None where
     they are not known apart, so that all of the completion counts.
     """
 

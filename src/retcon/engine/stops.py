@@ -11,8 +11,8 @@ from retcon.chat.types import Tokenizer
 class StopStrings:
     """Watches one generation for `strings`, none of them empty.
 
-    Looks at no more ids than the longest string has bytes: the cost of an id does not grow with the text. A character
-    whose bytes are spread over ids, or not yet whole at the end, does no harm.
+    Looks at no more tokens than the longest string has bytes: the cost of a token does not grow with the text. A
+    character whose bytes are spread over ids, or not yet whole at the end, does no harm.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate")
 
 
 def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
-    """The samples of a group, each with its rollout's advantage on all of its ids.
+    """The samples of a group, each with its rollout's advantage on all of its tokens.
 
     With config.splice_weight `truncated`, spliced ids have their importance weights (see `splice_weights`); what
     config.failed_calls, void_turns and truncated take out of the loss is not in the mask. Raises UnscoredTokens where

@@ -1,6 +1,6 @@
 """Attention over slabs of keys and values, as one of transformers' attention functions.
 
-A forward of the engine is packed: all ids of all requests in one row, (1, N), so that linear layers see one batch
+A forward of the engine is packed: all tokens of all requests in one row, (1, N), so that linear layers see one batch
 whatever each request does. What belongs together is known to the `ForwardPlan` alone, which travels with the forward as
 the keyword `retcon_plan`: it stores the new keys and values and attends job by job.
 
@@ -32,7 +32,7 @@ class Attend(Protocol):
     """Part of a packed attention: queries (N, H, D), new keys (N, KV, D), new values (N, KV, E), which are stored."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """(M, H, E) for M of the ids."""
+        """(M, H, E) for M of the tokens."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Where the new keys and values of ids start…end go: slots and positions, (end - start,) each.
+    """Where the new keys and values of tokens start…end go: slots and positions, (end - start,) each.
 
     index: by number of heads, the rows of a slab's (slots · KV · capacity, size) that these are, once they are known.
     """
@@ -99,8 +99,8 @@ class DecodeJob:
 
 @dataclass(frozen=True, slots=True)
 class FreshJob:
-    """`rows` stretches of `width` ids each that start at position 0, one after the other from id `start` on. They need
-    nothing that is stored."""
+    """`rows` stretches of `width` tokens each that start at position 0, one after the other from token `start` on. They
+    need nothing that is stored."""
 
     start: int
     rows: int
@@ -123,7 +123,8 @@ class FreshJob:
 class PastJob:
     """Stretches that follow what is stored, in slots (R,) of a slab.
 
-    index: (R, T) of ids in the packed row, padded on the right with any. target: (M,) those that are not padding, and
+    index: (R, T) of tokens in the packed row, padded on the right with any. target: (M,) those that are not padding,
+    and
     where: (M,) where they lie in R · T. mask: (R, 1, T, L) additive. folded: whether to fold heads, which spares the
     copies of keys but repeats the mask.
     """
@@ -154,9 +155,9 @@ class PastJob:
 
 @dataclass(slots=True)
 class ForwardPlan:
-    """One packed forward of N ids. ids, positions: (N,). keep: (K,) ids whose logits are wanted.
+    """One packed forward of N tokens. ids, positions: (N,). keep: (K,) tokens whose logits are wanted.
 
-    whole: whether there is one job, of all ids in order.
+    whole: whether there is one job, of all tokens in order.
     """
 
     ids: Tensor

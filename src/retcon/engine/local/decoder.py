@@ -95,7 +95,7 @@ def _choose(model: PreTrainedModel, max_len: int) -> Decoder:
 
 
 def agrees(decoder: Decoder, model: PreTrainedModel, max_len: int) -> bool:
-    """Whether both give the same logits for a few ids."""
+    """Whether both give the same logits for a few tokens."""
     count = min(8, max_len)
     ids = torch.arange(count) * 7919 % model.config.get_text_config().vocab_size
     rows = torch.arange(count)

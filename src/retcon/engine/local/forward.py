@@ -25,7 +25,7 @@ STRETCH_IDS = 2048
 STRETCH_SCORES = 2**23
 """Ids, and attention scores of a head, of one stretch at most: a longer one is fed in several forwards."""
 STRETCH_LOGITS = 2**26
-"""Logits of one stretch at most, where those of all of its ids are wanted."""
+"""Logits of one stretch at most, where those of all of its tokens are wanted."""
 FOLDED_IDS = 64
 """Stretches that are longer repeat keys for the query heads that share them, shorter ones the mask."""
 
@@ -62,8 +62,8 @@ def plan(
 ) -> ForwardPlan:
     """The forward that feeds all of them. Its kept logits come in order: one of each step, then those of stretches.
 
-    More may follow, of ids that only pad the batch. Steps must be ordered by slab, and by slot within a slab; stretches
-    that start at 0 must come first, and best by length.
+    More may follow, of tokens that only pad the batch. Steps must be ordered by slab, and by slot within a slab;
+    stretches that start at 0 must come first, and best by length.
     """
     ids = [s.id for s in steps]
     positions = [s.length for s in steps]

@@ -51,7 +51,7 @@ class GenerateCall:
 
     @property
     def room(self) -> int:
-        """Positions that are likely to be needed soon: the ids to feed, and some of those to generate."""
+        """Positions that are likely to be needed soon: the tokens to feed, and some of those to generate."""
         ids = len(self.ids) + len(self.made)
         return ids + min(self.limit - len(self.made), AHEAD)
 
@@ -86,7 +86,7 @@ class GenerateCall:
 
 @dataclass(slots=True, eq=False)
 class ScoreCall:
-    """A `score` of ids[start:] that waits or is under way. values: those of the first ids, as they come."""
+    """A `score` of ids[start:] that waits or is under way. values: those of the first tokens, as they come."""
 
     ids: tuple[int, ...]
     start: int
@@ -110,8 +110,8 @@ class ScoreCall:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One trajectory. cached: the ids whose keys and values lie in `place`, from position 0. arrived: its number among
-    all. admitted: whether it was given a slot before. rested: at which forward its last call was answered."""
+    """One trajectory. cached: the tokens whose keys and values lie in `place`, from position 0. arrived: its number
+    among all. admitted: whether it was given a slot before. rested: at which forward its last call was answered."""
 
     id: str
     arrived: int

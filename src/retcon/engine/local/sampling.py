@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from retcon.engine.types import SamplingParams
 
 STREAM_BLOCK = 64
-"""Uniforms drawn ahead: a request may be allowed 20,000 ids and generate 50."""
+"""Uniforms drawn ahead: a request may be allowed 20,000 tokens and generate 50."""
 CELL = 128
 """Ids whose weights are summed before the cumulative sum, which is sequential and costs more than a softmax."""
 CHUNK = 2**20
@@ -76,7 +76,7 @@ def argmax(values: Tensor) -> Tensor:
 
 
 def _cells(values: Tensor, reduction: str) -> Tensor:
-    """values (B, V) reduced over stretches of CELL ids: (B, ⌈V / CELL⌉)."""
+    """values (B, V) reduced over stretches of CELL tokens: (B, ⌈V / CELL⌉)."""
     whole = values.shape[-1] // CELL
     reduce = torch.sum if reduction == "sum" else torch.amax
     parts = []
@@ -121,7 +121,8 @@ class Truncation:
 
 
 def invert_truncated(probs: Tensor, keep: Truncation, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """`invert` over the ids that are kept, most probable first: probs (R, V), uniform (R,) → ids (R,), kept mass (R,).
+    """`invert` over the tokens that are kept, most probable first: probs (R, V), uniform (R,) → ids (R,), kept mass
+    (R,).
 
     `keep.rows` is not looked at. Of equal probabilities the lower id ranks first.
     """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 LINE = 16
-"""What slots and stretches of ids are padded to a multiple of."""
+"""What slots and stretches of tokens are padded to a multiple of."""
 SLAB_IDS = 8192
 """Positions of a slab at most (one slot at least): small enough to be given up, large enough for wide batches."""
 SLAB_SLOTS = 64

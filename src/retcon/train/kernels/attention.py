@@ -70,7 +70,7 @@ def packed_attention(
 def _bucket_attention(
     bucket: Bucket, own: Sequence[Tensor], every: Sequence[Tensor], *, scale: float | None, drop: float
 ) -> Tensor:
-    """own: q, k, v of the bucket's n ids, (n, heads, D). every: k, v of all ids → (n, heads, D)."""
+    """own: q, k, v of the bucket's n tokens, (n, heads, D). every: k, v of all tokens → (n, heads, D)."""
     if bucket.index is not None:
         own = [_Take.apply(x, bucket.index, bucket.kept) for x in own]
     q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)) for x in own)

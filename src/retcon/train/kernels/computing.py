@@ -16,7 +16,7 @@ class Computing:
     more is also slower, as it leaves the cache. dtype: of the matrix products and attention (autocast); weights,
     gradients, optimiser and log-probs stay float32. checkpointing: keep no activations inside a layer and compute them
     again in the backward. logits_chunk: logits (ids × vocabulary) that exist at once; 2²⁴ are 64 MiB in float32.
-    share_prompts: the ids that the samples of a micro-batch begin with alike are computed once.
+    share_prompts: the tokens that the samples of a micro-batch begin with alike are computed once.
     """
 
     micro_batch_tokens: int = 2048

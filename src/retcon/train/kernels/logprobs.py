@@ -49,7 +49,7 @@ def learnt_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int
     target. head: the output layer. chunk: logits (ids × vocabulary) at once.
 
     The matrix products are computed in autocast's dtype where it is on, the rest in float32. A head that is not a plain
-    linear layer (an adapter on it) is called on slices of the ids instead.
+    linear layer (an adapter on it) is called on slices of the tokens instead.
     """
     if type(head) is not nn.Linear:
         return _by_ids(hidden, head, targets, chunk)

@@ -23,7 +23,7 @@ MASK = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the B rows of a bucket see before themselves: F prompts, padded on the right to P ids.
+    """What the B rows of a bucket see before themselves: F prompts, padded on the right to P tokens.
 
     index: (F·P,) where each id is among all; kept: which of them are no padding, None where all
     are. count: F.
@@ -39,7 +39,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One call of attention: `rows` rows, the ids start…stop, padded on the right to `width`.
+    """One call of attention: `rows` rows, the tokens start…stop, padded on the right to `width`.
 
     index: (rows·width,) where each padded id is from, counted from start; kept: (stop - start,) which of them are
     no padding. Both None where nothing is padded. prefix: None for rows that begin at position 0.
@@ -56,7 +56,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """ids, positions: (1, N) int64. buckets: of attention, in the order of ids. source: (L,) which id's hidden state
+    """ids, positions: (1, N) int64. buckets: of attention, in the order of tokens. source: (L,) which id's hidden state
     predicts each of the learnt ids, sample after sample. padded: ids that attention computes, padding among them."""
 
     ids: Tensor
@@ -156,7 +156,7 @@ def pack(samples: Sequence[Sample], *, share: bool, dtype: torch.dtype, device: 
 @dataclass(frozen=True, slots=True)
 class _Laid:
     """rows: those of the `prompts` shared prompts, then one for each sample. groups: who is in which bucket. starts:
-    where each row is among all ids."""
+    where each row is among all tokens."""
 
     rows: list[_Row]
     prompts: int
