@@ -2,16 +2,19 @@
 # make quickstart  trains and compares two agents, in runs/quickstart; continues where it was
 # make test        lint, types, import rules, all tests
 # make unit        the unit tests alone
+# make integration tests with real vLLM servers and in TRL's trainer, in environments of their own
 # make figures     the tables of README and docs anew, from the results in benchmarks/results; says which are stale
 # make mutants     tests the tests: do they notice faults? (docs/develop/testing.md)
 # make base        makes the base model inside the package anew (under an hour)
 PYTHON ?= python3.11
 VENV := .venv
 CORE := .venv-core
+VLLM := .venv-vllm
+TRL := .venv-trl
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: setup quickstart test lint types imports tests unit figures mutants base clean
+.PHONY: setup quickstart test lint types imports tests unit integration figures mutants base clean
 
 setup: $(VENV)/.ready
 
@@ -49,6 +52,22 @@ tests: setup $(CORE)/.ready
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
 
+# vLLM's CPU build, for which requirements.txt has all that it needs: hence no dependencies.
+$(VLLM)/.ready: tests/real/requirements.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	@touch $@
+
+$(TRL)/.ready: tests/plugins/requirements.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python $(PIP) torch==2.13.0
+	$(TRL)/bin/python $(PIP) --editable '.[train]' --requirement $<
+	@touch $@
+
+integration: setup $(VLLM)/.ready $(TRL)/.ready
+	TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins $(ARGS)
+	RETCON_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
+
 figures: setup
 	$(BIN)/python benchmarks/figures.py $(ARGS)
 	@$(BIN)/python benchmarks/figures.py --stale
@@ -56,10 +75,10 @@ figures: setup
 # In a copy, in build/mutants, where what was found is kept: the same command goes on.
 mutants: setup
 	$(BIN)/python $(PIP) --editable '.[mutants]'
-	$(BIN)/python tests/mutants.py $(ARGS)
+	$(BIN)/python tests/mutation/mutants.py $(ARGS)
 
 base: setup
 	$(BIN)/python -m retcon.basemodel.make $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(CORE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

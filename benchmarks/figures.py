@@ -8,10 +8,11 @@ does). Where a page has
     ...
     <!-- end of figures -->
 
-there stands benchmarks/tables/NAME.md with its fields filled in. A field is {FILE.KEY.KEY:FORMAT}, a key a name in the
-file's figures or a place in a list. FORMAT: a number of digits, for a number, [median, least, most] or {mean, low,
-high}; `arms` and `screen`, the comparison of a quickstart in Markdown and as the terminal shows it; `block`, a text as
-Markdown's indented code; `when`, of {FILE.about}, when and where it was measured; nothing, a text as it is.
+there stands NAME.md of benchmarks/tables with its fields filled in: a field is {FILE.KEY.KEY:FORMAT}, a key a name in
+the file's figures or a place in a list. FORMAT: a number of digits, for a number, [median, least, most] or {mean, low,
+high}; `rows`, a table of texts (`head`, `rows`); `counts`, numbers by their names in one line; `arms` and `screen`,
+the comparison of a quickstart in Markdown and as the terminal shows it; `block`, a text as indented code; `when`, of
+{FILE.about}, when and where it was measured; nothing, a text as it is.
 
 Pages that are not what the files say are written anew, or with --check named. --stale lists results that are older than
 the code that they measure.
@@ -67,7 +68,7 @@ class Filler(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec.isdigit():
             return figure(value, int(format_spec))
-        ways = {"arms": arms, "screen": screen, "block": block, "when": when, "": str}
+        ways = {"rows": rows, "counts": counts, "arms": arms, "screen": screen, "block": block, "when": when, "": str}
         if format_spec not in ways:
             raise FigureError(
                 f"{format_spec!r} is no format; there are: a number of digits, {', '.join(filter(None, ways))}"
@@ -86,8 +87,20 @@ def figure(value: Any, digits: int) -> str:
 
 
 def when(about: Mapping[str, Any]) -> str:
-    """Of what a file says about itself: when, where and with which commit it was measured."""
-    return f"*{about['date']}, {about['machine']}" + (f"; commit {about['commit']}*" if about["commit"] else "*")
+    """Of what a file says about itself: when, where, beside what load and with which commit it was measured."""
+    load = f", load {about['load']}" if "load" in about else ""
+    return f"*{about['date']}, {about['machine']}{load}" + (f"; commit {about['commit']}*" if about["commit"] else "*")
+
+
+def rows(table: Mapping[str, Any]) -> str:
+    """A table of texts in Markdown."""
+    head, lines = table["head"], table["rows"]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
+def counts(of: Mapping[str, int]) -> str:
+    """`name` 12, `other` 3."""
+    return ", ".join(f"`{name}` {count:,}" for name, count in of.items())
 
 
 def block(text: str) -> str:
@@ -146,11 +159,12 @@ def rendered(page: str, tables: Path, results: Mapping[str, Mapping[str, Any]]) 
     """The page with its tables filled in. Raises FigureError that names the table."""
     filler = Filler({name: {**result["figures"], "about": result["about"]} for name, result in results.items()})
 
+    found = {table.stem: table for table in sorted(tables.rglob("*.md"))}
+
     def fill(match: re.Match[str]) -> str:
-        table = tables / f"{match[2]}.md"
-        if not table.is_file():
-            there = ", ".join(sorted(file.stem for file in tables.glob("*.md")))
-            raise FigureError(f"there is no table {match[2]!r}; there are: {there}")
+        table = found.get(match[2])
+        if table is None:
+            raise FigureError(f"there is no table {match[2]!r}; there are: {', '.join(found)}")
         try:
             filled = filler.format(table.read_text(encoding="utf-8").rstrip("\n"))
         except FigureError as error:

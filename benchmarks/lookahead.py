@@ -49,7 +49,7 @@ async def roll_out(recipe: Recipe, start: Path, where: Placement, steps: int) ->
     weights = EngineWeights(start_model(start, recipe.run.seed), getattr(torch, where.rollout_dtype))
     made: list[Trajectory] = []
     async with open_rollouts(recipe, weights, start, build_tasks(recipe)) as rollouts:
-        rollouts.sync()
+        await rollouts.sync()
         prompts = training_prompts(rollouts.tasks, recipe.run.seed)
         for number in range(steps):
             drawn = await draw_groups(rollouts, islice(prompts, recipe.rl.prompts), step=number)

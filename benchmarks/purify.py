@@ -1,16 +1,18 @@
 #!/usr/bin/env python
-"""`retcon purify` on transcripts without a failure, against reading and writing the same JSON.
+"""`retcon purify` on transcripts without a failure, and with some, against reading and writing the same JSON.
 
 python benchmarks/purify.py [--megabytes N] [--rounds N] [--format NAME] [--json FILE]
 python benchmarks/purify.py --growth
 
 The file is made in a temporary folder: transcripts of 3 to 8 calls, programs of .2 to 2 kB, outputs of 50 to 2,000
-characters, half of them numbers and half words, of which one in ten mentions an error by name. Floor: each line decoded
+characters, half of them numbers and half words, of which one in ten mentions an error by name. *Mixed*: one transcript
+in ten has a call that fails, with the traceback as its output, and right after it its fix. Floor: each line decoded
 and encoded by msgspec, written as `retcon purify` writes, to the disk and then renamed. CPU time of this process, the
 two interleaved; the least of all rounds each, as other work on the machine only adds to it.
 
 --growth: one transcript that fails often, twice as long in each row: turns (each second one fails, and is fixed by the
 next), and an output and a program of nothing but line breaks. Seconds of CPU time, and how many times the row before.
+With --json it is measured as well.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from parts.results import add_json, save
@@ -60,42 +63,61 @@ def output(draw: random.Random) -> str:
     return text + "\nmean absolute Error: 0.25 after 3 steps" if draw.random() < 0.1 else text
 
 
-def messages(draw: random.Random, number: int) -> dict[str, object]:
+class Step(NamedTuple):
+    said: str
+    code: str
+    seen: str
+
+
+def steps(draw: random.Random, fails: bool) -> list[Step]:
+    """The calls of a transcript; with `fails` the second one fails at its last line, and the third one is its fix."""
+    found = [Step(prose(draw, 300), program(draw), output(draw)) for _ in range(draw.randrange(3, 9))]
+    if fails:
+        said, code, _ = found[1]
+        wrong = code.replace("print(", "print(math.")
+        line = wrong.count("\n") + 1
+        seen = f'Traceback (most recent call last):\n  File "<cell>", line {line}, in <module>\nAttributeError: no'
+        found.insert(1, Step(prose(draw, 300), wrong, seen))
+        found[2] = Step("I apologize, that name was wrong. " + said, code, found[2].seen)
+    return found
+
+
+def messages(draw: random.Random, number: int, fails: bool) -> dict[str, object]:
     said: list[dict[str, object]] = [{"role": "user", "content": prose(draw, 400)}]
-    for n in range(draw.randrange(3, 9)):
+    for n, step in enumerate(steps(draw, fails)):
         call = {
             "id": f"c{n}",
             "type": "function",
-            "function": {"name": "python", "arguments": json.dumps({"code": program(draw)})},
+            "function": {"name": "python", "arguments": json.dumps({"code": step.code})},
         }
-        said.append({"role": "assistant", "content": prose(draw, 300), "tool_calls": [call]})
-        said.append({"role": "tool", "tool_call_id": f"c{n}", "content": output(draw)})
+        said.append({"role": "assistant", "content": step.said, "tool_calls": [call]})
+        said.append({"role": "tool", "tool_call_id": f"c{n}", "content": step.seen})
     return {"id": number, "messages": [*said, {"role": "assistant", "content": prose(draw, 200)}]}
 
 
-def hermes(draw: random.Random, number: int) -> dict[str, object]:
+def hermes(draw: random.Random, number: int, fails: bool) -> dict[str, object]:
     said: list[dict[str, object]] = [{"role": "user", "content": prose(draw, 400)}]
-    for _ in range(draw.randrange(3, 9)):
-        call = json.dumps({"name": "python", "arguments": {"code": program(draw)}})
-        said.append({"role": "assistant", "content": f"{prose(draw, 300)}\n<tool_call>\n{call}\n</tool_call>"})
-        said.append({"role": "user", "content": f"<tool_response>\n{output(draw)}\n</tool_response>"})
+    for step in steps(draw, fails):
+        call = json.dumps({"name": "python", "arguments": {"code": step.code}})
+        said.append({"role": "assistant", "content": f"{step.said}\n<tool_call>\n{call}\n</tool_call>"})
+        said.append({"role": "user", "content": f"<tool_response>\n{step.seen}\n</tool_response>"})
     return {"id": number, "messages": [*said, {"role": "assistant", "content": prose(draw, 200)}]}
 
 
-def markdown(draw: random.Random, number: int) -> dict[str, object]:
-    text = prose(draw, 300)
-    for _ in range(draw.randrange(3, 9)):
-        text += f"\n```python\n{program(draw)}\n```\n```output\n{output(draw)}\n```\n{prose(draw, 300)}"
+def markdown(draw: random.Random, number: int, fails: bool) -> dict[str, object]:
+    text = ""
+    for step in steps(draw, fails):
+        text += f"{step.said}\n```python\n{step.code}\n```\n```output\n{step.seen}\n```\n"
+    text += prose(draw, 300)
     return {"id": number, "question": prose(draw, 400), "completion": text}
 
 
-def sharegpt(draw: random.Random, number: int) -> dict[str, object]:
+def sharegpt(draw: random.Random, number: int, fails: bool) -> dict[str, object]:
     said = [{"from": "human", "value": prose(draw, 400)}]
-    for _ in range(draw.randrange(3, 9)):
-        said.append(
-            {"from": "function_call", "value": json.dumps({"name": "python", "arguments": {"code": program(draw)}})}
-        )
-        said.append({"from": "observation", "value": output(draw)})
+    for step in steps(draw, fails):
+        call = json.dumps({"name": "python", "arguments": {"code": step.code}})
+        said.append({"from": "function_call", "value": call})
+        said.append({"from": "observation", "value": step.seen})
     return {"id": number, "conversations": [*said, {"from": "gpt", "value": prose(draw, 200)}]}
 
 
@@ -156,7 +178,9 @@ def breaks(lines: int) -> bytes:
     return msgspec.json.encode({"messages": said})
 
 
-def growth() -> None:
+def growth() -> dict[str, dict[str, float]]:
+    """Prints what it finds; seconds of CPU time by what grows and how large it is."""
+    found: dict[str, dict[str, float]] = {}
     for name, make, sizes in (
         ("turns", failing, (200, 400, 800, 1600)),
         ("line breaks", breaks, (10_000, 20_000, 40_000, 80_000)),
@@ -168,11 +192,40 @@ def growth() -> None:
             Purifier(Offline(), "auto", Sinks(), Count())(Record(data, 1, "f.jsonl"))
             took = time.process_time() - begun
             print(f"{size:>7} {name}: {took:.2f} s" + (f", {took / before:.1f} times" if before else ""))
-            before = took
+            before = found.setdefault(name, {})[str(size)] = took
+    return found
+
+
+def compared(name: str, megabytes: int, rounds: int, *, every: int | None) -> dict[str, float]:
+    """One format's speeds. every: each so many-th transcript has a failure, None: none has."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
+        draw = random.Random(0)
+        made = (FORMATS[name](draw, n, every is not None and n % every == 0) for n in range(200))
+        lines = [json.dumps(one).encode() + b"\n" for one in made]
+        with source.open("wb") as file:
+            while file.tell() < megabytes * 1e6:
+                file.writelines(lines)
+        size = source.stat().st_size / 1e6
+        times: dict[Callable[[Path, Path], None], list[float]] = {floor: [], ours: []}
+        for n in range(rounds):
+            # What the disk has still to write of the one is felt by the next: each goes first in turn.
+            for work in (floor, ours) if n % 2 else (ours, floor):
+                times[work].append(cpu(work, source, out))
+        ours(source, out)
+        if (source.read_bytes() == out.read_bytes()) is not (every is None):
+            raise SystemExit(f"{name}: the transcripts are not {'clean' if every is None else 'repaired'}")
+    least, own = min(times[floor]), min(times[ours])
+    print(
+        f"{name:>9}{'' if every is None else ', mixed'}: {size:.0f} MB; read and write {size / least:.0f} MB/s, purify "
+        f"{size / own:.0f} MB/s of CPU time: {own / least:.2f} times the floor",
+        flush=True,
+    )
+    return {"floor MB/s": size / least, "MB/s": size / own, "times": own / least}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--format", choices=tuple(FORMATS))
@@ -188,40 +241,21 @@ def main() -> None:
         f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
         f"Python {platform.python_version()}"
     )
-    speeds: list[float] = []
-    ratios: list[float] = []
-    for name in [arguments.format] if arguments.format else FORMATS:
-        with tempfile.TemporaryDirectory() as folder:
-            source, out = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
-            draw = random.Random(0)
-            lines = [json.dumps(FORMATS[name](draw, n)).encode() + b"\n" for n in range(200)]
-            with source.open("wb") as file:
-                while file.tell() < arguments.megabytes * 1e6:
-                    file.writelines(lines)
-            size = source.stat().st_size / 1e6
-            times: dict[Callable[[Path, Path], None], list[float]] = {floor: [], ours: []}
-            for n in range(arguments.rounds):
-                # What the disk has still to write of the one is felt by the next: each goes first in turn.
-                for work in (floor, ours) if n % 2 else (ours, floor):
-                    times[work].append(cpu(work, source, out))
-            ours(source, out)
-            if source.read_bytes() != out.read_bytes():
-                raise SystemExit("the transcripts are not clean")
-            least, own = min(times[floor]), min(times[ours])
-            print(
-                f"{name:>9}: {size:.0f} MB; read and write {size / least:.0f} MB/s, purify {size / own:.0f} MB/s "
-                f"of CPU time: {own / least:.2f} times the floor"
-            )
-            speeds.append(size / own)
-            ratios.append(own / least)
+    names = [arguments.format] if arguments.format else list(FORMATS)
+    clean = {name: compared(name, arguments.megabytes, arguments.rounds, every=None) for name in names}
+    mixed = {name: compared(name, max(1, arguments.megabytes // 10), arguments.rounds, every=10) for name in names}
     if arguments.json is not None:
-        found = {"MB/s": speeds, "times reading and writing": ratios}
-        save(
-            arguments.json,
-            {what: {"least": round(min(of), 2), "most": round(max(of), 2)} for what, of in found.items()},
-            command="benchmarks/purify.py",
-            measures=[f"src/retcon/{room}" for room in ("transcripts", "purify", "store")],
-        )
+        speeds, ratios = ([of[key] for of in clean.values()] for key in ("MB/s", "times"))
+        found = {
+            "MB/s": {"least": min(speeds), "most": max(speeds)},
+            "times reading and writing": {"least": min(ratios), "most": max(ratios)},
+            "clean": clean,
+            "mixed": mixed,
+            "growth": growth(),
+        }
+        command = f"benchmarks/purify.py --megabytes {arguments.megabytes} --rounds {arguments.rounds}"
+        measures = [f"src/retcon/{room}" for room in ("transcripts", "purify", "store")]
+        save(arguments.json, found, command=command, measures=measures)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Arm:
     async def step(self, number: int, weights: PreTrainedModel) -> dict[str, float]:
         """A whole step from `weights`, as `retcon.train.rl` takes it; what it cost and did."""
         self.model.load_state_dict(weights.state_dict())
-        self.rollouts.sync()
+        await self.rollouts.sync()
         config = self.recipe.rl
         optimizer = adamw(self.model, config.lr, weight_decay=config.weight_decay)
         prompts = islice(training_prompts(self.rollouts.tasks, self.recipe.run.seed), number * config.prompts, None)
@@ -96,7 +96,7 @@ class Arm:
         ]
         computing = computing_of(self.recipe.compute, self.where)
         update(self.model, optimizer, samples, config, seed=self.recipe.run.seed, step=number, computing=computing)
-        self.rollouts.sync()
+        await self.rollouts.sync()
         whole = meter.read()
 
         made = [t for group in drawn.made for t in group]

@@ -2,6 +2,7 @@
 """The sandbox against a fresh `python -c` for every call: the same work, interleaved, medians and ratios.
 
 python benchmarks/sandbox.py [--calls N] [--rounds N] [--workers N] [--tier namespaces|landlock|rlimits] [--only CASE …]
+                             [--json FILE]
 
 A runner answers calls (`Runner`); a case is a list of calls and what to say about how they went (`CASES`). Every case
 runs once per round with every runner in turn, so that a machine that is busy for a while is so for all of them.
@@ -22,7 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from parts.results import add_json, save
 
@@ -159,41 +160,45 @@ async def runners(workers: int | None, tier: Tier | None) -> AsyncIterator[list[
         yield [Ours(pool), Fresh(asyncio.Semaphore(pool.fleet.size))]
 
 
-async def compare(
-    chosen: list[Case], rounds: int, workers: int | None, tier: Tier | None
-) -> dict[str, dict[str, float]]:
-    """Prints what it finds; calls a second (medians), by runner and case."""
-    rates: dict[str, dict[str, float]] = {}
+async def compare(chosen: list[Case], rounds: int, workers: int | None, tier: Tier | None) -> dict[str, dict[str, Any]]:
+    """Prints what it finds; by case the medians: of each runner, and how many times our seconds the other's are."""
+    found: dict[str, dict[str, Any]] = {}
     async with runners(workers, tier) as every:
+        if isinstance(every[0], Ours):
+            found["pool"] = {"tier": every[0].pool.tier, "workers": every[0].pool.fleet.size}
         print(f"{'case':28}" + "".join(f"{runner.name:>42}" for runner in every) + f"{'ratio (wall, CPU)':>22}")
         for case in chosen:
             took: dict[str, list[Took]] = {runner.name: [] for runner in every}
             for _ in range(rounds):
                 for runner in every:
                     took[runner.name].append(await take(case, runner, cpu_of_tree))
-            print(f"{case.name:28}" + "".join(f"{say(case, t):>42}" for t in took.values()) + ratios(took), flush=True)
-            for name, results in took.items():
-                rates.setdefault(name, {})[case.name] = len(case.calls) / statistics.median(t.seconds for t in results)
-    return rates
+            own = {name: summary(case, results) for name, results in took.items()}
+            against = times(took)
+            said = "".join(f"{say(case, of):>42}" for of in own.values())
+            print(f"{case.name:28}{said}" + "".join(f"{value:>10.1f}x" for value in against.values()), flush=True)
+            found[case.name] = own | against
+    return found
 
 
-def say(case: Case, took: list[Took]) -> str:
+def summary(case: Case, took: list[Took]) -> dict[str, float]:
     seconds = statistics.median(t.seconds for t in took)
-    cpu = 1000 * statistics.median(t.cpu for t in took) / len(case.calls)
+    cpu_ms = 1000 * statistics.median(t.cpu for t in took) / len(case.calls)
     answered = min(t.answered for t in took)
-    speed = f"{seconds:.2f} s" if case.at_once else f"{len(case.calls) / seconds:.0f}/s"
-    return f"{speed}, {cpu:.1f} ms CPU a call, {100 * answered:.0f} % right"
+    return {"calls/s": len(case.calls) / seconds, "wall s": seconds, "CPU ms": cpu_ms, "right": answered}
 
 
-def ratios(took: dict[str, list[Took]]) -> str:
-    """Of every other runner's to the first one's, round by round, then the median."""
-    first, *others = took.values()
-    texts = []
-    for other in others:
-        wall = statistics.median(o.seconds / f.seconds for f, o in zip(first, other, strict=True))
-        cpu = statistics.median(o.cpu / max(f.cpu, 1e-9) for f, o in zip(first, other, strict=True))
-        texts.append(f"{wall:.1f}x, {cpu:.1f}x")
-    return "".join(f"{text:>22}" for text in texts)
+def say(case: Case, of: dict[str, float]) -> str:
+    speed = f"{of['wall s']:.2f} s" if case.at_once else f"{of['calls/s']:.0f}/s"
+    return f"{speed}, {of['CPU ms']:.1f} ms CPU a call, {100 * of['right']:.0f} % right"
+
+
+def times(took: dict[str, list[Took]]) -> dict[str, float]:
+    """The other runner's seconds to the first one's, round by round, then the median."""
+    first, other = took.values()
+    return {
+        "times, wall": statistics.median(o.seconds / f.seconds for f, o in zip(first, other, strict=True)),
+        "times, CPU": statistics.median(o.cpu / max(f.cpu, 1e-9) for f, o in zip(first, other, strict=True)),
+    }
 
 
 def main() -> None:
@@ -210,9 +215,9 @@ def main() -> None:
     model = models[0].partition(": ")[2] if models else platform.machine()
     print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Linux {platform.release()}")
     chosen = [case for case in cases(arguments.calls) if not arguments.only or case.name in arguments.only]
-    rates = asyncio.run(compare(chosen, arguments.rounds, arguments.workers, arguments.tier))
+    found = asyncio.run(compare(chosen, arguments.rounds, arguments.workers, arguments.tier))
     if arguments.json:
-        save(arguments.json, {"calls/s": rates}, command="benchmarks/sandbox.py", measures=["src/retcon/sandbox"])
+        save(arguments.json, found, command="benchmarks/sandbox.py", measures=["src/retcon/sandbox"])
 
 
 if __name__ == "__main__":

@@ -205,6 +205,11 @@ def measure(
             if results
         }
         every[name] = medians
+        if "ours" in medians and "fresh" in medians:
+            key, down = ("calls/s", False) if "calls/s" in medians["ours"] else ("wall s", True)
+            if key in medians["ours"]:
+                ours, fresh = medians["ours"][key], medians["fresh"][key]
+                medians["ours"]["times fresh"] = fresh / ours if down else ours / fresh
         for service, figures in medians.items():
             said = ", ".join(f"{key} {value:.3g}" for key, value in figures.items())
             against = ""

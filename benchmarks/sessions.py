@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from parts.results import add_json, save
 
@@ -59,7 +60,7 @@ async def states(session: Session) -> tuple[float, float]:
     return statistics.median(taken), statistics.median(undone)
 
 
-async def measure(tier: str | None, sessions: int) -> dict[str, float]:
+async def measure(tier: str | None, sessions: int) -> dict[str, Any]:
     async with SandboxPool(workers=1, tier=tier) as pool:  # type: ignore[arg-type]
         print(f"tier {pool.tier}, medians")
         start, medians = await cells(pool, sessions)
@@ -68,7 +69,13 @@ async def measure(tier: str | None, sessions: int) -> dict[str, float]:
             f"{medians[CELLS // 2 - 1]:.2f}, cell {CELLS}: {medians[-1]:.2f}; last five over first five "
             f"{statistics.mean(medians[-5:]) / statistics.mean(medians[:5]):.2f}"
         )
-        found = {"start": start, "first cell": medians[0], "20th cell": medians[-1]}
+        found: dict[str, Any] = {
+            "tier": pool.tier,
+            "start": start,
+            "first cell": medians[0],
+            "10th cell": medians[CELLS // 2 - 1],
+            "20th cell": medians[-1],
+        }
         for scratch, heap in ((0, 0), (1, 0), (16, 0), (0, 10), (0, 100)):
             session = await pool.session()
             await session.run(
@@ -76,8 +83,8 @@ async def measure(tier: str | None, sessions: int) -> dict[str, float]:
                 f"for n in range({scratch}): open(f'f{{n}}', 'wb').write(os.urandom(1 << 20))"
             )
             taken, undone = await states(session)
-            if not scratch and not heap:
-                found |= {"checkpoint": taken, "rollback": undone}
+            of = f" of {scratch} MB of files" * bool(scratch) + f" of {heap} MB of variables" * bool(heap)
+            found |= {f"checkpoint{of}": taken, f"rollback{of}": undone}
             print(f"scratch {scratch} MB, heap {heap} MB: checkpoint {taken:.1f} ms, rollback {undone:.1f} ms")
             await session.close()
     return found

@@ -67,7 +67,8 @@ def repaired_turns(draw: st.DrawFn, call_id: str, *, scored: bool = True) -> Tur
         return replace(failures[0], abandoned=tuple(failures[1:]), repair=record)
     fix = draw(call_turns(call_id, fails=False))
     cut = tuple(Cut(0, draw(texts), draw(texts), draw(extras)) for _ in range(draw(st.integers(0, 2))))
-    record = RepairRecord(decision, len(failures), draw(st.floats(0, 1)), draw(texts), cut, draw(extras))
+    fresh = draw(st.integers(0, len(failures) - 1))
+    record = RepairRecord(decision, len(failures), draw(st.floats(0, 1)), draw(texts), fresh, cut, draw(extras))
     kept = (draw(segments("sampled")),) if decision == "shallow" else ()
     spliced = (*kept, draw(segments("spliced", scored=scored)), *fix.segments[1:])
     return replace(fix, segments=spliced, abandoned=(*failures, fix), repair=record)
@@ -90,7 +91,7 @@ def trajectories(draw: st.DrawFn, *, scored: bool = True) -> Trajectory:
         lived.append(Turn((draw(segments("sampled")),), stop=stop))
     whole = st.none() | st.integers(0, 9)
     provenance = Provenance(
-        draw(whole), draw(whole), draw(whole), draw(st.none() | texts), draw(st.booleans()), draw(extras)
+        draw(whole), draw(whole), draw(whole), draw(st.none() | texts), draw(st.booleans()), extra=draw(extras)
     )
     reward = None if stop == "infrastructure" else draw(st.none() | st.sampled_from([-1.0, 0.0, 1.0]))
     answer = draw(texts) if stop == "answer" else None

@@ -33,9 +33,10 @@ from retcon.models.devices import Placement, place
 from retcon.runs.cost import cpu_seconds
 from retcon.sandbox.pool import SandboxPool
 from retcon.train.kernels.computing import computing_of
+from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.sync import EngineWeights
-from retcon.train.update import rewards_of, to_samples, update
+from retcon.train.update import to_samples, update
 
 OBSERVED_IDS = 16
 WIDTH = shape.PROMPT_IDS + shape.NEW_IDS

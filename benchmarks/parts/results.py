@@ -27,8 +27,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def save(file: Path, figures: dict[str, Any], *, command: str, measures: Sequence[str]) -> None:
-    """The figures in `file`, with machine, date and commit. command: what prints them again. measures: files and
-    folders of the repository whose code they are about, so that `make figures` can tell when they are older than it.
+    """The figures in `file`, with machine, date, commit, and load of the last minute. command: what prints them again.
+    measures: files and folders of the repository whose code they are about, so that `make figures` can tell when they
+    are older than it.
 
     A figure is a number, a text, [median, least, most], or {mean, low, high}.
     """
@@ -37,6 +38,7 @@ def save(file: Path, figures: dict[str, Any], *, command: str, measures: Sequenc
         "machine": machine(),
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
+        "load": round(os.getloadavg()[0], 1),
         "measures": list(measures),
     }
     file.parent.mkdir(parents=True, exist_ok=True)

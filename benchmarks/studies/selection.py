@@ -2,7 +2,7 @@
 """What each selection of rollouts costs, and how many groups it gives an update to learn from.
 
     retcon sft quickstart/cold_start --out COLD
-    python benchmarks/studies/selection.py COLD [--steps 20] [--tasks 600]
+    python benchmarks/studies/selection.py COLD [--steps 20] [--tasks 600] [--json FILE]
 
 Trains the quickstart's baseline from the cold start, once for each selection, for the same number of steps; per step:
 rollouts made and trained on, groups trained on whose rewards differ, tokens sampled, CPU seconds (rollouts with their
@@ -15,11 +15,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from retcon.config.load import load_recipe
 from retcon.config.shipped import find_recipe
@@ -27,6 +29,9 @@ from retcon.evaluate.difficulty import run_difficulty
 from retcon.models.locating import locate
 from retcon.runs.cost import cpu_seconds
 from retcon.train.rl import run_rl
+
+sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
+from parts.results import add_json, save
 
 ARMS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -38,16 +43,26 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def row(name: str, lines: Sequence[Mapping[str, float]], prompts: int) -> str:
+def measured_by(lines: Sequence[Mapping[str, float]], prompts: int) -> dict[str, float]:
+    """Means over the steps of an arm."""
+
     def mean(key: str) -> float:
         return fmean(line[key] for line in lines)
 
-    told = prompts + mean("extra_groups") - mean("groups_flat") - mean("groups_skipped")
-    cpu = lines[-1]["cpu_s"] / len(lines)
-    right = fmean(line["pass_rate"] for line in lines[-5:])
+    return {
+        "made": mean("rollouts"),
+        "trained": mean("kept"),
+        "told": prompts + mean("extra_groups") - mean("groups_flat") - mean("groups_skipped"),
+        "tokens": mean("sampled_tokens"),
+        "CPU s": lines[-1]["cpu_s"] / len(lines),
+        "right": fmean(line["pass_rate"] for line in lines[-5:]),
+    }
+
+
+def row(name: str, of: Mapping[str, float]) -> str:
     return (
-        f"{name:<16}{mean('rollouts'):>8.0f}{mean('kept'):>9.0f}{told:>8.1f}{mean('sampled_tokens'):>9.0f}"
-        f"{cpu:>8.2f}{right:>8.2f}"
+        f"{name:<16}{of['made']:>8.0f}{of['trained']:>9.0f}{of['told']:>8.1f}{of['tokens']:>9.0f}"
+        f"{of['CPU s']:>8.2f}{of['right']:>8.2f}"
     )
 
 
@@ -56,6 +71,7 @@ def main() -> None:
     parser.add_argument("cold", type=Path)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=600)
+    add_json(parser)
     options = parser.parse_args()
     cold = locate(options.cold)
     common = ("run.seed=1", f"rl.steps={options.steps}", "rl.checkpoint_every=1000")
@@ -66,17 +82,28 @@ def main() -> None:
         cpu, wall = cpu_seconds(), time.perf_counter()
         measured = run_difficulty(recipe, cold, rates, tasks=options.tasks, rollouts=8)
         within = sum(0 < one.passed < one.rollouts for one in measured)
+        never = sum(not one.passed for one in measured)
         print(
-            f"{len(measured)} tasks measured with 8 rollouts: {sum(not one.passed for one in measured)} never right, "
+            f"{len(measured)} tasks measured with 8 rollouts: {never} never right, "
             f"{within} between, {cpu_seconds() - cpu:.0f} CPU s, {time.perf_counter() - wall:.0f} s"
         )
         print(f"{'selection':<16}{'made':>8}{'trained':>9}{'told':>8}{'tokens':>9}{'CPU s':>8}{'right':>8}")
+        found: dict[str, Any] = {
+            "tasks": len(measured),
+            "never right": never,
+            "between": within,
+            "steps": options.steps,
+        }
         for name, changes in ARMS.items():
             overrides = [*common, *(change.format(rates=rates) for change in changes)]
             lines: list[Mapping[str, float]] = []
             arm = load_recipe(find_recipe("quickstart/baseline"), overrides)
             run_rl(arm, cold, Path(folder) / name, on_step=lines.append)
-            print(row(name, lines, arm.rl.prompts), flush=True)
+            found[name] = measured_by(lines, arm.rl.prompts)
+            print(row(name, found[name]), flush=True)
+    if options.json is not None:
+        command = f"benchmarks/studies/selection.py COLD --steps {options.steps} --tasks {options.tasks}"
+        save(options.json, found, command=command, measures=["src/retcon/select", "src/retcon/train/selection.py"])
 
 
 if __name__ == "__main__":

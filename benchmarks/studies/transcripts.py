@@ -1,28 +1,34 @@
 #!/usr/bin/env python
 """What `retcon purify` finds in real transcripts: every figure that docs/purify/transcripts.md gives about them.
 
-python benchmarks/studies/transcripts.py --data DIR [--sample N [--seed S] [--kind shallow|deep]]
-python benchmarks/studies/transcripts.py --data DIR --verdicts benchmarks/results/repairs.tsv
+python benchmarks/studies/transcripts.py --data DIR [--json FILE] [--unpaired]
+python benchmarks/studies/transcripts.py --data DIR --sample N [--seed S] [--kind shallow|deep] [--but FILE …]
+python benchmarks/studies/transcripts.py --data DIR --verdicts benchmarks/results/repairs/first.tsv
 
 DIR has a folder a source (mint, mathcoder, …) with files of transcripts. Counts, the same in every run, and the CPU
 time of all. After the calls that failed comes how many of them did with one of the four exceptions that the description
 of the data names (it counts about 27 % of MINT's calls as failed, and 9 % of MathCoder's). At last, of the failures
-whose very next call works, how many were repaired, and why the others were not, by source.
+whose very next call works, how many were repaired, and why the others were not, by source; each of these on a line of
+its own with --unpaired. --json keeps all that docs/purify/transcripts.md shows, with the verdicts of
+benchmarks/results.
 
 --sample prints repairs to read by hand, drawn with a fixed seed: what failed, its fix, what stays, what was cut, and
-what follows. --verdicts takes verdicts on such a sample (ids alone, no text) and says how many of them are right, and
-whether each of the repairs that they are about is still made.
+what follows; --but leaves out those that a file of verdicts has. --verdicts takes verdicts on such a sample (ids alone,
+no text) and says how many of them are right, and whether each of the repairs that they are about is still made.
+--gamma, --attempts and --state are those of `retcon purify`.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
+from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,36 +41,49 @@ from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.purifying.count import Count, total
 from retcon.transcripts.purifying.purifier import Purifier, Sinks
 
+sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
+from parts.results import RESULTS, add_json, save
+
 NAMED = {
     "mint": ("AssertionError", "NameError", "SyntaxError", "TypeError"),
     "mathcoder": ("NameError", "TypeError", "IndexError", "AttributeError"),
 }
+REPAIRED = "repaired"
 WIDTHS = (52, 12, 7, 7, 8, 6, 8, 7)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--unpaired", action="store_true")
     parser.add_argument("--sample", type=int, metavar="N", help="print N repairs to read")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=("shallow", "deep"))
+    parser.add_argument("--but", type=Path, nargs="+", default=[], metavar="FILE", help="verdicts on what is left out")
     parser.add_argument("--verdicts", type=Path, metavar="FILE")
+    parser.add_argument("--gamma", type=float, default=0.5)
+    parser.add_argument("--attempts", type=int, default=3)
+    parser.add_argument("--state", choices=("check", "ignore"), default="check")
+    add_json(parser)
     arguments = parser.parse_args()
+    offline = Offline(arguments.attempts, arguments.gamma, arguments.state)
     folder: Path = arguments.data
     sources = {path.name: sorted(path.iterdir()) for path in sorted(folder.iterdir()) if path.is_dir()}
     if not sources:
         raise SystemExit(f"{folder}: no folders of transcripts")
     paths = [path for own in sources.values() for path in own]
     if arguments.verdicts is not None:
-        judged(arguments.verdicts, paths)
+        judged(arguments.verdicts, repairs(paths, offline))
         return
     if arguments.sample is not None:
-        for repair in sample(paths, arguments.sample, arguments.seed, arguments.kind):
+        known = {one.key for file in arguments.but for one in read_verdicts(file)}
+        fresh = [one for one in repairs(paths, offline) if arguments.kind in (None, one.kind) and one.key not in known]
+        for repair in sample(fresh, arguments.sample, arguments.seed):
             show(repair)
         return
     row("file", "transcripts", "calls", "failed", "shallow", "deep", "removed", "saved")
     begun = time.process_time()
-    counts = {name: [purified(path) for path in paths] for name, paths in sources.items()}
+    counts = {name: [purified(path, offline) for path in paths] for name, paths in sources.items()}
     whole = total([total(found) for found in counts.values()])
     took = time.process_time() - begun
     row("all", *figures(whole))
@@ -81,15 +100,55 @@ def main() -> None:
         print(f"\n{path.name}, calls that failed")
         pairs(failures(path))
     print("\nfailures whose very next call works, by what became of them")
-    became = {name: immediate(own) for name, own in sources.items()}
+    cases = {name: list(immediate(own, offline)) for name, own in sources.items()}
+    became = {name: Counter(one.reason for one in own) for name, own in cases.items() if own}
     became["all"] = sum(became.values(), Counter())
-    for what in sorted(became["all"], key=lambda key: -became["all"][key]):
-        print(f"  {what:12}" + "".join(f"{name:>18} {counter[what]:4}" for name, counter in became.items()))
+    print(" " * 14 + "".join(f"{name:>18}" for name in became))
+    print(f"  {'in all':12}" + "".join(f"{counter.total():18}" for counter in became.values()))
+    for reason, _ in became["all"].most_common():
+        print(f"  {reason:12}" + "".join(f"{counter[reason]:18}" for counter in became.values()))
+    if arguments.unpaired:
+        for one in (one for own in cases.values() for one in own if one.reason != REPAIRED):
+            print("\t".join((one.source, str(one.turn), one.reason, " ".join(one.detail.split()))))
+    if arguments.json is not None:
+        kept: dict[str, object] = {
+            "sources": counted(sources, counts, whole),
+            "rules": dict(whole.rules.most_common()),
+            "left": dict(whole.left.most_common()),
+            "failed": whole.failed,
+            "left alone": whole.left.total(),
+            "immediate": by_reason(became),
+            "paired, %": 100 * became["all"][REPAIRED] / became["all"].total(),
+            "verdicts": verdicts(),
+            "MB": whole.bytes_before / 1e6,
+            "CPU s": took,
+        }
+        measures = ["src/retcon/purify", "src/retcon/transcripts"]
+        save(arguments.json, kept, command="benchmarks/studies/transcripts.py --data DIR", measures=measures)
 
 
-def purified(path: Path) -> Count:
+def counted(
+    sources: Mapping[str, Sequence[Path]], counts: Mapping[str, Sequence[Count]], whole: Count
+) -> dict[str, object]:
+    """A row for each file, as a table of texts."""
+    head = ["", "transcripts", "calls", "failed", "shallow", "deep", "turns taken out", "bytes saved"]
+    of_files = [(path, one) for name, own in sources.items() for path, one in zip(own, counts[name], strict=True)]
+    rows = [[name_of(path), *map(said, figures(one))] for path, one in of_files]
+    return {"head": head, "rows": [*rows, ["all", *map(said, figures(whole))]]}
+
+
+def by_reason(became: Mapping[str, Counter[str]]) -> dict[str, object]:
+    """What became of failures whose next call works: a row for each reason, a column for each source."""
+    rows = [["in all", *(f"{counter.total():,}" for counter in became.values())]]
+    for reason, _ in became["all"].most_common():
+        name = reason if reason == REPAIRED else f"`{reason}`"
+        rows.append([name, *(f"{counter[reason]:,}" if counter[reason] else "" for counter in became.values())])
+    return {"head": ["", *became], "rows": rows}
+
+
+def purified(path: Path, offline: Offline) -> Count:
     count = Count()
-    purifier = Purifier(Offline(), "auto", Sinks(), count)
+    purifier = Purifier(offline, "auto", Sinks(), count)
     for record in open_source(path).records:
         purifier(record)
     row(path.name, *figures(count))
@@ -186,16 +245,15 @@ class Repair(NamedTuple):
         return self.source, self.splice.failure
 
 
-def repairs(paths: Sequence[Path]) -> Iterator[Repair]:
+def repairs(paths: Sequence[Path], offline: Offline) -> Iterator[Repair]:
     for path in paths:
         for raw in trajectories(path):
-            result = Offline()(raw)
+            result = offline(raw)
             yield from (Repair(f"{path.name}:{raw.id}", splice, raw, result) for splice in result.splices)
 
 
-def sample(paths: Sequence[Path], size: int, seed: int, kind: str | None) -> Sequence[Repair]:
+def sample(found: Sequence[Repair], size: int, seed: int) -> Sequence[Repair]:
     """Drawn by a hash of source and turn: where the rules change, what is still repaired stays in the sample."""
-    found = [repair for repair in repairs(paths) if kind in (None, repair.kind)]
     return sorted(found, key=lambda one: sha256(f"{seed} {one.key}".encode()).digest())[:size]
 
 
@@ -216,35 +274,89 @@ def show(repair: Repair) -> None:
                 print(f"    cut from raw turn {cut.turn} ({cut.rule}): {cut.text}")
 
 
-def judged(path: Path, paths: Sequence[Path]) -> None:
-    """Count the verdicts of a file: source, turn, decision, verdict (right, weak or wrong), reason; tab between."""
-    made = {repair.key: repair for repair in repairs(paths)}
-    counts: Counter[tuple[str, str, str]] = Counter()
+class Verdict(NamedTuple):
+    """A line of a file of verdicts. verdict: right, weak or wrong."""
+
+    source: str
+    turn: int
+    kind: str
+    verdict: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.source, self.turn
+
+
+def read_verdicts(path: Path) -> Iterator[Verdict]:
+    """Source, turn, decision, verdict, reason; tab between."""
     for line in path.read_text("utf-8").splitlines():
-        if not line or line.startswith("#"):
-            continue
-        source, turn, kind, verdict, _ = line.split("\t")
-        now = made.get((source, int(turn)))
-        counts[kind, verdict, "made" if now is not None and now.kind == kind else "not made now"] += 1
+        if line and not line.startswith("#"):
+            source, turn, kind, verdict, _ = line.split("\t")
+            yield Verdict(source, int(turn), kind, verdict)
+
+
+def judged(path: Path, found: Iterable[Repair]) -> None:
+    """Count the verdicts of a file, by whether their repair is still made."""
+    made = {repair.key: repair for repair in found}
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for one in read_verdicts(path):
+        now = made.get(one.key)
+        counts[one.kind, one.verdict, "made" if now is not None and now.kind == one.kind else "not made now"] += 1
     for (kind, verdict, now), number in sorted(counts.items()):
         print(f"{kind:8} {verdict:6} {now:13} {number}")
 
 
-def immediate(paths: Sequence[Path]) -> Counter[str]:
-    """What became of the failures whose very next call works, with nobody speaking in between."""
-    counter: Counter[str] = Counter()
+class Immediate(NamedTuple):
+    """A failure whose very next call works, with nobody speaking in between. reason: what became of it."""
+
+    source: str
+    turn: int
+    reason: str
+    detail: str = ""
+
+
+def immediate(paths: Sequence[Path], offline: Offline) -> Iterator[Immediate]:
     for path in paths:
         for raw in trajectories(path):
-            result = Offline()(raw)
+            result = offline(raw)
             taken = {n for splice in result.splices for n in range(splice.failure, splice.fix)}
-            left = {one.turn: one.reason for one in result.left}
+            left = {one.turn: one for one in result.left}
             for n, (turn, following) in enumerate(pairwise(raw.turns)):
                 spoken = any(segment.kind == "prompt" for segment in turn.segments)
                 works = bool(following.observations) and all(o.status == "ok" for o in following.observations)
                 if failed(turn) and works and not spoken:
-                    counter["in all"] += 1
-                    counter["repaired" if n in taken else left.get(n, "unknown")] += 1
-    return counter
+                    why = (REPAIRED, "") if n in taken else (left[n].reason, left[n].detail)
+                    yield Immediate(f"{path.name}:{raw.id}", n, *why)
+
+
+def verdicts() -> dict[str, object]:
+    """A row for each file of verdicts and decision: how many were read, and how many of them are right."""
+    rows = []
+    for path in sorted((RESULTS / "repairs").glob("*.tsv")):
+        every = list(read_verdicts(path))
+        for kind in ("shallow", "deep"):
+            own = Counter(one.verdict for one in every if one.kind == kind)
+            if own:
+                low, high = wilson(own["right"], own.total())
+                right = f"{own['right']} ({own['right'] / own.total():.0%}; {low:.0%} to {high:.0%})"
+                link = f"[{path.name}](../../benchmarks/results/repairs/{path.name})"
+                rows.append([link, f"{own.total()} {kind}", right, str(own["weak"]), str(own["wrong"])])
+    return {"head": ["", "read", "right (95 % interval)", "weak", "wrong"], "rows": rows}
+
+
+def wilson(part: int, of: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927)."""
+    z, p = 1.96, part / of
+    middle, half = p + z * z / (2 * of), z * sqrt(p * (1 - p) / of + z * z / (4 * of * of))
+    return (middle - half) / (1 + z * z / of), (middle + half) / (1 + z * z / of)
+
+
+def name_of(path: Path) -> str:
+    return re.sub(r"(?:\.full)?\.jsonl(?:\.gz)?$", "", path.name)
+
+
+def said(figure: object) -> str:
+    return f"{figure:,}" if isinstance(figure, int) else str(figure)
 
 
 def trajectories(path: Path) -> Iterator[Trajectory]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ from retcon.chat.opening import open_chat
 from retcon.config.schema import Recipe, SandboxSection
 from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
-from retcon.engine.types import EngineSetup, Generator, SamplingParams, TrainableEngine
+from retcon.core.schema import ToolSpec
+from retcon.engine.types import Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
 from retcon.purify.mixing import Schedule, constant
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
@@ -23,6 +25,7 @@ from retcon.sandbox.types import Limits, Sandbox, SessionBounds
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.registry import TaskSet, Ungraded
 from retcon.tasks.types import Task
+from retcon.tools.faults import FaultSetup, FaultyTool
 from retcon.tools.kind import ToolSetup
 from retcon.tools.loading import find_tools
 from retcon.tools.types import StatefulTool, Tool
@@ -48,7 +51,7 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
 
     def count_tokens(task: Task) -> int:
         if not chats:
-            chats.append(build_chat(recipe, folder or Path()))
+            chats.append(build_engine_chat(recipe, folder or Path()))
         return sum(len(segment.ids or ()) for segment in chats[0].prompt(task.question, task.system, task.before))
 
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
@@ -64,7 +67,8 @@ def settle(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[
     if not open_keys(recipe):
         return recipe, []
     tasks = tasks or build_tasks(recipe, folder)
-    derived = derive_lengths(recipe, build_chat(recipe, folder, tasks), tasks, context_of(folder))
+    room = recipe.engine.room() or context_of(folder)
+    derived = derive_lengths(recipe, build_engine_chat(recipe, folder, tasks), tasks, room)
     return with_lengths(recipe, derived), derived
 
 
@@ -85,10 +89,23 @@ def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Ch
 
     Raises CheckpointError, RecipeError, MissingExtra without the tokenizers package.
     """
-    system = tasks.system if tasks is not None else None
-    specs = [kind.spec(sessions=recipe.sandbox.sessions) for kind in find_tools(recipe.rollout.tools)]
     thinking = None if recipe.model.thinking == "default" else recipe.model.thinking == "on"
-    return open_chat(folder, style=recipe.model.style, system=system, tools=specs, thinking=thinking)
+    return open_chat(folder, style=recipe.model.style, system=_system(tasks), tools=_specs(recipe), thinking=thinking)
+
+
+def build_engine_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:
+    """The chat that the recipe's engine is to be spoken to in, which is the model's own where the engine computes it.
+    Otherwise as `build_chat`."""
+    own: Chat | None = recipe.engine.chat(folder, _system(tasks), _specs(recipe))
+    return build_chat(recipe, folder, tasks) if own is None else own
+
+
+def _system(tasks: TaskSet | None) -> str | None:
+    return tasks.system if tasks is not None else None
+
+
+def _specs(recipe: Recipe) -> list[ToolSpec]:
+    return [kind.spec(sessions=recipe.sandbox.sessions) for kind in find_tools(recipe.rollout.tools)]
 
 
 def build_limits(recipe: Recipe) -> RolloutLimits:
@@ -149,11 +166,22 @@ async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
 
 @asynccontextmanager
 async def open_context(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[RolloutContext]:
-    """What the recipe's rollouts share, its sandbox started, with its own sampling and without a repair; the engine is
-    the caller's. Raises SandboxUnavailable, RecipeError for tools."""
-    async with open_sandbox(recipe.sandbox) as sandbox:
+    """What the recipe's rollouts share, its sandbox started and its engine connected where that is elsewhere, with its
+    own sampling and without a repair; the engine is the caller's. Raises EngineError for one that is down,
+    SandboxUnavailable, RecipeError for tools."""
+    connected = engine.connected() if isinstance(engine, Connects) else nullcontext()
+    async with connected, open_sandbox(recipe.sandbox) as sandbox:
         tools = build_tools(recipe, sandbox)
         yield RolloutContext(engine, chat, tools, build_limits(recipe), build_sampling(recipe))
+
+
+def measuring(recipe: Recipe, context: RolloutContext, sampling: SamplingParams) -> RolloutContext:
+    """What the rollouts of an evaluation share, as [evaluate] says: repaired or not, with faults of tools or none."""
+    tools = context.tools
+    if recipe.evaluate.faults:
+        setup = FaultSetup(recipe.evaluate.faults, recipe.evaluate.seed, recipe.sandbox.output_chars)
+        tools = {name: FaultyTool(tool, setup) for name, tool in tools.items()}
+    return replace(context, sampling=sampling, repair=build_evaluation_repair(recipe), probability=1.0, tools=tools)
 
 
 def build_engine(
@@ -163,9 +191,11 @@ def build_engine(
     *,
     max_requests: int = MAX_REQUESTS,
     reserved: int = 0,
+    folder: Path | None = None,
+    trained: bool = False,
 ) -> Generator:
-    """The recipe's engine. model: gives the weights, in this process, to an engine that asks for them. max_requests,
-    reserved: as in `EngineSetup`. Raises EngineError, CheckpointError."""
+    """The recipe's engine. model: gives the weights, in this process, to an engine that asks for them. The others: as
+    in `EngineSetup`. Raises EngineError, CheckpointError."""
     setup = EngineSetup(
         model=model,
         tokenizer=chat.tokenizer,
@@ -173,16 +203,28 @@ def build_engine(
         max_requests=min(max_requests, MAX_REQUESTS),
         kv_memory_mb=recipe.compute.kv_memory_mb,
         reserved=reserved,
+        folder=folder,
+        dtype=recipe.compute.rollout_dtype,
+        threads=recipe.run.threads,
+        trained=trained,
     )
     engine: Generator = recipe.engine.build(setup)
     return engine
 
 
 def build_training_engine(
-    recipe: Recipe, model: PreTrainedModel, chat: Chat, *, max_requests: int, reserved: int = 0
+    recipe: Recipe,
+    model: PreTrainedModel,
+    chat: Chat,
+    *,
+    max_requests: int,
+    reserved: int = 0,
+    folder: Path | None = None,
 ) -> TrainableEngine:
     """As `build_engine`, over weights that change. Raises RecipeError for an engine that cannot follow them."""
-    engine = build_engine(recipe, lambda: model, chat, max_requests=max_requests, reserved=reserved)
+    engine = build_engine(
+        recipe, lambda: model, chat, max_requests=max_requests, reserved=reserved, folder=folder, trained=True
+    )
     if not isinstance(engine, TrainableEngine):
         raise RecipeError(
             f"engine.kind = '{recipe.engine.kind}' cannot be trained with: it does not take weights, or tells no "
@@ -211,4 +253,4 @@ def build_policy(recipe: Recipe, checkpoint: Path, chat: Chat, on_place: OnPlace
         set_threads(where.threads)
         return loaded
 
-    return build_engine(recipe, model, chat)
+    return build_engine(recipe, model, chat, folder=checkpoint)

@@ -15,7 +15,7 @@ from retcon.store import jsonl
 
 COMMANDS = (
     "quickstart", "sft", "dpo", "train", "eval", "difficulty", "report", "recipes", "show", "regrade", "purify", "diff",
-    "doctor",
+    "doctor", "ask",
 )  # fmt: skip
 
 

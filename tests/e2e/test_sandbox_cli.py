@@ -13,7 +13,7 @@ import pytest
 
 from retcon.cli.sandbox import serve as serve_command
 from retcon.core.errors import MissingExtra
-from serving import server
+from servers.serving import server
 
 
 def sandbox(*words: object, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

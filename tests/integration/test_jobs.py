@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.quickstart.jobs import Job, JobFailed, run_chains
+from retcon.cli.common.jobs import Job, JobFailed, run_jobs
 
 
 class Record:
@@ -41,24 +41,39 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path("src").resolve()))
 
 
-def version(name: str, folder: Path) -> Job:
-    return Job(name, ("--version",), folder / "logs" / f"{name}.log")
+def version(name: str, folder: Path, *needs: str) -> Job:
+    return Job(name, ("--version",), folder / "logs" / f"{name}.log", needs=needs)
 
 
-def test_the_jobs_of_a_chain_come_one_after_the_other(tmp_path: Path) -> None:
+def test_a_job_waits_for_what_it_needs_and_others_take_its_place(tmp_path: Path) -> None:
     board, ended = Record(), []
-    chains = [[version("a", tmp_path), version("b", tmp_path)], [version("c", tmp_path)]]
-    run_chains(chains, at_once=2, board=board, on_end=lambda job: ended.append(job.name))
+    jobs = [version("a", tmp_path), version("b", tmp_path, "a", "done before"), version("c", tmp_path)]
+    run_jobs(jobs, at_once=2, board=board, on_end=lambda job: ended.append(job.name))
     assert sorted(ended) == ["a", "b", "c"]
     assert board.told.index(("ended", "a")) < board.told.index(("started", "b"))
+    assert board.told[:2] == [("started", "a"), ("started", "c")]
     assert "retcon 0." in (tmp_path / "logs" / "b.log").read_text()
+
+
+def test_words_that_come_late_are_asked_for_when_what_is_needed_is_over(tmp_path: Path) -> None:
+    first = version("a", tmp_path)
+    late = Job("b", ("show",), tmp_path / "b.log", needs=("a",), late=lambda: (f"{first.log.is_file()}.jsonl",))
+    with pytest.raises(JobFailed, match=r"True\.jsonl does not exist"):
+        run_jobs([late, first], at_once=2, board=Record(), on_end=lambda _: None)
+
+
+def test_jobs_that_wait_for_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a waits for b"):
+        run_jobs([version("a", tmp_path, "b"), version("b", tmp_path, "a")], at_once=1, board=Record(), on_end=print)
 
 
 def test_a_failure_is_told_with_its_log_and_ends_the_others(tmp_path: Path, blocked: Job) -> None:
     board = Record()
     failing = Job("failing", ("show", str(tmp_path / "absent.jsonl")), tmp_path / "logs" / "failing.log")
     with pytest.raises(JobFailed, match=r"failing failed with exit code 2(.|\n)*absent\.jsonl does not exist"):
-        run_chains([[failing, version("after", tmp_path)], [blocked]], at_once=2, board=board, on_end=lambda _: None)
+        run_jobs(
+            [failing, blocked, version("after", tmp_path, "failing")], at_once=2, board=board, on_end=lambda _: None
+        )
     assert ("started", "blocked") in board.told
     assert ("ended", "blocked") not in board.told
     assert ("started", "after") not in board.told
@@ -74,7 +89,7 @@ def test_ctrl_c_ends_all_that_runs(tmp_path: Path, blocked: Job) -> None:
     pressing = threading.Thread(target=press)
     pressing.start()
     with pytest.raises(KeyboardInterrupt):
-        run_chains([[blocked]], at_once=1, board=Record(blocked=running), on_end=lambda _: None)
+        run_jobs([blocked], at_once=1, board=Record(blocked=running), on_end=lambda _: None)
     pressing.join()
     assert not _that_run(str(tmp_path / "pipe"))
 
@@ -94,7 +109,7 @@ def test_jobs_obey_ctrl_c_also_where_it_is_ignored_around_them(tmp_path: Path, b
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(JobFailed):
-            run_chains([[blocked], [failing]], at_once=2, board=Look(), on_end=lambda _: None)
+            run_jobs([blocked, failing], at_once=2, board=Look(), on_end=lambda _: None)
     finally:
         signal.signal(signal.SIGINT, before)
     assert not ignored[0] & 1 << signal.SIGINT - 1

@@ -204,3 +204,11 @@ def test_importance(run: Run) -> None:
 def test_there_is_a_test_of_every_one() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {name.removeprefix("mini/").replace("-", "_") for name in MINI} <= tested
+
+
+def test_branch(run: Run) -> None:
+    made = run("mini/branch")
+    line = made.lines[0]
+    assert line["resampled"] > 0, "fresh tries took the place of failures"
+    assert line["failures"] < line["raw_failures"]
+    assert len(made.samples) > len(made.rollouts), "and are learnt from, beside what they took the place of"

@@ -15,7 +15,7 @@ from retcon.report.plots import CURVES, draw_curves
 
 
 def test_the_page_needs_no_network_and_embeds_its_pictures(tmp_path: Path) -> None:
-    pictures = draw_curves(comparison(steps=3), tmp_path)
+    pictures = draw_curves(comparison(steps=3).arms, tmp_path)
     embedded = {curve: file.read_bytes() for curve, file in pictures.items()}
     write_page(tmp_path / "report.html", Report(comparison(steps=3), embedded, repaired(), ["retcon quickstart"]))
     text = (tmp_path / "report.html").read_text()
@@ -31,5 +31,5 @@ def test_curves_that_no_run_has_are_not_drawn(tmp_path: Path) -> None:
         replace(run, metrics=[{"step": 1, "pass_rate": 0.5}, {"step": 2, "pass_rate": None}])
         for run in bare.arms["baseline"]
     ]
-    drawn = draw_curves(replace(bare, arms={"baseline": runs}), tmp_path)
+    drawn = draw_curves({"baseline": runs}, tmp_path)
     assert [curve.name for curve in drawn] == ["pass_rate"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from keys.acting import Lab, acts, run
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
@@ -59,6 +61,42 @@ def failed_calls_that_an_evaluation_lets_stand(recipe: Recipe, lab: Lab) -> int:
     )  # fmt: skip
     groups, _ = run(work)
     return sum(trajectory.failures for group in groups for trajectory in group)
+
+
+@acts("evaluate.faults", (0.0, {"1"}), (1.0, {"TimeoutError: the tool d", "ConnectionError: the con"}),
+      given=(*SMALL, "evaluate.samples=8", "rollout.max_tokens=2000"))  # fmt: skip
+def what_calls_are_told_while_measuring(recipe: Recipe, lab: Lab) -> set[str]:
+    """Of a model that calls, then answers."""
+    tokenizer = ByteTokenizer()
+
+    def reply(request: str, history: str, seed: int) -> str:
+        return "\\boxed{1}" if history.count("```python") else "```python\nprint(1)\n```"
+
+    work = evaluate(
+        recipe, task_set("numbers").evaluation(1, 0), name="t1", params=settings_of(recipe)["t1"],
+        engine=ScriptedEngine(tokenizer, reply), chat=Chat(tokenizer), on_progress=lambda _: None,
+    )  # fmt: skip
+    groups, _ = run(work)
+    return {o.text for group in groups for t in group for turn in t.turns for o in turn.observations}
+
+
+HELD_OUT = (*SMALL, "rl.steps=5", "rollout.max_tokens=160", "evaluate.every_samples=1")
+
+
+def held_out(recipe: Recipe, lab: Lab) -> list[Any]:
+    """Steps of a run with a figure of held-out problems, and the rollouts that it is of."""
+    lines = lab.reinforced(recipe)[1]
+    return [(line["step"], line["eval_rollouts"]) for line in lines if "eval_pass_rate" in line]
+
+
+@acts("evaluate.every", (0, []), (2, [(2, 1), (4, 1), (5, 1)]), (3, [(3, 1), (5, 1)]), given=HELD_OUT)
+def steps_that_held_out_problems_are_measured_after(recipe: Recipe, lab: Lab) -> list[Any]:
+    return held_out(recipe, lab)
+
+
+@acts("evaluate.every_samples", (1, [(5, 1)]), (4, [(5, 4)]), given=[*HELD_OUT, "evaluate.every=9"])
+def rollouts_of_a_held_out_problem(recipe: Recipe, lab: Lab) -> list[Any]:
+    return held_out(recipe, lab)
 
 
 ANSWERING = (*SMALL, "engine.kind=scripted")

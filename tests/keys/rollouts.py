@@ -142,6 +142,12 @@ def attempts_at_a_turn(recipe: Recipe, lab: Lab) -> int:
     return len(roll(recipe, lab, [*FAILING, "1"]).first.turns[0].abandoned)
 
 
+@acts("repair.fresh", (1, "deep"), (2, "resampled"), given=(*ROOM, 'repair.kind="branch"', "repair.gamma=0.9"))
+def what_takes_the_place_of_a_failure(recipe: Recipe, lab: Lab) -> str:
+    record = roll(recipe, lab, [call("print(a)"), call("print(b)"), call("print(1)"), "1"]).first.turns[0].repair
+    return record.decision if record else "none"
+
+
 @acts("repair.gamma", (0.8, "shallow"), (0.9, "deep"), given=SAAR)
 def depth_of_a_repair(recipe: Recipe, lab: Lab) -> str:
     """Sim("print(a)", "print(1)") is 0.875."""

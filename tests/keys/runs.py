@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 from keys.acting import Lab, acts
 from keys.supervised import change, figure, shrinkage
 from retcon.config.schema import Recipe, TaskSection
+from retcon.core.errors import DriftWarning
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
+from retcon.train.watch.course import Course
 from training import Ones
 
 ONE = ("rl.minibatches=1", "rl.lr=1.0e-3")
@@ -69,3 +73,41 @@ def rollouts_that_are_sampled(recipe: Recipe, lab: Lab) -> bool:
     files = (lab.reinforced(r)[0] / "trajectories/step-000001.jsonl" for r in (recipe, zero))
     one, other = ([t.text for t in jsonl.read(file)] for file in files)
     return one == other
+
+
+SCHEDULED = ("rl.steps=4", "rl.lr=1.0e-3")
+
+
+@acts(
+    "rl.schedule",
+    ("constant", [1.0, 1.0, 1.0, 1.0]),
+    ("linear", [1.0, 0.75, 0.5, 0.25]),
+    ("cosine", [1.0, 0.85, 0.5, 0.15]),
+    given=SCHEDULED,
+)
+def share_of_the_learning_rate_of_each_step(recipe: Recipe, lab: Lab) -> list[float]:
+    return [round(line["lr"] / 1e-3, 2) for line in lab.reinforced(recipe)[1]]
+
+
+@acts("rl.warmup_steps", (0, 1e-3), (2, 5e-4), (4, 2.5e-4), given=["rl.lr=1.0e-3", *ONE[:1]])
+def largest_change_of_a_weight_in_the_first_step(recipe: Recipe, lab: Lab) -> float:
+    return figure(change(lab, lab.reinforced(recipe)))
+
+
+@acts("rl.max_sampled_tokens", (0, 4), (1, 1), given=["rl.steps=4"])
+def steps_until_the_tokens_are_spent(recipe: Recipe, lab: Lab) -> int:
+    return len(lab.reinforced(recipe)[1])
+
+
+@acts("rl.max_cpu_seconds", (0.0, 3), (1e-3, 1), given=["rl.steps=3"])
+def steps_until_the_seconds_are_spent(recipe: Recipe, lab: Lab) -> int:
+    return len(lab.reinforced(recipe)[1])
+
+
+@acts("rl.drift_alarm", (0.05, 1), (0.9, 0))
+def alarm_after_a_rise_of_failures(recipe: Recipe, lab: Lab) -> float | None:
+    """From one in ten of first tries to seven in ten."""
+    lines = [{"first_tries": 40.0, "first_try_failures": 40 * rate} for rate in (0.1, 0.7) for _ in range(10)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DriftWarning)
+        return Course(recipe.rl, lines[:-1]).drift_after(lines[-1])["first_try_alarm"]

@@ -89,6 +89,17 @@ def share_of_the_learning_rate_in_the_first_steps(recipe: Recipe, lab: Lab) -> l
     return [round(line["lr"] / 1e-3, 2) for line in lab.supervised(recipe)[1][:2]]
 
 
+@acts(
+    "sft.schedule",
+    ("cosine", [1.0, 0.75, 0.25]),
+    ("linear", [1.0, 0.67, 0.33]),
+    ("constant", [1.0, 1.0, 1.0]),
+    given=["sft.steps=4", "sft.lr=1.0e-3", "sft.warmup=0.0"],
+)
+def share_of_the_learning_rate_in_later_steps(recipe: Recipe, lab: Lab) -> list[float]:
+    return [round(line["lr"] / 1e-3, 2) for line in lab.supervised(recipe)[1][1:]]
+
+
 @acts("sft.weight_decay", (0.0, 1.0), (100.0, 0.9), given=["sft.lr=1.0e-3"])
 def shrinkage_in_a_supervised_step(recipe: Recipe, lab: Lab) -> float:
     return shrinkage(lab, lab.supervised(recipe))

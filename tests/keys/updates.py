@@ -14,7 +14,7 @@ import torch
 from keys.acting import Lab, acts
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
-from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Observation, RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.models.placing import start_model
 from retcon.train.batch import collate
 from retcon.train.kernels.logprobs import token_logprobs
@@ -72,6 +72,18 @@ def steps_of_the_optimiser(recipe: Recipe, lab: Lab) -> int:
     return updated(recipe, lab, *(sample(lab, n, 1.0) for n in (2, 3, 4))).steps
 
 
+@acts("rl.epochs", (1, 2), (3, 6), given=["rl.minibatches=2"])
+def steps_of_the_optimiser_in_all_epochs(recipe: Recipe, lab: Lab) -> int:
+    return updated(recipe, lab, sample(lab, 2, 1.0), sample(lab, 3, 1.0)).steps
+
+
+@acts("rl.entropy_coefficient", (0.0, (0.0, True)), (0.5, (-3.8, False)), given=["rl.minibatches=1"])
+def loss_and_gradient_of_rollouts_without_an_advantage(recipe: Recipe, lab: Lab) -> tuple[float, bool]:
+    """The entropy of an untrained model is nearly that of the uniform distribution over its vocabulary."""
+    found = updated(recipe, lab, sample(lab, 4, 0.0)).metrics
+    return round(found["loss"] or 0.0, 1), found["grad_norm"] == 0.0
+
+
 def clipped(recipe: Recipe, lab: Lab) -> list[float | None]:
     """Of ids that became 1.25 times as likely and were right, and 0.8 times and were wrong, how many are cut off."""
     samples = (sample(lab, 4, 1.0, change=RATIO), sample(lab, 4, -1.0, change=-RATIO))
@@ -113,7 +125,7 @@ def weights_of_a_splice(recipe: Recipe) -> list[float | None] | None:
     return None if weights is None else [None if w is None else round(w, 3) for w in weights]
 
 
-@acts("rl.splice_weight", ("none", None), ("truncated", [None, 2.0]))
+@acts("rl.splice_weight", ("none", None), ("truncated", [None, 2.0]), ("accept", [None, 1.0]))
 def weight_of_a_splice(recipe: Recipe, lab: Lab) -> list[float | None] | None:
     return weights_of_a_splice(recipe)
 
@@ -121,3 +133,21 @@ def weight_of_a_splice(recipe: Recipe, lab: Lab) -> list[float | None] | None:
 @acts("rl.splice_weight_cap", (1.5, [None, 1.5]), (9.0, [None, 2.718]), given=['rl.splice_weight="truncated"'])
 def weight_of_a_splice_at_most(recipe: Recipe, lab: Lab) -> list[float | None] | None:
     return weights_of_a_splice(recipe)
+
+
+@acts("rl.imitate_spliced", (0.0, True), (0.5, False))
+def clip_on_a_splice_that_became_likelier(recipe: Recipe, lab: Lab) -> bool:
+    found = updated(recipe, lab, sample(lab, 4, 1.0, change=2 * RATIO, spliced=True))
+    return bool(found.metrics["clip_fraction"])
+
+
+@acts("rl.contrast", (0.0, []), (0.8, [-0.4, 0.4]))
+def advantages_of_the_tries_at_a_turn(recipe: Recipe, lab: Lab) -> list[float]:
+    wrong = Turn(
+        (Segment("sampled", "c", (3,), (-2.0,)),), (ToolCall("0", "python", {"code": "x"}, char=0, start=0),),
+        (Observation("0", "o", "error"),), stop="call",
+    )  # fmt: skip
+    turn = Turn((Segment("sampled", "d", (4,), (-1.0,)),), abandoned=(wrong,), repair=RepairRecord("resampled", 1))
+    repaired = Trajectory("t/0", "t", (Segment("prompt", "a", (1,)),), (turn,), reward=1.0)
+    _, *tries = to_samples([repaired], [0.0], recipe.rl)
+    return [one.advantages[-1] for one in tries if one.advantages]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from retcon.train.optim import adamw, apply, warmup_cosine
+from retcon.train.optim import adamw, apply, learning_rate, rising_steps
 
 pytestmark = pytest.mark.torch
 
@@ -33,8 +33,18 @@ def test_a_step_has_its_own_rate_cuts_the_gradient_and_drops_it():
 
 
 def test_the_rate_goes_up_in_a_line_and_down_in_a_cosine():
-    rates = [warmup_cosine(step, 10, peak=2.0, warmup=0.2) for step in range(10)]
+    rates = [learning_rate(step, 10, peak=2.0, rising=2, schedule="cosine") for step in range(10)]
     assert rates[:3] == pytest.approx([1.0, 2.0, 2.0])
     assert rates[6] == pytest.approx(1 + math.cos(math.pi * 4 / 8))
     assert rates == [*rates[:2], *sorted(rates[2:], reverse=True)]
-    assert warmup_cosine(0, 1, peak=2.0, warmup=0.0) == 2.0
+    assert learning_rate(0, 1, peak=2.0, rising=1, schedule="cosine") == 2.0
+
+
+def test_the_rate_goes_down_in_a_line_or_stays():
+    down = [learning_rate(step, 6, peak=2.0, rising=2, schedule="linear") for step in range(6)]
+    assert down == pytest.approx([1.0, 2.0, 2.0, 1.5, 1.0, 0.5])
+    assert {learning_rate(step, 6, peak=2.0, rising=0, schedule="constant") for step in range(6)} == {2.0}
+
+
+def test_a_warm_up_has_a_share_of_all_steps_and_one_at_least():
+    assert [rising_steps(share, 20) for share in (0.0, 0.1, 1.0)] == [1, 2, 20]

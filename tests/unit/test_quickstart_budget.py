@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from retcon.cli.quickstart.budget import Lengths, budget_of, budget_table, scaled
-from retcon.cli.quickstart.ledger import Ledger, fitted_before
+from retcon.cli.quickstart.ledger import fitted_before, open_ledger
 from retcon.cli.quickstart.plan import Plan, make_plan
 from retcon.cli.quickstart.sets import SETS, chosen
 from retcon.cli.quickstart.speed import Speed
@@ -98,7 +98,7 @@ def test_the_plan_is_printed_a_stage_a_row(tmp_path: Path) -> None:
 def test_a_folder_goes_on_with_the_steps_that_it_was_begun_with(tmp_path: Path) -> None:
     assert fitted_before(tmp_path, 2.0) is None
     fitted = ("sft.steps=7",)
-    Ledger(replace(plan(tmp_path, *fitted), hours=2.0, fitted=fitted)).begin()
+    open_ledger(replace(plan(tmp_path, *fitted), hours=2.0, fitted=fitted)).begin()
     assert fitted_before(tmp_path, 2.0) == fitted
     assert fitted_before(tmp_path, 3.0) is None  # measured anew, and refused by what differs
     assert fitted_before(tmp_path, None) is None

@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from retcon import __version__
+from retcon.cli.ask import ask
 from retcon.cli.common.interrupt import Interrupted
+from retcon.cli.compare.command import compare
 from retcon.cli.data import data
 from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
@@ -66,7 +68,9 @@ app.command("sft")(sft)
 app.command("dpo")(dpo)
 app.command("train")(train)
 app.command("eval")(evaluate)
+app.command("compare")(compare)
 app.command("difficulty")(difficulty)
+app.command("ask")(ask)
 app.command("report")(report)
 app.command("recipes")(recipes)
 app.command("show")(show)

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import DryRun, Model, Out, need_training, split_overrides
+from retcon.cli.common.arguments import DryRun, ModelOrURL, Out, is_url, need_training, split_overrides
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 
 
 def evaluate(
-    checkpoint: Model,
+    checkpoint: ModelOrURL,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -49,12 +49,16 @@ def evaluate(
 
     name, overrides = split_overrides(words or [])
     given = [*_of_files(data, overrides), *overrides] if data else overrides
+    served = is_url(checkpoint)
+    if served:
+        given = ["engine.kind=openai", f"engine.url={checkpoint}", *given]
     recipe = load_recipe(find_recipe(name) if name is not None else None, given)
     if repair:
         kind = "saar" if build_repair(recipe) is None else recipe.repair.kind
         recipe = apply_override(recipe, f"evaluate.repair={kind}")
-    folder = locate(checkpoint)
-    need_training()
+    folder = locate(recipe.model.path if served else checkpoint)
+    if recipe.engine.in_process or dry_run:
+        need_training()
     if dry_run:
         from retcon.cli.common.plan import plan_evaluation
 

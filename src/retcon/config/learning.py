@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from retcon.config.section import Aggregate, Chosen, NonNegative, Positive, Probability, Rate, Section
+from retcon.config.section import Aggregate, Chosen, NonNegative, Positive, Probability, Rate, Schedule, Section
 
 
 class DemosSection(Chosen, what="source of demonstrations", kinds="retcon.train.demos.kinds"):
@@ -33,6 +33,8 @@ class SFTSection(Section):
     steps: Positive = 300
     batch: Positive = 32
     lr: Rate = 4e-3
+    schedule: Schedule = Field("cosine", description="of the learning rate after its warm-up: constant | linear | "
+                               "cosine; the last two fall to 0")  # fmt: skip
     warmup: Probability = Field(0.1, description="share of steps with a rising learning rate")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
@@ -53,14 +55,23 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     prompts: Positive = Field(12, description="prompts a step")
     group: Positive = Field(8, description="G: rollouts a prompt that are trained on")
     lr: Rate = 2e-4
+    schedule: Schedule = Field("constant", description="of the learning rate after its warm-up: constant | linear | "
+                               "cosine; the last two fall to 0 at the last of the steps")  # fmt: skip
+    warmup_steps: NonNegative = Field(0, description="steps with a rising learning rate")
     minibatches: Positive = 2
+    epochs: Positive = Field(1, description="times that a step goes through its samples, dealt into minibatches anew")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
     mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced tokens get no gradient "
                                         "where the advantage is negative")  # fmt: skip
-    splice_weight: Literal["none", "truncated"] = Field("none", description="of spliced tokens in the loss; truncated: "
-                           "π(c′|purified) / π(c′|lookahead), splice_weight_cap at most")  # fmt: skip
+    splice_weight: Literal["none", "truncated", "accept"] = Field("none", description="of spliced tokens in the "
+        "loss; truncated: π(c′|purified) / π(c′|lookahead), splice_weight_cap at most; accept: 1 for a turn's splice "
+        "with that as its probability, else 0")  # fmt: skip
     splice_weight_cap: Rate = 2.0
+    imitate_spliced: float = Field(0.0, ge=0, description="ours: weight of a cross-entropy on spliced tokens where "
+        "the advantage is positive, in place of the policy loss on them; 0: off")  # fmt: skip
+    contrast: float = Field(0.0, ge=0, description="ours: bound of the advantages that the tries at a repaired turn "
+        "get among themselves, as samples of their own; 0: off")  # fmt: skip
     old_logprobs: Literal["engine", "recompute"] = Field("engine", description="π_old of the ratio: engine, the "
         "log-probs that rollouts came with; recompute, the trainer's own, for one more forward a step")  # fmt: skip
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
@@ -71,6 +82,8 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
                       "kept in memory; 0: off")  # fmt: skip
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="of that penalty, per token: log-ratio, half its "
         "square, or GRPO's r - 1 - log r")  # fmt: skip
+    entropy_coefficient: float = Field(0.0, ge=0, description="of a bonus for the entropy of the distributions that "
+        "tokens are sampled from, averaged as the loss; 0: off")  # fmt: skip
     max_kl: float = Field(0.0, ge=0, description="nats a token: a minibatch whose policy is further than this from the "
                           "one that sampled it is skipped; 0: none is")  # fmt: skip
     failed_calls: Literal["keep", "mask"] = Field(
@@ -83,15 +96,26 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     overlong_buffer: NonNegative = Field(0, description="tokens before rollout.max_tokens over which the reward "
         "falls by overlong_penalty (DAPO's soft overlong punishment); 0: off")  # fmt: skip
     overlong_penalty: Rate = 1.0
+    max_sampled_tokens: NonNegative = Field(0, description="a run ends after the step in which its rollouts have "
+        "sampled so many, lookaheads among them, if not after its steps; 0: off")  # fmt: skip
+    max_cpu_seconds: float = Field(0.0, ge=0, description="a run ends after the step in which it has cost so many, if "
+        "not after its steps; it then does not repeat bit for bit; 0: off")  # fmt: skip
+    drift_alarm: Probability = Field(0.05, description="rise of the first-try failure rate over its best 10 steps from "
+        "which a run warns (docs/training/schedule.md); 0: never")  # fmt: skip
     checkpoint_every: Positive = 20
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> RLSection:
         if self.group < 2:
             raise ValueError("a group of 1 has no variance: group must be 2 or more")
+        if self.imitate_spliced and self.mask_negative_spliced:
+            raise ValueError("imitate_spliced takes the place of mask_negative_spliced: set one of them")
         if self.correction != "none" and self.old_logprobs != "recompute":
             raise ValueError("correction weighs the trainer's log-probs against the engine's: it needs old_logprobs = "
                              "recompute")  # fmt: skip
+        if self.schedule != "constant" and (self.max_sampled_tokens or self.max_cpu_seconds):
+            raise ValueError(f"schedule = {self.schedule} falls to 0 at the last of the steps, which a run with "
+                             "max_sampled_tokens or max_cpu_seconds need not reach: take constant")  # fmt: skip
         return self
 
     def check(self, recipe: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
@@ -26,6 +27,7 @@ from retcon.config.section import (
     one_or_several,
 )
 from retcon.core.errors import RecipeError, nearest
+from retcon.core.schema import ToolSpec
 
 DEVICES = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")
 ALL_LINEAR = "all-linear"
@@ -61,13 +63,30 @@ class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
 
 
 class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
-    """A kind has `build(setup)`, which makes a `retcon.engine.types.Generator` of an `EngineSetup`."""
+    """A kind has `build(setup)`, which makes a `retcon.engine.types.Generator` of an `EngineSetup`. in_process: whether
+    it computes here, with the weights of the model's folder."""
 
+    in_process: ClassVar[bool] = True
     matters_to: ClassVar = {"rl": None}
     kind: str = Field("local", description="what generates")
 
     def build(self, setup: Any) -> Any:
         raise NotImplementedError
+
+    def refuse_training(self, recipe: Recipe) -> None:
+        """Raises RecipeError, before any work, where a policy cannot be trained with it as the recipe says."""
+
+    def chat(self, folder: Path, system: str | None, tools: Sequence[ToolSpec]) -> Any:
+        """The `retcon.chat.chat.Chat` that it has to be spoken to in; None: that of the model in `folder`."""
+        return None
+
+    def room(self) -> int | None:
+        """Tokens that it takes; None: as many as the model in the folder."""
+        return None
+
+    def subject(self, folder: Path) -> str:
+        """Whose rollouts it makes, for the record."""
+        return str(folder.resolve())
 
 
 class RolloutSection(Section):
@@ -226,6 +245,12 @@ class EvaluateSection(Section):
     repair: str = Field("none", description="what to do about failed turns while measuring: as [repair] says where "
                         "it is of that kind, else with that kind's defaults; its probability does not "
                         "count")  # fmt: skip
+    faults: Probability = Field(0.0, description="share of calls that fail, while measuring, as those of a tool "
+        "whose service has a hiccup: the model sees a TimeoutError or a ConnectionError; drawn by rollout and call"
+    )  # fmt: skip
+    every: NonNegative = Field(0, description="steps of reinforcement learning between evaluations of the policy on "
+        "the same problems (eval_… in metrics.jsonl); 0: none")  # fmt: skip
+    every_samples: Positive = Field(4, description="rollouts a problem of those")
 
     @field_validator("repair")
     @classmethod

@@ -25,6 +25,9 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
 
+Schedule = Literal["constant", "linear", "cosine"]
+"""What a learning rate does once it has risen: stays, or falls to 0 in a line or half a cosine."""
+
 Aggregate = Literal["token", "sequence"] | int
 """What a loss is averaged over. `token`: all tokens of the minibatch (DAPO, arXiv 2503.14476, equation 8). `sequence`:
 each sequence's tokens, then sequences (GRPO, arXiv 2402.03300, equation 3). A number: each sequence's sum is divided by

@@ -147,6 +147,7 @@ def _provenance(value: object, at: _At) -> Provenance:
         index=obj.nullable("index", _integer),
         model=obj.nullable("model", _text),
         purified=obj.optional("purified", _flag, False),
+        encoded_by=obj.nullable("encoded_by", _text),
         extra=obj.extra(),
     )
 
@@ -210,6 +211,7 @@ def _repair(value: object, at: _At) -> RepairRecord:
         attempts=obj.required("attempts", _integer),
         similarity=obj.nullable("similarity", _number),
         reason=obj.optional("reason", _text, ""),
+        fresh=obj.optional("fresh", _integer, 0),
         cut=obj.optional("cut", _tuple_of(_cut), ()),
         extra=obj.extra(),
     )

@@ -16,7 +16,7 @@
         ├── SandboxBusy         no worker was free in time
         └── CheckpointRefused   a session keeps too many checkpoints
 
-Warnings: SandboxWarning, ComputeWarning, TaskWarning, TrackingWarning, all of UserWarning.
+Warnings: SandboxWarning, ComputeWarning, TaskWarning, TrackingWarning, DriftWarning, all of UserWarning.
 """
 
 from __future__ import annotations
@@ -79,6 +79,10 @@ class TaskWarning(UserWarning):
 
 class TrackingWarning(UserWarning):
     """A tracker gets a run's metrics no longer, or not all of them: says which, and why. The run goes on."""
+
+
+class DriftWarning(UserWarning):
+    """A training goes the wrong way though its loss is finite: says what has risen, from what to what. It goes on."""
 
 
 class CheckpointRefused(SandboxUnavailable):

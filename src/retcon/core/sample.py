@@ -9,8 +9,13 @@ from retcon.core.types import TRAINED, Sample, Trajectory
 def history_ids(trajectory: Trajectory) -> tuple[int, ...]:
     """The ids of the whole trajectory, (T,): exactly what the engine saw.
 
-    Raises MissingIds where a segment holds text only.
+    Raises MissingIds where a segment holds text only, or another tokenizer stood in for the model's.
     """
+    if trajectory.provenance.encoded_by is not None:
+        raise MissingIds(
+            f"trajectory {trajectory.id}: its model speaks text only, and its ids are those of "
+            f"{trajectory.provenance.encoded_by}, which stood in for the model's tokenizer"
+        )
     ids: list[int] = []
     for segment in trajectory.segments:
         if segment.ids is None:
@@ -40,4 +45,4 @@ def to_sample(trajectory: Trajectory, *, scored: bool = True) -> Sample:
         mask.extend([int(learnt)] * count)
         spliced.extend([int(segment.kind == "spliced")] * count)
         logprobs.extend(segment.logprobs if segment.logprobs is not None else [None] * count)
-    return Sample(ids, tuple(mask), tuple(logprobs), tuple(spliced))
+    return Sample(ids, tuple(mask), tuple(logprobs), tuple(spliced), source=trajectory.id)

@@ -15,10 +15,12 @@ Kind = Literal["prompt", "scaffold", "sampled", "spliced", "observation"]
 Status = Literal["ok", "error", "timeout", "limit", "malformed", "infrastructure"]
 TurnStop = Literal["call", "answer", "length"]
 Stop = Literal["answer", "turns", "length", "infrastructure"]
-Decision = Literal["shallow", "deep", "unrepaired", "answered"]
+Decision = Literal["shallow", "deep", "resampled", "unrepaired", "answered"]
 
 KINDS: tuple[Kind, ...] = ("prompt", "scaffold", "sampled", "spliced", "observation")
 TRAINED: frozenset[Kind] = frozenset({"sampled", "spliced"})
+REPLACED: frozenset[Decision] = frozenset({"shallow", "deep", "resampled"})
+"""Decisions that put something else in the place of a failed turn."""
 
 Extra = Mapping[str, object]
 """Fields that a newer version wrote and this one does not know: kept, and written back."""
@@ -117,14 +119,17 @@ class Cut:
 class RepairRecord:
     """Why a turn is as it is after a failure: the audit trail of a purifier.
 
-    similarity: Sim(c_t, c'), None where no fix was compared. reason: a short phrase. attempts: how many lookahead
-    attempts were generated. cut: what was left out of this turn and later ones for the repair's sake, in their order.
+    similarity: Sim(c_t, c'), None where no fix was compared. reason: a short phrase. attempts: how many attempts were
+    generated after the failure. fresh: how many of them, the first ones, followed the clean history, as if the failed
+    call had not been made; the others were shown failures. cut: what was left out of this turn and later ones for the
+    repair's sake, in their order.
     """
 
     decision: Decision
     attempts: int
     similarity: float | None = None
     reason: str = ""
+    fresh: int = 0
     cut: tuple[Cut, ...] = ()
     extra: Extra = field(default_factory=dict)
 
@@ -136,7 +141,7 @@ class Turn:
     segments: what the model wrote (`sampled`, `spliced`), then for each call its observation, with the template's glue
     (`scaffold`) before, between and after, up to where the model's next turn opens.
     abandoned: attempts that a purifier took out, in the order in which they were sampled, each as it was. After a
-    repair (`shallow`, `deep`) they are all attempts, the fix as it was sampled last among them; after `unrepaired`
+    repair (REPLACED) they are all attempts, the fix as it was sampled last among them; after `unrepaired`
     they are the lookahead attempts that followed the committed failure; after `answered` they are those that the
     answer had not seen: cut off after this turn, so that nothing could follow, or not shown; the others are turns of
     their own.
@@ -176,13 +181,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a trajectory comes from. purified: whether a purifier was armed for this rollout."""
+    """Where a trajectory comes from. purified: whether a purifier was armed for this rollout. encoded_by: whose
+    tokenizer stood in for that of a model that speaks text only: the ids are not those that the model saw, and nothing
+    is to be learnt from them. None: they are."""
 
     seed: int | None = None
     step: int | None = None
     index: int | None = None
     model: str | None = None
     purified: bool = False
+    encoded_by: str | None = None
     extra: Extra = field(default_factory=dict)
 
 
@@ -269,7 +277,7 @@ class Sample:
     ids: (T,). mask: (T,) 1 where the id is learnt from. logprobs: (T,) nats, None where mask is 0. spliced: (T,) 1 on
     spliced ids. advantages: (T,), or None before they are known. weights: (T,) what a token's loss is multiplied by,
     None for 1; None as a whole where nothing is weighed. reference: (T,) nats, log-probs under the reference policy,
-    None where there is none.
+    None where there is none. source: id of the trajectory, by which errors name it; it tells no samples apart.
     """
 
     ids: tuple[int, ...]
@@ -279,3 +287,4 @@ class Sample:
     advantages: tuple[float, ...] | None = None
     weights: tuple[float | None, ...] | None = None
     reference: tuple[float, ...] | None = None
+    source: str = field(default="", compare=False)

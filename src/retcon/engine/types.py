@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from retcon.chat.types import Tokenizer
@@ -65,12 +66,14 @@ class Generation:
     logprobs: (T,) nats under the untempered, untruncated model; None where the engine knows none.
     sampling_logprobs: (T,) nats under the distribution that was sampled from: tempered, truncated, renormalised, so 0
     where it was greedy; None where the engine knows none.
+    version: of the weights that sampled all of it, where the engine tells.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     stop: GenerationStop
     sampling_logprobs: tuple[float, ...] | None = None
+    version: str | None = None
 
 
 class Generator(Protocol):
@@ -80,12 +83,32 @@ class Generator(Protocol):
         """Continue `ids` (the whole history, (T,)). Raises EngineError for a request that cannot be served."""
         ...
 
-    async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
-        """Log-probs of ids[start:], (T - start,) nats under the untempered model; start ≥ 1."""
+    async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float] | None:
+        """Log-probs of ids[start:], (T - start,) nats under the untempered model; start ≥ 1. None where the engine
+        knows none."""
         ...
 
     async def release(self, request_id: str) -> None:
         """The trajectory is over: whatever is kept for it may go. Unknown ids are ignored."""
+        ...
+
+
+@runtime_checkable
+class Connects(Protocol):
+    """An engine elsewhere, whose connections belong to an event loop."""
+
+    def connected(self) -> AbstractAsyncContextManager[None]:
+        """Within, it can be asked. Raises EngineError where it is down, or is not what it should be."""
+        ...
+
+
+@runtime_checkable
+class SpeaksText(Protocol):
+    """An engine whose model gives no ids: those of its rollouts are another tokenizer's, and not to be learnt from."""
+
+    @property
+    def encoded_by(self) -> str:
+        """Whose tokenizer stands in."""
         ...
 
 
@@ -122,6 +145,15 @@ class TakesWeights(Protocol):
 
 
 @runtime_checkable
+class FollowsWeights(Protocol):
+    """An engine with weights of its own, elsewhere, which are to be those of the model that it was built with."""
+
+    async def follow(self) -> None:
+        """The model has other weights: what is generated from here on comes from them alone."""
+        ...
+
+
+@runtime_checkable
 class TrainableEngine(Generator, TakesWeights, TellsStatistics, AbstractAsyncContextManager[Any], Protocol):
     """What training needs: text, weights in, statistics out, and an end, at which waiting calls are given up."""
 
@@ -131,7 +163,9 @@ class EngineSetup:
     """What an engine is built for. model: gives the weights, in this process, in evaluation mode, on their device; an
     engine that has its own does not call it. max_len: tokens of a request, generated ones included. max_requests: that
     are open at a time at most. kv_memory_mb: MiB for keys and values, 0 for as much as fits. reserved: bytes that
-    whoever shares the device has yet to take."""
+    whoever shares the device has yet to take. folder: of a model with this tokenizer and configuration, for an engine
+    that loads it elsewhere; dtype: of its weights then, auto for the folder's own. threads: of a CPU. trained: whether
+    the weights will change."""
 
     model: Callable[[], PreTrainedModel]
     tokenizer: Tokenizer
@@ -139,3 +173,7 @@ class EngineSetup:
     max_requests: int
     kv_memory_mb: int = 0
     reserved: int = 0
+    folder: Path | None = None
+    dtype: str = "auto"
+    threads: int = 1
+    trained: bool = False

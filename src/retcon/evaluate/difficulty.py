@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from retcon.build import build_chat, build_policy, build_tasks, open_context, open_graded, settle
+from retcon.build import build_engine_chat, build_policy, build_tasks, open_context, open_graded, settle
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecordError, SandboxUnavailable
@@ -50,10 +50,10 @@ def run_difficulty(
     """
     family = build_tasks(recipe, checkpoint)
     recipe, _ = settle(recipe, checkpoint, family)
-    chat = build_chat(recipe, checkpoint, family)
+    chat = build_engine_chat(recipe, checkpoint, family)
     stream = fitting(training_prompts(family, recipe.run.seed), chat, recipe.rollout.max_tokens)
     wanted = {t.id: t for t in islice(stream, tasks)}
-    model = fingerprint(checkpoint)
+    model = fingerprint(checkpoint) if recipe.engine.in_process else recipe.engine.subject(checkpoint)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

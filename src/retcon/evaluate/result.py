@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from retcon.core.errors import CheckpointError
+from retcon.core.tries import FirstTries, first_tries
 from retcon.core.types import Trajectory
 from retcon.evaluate.statistics import pass_at_k
 from retcon.store.whole import write_whole
@@ -21,13 +22,15 @@ K = 8
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem in one setting. samples: rollouts that came to an end of their own; means are over those."""
+    """One problem in one setting. samples: rollouts that came to an end of their own; means are over those.
+    first_try_failures: share of their first tries that failed (`retcon.core.tries`), None where they tried nothing."""
 
     task: str
     samples: int
     passed: int
     failed_calls: float
     tokens: float
+    first_try_failures: float | None = None
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -111,9 +114,15 @@ def score(
                 passed=sum((t.reward or 0) > 0 for t in kept),
                 failed_calls=statistics.fmean(t.raw_failures for t in kept) if kept else 0.0,
                 tokens=statistics.fmean(t.sampled_tokens for t in kept) if kept else 0.0,
+                first_try_failures=_first_try_failures(kept),
             )
         )
     return Setting(temperature, top_p, problems, lost, dict(failure_types), dict(stops), cpu_s, wall_s)
+
+
+def _first_try_failures(rollouts: Sequence[Trajectory]) -> float | None:
+    tries = [first_tries(t) for t in rollouts]
+    return FirstTries(sum(t.made for t in tries), sum(t.failed for t in tries)).rate
 
 
 def _failures(trajectory: Trajectory) -> Iterable[str]:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.build import (
-    build_chat,
-    build_evaluation_repair,
+    build_engine_chat,
     build_plain_sampling,
     build_policy,
     build_tasks,
+    measuring,
     open_context,
     open_graded,
     settle,
@@ -68,9 +68,11 @@ def run_evaluation(
 ) -> Path:
     """Rolls out `recipe.evaluate` and writes, in `out`, `trajectories-<setting>.jsonl` and `result.json`; its path.
 
-    A setting that `out` already holds is kept. Raises CheckpointError for a missing or broken checkpoint and for an
+    A setting that `out` already holds is kept. checkpoint: the model's folder; where an engine elsewhere is measured,
+    that whose tokenizer counts. Raises CheckpointError for a missing or broken checkpoint and for an
     `out` that holds another evaluation, RecipeError for problems whose prompts leave no room to answer,
-    SandboxUnavailable where more than one rollout in twenty was lost, MissingExtra without torch.
+    SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
+    MissingExtra without torch.
     """
     recipe, _ = settle(recipe, checkpoint)
     result = _open(recipe, checkpoint, out)
@@ -79,10 +81,11 @@ def run_evaluation(
     if not missing:
         return out / "result.json"
     family = build_tasks(recipe, checkpoint)
-    chat = build_chat(recipe, checkpoint, family)
+    chat = build_engine_chat(recipe, checkpoint, family)
     tasks = family.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
-    _refuse_unfit(recipe, checkpoint, len(tasks), out)
+    if recipe.engine.in_process:
+        _refuse_unfit(recipe, checkpoint, len(tasks), out)
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
     for name, params in missing.items():
@@ -97,7 +100,8 @@ def run_evaluation(
         )
         if setting.lost > MOST_LOST * count:
             raise SandboxUnavailable(
-                f"the sandbox lost {setting.lost} of {count} rollouts, too many for an evaluation; see `retcon doctor`"
+                f"{setting.lost} of {count} rollouts were lost to faults of the sandbox or the engine, too many for an "
+                "evaluation; see `retcon doctor`"
             )
         jsonl.write(_trajectories(out, name), [t for group in groups for t in group])
         result = result.with_setting(name, setting)
@@ -134,7 +138,7 @@ async def evaluate(
 
         groups = await rollout_groups(
             tasks,
-            replace(context, sampling=params, repair=build_evaluation_repair(recipe)),
+            measuring(recipe, context, params),
             count=recipe.evaluate.samples,
             seed=derive("evaluation", recipe.evaluate.seed, name),
             step=0,
@@ -169,13 +173,13 @@ def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:
     """The result that `out` holds so far; a new one where it holds none. Refuses another recipe's or checkpoint's."""
     sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
     relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in sections}
-    new = Result(str(checkpoint.resolve()), relevant, {})
+    new = Result(recipe.engine.subject(checkpoint), relevant, {})
     if not (out / "result.json").exists():
         _make_folder(out, recipe)
         return new
     old = read_result(out / "result.json")
     if old.checkpoint != new.checkpoint:
-        raise CheckpointError(f"{out} evaluates {old.checkpoint}, not {checkpoint}: choose another --out")
+        raise CheckpointError(f"{out} evaluates {old.checkpoint}, not {new.checkpoint}: choose another --out")
     changed = [
         f"{section}.{key} = {old.recipe.get(section, {}).get(key)!r}, now {value!r}"
         for section, keys in relevant.items()

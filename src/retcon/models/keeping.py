@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from retcon.core.errors import CheckpointError
+
+try:
+    from safetensors import SafetensorError
+except ImportError:  # then nothing is written with it
+    SafetensorError = OSError  # type: ignore[assignment,misc]
 
 
 def once(target: Path, make: Callable[[Path], None]) -> Path:

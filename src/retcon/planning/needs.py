@@ -85,6 +85,8 @@ def needs_of(work: Work, recipe: Recipe, folder: Path, place: Placement, *, long
         parts.append(Part("activations", tokens * each, "update", f"{tokens:,} tokens of a micro-batch"))
         logits = min(recipe.compute.logits_chunk, tokens * text.vocab_size)
         parts.append(Part("logits", 3 * 4 * logits, "update", f"{logits / 1e6:,.1f} M at once, and their gradient"))
+        if work == "rl" and recipe.rl.entropy_coefficient:
+            parts.append(Part("entropies", 3 * 4 * logits, "update", "logits and probabilities, as many at once"))
     else:
         about = f"{parameters / 1e6:,.1f} M parameters, {place.rollout_dtype}"
         parts.append(Part("weights", wide * parameters, "always", about))
@@ -105,7 +107,7 @@ def needs_of(work: Work, recipe: Recipe, folder: Path, place: Placement, *, long
     return Needs(tuple(parts), disk, parameters, trained, place.device)
 
 
-ESTIMATED = ("activations", "logits", "KV blocks")
+ESTIMATED = ("activations", "logits", "entropies", "KV blocks")
 """Parts that are reckoned by a formula that no run was measured against, or that make do with less."""
 
 
@@ -147,6 +149,7 @@ def _advice(part: str) -> str:
         "KV blocks": "Lower rollout.max_tokens, rl.prompts, or set compute.kv_memory_mb",
         "activations": "Lower compute.micro_batch_tokens or rollout.max_tokens, or set compute.checkpointing = true",
         "logits": "Lower compute.logits_chunk",
+        "entropies": "Lower compute.logits_chunk",
         "optimiser": "Train adapters (lora.rank = 16) or a smaller model",
         "gradients": "Train adapters (lora.rank = 16) or a smaller model",
     }.get(part, "Take a smaller model")

@@ -13,7 +13,8 @@ from typing import Literal
 from retcon.core.types import Observation, Turn
 from retcon.purify.kept import prose
 from retcon.purify.noop import is_program
-from retcon.purify.reading.names import definitions, goals, only_constants, parse, runs_nothing, works_out
+from retcon.purify.reading.names import definitions, goals, only_constants, runs_nothing, works_out
+from retcon.purify.reading.trees import below, parse
 from retcon.purify.reading.words import gives_up_plan, says_something
 
 _TELLS = re.compile(
@@ -133,13 +134,13 @@ def _by_hand(before: str, after: str, said: str) -> str | None:
     if tree is None or fixed is None or not _called(tree) & _SOLVERS:
         return None
     if _called(fixed) - {"print", "round", "int", "float"} or any(
-        isinstance(n, ast.For | ast.While | ast.comprehension) for n in ast.walk(fixed)
+        isinstance(n, ast.For | ast.While | ast.comprehension) for n in below(fixed)
     ):
         return None
     shown = re.sub(r"\s+", "", said + "\n".join(line.partition("#")[2] for line in after.split("\n")))
     for node in fixed.body:
         value = getattr(node, "value", None)
-        if isinstance(value, ast.BinOp) and not any(isinstance(n, ast.Name) for n in ast.walk(value)):
+        if isinstance(value, ast.BinOp) and not any(isinstance(n, ast.Name) for n in below(value)):
             text = ast.unparse(value)
             if re.sub(r"\s+", "", text) not in shown:
                 return text
@@ -148,7 +149,7 @@ def _by_hand(before: str, after: str, said: str) -> str | None:
 
 def _called(tree: ast.AST) -> set[str]:
     """The names of what is called, of methods the method's."""
-    functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    functions = [node.func for node in below(tree) if isinstance(node, ast.Call)]
     return {getattr(f, "id", "") or getattr(f, "attr", "") for f in functions}
 
 
@@ -161,7 +162,7 @@ def _narrower(before: str, after: str) -> str | None:
 def _ranges(code: str) -> Iterator[tuple[float, str]]:
     """The lengths of the ranges of a program that numbers alone give, in order, each as it is written."""
     tree = parse(code)
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in below(tree) if tree is not None else ():
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "range" and node.args:
             bounds = [_number(argument) for argument in node.args[:2]]
             if None not in bounds:
@@ -202,7 +203,7 @@ def _filtered(before: str, after: str) -> str | None:
 
 def _conditions(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
     """What each comprehension goes over, and its conditions."""
-    for node in ast.walk(tree):
+    for node in below(tree):
         if isinstance(node, ast.comprehension):
             yield ast.unparse(node.iter), [ast.unparse(test) for test in node.ifs]
 
@@ -225,7 +226,7 @@ def _made_up(after: str, missing: Collection[str], told: Callable[[str], bool]) 
     tree = parse(after) if missing else None
     if tree is None:
         return None
-    changed = {n.target.id for n in ast.walk(tree) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
+    changed = {n.target.id for n in below(tree) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
     for node in tree.body:
         if not isinstance(node, ast.Assign):
             continue
@@ -262,8 +263,8 @@ def _otherwise(before: str, after: str, seen: Sequence[Observation]) -> str | No
 
 
 def _branches(tree: ast.AST) -> int:
-    return sum(isinstance(node, ast.If | ast.IfExp) for node in ast.walk(tree))
+    return sum(isinstance(node, ast.If | ast.IfExp) for node in below(tree))
 
 
 def _texts(tree: ast.AST) -> set[str]:
-    return {n.value.strip() for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return {n.value.strip() for n in below(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}

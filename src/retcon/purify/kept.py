@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from retcon.core.types import Cut, Turn
-from retcon.purify.reading.names import parse
+from retcon.purify.reading.trees import parse
 from retcon.purify.reading.words import (
     Sentence,
     can_cut,
@@ -67,7 +67,7 @@ class _Cuts:
 
 
 class Refused(NamedTuple):
-    """Why a splice would leave a contradiction. rule: of `words.RULES`, or `repeated`, `value` or `name`."""
+    """Why a splice would leave a contradiction. rule: of `words.RULES`, or `leans`, `repeated`, `value` or `name`."""
 
     rule: str
     text: str
@@ -161,7 +161,7 @@ class Kept:
         turn = self._turns[stop]
         fixed = _has_ids(turn)
         if not shallow:
-            yield from (_Flag(stop, "words", one, fixed) for one in referring(prose(turn), "fix"))
+            yield from (_Flag(stop, "words", one, fixed) for one in referring(prose(turn), "fix", first="leans"))
         before = "\n".join(call.code for call in self._turns[first].calls)
         for call in turn.calls:
             for one in referring_comments(call.code, "fix"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
@@ -16,32 +17,15 @@ from retcon.purify.fixes import another_end, line_of, plan_given_up, same_end, w
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
 from retcon.purify.noop import is_noop, is_program
 from retcon.purify.reading.names import assertions, effects, handlers, needs, reads
-from retcon.purify.reading.words import referring, takes_back
+from retcon.purify.reading.words import referring, says_something, takes_back
 from retcon.purify.saar import FAILURES
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
 
 Reason = Literal[
-    "end",
-    "answered",
-    "user",
-    "unclear",
-    "attempts",
-    "unrelated",
-    "sibling",
-    "assertion",
-    "swallowed",
-    "state",
-    "effects",
-    "constant",
-    "unexecuted",
-    "told",
-    "avoided",
-    "doubted",
-    "plan",
-    "retry",
-    "words",
-]
+    "end", "answered", "user", "unclear", "attempts", "unrelated", "sibling", "assertion", "swallowed", "state",
+    "effects", "constant", "unexecuted", "told", "avoided", "doubted", "plan", "retry", "words",
+]  # fmt: skip
 REASONS: dict[Reason, str] = {
     "end": "no later call works",
     "answered": "the model answers, or goes on without a call",
@@ -59,10 +43,12 @@ REASONS: dict[Reason, str] = {
     "told": "the fix's own output speaks of an error",
     "avoided": "the fix goes round what failed: a narrower range, a made-up value, another word in place of the result",
     "doubted": "right after the fix the model takes it back",
-    "plan": "the plan was given up, and a shallow repair would keep its words",
-    "retry": "its words are about the failure before it, which stays",
+    "plan": "the plan that its words tell was given up, and the fix's own cannot stand for them",
+    "retry": "its words are about the failure before it, which stays, and the fix's own cannot stand for them",
     "words": "what stays would speak of what is taken out",
 }
+UNFIT = "the failure's words are not about the fix"
+"""Why a repair that would be shallow is deep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +119,9 @@ class Offline:
                 if reason is None:
                     objection = self._objection(after, at, stop)
                 if objection is None:
-                    splices.append(Splice(at, stop, self._shallow(turns[at], turns[stop])))
+                    shallow, objection = self._made(after, at, stop)
+                if objection is None:
+                    splices.append(Splice(at, stop, shallow))
                     after.spliced(splices[-1])
                     break
                 left.append(LeftAlone(at, *objection))
@@ -159,7 +147,7 @@ class Offline:
             turn, words, call = turns[number], number, number
             splice = of_splice.get(number)
             if splice is not None:
-                turn, call = purify(turns[number : splice.fix + 1], self.gamma), splice.fix
+                turn, call = self._spliced(turns[number : splice.fix + 1], splice.shallow), splice.fix
                 words = number if splice.shallow else splice.fix
                 if turn.repair is not None:
                     turn = replace(turn, repair=replace(turn.repair, cut=tuple(kept.cut_for(number))))
@@ -173,12 +161,19 @@ class Offline:
             number = call + 1
         return tuple(out)
 
-    def _shallow(self, failure: Turn, fix: Turn) -> bool:
-        """What `purify` decides, without making the turn."""
+    def _spliced(self, attempts: Sequence[Turn], shallow: bool) -> Turn:
+        """The turn of a splice, as `purify` makes it; deep with a reason of its own where that would be shallow."""
+        turn = purify(attempts, self.gamma)
+        if shallow or turn.repair is None or turn.repair.decision == "deep":
+            return turn
+        return replace(purify(attempts, inf), repair=replace(turn.repair, decision="deep", reason=UNFIT))
+
+    def _alike_enough(self, failure: Turn, fix: Turn) -> bool:
+        """Whether `purify` would make it shallow, without making the turn."""
         return can_be_shallow(failure, fix) and at_least(program(failure.calls), program(fix.calls), self.gamma)
 
     def _objection(self, after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
-        """Why turn `stop` is no fix of turn `at`; None where it is one, and all that speaks of the failure was cut."""
+        """Why turn `stop` is no fix of turn `at`; None where it is one."""
         failure, fix = after.turns[at], after.turns[stop]
         if {c.name for c in failure.calls} != {c.name for c in fix.calls}:
             return "unrelated", "another tool"
@@ -189,10 +184,10 @@ class Offline:
         for call, observation in zip(failure.calls, failure.observations, strict=True):
             if observation.status == "ok" and not any(self._alike(call, other) for other in fix.calls):
                 return "sibling", call.id
-        gone = frozenset().union(*map(_asserted, failure.calls)) - frozenset().union(*map(_asserted, fix.calls))
-        if gone:
+        asserted, still = (frozenset().union(*(assertions(c.code) for c in turn.calls)) for turn in (failure, fix))
+        if gone := asserted - still:
             return "assertion", min(gone)
-        if sum(map(_handlers, fix.calls)) > sum(map(_handlers, failure.calls)):
+        if sum(handlers(c.code) for c in fix.calls) > sum(handlers(c.code) for c in failure.calls):
             return "swallowed", ""
         if (poor := weak(failure, fix, lambda number: after.kept.told_before(number, at))) is not None:
             return poor
@@ -200,15 +195,20 @@ class Offline:
             return lost
         if (doubt := _taken_back(after.turns, stop)) is not None:
             return "doubted", doubt
-        shallow = self._shallow(failure, fix)
-        if shallow and (given_up := plan_given_up(failure, after.turns[at + 1 : stop + 1])) is not None:
-            return "plan", given_up
-        if shallow and at and failed(after.turns[at - 1]) and not _spoken_after(after.turns[at - 1]):
-            said = prose(failure)
-            if one := next(iter(referring(said, "fix", but="seen")), None):
-                return "retry", said[one.start : one.end]
+        return None
+
+    def _made(self, after: _After, at: int, stop: int) -> tuple[bool, tuple[Reason, str] | None]:
+        """Whether the splice of a fix is shallow, and why it cannot be made; None: all that speaks of the failure was
+        cut. Where the failure's words are of a plan that was given up, or of a failure that stays, the fix keeps its
+        own words however alike the programs are."""
+        failure, fix = after.turns[at], after.turns[stop]
+        shallow = self._alike_enough(failure, fix)
+        unfit = _unfit(after.turns, at, stop) if shallow else None
+        if unfit is not None:
+            own = says_something(prose(fix)) and after.refused(at, stop, shallow=False) is None
+            return False, None if own else unfit
         refused = after.refused(at, stop, shallow=shallow)
-        return None if refused is None else ("words", f"{refused.rule}: {refused.text}")
+        return shallow, None if refused is None else ("words", f"{refused.rule}: {refused.text}")
 
     def _alike(self, call: ToolCall, other: ToolCall) -> bool:
         return call.name == other.name and at_least(program((call,)), program((other,)), self.gamma)
@@ -222,13 +222,15 @@ class _After:
         self.kept = Kept(turns, prompt)
         self._at = len(turns)
         self._needed: dict[str, bool] = {}
-        """Of each name that follows whether it is read before it is bound."""
+        """Of each name in what follows whether it is read before it is bound; but for `_unread`."""
+        self._unread: list[Turn] = []
+        """Turns that follow, from the last to the first, whose programs nobody has asked for yet."""
         self._imported: dict[tuple[str, str], int] | None = None
 
     def spliced(self, splice: Splice) -> None:
         """Take in a splice: its fix stays, with the words of its failure where it is shallow."""
         words = splice.failure if splice.shallow else splice.fix
-        self._need(self.turns[splice.fix])
+        self._unread.append(self.turns[splice.fix])
         self.kept.fold(splice.fix, words, trouble=_spoken_after(self.turns[splice.fix]), stays=False)
         self._at = splice.failure
 
@@ -242,6 +244,7 @@ class _After:
         """What of the turns `at` to `stop` (without it) is needed in the end, and would be gone."""
         self._back_to(stop)
         lost: set[str] = set()
+        imported: set[tuple[str, str]] = set()
         outside: set[str] = set()
         for turn in self.turns[at:stop]:
             for call, observation in zip(turn.calls, turn.observations, strict=True):
@@ -250,34 +253,42 @@ class _After:
                 if not is_program(call):
                     continue
                 left = effects(call.code, line_of(observation))
-                # An import that stands earlier too gives the same name again.
-                again = {name for name, text in left.imported if self._imports().get((name, text), at) < at}
-                lost |= (left.defined - again) | left.changed
+                imported |= left.imported
+                lost |= (left.defined - {name for name, _ in left.imported}) | left.changed
                 outside |= left.outside
         for call in self.turns[stop].calls:
             outside -= effects(call.code).outside
         if outside:
             return "effects", min(outside)
+        needed = self._needed_of(stop, lost)
+        if by_import := self._needed_of(stop, {name for name, _ in imported}):
+            # An import that stands earlier too gives the same name again.
+            anew = {name for name, text in imported if self._imports().get((name, text), at) >= at}
+            needed |= by_import & anew
+        return ("state", ", ".join(sorted(needed))) if needed else None
+
+    def _needed_of(self, stop: int, names: set[str]) -> set[str]:
+        """Those of the names that turn `stop`, or what follows it, reads before it binds them."""
         needed: set[str] = set()
         for call, _ in _answered(self.turns[stop]):
-            needed |= needs(call.code, frozenset(lost))
-            lost -= effects(call.code).defined
-        needed |= {name for name in lost if self._needed.get(name)}
-        return ("state", ", ".join(sorted(needed))) if needed else None
+            needed |= needs(call.code, frozenset(names))
+            names = names - effects(call.code).defined
+        if names:  # most often the fix binds all of them anew, and nothing that follows has to be parsed
+            for turn in self._unread:
+                for call, _ in reversed(_answered(turn)):
+                    self._needed.update(dict.fromkeys(effects(call.code).defined, False))
+                    self._needed.update(dict.fromkeys(reads(call.code), True))
+            self._unread.clear()
+        return needed | {name for name in names if self._needed.get(name)}
 
     def _back_to(self, stop: int) -> None:
         """Take in all turns after `stop` that were not yet: they stay as they are."""
         while self._at > stop + 1:
             self._at -= 1
             turn = self.turns[self._at]
-            self._need(turn)
+            self._unread.append(turn)
             trouble = _spoken_after(turn) or (bool(turn.calls) and not _works(turn))
             self.kept.fold(self._at, self._at, trouble=trouble, stays=failed(turn))
-
-    def _need(self, turn: Turn) -> None:
-        for call, _ in reversed(_answered(turn)):
-            self._needed.update(dict.fromkeys(effects(call.code).defined, False))
-            self._needed.update(dict.fromkeys(reads(call.code), True))
 
     def _imports(self) -> dict[tuple[str, str], int]:
         """Where each import was made first by a call that worked."""
@@ -343,6 +354,17 @@ def _run_end(turns: Sequence[Turn], start: int) -> tuple[int, Reason | None]:
     return at, "unclear" if turns[at].calls else "answered"
 
 
+def _unfit(turns: Sequence[Turn], at: int, stop: int) -> tuple[Reason, str] | None:
+    """Why the words of a failure do not fit its fix, however alike the programs are; None where they do."""
+    if (given_up := plan_given_up(turns[at], turns[at + 1 : stop + 1])) is not None:
+        return "plan", given_up
+    if at and failed(turns[at - 1]) and not _spoken_after(turns[at - 1]):
+        said = prose(turns[at])
+        if one := next(iter(referring(said, "fix", but="seen")), None):
+            return "retry", said[one.start : one.end]
+    return None
+
+
 def _taken_back(turns: Sequence[Turn], fix: int) -> str | None:
     """What of the words right after a fix says that it was none; calls that do nothing are no words after it."""
     at = fix
@@ -361,14 +383,6 @@ def _answered(turn: Turn) -> list[tuple[ToolCall, str]]:
     """The programs of a turn that were run, each with its status."""
     pairs = zip(turn.calls, turn.observations, strict=False)
     return [(c, o.status) for c, o in pairs if is_program(c)]
-
-
-def _asserted(call: ToolCall) -> frozenset[str]:
-    return assertions(call.code)
-
-
-def _handlers(call: ToolCall) -> int:
-    return handlers(call.code)
 
 
 def _unscored(segment: Segment) -> Segment:

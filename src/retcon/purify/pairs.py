@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from retcon.core.pair import Completion, Pair
-from retcon.core.types import Segment, Trajectory, Turn
+from retcon.core.types import REPLACED, Segment, Trajectory, Turn
 
 Rejected = Literal["first", "all"]
 
@@ -15,7 +15,8 @@ def preference_pairs(trajectory: Trajectory, *, rejected: Rejected = "first") ->
     """The pairs of a purified trajectory, in order: data of the masked DPO side loss (arXiv 2601.15141, appendix B).
 
     prompt: the history h_t, purified, that the fix stands in. chosen: what stands there now, (r_t, c') after a shallow
-    repair, (r'_aux, c') after a deep one. rejected: the attempt that failed, (r_t, c_t). The masks are 1 from the first
+    repair, (r'_aux, c') after a deep one, a whole fresh try after `resampled`. rejected: the attempt that failed, (r_t,
+    c_t). The masks are 1 from the first
     call of the turn to its end, as in the published code, so that the loss counts c' against c_t and no reasoning.
     `about` has the repair's decision and similarity, and the failure's status and error type.
 
@@ -26,7 +27,7 @@ def preference_pairs(trajectory: Trajectory, *, rejected: Rejected = "first") ->
     """
     before = list(trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
-        if turn.repair is not None and turn.repair.decision in ("shallow", "deep"):
+        if turn.repair is not None and turn.repair.decision in REPLACED:
             failed = [(n, attempt) for n, attempt in enumerate(turn.abandoned) if attempt.failures]
             for n, attempt in failed if rejected == "all" else failed[:1]:
                 yield _pair(f"{trajectory.id}/{number}/{n}", before, turn, attempt)

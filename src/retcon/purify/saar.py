@@ -81,7 +81,7 @@ class Saar:
                 else:
                     return self._answered(turn, made, visible)
                 break
-            if self._worked(attempt):
+            if self.worked(attempt):
                 fixed = purify((turn, *made), self.gamma)
                 if lookahead.fits(fixed):
                     return (fixed,)
@@ -95,8 +95,8 @@ class Saar:
             return shown
         return shown[:1] if self.lookahead == "first" else shown[-1:]
 
-    def _worked(self, attempt: Turn) -> bool:
-        """Whether an attempt with calls is a fix."""
+    def worked(self, attempt: Turn) -> bool:
+        """Whether an attempt is a fix: calls, all of which succeed, and which do something."""
         if any(o.status == "infrastructure" for o in attempt.observations):
             return False
         return not self.failed(attempt) and not all(map(is_noop, attempt.calls))

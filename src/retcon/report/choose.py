@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from retcon.core.types import Trajectory
+from retcon.core.types import REPLACED, Trajectory
 from retcon.store import jsonl
 
 
 def repaired(trajectory: Trajectory) -> bool:
     """Whether a purifier replaced something in it."""
-    return any(t.repair is not None and t.repair.decision in ("shallow", "deep") for t in trajectory.turns)
+    return any(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)
 
 
 def showcase(trajectories: Iterable[Trajectory]) -> Trajectory | None:

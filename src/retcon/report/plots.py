@@ -1,4 +1,4 @@
-"""Learning curves as PNGs."""
+"""Learning curves as pictures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
-from retcon.report.runs import Comparison, Run
+from retcon.report.runs import Run
 from retcon.report.style import looks
 from retcon.runs.metrics import Metrics
 
@@ -21,7 +21,8 @@ SMOOTHING = 5  # steps of the running mean
 @dataclass(frozen=True, slots=True)
 class Curve:
     """One picture: a metric over steps. metric: its name in metrics.jsonl. per: the metric it is divided by, if any.
-    from_zero: whether the axis begins there."""
+    from_zero: whether the axis begins there. smooth: whether its thick line is a running mean. over: the metric whose
+    sum so far stands in place of the step, if any."""
 
     name: str
     metric: str
@@ -30,6 +31,8 @@ class Curve:
     top: float | None = None
     per: str | None = None
     from_zero: bool = True
+    smooth: bool = True
+    over: str | None = None
 
 
 CURVES = (
@@ -41,17 +44,21 @@ CURVES = (
 )
 
 
-def draw_curves(comparison: Comparison, out: Path) -> dict[Curve, Path]:
-    """Writes `<name>.png` for each curve that some run has; the file of each. Raises MissingExtra without matplotlib.
+def draw_curves(
+    arms: Mapping[str, Sequence[Run]], out: Path, *, curves: Sequence[Curve] = CURVES, formats: Sequence[str] = ("png",)
+) -> dict[Curve, Path]:
+    """Writes `<name>.<format>` for each curve that some run of some arm has; the first file of each. Raises
+    MissingExtra without matplotlib.
 
     Thin lines are steps (one seed) and the band their range over seeds; thick lines are running means.
     """
     need_matplotlib()
     files: dict[Curve, Path] = {}
-    for curve in CURVES:
-        series = {arm: values for arm, runs in comparison.arms.items() if (values := steps_of(runs, curve)).size}
+    for curve in curves:
+        series = {arm: values for arm, runs in arms.items() if (values := steps_of(runs, curve)).size}
         if series:
-            files[curve] = draw(curve, series, list(comparison.arms), out)
+            places = {arm: places_of(arms[arm], curve, values.shape[1]) for arm, values in series.items()}
+            files[curve] = draw(curve, series, list(arms), out, places=places, formats=formats)
     return files
 
 
@@ -61,9 +68,18 @@ def need_matplotlib() -> None:
         raise MissingExtra(f"pictures need matplotlib: {how_to_install('report')}")
 
 
-def draw(curve: Curve, series: Mapping[str, np.ndarray], names: Sequence[str], out: Path) -> Path:
-    """Writes `<name>.png` of one curve into `out`; the file. series: name to (seeds, steps), NaN where a step has no
-    value. names: of all that are compared, so that each looks alike in every picture."""
+def draw(
+    curve: Curve,
+    series: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    out: Path,
+    *,
+    places: Mapping[str, np.ndarray] | None = None,
+    formats: Sequence[str] = ("png",),
+) -> Path:
+    """Writes `<name>.<format>` of one curve into `out`; the first file. series: name to (seeds, steps), NaN where a
+    step has no value. names: of all that are compared, so that each looks alike in every picture. places: where each
+    column of a series stands on the axis, (steps,); the step's number where None."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -76,24 +92,40 @@ def draw(curve: Curve, series: Mapping[str, np.ndarray], names: Sequence[str], o
             if name not in series:
                 continue
             values = series[name]
-            steps = np.arange(1, values.shape[1] + 1)
+            steps = np.arange(1, values.shape[1] + 1) if places is None else places[name]
+            known = ~np.isnan(values).all(0)  # such as evaluations, which not every step has
+            values, steps = values[:, known], steps[known]
             if len(values) > 1:
                 axes.fill_between(steps, values.min(0), values.max(0), color=look.colour, alpha=0.15, linewidth=0)
             else:
                 axes.plot(steps, values[0], color=look.colour, alpha=0.3, linewidth=0.8)
-            mean = running_mean(values.mean(0))
-            axes.plot(steps, mean, color=look.colour, linestyle=look.line, linewidth=2, label=name)
-        axes.set(xlabel="step", ylabel=curve.axis)
+            mean = running_mean(values.mean(0)) if curve.smooth else values.mean(0)
+            axes.plot(
+                steps,
+                mean,
+                marker=None if curve.smooth else "o",
+                markersize=4,
+                color=look.colour,
+                linestyle=look.line,
+                linewidth=2,
+                label=name,
+            )
+        axes.set(xlabel=curve.over.replace("_", " ") if curve.over else "step", ylabel=curve.axis)
         axes.set_title(curve.title, loc="left", fontweight="bold")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlim(1, max(2, *(v.shape[1] for v in series.values())))
+        if curve.over is not None:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+        else:
+            axes.set_xlim(1, max(2, *(v.shape[1] for v in series.values())))
         if curve.from_zero:
             axes.set_ylim(0, curve.top)
         axes.grid(axis="y", alpha=0.25)
         axes.legend(frameon=False)
-        path = out / f"{curve.name}.png"
-        figure.savefig(path)
-    return path
+        files = [out / f"{curve.name}.{kind}" for kind in formats]
+        for file in files:
+            figure.savefig(file)
+    return files[0]
 
 
 def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
@@ -103,6 +135,16 @@ def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
         return np.empty((0, 0))
     length = min(len(row) for row in rows)
     return np.array([[np.nan if v is None else v for v in row[:length]] for row in rows], dtype=np.float64)
+
+
+def places_of(runs: Sequence[Run], curve: Curve, steps: int) -> np.ndarray:
+    """Where the first `steps` steps stand on the axis, (steps,): their numbers, or the mean over runs of what was spent
+    until then."""
+    if curve.over is None:
+        return np.arange(1, steps + 1)
+    spent = [[step.get(curve.over) or 0.0 for step in run.metrics[:steps]] for run in runs]
+    places: np.ndarray = np.array(spent, dtype=np.float64).cumsum(1).mean(0)
+    return places
 
 
 def _value(step: Metrics, curve: Curve) -> float | None:

@@ -62,6 +62,11 @@ def show_purification(trajectory: Trajectory) -> RenderableType:
     return Group(*rows)
 
 
+def show_turn(number: int, turn: Turn) -> RenderableType:
+    """One turn as it stands in the history; number: 1-based."""
+    return Group(*_opening(number, turn), *_turn(turn))
+
+
 def _header(trajectory: Trajectory) -> RenderableType:
     facts = [
         f"task {trajectory.task}",
@@ -98,6 +103,7 @@ def _decision(repair: RepairRecord) -> str:
     names = {
         "shallow": "shallow: program replaced",
         "deep": "deep: reasoning and program replaced",
+        "resampled": "resampled: a fresh try in place of the failed one",
         "unrepaired": "not repaired",
         "answered": "the lookahead answered without a call",
     }
@@ -145,7 +151,7 @@ def _attempts(turn: Turn, repair: RepairRecord) -> Iterator[RenderableType]:
         origin, final = n == 0, n == len(raw) - 1
         if repair.decision == "unrepaired":
             prose, program = (_STAYS, _STAYS) if origin else (_OUT, _OUT)
-        elif repair.decision == "deep":
+        elif repair.decision in ("deep", "resampled"):
             prose, program = (_IN, _IN) if final else (_OUT, _OUT)
         else:
             prose, program = _STAYS if origin else _OUT, _IN if final else _OUT

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Trajectory
+from retcon.engine.types import SpeaksText
 from retcon.purify.mixing import purified
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
@@ -28,6 +29,7 @@ async def rollout_group(
     others.
     """
     raw = replace(context, repair=None)
+    encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
 
     async def one(index: int) -> Trajectory:
         armed = purified(context.probability, seed, step, task.id, index)
@@ -36,7 +38,7 @@ async def rollout_group(
             context if armed else raw,
             id=f"{task.id}/{step}/{index}",
             seed=derive("rollout", seed, step, task.id, index),
-            provenance=Provenance(step=step, index=index, model=context.model),
+            provenance=Provenance(step=step, index=index, model=context.model, encoded_by=encoded_by),
         )
         if trajectory.stop == "infrastructure":
             return trajectory

@@ -54,8 +54,9 @@ class PromptLengths:
 
 
 def open_keys(recipe: Recipe) -> list[str]:
-    """The keys of lengths that the recipe leaves open; none where its defaults were chosen for its task family."""
-    if recipe.task.own_lengths:
+    """The keys of lengths that the recipe leaves open; none where its defaults were chosen for its task family, and for
+    the model that learns it."""
+    if recipe.task.own_lengths and recipe.engine.room() is None:
         return []
     keys = {"rollout": ("max_tokens", "lookahead_tokens"), "sandbox": ("output_chars",)}
     return [f"{s}.{k}" for s, names in keys.items() for k in names if k not in getattr(recipe, s).model_fields_set]

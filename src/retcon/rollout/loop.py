@@ -6,7 +6,8 @@ protocols alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from retcon.core.errors import InfrastructureFault
@@ -18,9 +19,17 @@ from retcon.rollout.state import TurnState, open_tools
 from retcon.rollout.turns import TurnSampler, broken, ids_of, within
 from retcon.tasks.types import Task
 
+log = logging.getLogger(__name__)
+
 
 async def run_rollout(
-    task: Task, context: RolloutContext, *, id: str, seed: int, provenance: Provenance | None = None
+    task: Task,
+    context: RolloutContext,
+    *,
+    id: str,
+    seed: int,
+    provenance: Provenance | None = None,
+    on_turn: Callable[[Turn], None] = lambda _: None,
 ) -> Trajectory:
     """One trajectory, ungraded. Generate, run the calls, and again, until the model answers or a limit is reached.
 
@@ -28,7 +37,7 @@ async def run_rollout(
     chat's family does; those that keep state are opened for this trajectory alone, rolled back with its history, and
     closed however the loop ends. The random stream of a generation depends on `seed`, the turn and the attempt alone,
     so that without a failure a repair changes nothing. Whether the context has a repair decides; its probability is for
-    whoever rolls out many (`rollout_group`).
+    whoever rolls out many (`rollout_group`). on_turn: told each turn once it is committed.
 
     Ends with stop `infrastructure` where a tool says so, a tool's state is unavailable or the engine cannot be reached
     (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
@@ -59,11 +68,14 @@ async def run_rollout(
                     committed, stop = await _repaired(armed, turn, lookahead)
                 committed = within(committed, limits.max_tokens - len(history), chat)
                 turns.extend(committed)
+                for one in committed:
+                    on_turn(one)
                 history.extend(ids_of(s for t in committed for s in t.segments))
                 stop = stop or _stop(turns, len(history), limits)
                 if stop is None:
                     await state.discard()
-    except InfrastructureFault:
+    except InfrastructureFault as fault:
+        log.debug("%s", fault)
         stop = "infrastructure"
     finally:
         await engine.release(id)

@@ -52,7 +52,8 @@ class TurnSampler:
         return Turn((written, *answered), parsed.calls, observations, stop="call")
 
     async def scored(self, history: Sequence[int], turn: Turn) -> Turn:
-        """The turn with log-probs on its spliced tokens, under `history` and what of the turn goes before them.
+        """The turn with log-probs on its spliced tokens, under `history` and what of the turn goes before them, as far
+        as the engine knows any.
 
         Raises InfrastructureFault where the engine cannot be reached.
         """
@@ -64,7 +65,7 @@ class TurnSampler:
             if segment.kind == "spliced" and segment.logprobs is None:
                 with self._reaching_engine():
                     logprobs = await self.engine.score(self.id, ids, start)
-                segments.append(replace(segment, logprobs=tuple(logprobs)))
+                segments.append(replace(segment, logprobs=None if logprobs is None else tuple(logprobs)))
             else:
                 segments.append(segment)
         return replace(turn, segments=tuple(segments))

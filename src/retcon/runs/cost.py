@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,17 @@ class Meter:
         spent = spent or Cost()
         self._cpu = cpu_seconds() - spent.cpu_s
         self._wall = time.monotonic() - spent.wall_s
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """What is spent within is not counted."""
+        before = self.read()
+        try:
+            yield
+        finally:
+            after = self.read()
+            self._cpu += after.cpu_s - before.cpu_s
+            self._wall += after.wall_s - before.wall_s
 
     def read(self) -> Cost:
         """The cost so far."""

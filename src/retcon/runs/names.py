@@ -27,6 +27,8 @@ ALL = (
     Name("reward_std", "standard deviation of the rewards within a group, mean over groups", "", "reward_std"),
     Name("same_reward", "share of groups whose rewards are all equal, which teach nothing", "", "frac_reward_zero_std"),
     Name("pass_rate", "share of rollouts with a positive reward"),
+    Name("eval_pass_rate", "pass@1 on held-out problems, after steps that evaluate.every names"),
+    Name("first_try_failure_rate", "share of first tries that failed, as they happened"),
     Name("response_tokens", "tokens of a rollout after its prompt, observations included, mean",
          "response_length/mean", "completions/mean_length"),
     Name("prompt_tokens", "tokens of a prompt, mean over rollouts", "prompt_length/mean"),

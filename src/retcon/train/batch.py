@@ -78,12 +78,17 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[Sampl
     return [[samples[i] for i in bucket] for bucket in found]
 
 
-def minibatches(samples: Sequence[Sample], count: int, *, seed: int, step: int) -> list[list[Sample]]:
-    """`samples` shuffled and dealt into at most `count` minibatches whose sizes differ by one at most."""
-    order = list(samples)
-    random.Random(derive("minibatches", seed, step)).shuffle(order)
-    count = min(count, len(order))
-    return [order[part::count] for part in range(count)]
+def minibatches(samples: Sequence[Sample], count: int, *, seed: int, step: int, epochs: int = 1) -> list[list[Sample]]:
+    """`samples` shuffled and dealt into at most `count` minibatches whose sizes differ by one at most; again for every
+    further epoch, each time dealt anew."""
+    count = min(count, len(samples))
+    found: list[list[Sample]] = []
+    for epoch in range(epochs):
+        order = list(samples)
+        later = (epoch,) if epoch else ()
+        random.Random(derive("minibatches", seed, step, *later)).shuffle(order)
+        found += [order[part::count] for part in range(count)]
+    return found
 
 
 def epoch_batch(total: int, size: int, *, seed: int, step: int) -> list[int]:

@@ -25,8 +25,9 @@ from retcon.train.batch import epoch_batch
 from retcon.train.datasets.preferences import Preference, read_preferences
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
-from retcon.train.optim import apply, warmup_cosine
+from retcon.train.optim import apply, learning_rate, rising_steps
 from retcon.train.trainer import OnStep, Trainer, Training, train
+from retcon.train.watch.diverged import refuse_diverged
 
 
 def dpo_loss(
@@ -120,6 +121,7 @@ def dpo_step(
     tell the two apart, and both from π_ref.
     """
     model.eval()
+    batch = f"step {step + 1}"
     samples = [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
     with torch.no_grad():
         found = summed(model, samples, computing).view(-1, 2)
@@ -131,9 +133,12 @@ def dpo_step(
     with forwards(model, samples, computing) as parts:
         for part in parts:
             counted = torch.stack([by_sample[id(sample)] for sample in part.samples])
-            (part.logprobs.sum(-1) * counted).sum().backward()
-    lr = warmup_cosine(step, section.steps, peak=section.lr, warmup=section.warmup)
-    norm = apply(model, optimizer, lr=lr, max_grad_norm=section.max_grad_norm)
+            value = (part.logprobs.sum(-1) * counted).sum()
+            refuse_diverged(value.item(), part, batch)
+            value.backward()
+    rising = rising_steps(section.warmup, section.steps)
+    lr = learning_rate(step, section.steps, peak=section.lr, rising=rising, schedule="cosine")
+    norm = apply(model, optimizer, lr=lr, max_grad_norm=section.max_grad_norm, batch=batch)
     rewards = section.beta * (found - reference)
     return {
         "loss": loss.item(),

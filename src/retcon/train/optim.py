@@ -10,6 +10,7 @@ import torch
 from torch.utils import deterministic
 from transformers import PreTrainedModel
 
+from retcon.config.section import Schedule
 from retcon.core.errors import TrainingDiverged
 from retcon.models.devices import Placement, torch_threads
 from retcon.models.loading import without_bars
@@ -46,26 +47,36 @@ def adamw(
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 
-def apply(model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, lr: float, max_grad_norm: float) -> float:
+def apply(
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, lr: float, max_grad_norm: float, batch: str = "a batch"
+) -> float:
     """One optimiser step with the gradients that have piled up, which it then drops. Returns their norm, unclipped.
 
-    Raises TrainingDiverged for a norm that is not finite, before the weights are touched.
+    Raises TrainingDiverged for a norm that is not finite, before the weights are touched; it names the batch.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
     if not math.isfinite(norm):
-        raise TrainingDiverged(
-            f"the gradient norm is {norm}: lower the learning rate and start again from a checkpoint"
-        )
+        raise TrainingDiverged(f"{batch}: the gradient norm is {norm}")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
 
 
-def warmup_cosine(step: int, steps: int, *, peak: float, warmup: float) -> float:
-    """The learning rate of `step` (from 0) of `steps`: linear up over the share `warmup`, then a cosine down to 0."""
-    rising = max(1, round(warmup * steps))
+def learning_rate(step: int, steps: int, *, peak: float, rising: int, schedule: Schedule) -> float:
+    """That of `step` (from 0) of `steps`: up in a line over the first `rising` steps, so that the last of them has
+    `peak`; then as the schedule says, from `peak` down to what would be 0 at step `steps`."""
     if step < rising:
         return peak * (step + 1) / rising
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+    if schedule == "constant":
+        return peak
+    past, falling = step - rising, max(1, steps - rising)
+    if schedule == "linear":
+        return peak * (1 - past / falling)
+    return peak * 0.5 * (1 + math.cos(math.pi * past / falling))
+
+
+def rising_steps(share: float, steps: int) -> int:
+    """The steps of a warm-up over a share of all: one at least."""
+    return max(1, round(share * steps))

@@ -21,6 +21,7 @@ from retcon.core.seeds import derive
 from retcon.models.devices import OnPlace
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
+from retcon.rollout.prompts import refuse_long
 from retcon.runs.folder import RunFolder, open_run
 from retcon.select.drop import drop_infrastructure
 from retcon.store.fingerprint import fingerprint
@@ -31,8 +32,9 @@ from retcon.train.prompts import PromptStream
 from retcon.train.rollout_metrics import rollout_metrics
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
-from retcon.train.trainer import OnStep, Trainer, Training, train
+from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
 from retcon.train.update import to_samples, update
+from retcon.train.watch.course import Course
 
 KEEP_ROLLOUTS_EVERY = 10
 Reference = PreTrainedModel | None
@@ -59,12 +61,17 @@ def run_rl(
     RecipeError or RecordError for tasks or pass rates that do not serve (see `PromptStream`), MissingExtra,
     SandboxUnavailable where a step loses all of its rollouts to faults, TrainingDiverged.
     """
+    recipe.engine.refuse_training(recipe)
     folder = model_folder(start)
     start_id = fingerprint(folder)
     if tasks is None:
         tasks = build_tasks(recipe, folder)
         recipe, _ = settle(recipe, folder, tasks)
-    prompts = PromptStream(recipe, tasks, chat=build_chat(recipe, folder, tasks), model=start_id)
+    chat = build_chat(recipe, folder, tasks)
+    prompts = PromptStream(recipe, tasks, chat=chat, model=start_id)
+    if recipe.evaluate.every:
+        problems = tasks.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+        refuse_long(problems, chat, recipe.rollout.max_tokens, "problems")
     where = place_training(recipe, folder)
     refuse_unfit(needs_of("rl", recipe, folder, where), out)
     run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs}, tasks=tasks.name)
@@ -77,16 +84,22 @@ def run_rl(
 
 async def _train(recipe: Recipe, run: RunFolder, trainer: Trainer, tokenizer: Path, prompts: PromptStream) -> None:
     reference = trainer.reference() if recipe.rl.kl else None  # before the engine looks what memory is free
+    course = Course(recipe.rl, trainer.history())
     weights, reserved = trainer.engine_weights(), trainer.to_come()
     async with open_rollouts(recipe, weights, tokenizer, prompts.tasks, reserved=reserved) as rollouts:
         stream = prompts.after(trainer.drawn)
-        while trainer.step < recipe.rl.steps:
-            await _step(run, trainer, rollouts, stream, reference)
+        while trainer.step < recipe.rl.steps and not course.over:
+            course.add(await _step(run, trainer, rollouts, stream, reference, course))
 
 
 async def _step(
-    run: RunFolder, trainer: Trainer, rollouts: TrainingRollouts, prompts: Iterator[Task], reference: Reference
-) -> None:
+    run: RunFolder,
+    trainer: Trainer,
+    rollouts: TrainingRollouts,
+    prompts: Iterator[Task],
+    reference: Reference,
+    course: Course,
+) -> Metrics:
     recipe, step = rollouts.recipe, trainer.step + 1
     began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
@@ -113,19 +126,21 @@ async def _step(
         reference=reference,
     )
     trained = time.perf_counter()
-    rollouts.sync()
+    await rollouts.sync()
 
     if step % KEEP_ROLLOUTS_EVERY == 0 or step in (1, recipe.rl.steps):
         run.keep_trajectories(step, (t for group in drawn.made for t in group))
     made = rollout_metrics(drawn.made)
-    seconds = time.perf_counter() - began
-    trainer.done(  # checkpoint, where it is time, and log
+    seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
+    held_out = await _held_out(trainer, rollouts, step)
+    return trainer.done(  # checkpoint, where it is time, and log
         {
             **made,
             **selection_metrics(recipe, drawn),
+            **course.drift_after(made),
             **losses,
-            **rollouts.engine.stats.since(before).metrics(),
-            "lr": recipe.rl.lr,
+            **stats,
+            **held_out,
             "step_seconds": round(seconds, 4),
             "tokens_per_second": round(made["total_tokens"] / seconds, 1),
             "rollout_seconds": round(rolled_out - began, 4),
@@ -134,6 +149,18 @@ async def _step(
         },
         drawn=len(drawn.made),
     )
+
+
+async def _held_out(trainer: Trainer, rollouts: TrainingRollouts, step: int) -> dict[str, float]:
+    """The policy on the evaluation's problems, where the recipe asks for that after this step. What training draws
+    depends on none of it, and it is not part of what the run cost."""
+    recipe = rollouts.recipe
+    if not recipe.evaluate.every or (step % recipe.evaluate.every and step != recipe.rl.steps):
+        return {}
+    with trainer.off_the_clock():
+        found = await rollouts.evaluated()
+        rollouts.rest()
+    return found
 
 
 async def draw_groups(rollouts: TrainingRollouts, prompts: Iterator[Task], *, step: int) -> Drawn:

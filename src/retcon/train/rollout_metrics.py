@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
+from typing import get_args
 
+from retcon.core.tries import first_tries
 from retcon.core.types import TRAINED, Decision, Segment, Trajectory
 from retcon.purify.splice import UNALIGNED
 
-DECISIONS: tuple[Decision, ...] = ("shallow", "deep", "unrepaired", "answered")
+DECISIONS: tuple[Decision, ...] = get_args(Decision)
 
 
 def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
@@ -18,8 +20,9 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     are all equal. pass_rate: share with a positive reward. prompt_tokens, response_tokens, turns: of a rollout; its
     response begins with its first turn, and observations are part of it. cut_off: share that ended for want of tokens
     or turns. raw_failures, failures: failed calls a trajectory, as they happened and after purification. raw_calls:
-    likewise; call_failure_rate: raw_failures in raw_calls. spliced_share: of the tokens in the loss mask.
-    sampled_tokens: in all, lookaheads among them; total_tokens: of the histories, prompts among them. repairs by
+    likewise; call_failure_rate: raw_failures in raw_calls. first_tries, first_try_failures: in all (see
+    `retcon.core.tries`); first_try_failure_rate: the second in the first. spliced_share: of the tokens in the loss
+    mask. sampled_tokens: in all, lookaheads among them; total_tokens: of the histories, prompts among them. repairs by
     decision: in all; unaligned: those that are deep only because a call did not begin on a token boundary. rollouts,
     infrastructure: made, and lost to faults. Means and shares are over graded rollouts alone.
     """
@@ -28,6 +31,8 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     rewards = [t.reward for t in graded if t.reward is not None]
     within = [values for group in groups if len(values := [t.reward for t in group if t.reward is not None]) > 1]
     lengths = [(_length(t.prompt), _length(t.segments)) for t in graded]
+    tries = [first_tries(t) for t in graded]
+    tried, failed = sum(t.made for t in tries), sum(t.failed for t in tries)
     repairs = [turn.repair for t in made for turn in t.turns if turn.repair is not None]
     decisions = [repair.decision for repair in repairs]
     return {
@@ -44,6 +49,9 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         "call_failure_rate": sum(t.raw_failures for t in graded) / max(1, sum(t.raw_calls for t in graded)),
         "failures": _mean([t.failures for t in graded]),
         "raw_calls": _mean([t.raw_calls for t in graded]),
+        "first_tries": tried,
+        "first_try_failures": failed,
+        "first_try_failure_rate": failed / max(1, tried),
         "spliced_share": _spliced_share(graded),
         "sampled_tokens": sum(t.sampled_tokens for t in made),
         "rollouts": len(made),

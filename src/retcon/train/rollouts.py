@@ -6,11 +6,23 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
-from retcon.build import build_chat, build_repair, build_schedule, build_training_engine, open_context, open_graded
+from retcon.build import (
+    build_chat,
+    build_plain_sampling,
+    build_repair,
+    build_schedule,
+    build_training_engine,
+    measuring,
+    open_context,
+    open_graded,
+)
 from retcon.config.schema import Recipe
+from retcon.core.seeds import derive
+from retcon.core.tries import first_tries
 from retcon.core.types import Trajectory
-from retcon.engine.types import TrainableEngine
+from retcon.engine.types import FollowsWeights, TrainableEngine
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import TaskSet
@@ -39,15 +51,46 @@ class TrainingRollouts:
             grade=self.tasks.grade,
         )
 
+    async def evaluated(self) -> dict[str, float]:
+        """What the weights do on the evaluation's problems, `evaluate.every_samples` rollouts each, all as [evaluate]
+        says: the same problems and random streams whenever it is asked. Purification is off unless evaluate.repair says
+        otherwise.
+
+        eval_pass_rate: the mean over problems of pass@1; eval_failed_calls, eval_tokens (sampled): of a rollout, as
+        they happened; eval_first_try_failure_rate: see `retcon.core.tries`; eval_rollouts: those that no fault ended.
+        """
+        section = self.recipe.evaluate
+        groups = await rollout_groups(
+            self.tasks.evaluation(section.problems, section.seed),
+            measuring(self.recipe, self.context, build_plain_sampling(self.recipe)),
+            count=section.every_samples,
+            seed=derive("evaluation", section.seed, "every"),
+            step=0,
+            grade=self.tasks.grade,
+        )
+        kept = [[t for t in group if t.reward is not None] for group in groups]
+        graded = [t for group in kept for t in group]
+        tries = [first_tries(t) for t in graded]
+        count = max(1, len(graded))
+        return {
+            "eval_pass_rate": _mean([_mean([(t.reward or 0) > 0 for t in group]) for group in kept if group]),
+            "eval_failed_calls": sum(t.raw_failures for t in graded) / count,
+            "eval_first_try_failure_rate": sum(t.failed for t in tries) / max(1, sum(t.made for t in tries)),
+            "eval_tokens": sum(t.sampled_tokens for t in graded) / count,
+            "eval_rollouts": len(graded),
+        }
+
     def rest(self) -> None:
         """Before an update, which makes them worthless: the engine gives the memory of its keys and values back, so
         that it does not stand beside gradients and activations."""
         self.engine.invalidate()
 
-    def sync(self) -> None:
+    async def sync(self) -> None:
         """After an update: the engine gets the new weights, and forgets the keys and values of the old."""
         self.weights.sync()
         self.engine.invalidate()
+        if isinstance(self.engine, FollowsWeights):
+            await self.engine.follow()
 
 
 @asynccontextmanager
@@ -58,6 +101,14 @@ async def open_rollouts(
     rollouts are made. Raises SandboxUnavailable, CheckpointError, EngineError."""
     chat = build_chat(recipe, tokenizer, tasks)
     side_by_side = recipe.rl.prompts * recipe.select.made(recipe.rl.group)
-    engine = build_training_engine(recipe, weights.model, chat, max_requests=side_by_side, reserved=reserved)
+    engine = build_training_engine(
+        recipe, weights.model, chat, max_requests=side_by_side, reserved=reserved, folder=tokenizer
+    )
     async with engine, open_context(recipe, engine, chat) as context, open_graded(tasks) as graded:
+        if isinstance(engine, FollowsWeights):
+            await engine.follow()  # a run that goes on has other weights than the folder
         yield TrainingRollouts(recipe, replace(context, repair=build_repair(recipe)), graded, engine, weights)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

@@ -25,9 +25,10 @@ from retcon.train.batch import epoch_batch
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
-from retcon.train.optim import apply, warmup_cosine
+from retcon.train.optim import apply, learning_rate, rising_steps
 from retcon.train.sampled import Samples, sample_final
 from retcon.train.trainer import OnStep, Trainer, Training, train
+from retcon.train.watch.diverged import refuse_diverged
 
 BETAS = (0.9, 0.95)
 
@@ -130,15 +131,21 @@ def sft_step(
     *,
     computing: Computing = DEFAULT,
 ) -> dict[str, float]:
-    """One update on the mean of -log π over the samples' tokens in the loss mask. step: from 0. Returns its metrics."""
+    """One update on the mean of -log π over the samples' tokens in the loss mask. step: from 0. Returns its metrics.
+
+    Raises TrainingDiverged where loss or gradient are not finite, before weights move.
+    """
     model.train()
+    batch = f"step {step + 1}"
     total = sum(sum(s.mask) for s in samples)
     loss = 0.0
     with forwards(model, samples, computing) as parts:
         for part in parts:
             value = -part.logprobs.sum() / total
+            refuse_diverged(value.item(), part, batch)
             value.backward()
             loss += value.item()
-    lr = warmup_cosine(step, config.steps, peak=config.lr, warmup=config.warmup)
-    norm = apply(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm)
+    rising = rising_steps(config.warmup, config.steps)
+    lr = learning_rate(step, config.steps, peak=config.lr, rising=rising, schedule=config.schedule)
+    norm = apply(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm, batch=batch)
     return {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": total}

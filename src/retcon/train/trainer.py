@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from retcon.config.schema import Recipe
+from retcon.core.errors import TrainingDiverged
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.lora import Adapter
 from retcon.models.placing import model_folder, start_model
@@ -91,8 +92,22 @@ def train(
 
         trainer = Trainer(training, tell)
         if trainer.step < training.section.steps:
-            steps(trainer)
+            with naming_what_is_kept(run):
+                steps(trainer)
         return trainer.finish()
+
+
+@contextmanager
+def naming_what_is_kept(run: RunFolder) -> Iterator[None]:
+    """A training that diverges within says from where it can be taken up again."""
+    try:
+        yield
+    except TrainingDiverged as error:
+        kept = next((f"The checkpoint of step {step}, {folder}, is whole" for step, folder in run.checkpoints()), None)
+        raise TrainingDiverged(
+            f"{run.root} stopped at {error}. {kept or 'No checkpoint was made yet'}; the same command would come to "
+            "the same point: lower the learning rate or max_grad_norm in another --out"
+        ) from error
 
 
 class Trainer:
@@ -157,12 +172,25 @@ class Trainer:
             return 0
         return 2 * sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
 
-    def done(self, metrics: Metrics, *, drawn: int = 0) -> None:
-        """A step is over, which drew `drawn` prompts: log it, checkpoint if it is time, tell `on_step`."""
+    def history(self) -> list[dict[str, float | None]]:
+        """The metrics of all steps so far, those of earlier sessions among them."""
+        return self._run.read_metrics()
+
+    @contextmanager
+    def off_the_clock(self) -> Iterator[None]:
+        """What is done within does not count as what the run cost."""
+        with self._meter.stopped():
+            yield
+
+    def done(self, metrics: Metrics, *, drawn: int = 0) -> dict[str, float | None]:
+        """A step is over, which drew `drawn` prompts: log it, checkpoint if it is time, tell `on_step`. Returns its
+        line in metrics.jsonl."""
         self.step += 1
         self.drawn += drawn
         cost = self._meter.read()
-        line = {"step": self.step, **metrics, "cpu_s": round(cost.cpu_s, 3), "wall_s": round(cost.wall_s, 3)}
+        line: dict[str, float | None] = {
+            "step": self.step, **metrics, "cpu_s": round(cost.cpu_s, 3), "wall_s": round(cost.wall_s, 3)
+        }  # fmt: skip
         self._run.log(line)
         if self.step % self._every == 0:
             self.save()
@@ -170,6 +198,7 @@ class Trainer:
         if self._interrupted:
             self.save()
             raise KeyboardInterrupt
+        return line
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

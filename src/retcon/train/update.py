@@ -12,37 +12,49 @@ from transformers import PreTrainedModel
 from retcon.config.learning import RLSection
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
-from retcon.purify.weights import splice_weights
+from retcon.purify.weights import accepted_splices, splice_weights
 from retcon.train.batch import check_scored, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
-from retcon.train.objective.loss import Loss, Totals, averaged, negative_spliced
+from retcon.train.objective.contrast import contrast_samples
+from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.objective.reference import kl_terms, with_reference
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns
-from retcon.train.optim import apply
+from retcon.train.optim import apply, learning_rate
+from retcon.train.watch.diverged import refuse_diverged
 
-METRICS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "grad_norm", "padding", "skipped")
-SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate")
+SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "entropy")
+METRICS = (*SUMS, "grad_norm", "padding", "skipped")
 
 
 def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
     """The samples of a group, each with its rollout's advantage on all of its tokens.
 
-    With config.splice_weight `truncated`, spliced ids have their importance weights (see `splice_weights`); what
-    config.failed_calls, void_turns and truncated take out of the loss is not in the mask. Raises UnscoredTokens where
-    ids to be learnt have no log-prob.
+    With config.splice_weight, spliced ids have their weights (see `retcon.purify.weights`); what
+    config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.contrast the
+    tries
+    at repaired turns follow as samples of their own (see `contrast_samples`). Raises UnscoredTokens where ids to be
+    learnt have no log-prob.
     """
-    weigh = config.splice_weight == "truncated"
-    return [
+    samples = [
         replace(
             sample,
             mask=_learnt(trajectory, sample, config),
             advantages=(advantage,) * len(sample.ids),
-            weights=splice_weights(trajectory, config.splice_weight_cap) if weigh else None,
+            weights=_splice_weights(trajectory, config),
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
+    if config.contrast:
+        samples += [one for trajectory in group for one in contrast_samples(trajectory, config.contrast)]
+    return samples
+
+
+def _splice_weights(trajectory: Trajectory, config: RLSection) -> tuple[float | None, ...] | None:
+    if config.splice_weight == "truncated":
+        return splice_weights(trajectory, config.splice_weight_cap)
+    return accepted_splices(trajectory) if config.splice_weight == "accept" else None
 
 
 def _learnt(trajectory: Trajectory, sample: Sample, config: RLSection) -> tuple[int, ...]:
@@ -66,8 +78,9 @@ def update(
     computing: Computing = DEFAULT,
     reference: PreTrainedModel | None = None,
 ) -> dict[str, float | None]:
-    """`config.minibatches` optimiser steps over the samples of one step. Returns the means over them, and the mismatch
-    of log-probs (see `Mismatch`) before the first of them. reference: π_ref, where config.kl asks for a penalty.
+    """`config.minibatches` optimiser steps over the samples of one step (from 1), `config.epochs` times. Returns the
+    means over them, the learning rate, and the mismatch of log-probs (see `Mismatch`) before the first of them.
+    reference: π_ref, where config.kl asks for a penalty.
 
     The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredTokens,
     TrainingDiverged.
@@ -80,15 +93,27 @@ def update(
         samples = recompute(model, samples, mismatch, computing, weighing=weighing)
     if reference is not None:
         samples = with_reference(reference, samples, computing)
+    rising, schedule = config.warmup_steps, config.schedule
+    lr = learning_rate(step - 1, config.steps, peak=config.lr, rising=rising, schedule=schedule)
+    batches = minibatches(samples, config.minibatches, seed=seed, step=step, epochs=config.epochs)
     # Until there is something to learn from, the weights are still those that the rollouts were sampled from.
     parts = [
         minibatch_update(
-            model, optimizer, part, config, computing=computing, mismatch=mismatch if mismatch.empty else None
+            model,
+            optimizer,
+            part,
+            config,
+            computing=computing,
+            mismatch=mismatch if mismatch.empty else None,
+            lr=lr,
+            name=f"step {step}, minibatch {number} of {len(batches)}",
         )
-        for part in minibatches(samples, config.minibatches, seed=seed, step=step)
+        for number, part in enumerate(batches, start=1)
     ]
-    means = {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in METRICS}
-    return {**means, **mismatch.metrics()}
+    means: dict[str, float | None] = {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in METRICS}
+    if not config.entropy_coefficient:
+        means["entropy"] = None  # not measured
+    return {**means, **mismatch.metrics(), "lr": lr}
 
 
 def minibatch_update(
@@ -99,26 +124,30 @@ def minibatch_update(
     *,
     computing: Computing = DEFAULT,
     mismatch: Mismatch | None = None,
+    lr: float | None = None,
+    name: str = "a minibatch",
 ) -> dict[str, float]:
-    """One optimiser step. Returns loss, clip_fraction, kl (old to new), kl_reference (to π_ref, 0 without one),
-    entropy_estimate, grad_norm, padding: the share of padding in what attention computed, of which the linear layers
+    """One optimiser step, with the learning rate `lr`, config.lr where None. Returns loss, clip_fraction, kl (old to
+    new), kl_reference (to π_ref, 0 without one), entropy_estimate, entropy (exact; 0 unless config.entropy_coefficient
+    asks for it), grad_norm, padding: the share of padding in what attention computed, of which the linear layers
     see as much, or none (see `packing`), and skipped: 1 where the policy was already further than config.max_kl from
-    the one that sampled, so that no step was taken. mismatch: gets the log-probs.
+    the one that sampled, so that no step was taken. mismatch: gets the log-probs. name: of the minibatch, in errors.
 
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and
     entropy_estimate are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would
-    move on momentum.
+    move on momentum. Raises TrainingDiverged where loss or gradient are not finite, before weights move.
     """
     model.eval()
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
-    # The KL penalty holds rollouts without an advantage, too.
-    learnt = [s for s in samples if any(s.mask) and (s.reference is not None or any(s.advantages or ()))]
+    # The KL penalty and the entropy bonus act on rollouts without an advantage, too.
+    bonus = config.entropy_coefficient
+    learnt = [s for s in samples if any(s.mask) and (bonus or s.reference is not None or any(s.advantages or ()))]
     if not learnt:
         return dict.fromkeys(METRICS, 0.0)
     sums = dict.fromkeys(SUMS, 0.0)
     computed = totals.tokens / sum(sum(s.mask) for s in learnt)
     ids = padded = 0
-    with forwards(model, learnt, computing) as parts:
+    with forwards(model, learnt, computing, entropies=bool(bonus)) as parts:
         for part in parts:
             if mismatch is not None:
                 mismatch.add(part.logprobs, part.batch.old_logprobs, part.batch.mask)
@@ -129,6 +158,10 @@ def minibatch_update(
                 penalty = averaged(terms.masked_fill(~part.batch.mask, 0.0), part.batch.mask, totals, config.aggregate)
                 value = value + config.kl * penalty
                 sums["kl_reference"] += penalty.item()
+            if part.entropies is not None:
+                value = value - bonus * averaged(part.entropies, part.batch.mask, totals, config.aggregate)
+                sums["entropy"] += part.entropies.sum().item() / totals.tokens
+            refuse_diverged(value.item(), part, name)
             value.backward()
             sums["loss"] += value.item()
             sums["clip_fraction"] += loss.clipped.item()
@@ -139,12 +172,16 @@ def minibatch_update(
     if config.max_kl and sums["kl"] > config.max_kl:
         optimizer.zero_grad()
         return {**told, "grad_norm": 0.0, "skipped": 1.0}
-    norm = apply(model, optimizer, lr=config.lr, max_grad_norm=config.max_grad_norm)
+    norm = apply(model, optimizer, lr=config.lr if lr is None else lr, max_grad_norm=config.max_grad_norm, batch=name)
     return {**told, "grad_norm": norm, "skipped": 0.0}
 
 
 def _loss(part: Part, config: RLSection, totals: Totals) -> Loss:
     batch = part.batch
     masked = negative_spliced(batch.advantages, batch.spliced) if config.mask_negative_spliced else None
-    loss: Loss = config.loss(part.logprobs, batch, totals, masked=masked)
-    return loss
+    if not config.imitate_spliced:
+        loss: Loss = config.loss(part.logprobs, batch, totals, masked=masked)
+        return loss
+    loss = config.loss(part.logprobs, batch, totals, masked=batch.spliced)
+    terms = imitation(part.logprobs, batch) * config.imitate_spliced
+    return replace(loss, value=loss.value + averaged(terms, batch.mask, totals, config.aggregate))

@@ -24,7 +24,7 @@ from retcon.config.load import find_line
 from retcon.core.errors import nearest
 from retcon.core.types import Segment, Trajectory
 from retcon.purify.noop import does_nothing
-from retcon.purify.reading import names
+from retcon.purify.reading import names, trees
 from retcon.purify.reading.words import referring, referring_comments
 from retcon.report.diff import _aligned
 from retcon.report.transcript import _prompt
@@ -76,7 +76,7 @@ def overlap(text: str) -> None:
 
 
 def program(text: str) -> None:
-    names.parse.cache_clear()
+    trees.parse.cache_clear()
     names.effects(text), names.reads(text), names.goals(text, 1), names.works_out(text), names.assertions(text)
 
 

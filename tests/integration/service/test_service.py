@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import Server, server
+from servers.serving import Server, server
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from retcon.engine.scripted import ScriptedEngine
 from retcon.sandbox.client import SandboxClient, SandboxRouter
 from retcon.sandbox.types import Limits
 from retcon.tools.python import PythonTool
-from serving import server
+from servers.serving import server
 
 
 def free_port() -> int:

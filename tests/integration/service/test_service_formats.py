@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import server
+from servers.serving import server
 
 RAN = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}
 JUDGED = {"sub_id", "success", "run_success", "cost", "reason"}

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import Server, server
+from servers.serving import Server, server
 
 MIB = 1 << 20
 SECONDS = 60  # of programs that are to end: a busy machine is slow, not wrong

@@ -21,7 +21,7 @@ import pytest
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.client import SandboxClient
-from serving import Server, server
+from servers.serving import Server, server
 
 PAGES = ("/docs", "/openapi.json")
 

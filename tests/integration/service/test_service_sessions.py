@@ -15,7 +15,7 @@ from retcon.sandbox.service.app import create_app
 from retcon.sandbox.service.server import listen, served
 from retcon.sandbox.service.settings import Settings
 from retcon.sandbox.types import Result
-from serving import MemorySandbox
+from servers.serving import MemorySandbox
 
 
 def using(work: Callable[[SandboxClient, httpx.AsyncClient, MemorySandbox], Awaitable[Any]], **settings: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import TrainingDiverged, UnscoredTokens
+from retcon.core.errors import ComputeWarning, TrainingDiverged, UnscoredTokens
 from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
@@ -178,6 +178,50 @@ def test_a_gradient_that_is_not_finite_is_refused_before_anything_moves(model):
     with pytest.raises(TrainingDiverged, match="nan"):
         minibatch_update(trained, torch.optim.SGD(trained.parameters()), [sample(9, float("nan"))], CONFIG)
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in trained.state_dict().items())
+
+
+def test_a_loss_that_is_no_number_names_the_batch_and_its_rollouts_before_anything_moves(model):
+    """Of two minibatches; the first has taken its step by then, as its loss is one."""
+    trained = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(trained.parameters())
+    bad = replace(sample(9, float("nan")), source="numbers/7/3/1")
+    good = [replace(sample(9 + n, 1.0), source=f"numbers/7/3/{n + 2}") for n in range(3)]
+    steps = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    config = CONFIG.model_copy(update={"minibatches": 2})
+    place = next(
+        n for n, part in enumerate(minibatches([bad, *good], 2, seed=0, step=7), 1) if any(s is bad for s in part)
+    )
+    said = f"step 7, minibatch {place} of 2: the loss is nan, by numbers/7/3/1$"
+    with pytest.raises(TrainingDiverged, match=said):
+        update(trained, optimizer, [bad, *good], config, seed=0, step=7)
+    assert len(steps) == place - 1
+
+
+def test_a_model_that_gives_no_numbers_names_all_of_the_batch(model):
+    trained = copy.deepcopy(model)
+    with torch.no_grad():
+        trained.get_input_embeddings().weight.fill_(float("nan"))
+    samples = [replace(sample(9, 1.0), source=f"r{n}") for n in range(7)]
+    with pytest.raises(TrainingDiverged, match="the loss is nan, by r0, r1, r2, r3, r4 and 2 more"):
+        minibatch_update(trained, torch.optim.SGD(trained.parameters()), samples, CONFIG)
+
+
+def test_the_learning_rate_of_a_step_is_that_of_the_schedule(model):
+    """Plain gradient descent moves in proportion; step 2 of 4 after a warm-up of 1 has three quarters."""
+    config = CONFIG.model_copy(update={"schedule": "linear", "warmup_steps": 0, "steps": 4, "minibatches": 1})
+    still = config.model_copy(update={"schedule": "constant"})
+
+    def change(config):
+        trained = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(trained.parameters())
+        with pytest.warns(ComputeWarning):  # log-probs that are made up
+            metrics = update(trained, optimizer, [sample(9, 1.0)], config, seed=0, step=2)
+        return {k: v - model.state_dict()[k] for k, v in trained.state_dict().items()}, metrics["lr"]
+
+    (less, rate), (whole, full) = change(config), change(still)
+    assert (rate, full) == (pytest.approx(0.075), 0.1)
+    assert_moved_alike({k: v / 0.75 for k, v in less.items()}, whole)
 
 
 def trajectory(reward, logprobs=(-1.0,)):

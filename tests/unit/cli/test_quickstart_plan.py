@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.quickstart.ledger import Ledger, finished
+from retcon.cli.quickstart.ledger import open_ledger
 from retcon.cli.quickstart.plan import make_plan
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.evaluate.result import Result, Setting, write_result
@@ -42,7 +42,7 @@ def test_an_override_of_a_kind_reaches_the_arms_of_that_kind(tmp_path: Path) -> 
     assert "repair.gamma=0.3" in saar.job.words
     assert "repair.gamma=0.3" not in baseline.job.words
     assert all("rl.clip_high=0.4" in stage.job.words for stage in (baseline, saar))
-    with pytest.raises(RecipeError, match=r'repair\.gamma belongs to kind = "saar"'):
+    with pytest.raises(RecipeError, match=r'repair\.gamma belongs to kind = "branch" or "saar"'):
         make_plan(tmp_path, arms=["baseline"], seeds=1, overrides=["repair.gamma=0.3"])
 
 
@@ -68,40 +68,40 @@ def test_what_is_no_arm_is_refused(tmp_path: Path, arm: str) -> None:
 
 
 def test_the_ledger_refuses_other_recipes_and_takes_further_arms(tmp_path: Path) -> None:
-    Ledger(make_plan(tmp_path, arms=["saar"], seeds=1)).begin()
-    Ledger(make_plan(tmp_path, arms=["saar", "roc"], seeds=2))
+    open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1)).begin()
+    open_ledger(make_plan(tmp_path, arms=["saar", "roc"], seeds=2))
     with pytest.raises(CheckpointError, match=r"rl\.steps was 80, is 5.*choose another --out"):
-        Ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["rl.steps=5"]))
+        open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["rl.steps=5"]))
 
 
 def test_the_ledger_adds_up_sessions(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["saar"], seeds=1)
-    Ledger(plan).begin()
+    open_ledger(plan).begin()
     path = tmp_path / "quickstart.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": 100.0}))
-    ledger = Ledger(plan)
+    ledger = open_ledger(plan)
     assert ledger.seconds == 100.0  # looking at a finished run takes no time
     ledger.begin()
     assert ledger.seconds > 100.0
     path.write_text("{")
     with pytest.raises(CheckpointError, match=r"quickstart\.json cannot be read"):
-        Ledger(plan)
+        open_ledger(plan)
 
 
 def test_an_evaluation_has_finished_once_both_settings_are_there(tmp_path: Path) -> None:
     stage = make_plan(tmp_path, arms=["saar"], seeds=1).cold[1]
     stage.makes.parent.mkdir(parents=True)
-    assert not finished(stage)
+    assert not stage.finished
     result = Result("c", {}, {})
     for name in ("t1", "top_p"):
-        assert not finished(stage)
+        assert not stage.finished
         result = result.with_setting(name, Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0))
         write_result(stage.makes, result)
-    assert finished(stage)
+    assert stage.finished
 
 
 def test_with_top_p_1_an_evaluation_has_one_setting(tmp_path: Path) -> None:
     stage = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.top_p=1.0"]).cold[1]
     stage.makes.parent.mkdir(parents=True)
     write_result(stage.makes, Result("c", {}, {}).with_setting("t1", Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0)))
-    assert finished(stage)
+    assert stage.finished

@@ -44,6 +44,14 @@ def test_an_engine_that_takes_no_weights_is_not_trained_with() -> None:
         build_training_engine(load_recipe(None, ["engine.kind=scripted"]), model, CHAT, max_requests=4)
 
 
+@pytest.mark.parametrize("kind", ["scripted", "openai"])
+def test_training_with_an_engine_that_cannot_be_is_refused_by_name_before_work_starts(kind: str) -> None:
+    recipe = load_recipe(None, [f"engine.kind={kind}"])
+    with pytest.raises(RecipeError, match=rf"engine\.kind = '{kind}' cannot be trained with: "):
+        recipe.engine.refuse_training(recipe)
+    load_recipe(None).engine.refuse_training(load_recipe(None))
+
+
 @pytest.mark.torch
 def test_the_local_engine_can_be_trained_with() -> None:
     pytest.importorskip("torch")

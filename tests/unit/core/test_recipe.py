@@ -66,8 +66,8 @@ def test_dotted_keys_and_inline_tables_have_lines_too(tmp_path: Path, text: str)
     ("line", "parts"),
     [
         ("gamma = 1.5", ["repair.gamma = 1.5", "less than or equal to 1"]),
-        ('kind = "sar"', ['repair.kind = "sar"', "did you mean 'saar'?", "none, saar, and by import path"]),
-        ("kind = 3", ["repair.kind = 3", "it must be a name: none, saar, or an import path"]),
+        ('kind = "sar"', ['repair.kind = "sar"', "did you mean 'saar'?", "branch, none, saar, and by import path"]),
+        ("kind = 3", ["repair.kind = 3", "it must be a name: branch, none, saar, or an import path"]),
         ('attempts = "3"', ['repair.attempts = "3"', "valid integer"]),
         ("attempts = true", ["repair.attempts = true", "valid integer"]),
         ("gamma = nan", ["repair.gamma", "finite"]),
@@ -143,7 +143,7 @@ def test_overrides_take_toml_values_and_bare_strings() -> None:
         ("rel.steps=3", "did you mean 'rl'?"),
         ("gamma=1", "did you mean 'repair.gamma'?"),
         ("repair.probability=2", "less than or equal to 1"),
-        ("repair.gamma=0.4", 'repair.gamma belongs to kind = "saar"'),
+        ("repair.gamma=0.4", 'repair.gamma belongs to kind = "branch" or "saar"'),
         ("select.draw=rank", 'select.draw belongs to kind = "roc"'),
         ("repair.gamma.x=2", "unknown key 'gamma.x'"),
         ("rl.group=1", "no variance"),
@@ -169,7 +169,7 @@ def test_the_page_on_recipes_shows_every_key_with_its_default() -> None:
 
 def test_a_key_of_another_kind_is_refused_by_file_and_line(tmp_path: Path) -> None:
     message = complaint(tmp_path, '[repair]\nkind = "none"\ngamma = 0.3\n')
-    assert message.endswith('mine.toml, line 3: repair.gamma belongs to kind = "saar"')
+    assert message.endswith('mine.toml, line 3: repair.gamma belongs to kind = "branch" or "saar"')
 
 
 def test_an_override_of_a_kind_may_come_after_those_of_its_keys() -> None:

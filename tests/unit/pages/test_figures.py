@@ -26,7 +26,7 @@ def test_readme_and_docs_show_what_the_result_files_say() -> None:
 
 def test_every_table_and_every_result_is_shown_somewhere() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
-    tables = list((ROOT / "benchmarks" / "tables").glob("*.md"))
+    tables = list((ROOT / "benchmarks" / "tables").rglob("*.md"))
     for table in tables:
         assert f"<!-- figures: {table.stem} -->" in pages
     text = "".join(table.read_text(encoding="utf-8") for table in tables)
@@ -62,7 +62,15 @@ def test_a_page_follows_its_results(tmp_path: Path) -> None:
 def test_a_table_can_say_when_and_where_it_was_measured(tmp_path: Path) -> None:
     root = repository(tmp_path, "{run.about:when}", {})
     ((_, text),) = outdated(root).items()
-    assert re.search(r"^\*20\d\d-\d\d-\d\d, \d+ cores of .+ GPU(; commit [0-9a-f]+\+?)?\*$", text, re.MULTILINE)
+    shown = r"^\*20\d\d-\d\d-\d\d, \d+ cores of .+ GPU, load \d+\.\d(; commit [0-9a-f]+\+?)?\*$"
+    assert re.search(shown, text, re.MULTILINE)
+
+
+def test_tables_of_texts_and_counts_are_written_as_markdown(tmp_path: Path) -> None:
+    figures = {"found": {"head": ["", "a"], "rows": [["x", "1,000"], ["y", ""]]}, "by": {"end": 1200, "user": 3}}
+    root = repository(tmp_path, "{run.found:rows}\n\n{run.by:counts}", figures)
+    ((_, text),) = outdated(root).items()
+    assert "|  | a |\n| --- | --- |\n| x | 1,000 |\n| y |  |\n\n`end` 1,200, `user` 3" in text
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,7 @@ def test_a_table_can_say_when_and_where_it_was_measured(tmp_path: Path) -> None:
         ("{run.rat:0}", r"speed.md: \{run.rat\}: there is no 'rat'; there are: rate, middle, about"),
         ("{runs.rate:0}", r"speed.md: \{runs.rate\}: there is no 'runs'; there are: run"),
         ("{run.middle.7:0}", r"there is no '7'"),
-        ("{run.rate:x}", "'x' is no format; there are: a number of digits, arms, screen, block, when"),
+        ("{run.rate:x}", "'x' is no format; there are: a number of digits, rows, counts, arms, screen, block, when"),
     ],
 )
 def test_a_field_that_is_not_there_is_named(tmp_path: Path, table: str, complaint: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from foreign import FAILED, FIXED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Segment
 from retcon.purify.kept import rewritten
-from retcon.purify.offline import Offline, Purified
+from retcon.purify.offline import UNFIT, Offline, Purified
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.formats.mint import MINT
 
@@ -65,6 +65,13 @@ def test_a_failure_that_stays_and_a_user_are_something_to_refer_to() -> None:
         assert "Sorry for the error." in result.trajectory.turns[-1].text
 
 
+@pytest.mark.parametrize(("words", "cut"), [("This handles the odd case.", True), ("This handles the rest.", False)])
+def test_five_words_that_went_are_cut_where_they_are_said_once_more(words: str, cut: bool) -> None:
+    result = purify(ASK, FAIL, works(FIXED, "4.0", f"We take it. {words}"), answer(f"{words} The root of 16 is 4."))
+    assert [one.rule for one in result.cuts] == ["repeated"] * cut
+    assert (words in result.trajectory.turns[-1].text) is not cut
+
+
 def test_a_value_that_only_the_removed_output_had_is_missed() -> None:
     failure = replace(FAIL, output="half is 12.345\n" + FAIL.output)
     fix = works(FIXED, "4.0", "sqrt it is")
@@ -72,10 +79,34 @@ def test_a_value_that_only_the_removed_output_had_is_missed() -> None:
     assert purify(ASK, failure, works(FIXED, "12.345"), answer("Twice 12.345 is what we want here.")).splices
 
 
-def test_a_plan_that_an_assertion_refutes_keeps_its_words() -> None:
+def test_the_words_of_a_plan_that_an_assertion_refutes_go() -> None:
     code = "def twice(n):\n    return n + {}\n\nassert twice(4) == 8"
     failure = fails(code.format(2), "AssertionError", 4, "We add two to the number to double it.")
-    assert reasons(purify(ASK, failure, works(code.format("n"), "ok"))) == [("plan", "an assertion failed")]
+    for words in ("", "Oops, that was wrong."):
+        assert reasons(purify(ASK, failure, works(code.format("n"), "ok", words))) == [("plan", "an assertion failed")]
+    result = purify(ASK, failure, works(code.format("n"), "ok", "Oops, that was wrong. We add the number to itself."))
+    assert [splice.shallow for splice in result.splices] == [False]
+    turn = result.trajectory.turns[0]
+    assert "We add the number to itself." in turn.text
+    assert "Oops" not in turn.text
+    assert "We add two" not in turn.text
+    assert turn.repair is not None
+    assert (turn.repair.decision, turn.repair.reason) == ("deep", UNFIT)
+    assert turn.repair.similarity is not None
+    assert turn.repair.similarity > 0.9
+    assert [cut.rule for cut in turn.repair.cut] == ["apology"]
+
+
+def test_the_words_of_a_retry_that_speak_of_the_failure_before_it_go() -> None:
+    first = fails("table = load('sales')\nprint(table.head())", said="We load the table.")
+    retry = replace(FAIL, text="Sorry for that, we take the root of it.")
+    result = purify(ASK, first, retry, works(FIXED, "4.0", "We take the root of 16 by its name."))
+    assert [(splice.failure, splice.shallow) for splice in result.splices] == [(1, False)]
+    assert "Sorry" not in result.trajectory.text
+    assert [reason for reason, _ in reasons(purify(ASK, first, retry, works(FIXED, "4.0", "So.")))] == [
+        "unrelated",
+        "retry",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from foreign import FAILED, FIXED, REPAIRED, Step, answer, fails, mint, ours, user, works
 from retcon.core.codec import from_dict
-from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
 from retcon.purify.offline import REASONS, LeftAlone, Offline, Purified, Splice
 from retcon.transcripts.formats.mint import MINT
 
@@ -89,7 +89,12 @@ def test_a_later_failure_of_the_run_may_be_what_was_fixed() -> None:
 
 def test_the_fix_of_a_retry_that_speaks_of_the_failure_before_it_is_none() -> None:
     first = fails("table = load('sales')\nprint(table.head())")
-    steps = (ASK, first, fails(FAILED, line=2, said="Sorry for that, we take the root of it."), works(FIXED))
+    steps = (
+        ASK,
+        first,
+        fails(FAILED, line=2, said="Sorry for that, we take the root of it."),
+        works(FIXED, said="So."),
+    )
     assert reasons(purify(*steps)) == [(0, "unrelated"), (1, "retry")]
     assert purify(*steps[:2], user("The root, please."), *steps[2:]).splices == (Splice(1, 2, True),)
 
@@ -147,6 +152,34 @@ def test_a_call_that_worked_beside_the_failed_one_must_be_in_the_fix() -> None:
         assert [left.reason for left in result.left] == ["sibling"] * (1 - splices)
 
 
+def test_a_comment_that_speaks_of_the_failure_stays_where_a_turn_has_several_programs() -> None:
+    failed, fix = two_calls(FAILED, "print(2)", "error", "ok"), two_calls(FIXED, "print(2)", "ok", "ok")
+    commented = two_calls(f"# Fixed: it is sqrt\n{FIXED}", "print(2)", "ok", "ok")
+    assert Offline(state="ignore")(Trajectory("t", "k", (), (failed, fix))).splices
+    result = Offline(state="ignore")(Trajectory("t", "k", (), (failed, commented)))
+    assert [(left.reason, left.detail) for left in result.left] == [("words", "fix: # Fixed: it is sqrt")]
+
+
+def test_a_number_of_the_failed_program_itself_was_told_by_nobody() -> None:
+    failure = fails("total = x + 7\nprint(total)")
+    fix = works("x = 7\ntotal = x + 7\nprint(total)", "14")
+    assert reasons(purify(ASK, failure, fix)) == [(0, "avoided")]
+    assert purify(user("Take 7 for x."), failure, fix).splices
+
+
+def test_the_calls_of_a_later_turn_are_read_in_their_order() -> None:
+    failed = Turn(
+        (Segment("sampled", "x"),), (ToolCall("a", "python", {"code": "side = 16\n" + FAILED}, 0),),
+        (Observation("a", "", "error"),), "call",
+    )  # fmt: skip
+    fix = replace(
+        failed, calls=(ToolCall("b", "python", {"code": FIXED}, 0),), observations=(Observation("b", "", "ok"),)
+    )
+    for first, second, reason in (("print(side)", "side = 1", ["state"]), ("side = 1", "print(side)", [])):
+        result = Offline()(Trajectory("t", "k", (), (failed, fix, two_calls(first, second, "ok", "ok"))))
+        assert [left.reason for left in result.left] == reason
+
+
 def test_a_shell_command_is_left_alone_unless_state_is_ignored() -> None:
     call = ToolCall("a", "bash", {"command": "make al", "code": "make al"}, 0, language="shell")
     good = ToolCall("b", "bash", {"command": "make all", "code": "make all"}, 0, language="shell")
@@ -167,6 +200,18 @@ def test_log_probs_after_a_splice_are_unknown() -> None:
     assert result.splices
     assert result.trajectory.turns[-1].segments[0].ids == (1, 2)
     assert result.trajectory.turns[-1].segments[0].logprobs is None
+
+
+def test_log_probs_of_the_words_before_a_splice_stay() -> None:
+    def turn(code: str, status: Status) -> Turn:
+        written = (Segment("sampled", "We. ", (1, 2), (-0.5, -0.5)), Segment("sampled", code, (3,), (-0.1,)))
+        call = ToolCall("c", "python", {"code": code}, 4, start=2)
+        return Turn(written, (call,), (Observation("c", "", status),), "call")
+
+    result = Offline()(Trajectory("t", "k", (), (turn(FAILED, "error"), turn(FIXED, "ok"))))
+    words, fix = result.trajectory.turns[0].generated
+    assert (words.kind, words.logprobs) == ("sampled", (-0.5, -0.5))
+    assert (fix.kind, fix.logprobs) == ("spliced", None)
 
 
 def test_a_clean_trajectory_is_the_same_object() -> None:
@@ -190,8 +235,8 @@ SECOND = FIRST.replace(" - 99", "")
         "Let us try a different approach.",
         "Instead of dividing them we take the greatest.",
         "We need to rethink our strategy.",
-        "Solving it directly is slow, so we go step by step.",
-        "I will work this out manually.",
+        "Again: directly is slow, so we go step by step.",
+        "Once more, manually.",
     ],
 )
 def test_words_of_a_plan_that_was_given_up_do_not_stay(said: str) -> None:
@@ -200,6 +245,9 @@ def test_words_of_a_plan_that_was_given_up_do_not_stay(said: str) -> None:
     # In an attempt between the two the plan was given up as well.
     between = fails(SECOND.replace("max", "maximum"), "NameError", 2, said)
     assert (0, "plan") in reasons(purify(ASK, failure, between, works(SECOND, "9801", "Of course.")))
+    # What is tried after it in the run may be what was fixed.
+    result = purify(ASK, failure, replace(between, text="So."), works(SECOND, "9801", said))
+    assert (reasons(result), result.splices) == ([(0, "plan")], (Splice(1, 2, True),))
     assert purify(ASK, failure, works(SECOND, "9801", "The list has 99 of them.")).splices
     # Where nothing was said of a plan, none was given up.
     assert purify(ASK, replace(failure, text="So."), works(SECOND, "9801", said)).splices

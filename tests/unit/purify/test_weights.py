@@ -12,7 +12,7 @@ from retcon.core.errors import UnscoredTokens
 from retcon.core.sample import to_sample
 from retcon.core.types import RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.saar import Saar
-from retcon.purify.weights import splice_weights
+from retcon.purify.weights import accepted_splices, splice_weights
 
 PROMPT = (Segment("prompt", "?", (1,)),)
 CALL = ToolCall("0", "python", {"code": "x"}, char=1, start=1)
@@ -83,3 +83,27 @@ def test_a_played_repair_has_a_weight_on_each_spliced_id_alone(fix):
     assert [w for w in weights if w is not None] == [
         pytest.approx(math.exp(a - b)) for a, b in zip(now, was, strict=True)
     ]
+
+
+def test_a_splice_that_became_likelier_is_always_accepted():
+    trajectory = repaired(now=(-1.0,) * 3, was=(-2.0,) * 4)
+    for number in range(20):
+        assert accepted_splices(replace(trajectory, id=f"t/{number}")) == (None,) * 3 + (1.0,) * 3 + (None,) * 2
+
+
+def test_a_splice_is_accepted_as_often_as_it_is_likely():
+    """The ratio of the whole splice is e^-.9 = .407, whatever that of its tokens."""
+    trajectory = repaired(now=(-2.0, -1.0, -1.0), was=(-9.0, -1.1, -1.0, -1.0))
+    drawn = [accepted_splices(replace(trajectory, id=f"t/{number}"))[3:6] for number in range(4000)]
+    assert {*drawn} == {(0.0,) * 3, (1.0,) * 3}
+    assert drawn.count((1.0,) * 3) / 4000 == pytest.approx(math.exp(-0.9), abs=0.03)  # 4 standard errors
+    assert accepted_splices(trajectory) == accepted_splices(trajectory)
+
+
+def test_splices_of_a_trajectory_are_accepted_apart():
+    one = repaired(now=(-2.0, -1.0, -1.0), was=(-9.0, -1.1, -1.0, -1.0))
+    both = [
+        tuple(w for w in accepted_splices(replace(one, id=f"t/{n}", turns=one.turns[:1] * 2)) if w is not None)
+        for n in range(60)
+    ]
+    assert {(0.0,) * 3 + (1.0,) * 3, (1.0,) * 3 + (0.0,) * 3} <= {*both}

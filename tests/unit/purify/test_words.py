@@ -35,6 +35,20 @@ def kept(text: str) -> str:
         ("The previous code took the root.", "previous"),
         ("The solve function is not available.", "unavailable"),
         ("It seems that x has no value.", "seen"),
+        ("The solution is not producing the expected output.", "refuted"),
+        ("The loop wouldn't end for such a list.", "refuted"),
+        ("The correct sum should be that of the odd ones.", "fix"),
+        ("I will update the function accordingly.", "fix"),
+        ("I need to update the condition of the loop.", "fix"),
+        ("Currently, only the first one counts.", "previous"),
+        ("The current implementation counts the first one.", "previous"),
+        ("Re-initializing the list of squares.", "again"),
+        ("Redefining the symbols.", "again"),
+        ("Resetting the list.", "again"),
+        ("I tried to use x before it had a value.", "did"),
+        ("We used the wide one of both.", "did"),
+        ("We divide the product by m, not n.", "contrast"),
+        ("We want the position of the bit and not its value.", "contrast"),
     ],
 )
 def test_a_sentence_refers_by_a_rule(sentence: str, rule: str) -> None:
@@ -56,10 +70,47 @@ def test_a_sentence_about_the_task_does_not(sentence: str) -> None:
     assert referring(sentence, "later") == []
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "I will update the dp array in each step.",
+        "The number must not be zero.",
+        "We have 12 of them.",
+        "We find the numbers which do not divide it.",
+    ],
+)
+def test_right_after_a_failure_too(sentence: str) -> None:
+    assert referring(sentence, "fix") == []
+
+
+def test_thanks_for_patience_are_an_apology() -> None:
+    text = "Thank you for your patience. The sum is 10."
+    assert [(one.start, one.rule) for one in referring(text, "later")] == [(0, "apology")]
+
+
 def test_only_the_sentences_that_refer_are_cut_and_what_leans_on_them() -> None:
     assert kept("Sorry, my mistake. This was careless. Now we take the root of 16.") == "Now we take the root of 16."
     assert kept("We take the root of 16.\nI apologize for that.\nIt is 4 in all.\n") == "We take the root of 16.\n"
     assert kept("<thought> Sorry. We add 2 and 3 up. </thought>") == "<thought> We add 2 and 3 up. </thought>"
+
+
+def test_a_pronoun_whose_noun_was_cut_leans_on_it() -> None:
+    assert kept("The variable oo is not defined. We define it by sympy. Now we add all roots.") == (
+        "Now we add all roots."
+    )
+    assert kept("I fixed both squares. If they are whole, so is m. We add all up.") == "We add all up."
+    assert kept("I made a mistake. I should look at the logic of the function. We add all.") == "We add all."
+    # What two sentences before was cut is not leant on.
+    assert kept("Sorry. We take the root. We add it up.") == "We take the root. We add it up."
+
+
+def test_where_what_comes_before_is_gone_the_first_sentence_may_lean_too() -> None:
+    text = "Let us import it by name. Then we take the root."
+    assert [text[one.start : one.end] for one in referring(text, "fix", first="leans")] == [
+        "Let us import it by name.",
+        "Then we take the root.",
+    ]
+    assert referring("We take the root.", "fix", first="leans") == []
 
 
 def test_sentences_end_where_they_end() -> None:

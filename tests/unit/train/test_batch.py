@@ -75,3 +75,15 @@ def test_epochs_show_each_sample_once_and_in_another_order():
 
 def test_a_batch_larger_than_an_epoch():
     assert sorted(epoch_batch(2, 5, seed=0, step=0)[:4]) == [0, 0, 1, 1]
+
+
+def test_further_epochs_deal_anew_and_the_first_is_as_without_them() -> None:
+    samples = [sample(n) for n in range(3, 20)]
+    once = minibatches(samples, 3, seed=1, step=1)
+    thrice = minibatches(samples, 3, seed=1, step=1, epochs=3)
+    assert thrice[:3] == once
+    assert len(thrice) == 9
+    for epoch in (thrice[:3], thrice[3:6], thrice[6:]):
+        assert sorted(len(s.ids) for part in epoch for s in part) == [len(s.ids) for s in samples]
+    assert thrice[3:6] != once
+    assert thrice[6:] != thrice[3:6]

@@ -8,7 +8,7 @@ import torch
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import Batch
-from retcon.train.objective.loss import Totals, negative_spliced, policy_loss
+from retcon.train.objective.loss import Totals, imitation, negative_spliced, policy_loss
 
 pytestmark = pytest.mark.torch
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -148,3 +148,15 @@ def test_an_algorithm_has_its_own_mean_its_clip_and_the_tokens_that_are_masked(a
 def test_totals_count_the_sequences_that_are_learnt_somewhere():
     mask = torch.tensor([[True, True, False], [False, False, False], [False, False, True]])
     assert Totals.of(mask) == Totals(tokens=3, sequences=2)
+
+
+def test_imitation_is_a_cross_entropy_on_spliced_tokens_of_what_did_well():
+    logprobs = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]], requires_grad=True)
+    mask = torch.tensor([[True, True, True], [True, True, True]])
+    spliced = torch.tensor([[False, True, True], [False, True, True]])
+    advantages = torch.tensor([[0.5] * 3, [-0.5] * 3])
+    terms = imitation(logprobs, Batch(mask, mask, spliced, logprobs.detach() + 9.0, advantages, None))
+    assert terms.tolist() == [[0.0, 1.0, 1.5], [0.0, 0.0, 0.0]]  # whatever the old log-probs: no ratio, no clip
+    terms.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[0.0, -0.5, -0.5], [0.0, 0.0, 0.0]]

@@ -16,6 +16,8 @@ from retcon.purify.offline import Offline
 from retcon.report.purification import remarks, shortened
 from retcon.store.jsonl import read
 from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.formats.markdown import Markdown
+from retcon.transcripts.formats.messages import Messages
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purification import Purification, Stopped
@@ -207,3 +209,19 @@ def test_names_in_a_report_stay_apart() -> None:
     alike = [f"{'x' * 20}{n}{'y' * 20}" for n in (1, 2)]
     for names in (alike, [*alike, "z"], [*long, "other.jsonl"], ["a/" + long[0], "b/" + long[0]]):
         assert len(set(shortened(names, 30))) == len(names)
+
+
+@pytest.mark.parametrize("after", ["no\n", "python\n"])
+def test_a_fence_with_words_behind_it_closes_no_output(after: str) -> None:
+    """So that what follows belongs to the output: the cheap look leaves it to the full reading."""
+    text = "```python\nx = 1\n```\n```output\n1\n```"
+    assert Markdown().clean_inside(text) == 1
+    assert Markdown().clean_inside(f"{text}{after}NameError: name 'x' is not defined") is None
+
+
+def test_what_a_tool_says_after_a_users_word_answers_no_call() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "python", "arguments": "{}"}}
+    said = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "user", "content": "Stop."}]
+    record = {"messages": [*said, {"role": "tool", "content": "1"}]}
+    (read,) = Messages().read(record, "t").trajectories
+    assert Messages().clean(record) == sum(len(turn.observations) for turn in read.turns) == 0

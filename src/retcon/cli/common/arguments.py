@@ -29,6 +29,14 @@ _MODEL = (
     "ORG/NAME of the hub."
 )
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
+ModelOrURL = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help=f"{_MODEL} Or the URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.",
+        show_default=False,
+    ),
+]
 Start = Annotated[
     str | None,
     typer.Option(
@@ -57,6 +65,11 @@ TierName = Annotated[
         show_default=False,
     ),
 ]
+
+
+def is_url(model: str) -> bool:
+    """Whether a MODEL is served elsewhere."""
+    return model.startswith(("http://", "https://"))
 
 
 def split_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -29,6 +29,7 @@ SHARED = 1.3
 
 def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     """Prints the plan of `retcon train`. Raises what the run itself would before it starts."""
+    recipe.engine.refuse_training(recipe)
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
     place = place_training(recipe, folder)
@@ -85,14 +86,18 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     recipe = recipe.model_copy(
         update={"evaluate": recipe.evaluate.model_copy(update={"problems": max(1, len(problems))})}
     )
+    show = Console(highlight=False, soft_wrap=True)
+    count = len(problems) * recipe.evaluate.samples
+    asked = f"problems: {len(problems):,} of {tasks.name} × {recipe.evaluate.samples} rollouts in each of 2 settings"
+    if not recipe.engine.in_process:
+        show.print(f"model: {recipe.engine.subject(folder)}, which computes elsewhere: its time is not known\n{asked}")
+        for one in derived:
+            show.print(Text.assemble(("derived: ", "bold"), str(one)))
+        return
     place = place_training(recipe, folder, ("rollout_dtype",))
     needs = needs_of("eval", recipe, folder, place)
-    show = Console(highlight=False, soft_wrap=True)
     _head(show, folder, out, needs, place.line, derived)
-    count = len(problems) * recipe.evaluate.samples
-    show.print(
-        f"problems: {len(problems):,} of {tasks.name} × {recipe.evaluate.samples} rollouts in each of 2 settings"
-    )
+    show.print(asked)
     _memory(show, needs)
     refuse_unfit(needs, out)
     show.print("measuring some rollouts …", style="dim")

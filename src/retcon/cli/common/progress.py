@@ -98,6 +98,7 @@ class Shown:
 FIGURES = (
     Shown("reward", "reward", "{:+.3f}"),
     Shown("pass_rate", "pass", "{:.1%}"),
+    Shown("eval_pass_rate", "held out", "{:.1%}"),
     Shown("raw_failures", "failed calls", "{:.2f}"),
     Shown("loss", "loss", "{:.4f}"),
     Shown("accuracy", "accuracy", "{:.1%}"),

@@ -5,18 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from retcon.cli.common.arguments import command_line, need_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.quickstart.sets import DEFAULT, SETS, chosen
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from retcon.cli.quickstart.plan import Plan
 
 
 def quickstart(
@@ -79,6 +74,8 @@ def quickstart(
     need_training()
     from rich.console import Console
 
+    from retcon.cli.common.ledger import do_stages
+    from retcon.cli.quickstart.ledger import open_ledger
     from retcon.cli.quickstart.prepare import Wish, prepare
 
     wish = Wish(
@@ -98,35 +95,7 @@ def quickstart(
         plan = prepare(wish, console)
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {plan.out}; go on with: {command}"):
-        seconds = _work(plan, wish.at_once, console)
+        seconds = do_stages(plan.stages, open_ledger(plan), at_once=wish.at_once, console=console, out=plan.out)
         from retcon.cli.quickstart.finish import finish
 
         finish(plan, seconds, command, Console())
-
-
-def _work(plan: Plan, at_once: int, console: Console) -> float:
-    """Does what is not done yet; wall seconds of this and all earlier sessions."""
-    from retcon.cli.quickstart.board import board_for
-    from retcon.cli.quickstart.jobs import run_chains
-    from retcon.cli.quickstart.ledger import Ledger, finished
-
-    ledger = Ledger(plan)
-    todo = [stage for stage in plan.stages if not finished(stage)]
-    if not todo:
-        return ledger.seconds
-    cold, *others = (
-        [stage.job for stage in chain if stage in todo]
-        for chain in ((plan.cold[0],), *plan.arms.values(), (plan.cold[1],))
-    )
-    console.print(
-        f"{len(todo)} of {len(plan.stages)} stages to do, {at_once} at once; everything goes to {plan.out}",
-        highlight=False,
-    )
-    ledger.begin()
-    try:
-        with board_for(console, [stage.job for stage in todo]) as board:
-            for chains in ([cold], others):
-                run_chains(chains, at_once=at_once, board=board, on_end=lambda _: ledger.save())
-    finally:
-        seconds = ledger.end()
-    return seconds

@@ -40,7 +40,7 @@ def finish(plan: Plan, seconds: float, command: str, console: Console) -> None:
     comparison = Comparison(cold, arms, seconds)
     found = _showcase(plan)
     write_summary(plan.out / "summary.json", comparison)
-    pictures = draw_curves(comparison, plan.out)
+    pictures = draw_curves(comparison.arms, plan.out)
     embedded = {curve: file.read_bytes() for curve, file in pictures.items()}
     report = Report(comparison, embedded, found[0] if found else None, _repeat(command))
     write_page(plan.out / "report.html", report)

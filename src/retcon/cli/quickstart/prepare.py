@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from retcon.build import build_chat, build_tasks
 from retcon.cli.quickstart.budget import Lengths, budget_of, budget_table, scaled
-from retcon.cli.quickstart.ledger import Ledger, fitted_before
+from retcon.cli.quickstart.ledger import fitted_before, open_ledger
 from retcon.cli.quickstart.plan import Plan, make_plan
 from retcon.cli.quickstart.sets import DEFAULT, SETS
 from retcon.cli.quickstart.speed import measure_speed
@@ -72,7 +72,7 @@ def prepare(wish: Wish, console: Console) -> Plan:
     plan = replace(plan_with(overrides=[*given, *(fitted or ()), *wish.overrides]), hours=wish.hours, fitted=fitted)
     if fitted is not None:
         return plan
-    Ledger(plan)  # refuses a folder that other recipes made
+    open_ledger(plan)  # refuses a folder that other recipes made
     from retcon.models.placing import model_folder  # it brings torch
 
     folder = model_folder(plan.cold[0].recipe.model.path)

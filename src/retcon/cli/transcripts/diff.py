@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
 from retcon.core.errors import RecordError, nearest
+from retcon.core.types import REPLACED, Decision
 
 if TYPE_CHECKING:
     from retcon.report.diff import Change
 
-Kind = Literal["repaired", "shallow", "deep", "unrepaired", "answered", "any"]
+Kind = Literal["repaired", "shallow", "deep", "resampled", "unrepaired", "answered", "any"]
 _FIRST = 5
 
 
@@ -25,7 +26,7 @@ def diff(
     ] = None,
     *,
     all_: Annotated[bool, typer.Option("--all", help=f"All of them, not the first {_FIRST}.")] = False,
-    kind: Annotated[Kind, typer.Option("--kind", help="Which decisions; repaired is shallow and deep.")] = "repaired",
+    kind: Annotated[Kind, typer.Option("--kind", help="Which decisions; repaired: the first three.")] = "repaired",
     sample: Annotated[
         int | None, typer.Option("--sample", min=1, help="So many, drawn at random over the file.", show_default=False)
     ] = None,
@@ -55,9 +56,7 @@ def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
     from retcon.report.diff import changes
     from retcon.store import jsonl
 
-    decisions = {"repaired": ("shallow", "deep"), "any": ("shallow", "deep", "unrepaired", "answered")}.get(
-        kind, (kind,)
-    )
+    decisions = {"repaired": tuple(REPLACED), "any": get_args(Decision)}.get(kind, (kind,))
     for trajectory in jsonl.read(file):
         if id is None or trajectory.id.startswith(id):
             yield from (c for c in changes(trajectory) if c.repair.decision in decisions)

@@ -9,6 +9,7 @@ from pydantic import Field
 from retcon.config.schema import RepairSection
 from retcon.config.section import NonNegative, Probability
 from retcon.purify.saar import Saar
+from retcon.purify.types import Repair
 
 FailureStatus = Literal["error", "timeout", "limit", "malformed"]
 
@@ -23,5 +24,8 @@ class SaarSection(RepairSection):
     )
     failures: tuple[FailureStatus, ...] = ("error", "timeout", "limit", "malformed")
 
-    def build(self) -> Saar:
+    def build(self) -> Repair:
+        return self.saar()
+
+    def saar(self) -> Saar:
         return Saar(self.attempts, self.gamma, self.lookahead, frozenset(self.failures))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-_MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
+from retcon.purify.reading.trees import below, is_function, nodes_here, parse, with_scopes
+
 _ASSIGNED = re.compile(
     r"^[ \t]*([A-Za-z_]\w*)[ \t]*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE
 )
 _IMPORTED = re.compile(r"^[ \t]*(?:from[ \t]+\S+[ \t]+)?import[ \t]+([^\n#]+)", re.MULTILINE)
 _DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_DEEPEST = 100
-"""Levels of a tree (a sum of so many terms) beyond which Python's own functions, which recurse, may not read it."""
 _WRITES = frozenset(
     {"write_text", "write_bytes", "to_csv", "to_json", "to_excel", "to_parquet", "to_pickle", "savefig", "savetxt"}
     | {"makedirs", "mkdir", "unlink", "rmdir", "rmtree", "copyfile", "copytree", "touch", "Popen", "urlretrieve"}
@@ -25,6 +24,8 @@ _SYSTEM = frozenset({"os", "shutil", "subprocess"})
 _SYSTEM_WRITES = frozenset(
     {"remove", "rename", "replace", "system", "popen", "move", "copy", "run", "call", "check_call", "check_output"}
 )
+_REACHING = _WRITES | _SYSTEM_WRITES | {"open"}
+"""Names without which no program reaches beyond the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +42,7 @@ class Effects:
     outside: frozenset[str] = frozenset()
 
 
-@lru_cache(maxsize=32)
-def parse(code: str) -> ast.Module | None:
-    """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
-    where it is no Python of ours, or nested too deeply. Lines keep their numbers. What was parsed last is kept, and
-    never changed."""
-    plain = _MAGIC.sub("", code)
-    for text in (plain, plain.lstrip(" \t")):
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        return None if _nested(tree) > _DEEPEST else tree
-    return None
-
-
-def _nested(tree: ast.AST) -> int:
-    """How deep a tree is, no further than is of interest."""
-    level: list[ast.AST] = [tree]
-    depth = 0
-    while level and depth <= _DEEPEST:
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
-        depth += 1
-    return depth
-
-
+@lru_cache(maxsize=64)
 def effects(code: str, before: int | None = None) -> Effects:
     """What running `code` leaves behind. before: only what ran before this line failed (1-based); None: all of it.
 
@@ -80,12 +57,14 @@ def effects(code: str, before: int | None = None) -> Effects:
     ran = [node for node in tree.body if before is None or _began(node, before)]
     defined: set[str] = set()
     imported: set[tuple[str, str]] = set()
-    for node in ran:
-        names = {name for item in _here(node) for name in _binds(item)}
-        defined |= names
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imported |= {(name, ast.unparse(node)) for name in names}
-    return Effects(frozenset(defined), frozenset(imported), _changed(ran, defined), _outside(ran))
+    here = [item for node in ran for item in nodes_here(node)]
+    for item in here:
+        names = _binds(item)
+        defined.update(names)
+        if isinstance(item, _IMPORTS):
+            imported.update((name, ast.unparse(item)) for name in names if item in ran)
+    outside = frozenset[str]() if _REACHING.isdisjoint(_WORD.findall(code)) else _outside(ran)
+    return Effects(frozenset(defined), frozenset(imported), _changed(here, defined), outside)
 
 
 def needs(code: str, names: frozenset[str]) -> frozenset[str]:
@@ -93,6 +72,7 @@ def needs(code: str, names: frozenset[str]) -> frozenset[str]:
     return names & reads(code) if names else names
 
 
+@lru_cache(maxsize=64)
 def reads(code: str) -> frozenset[str]:
     """All names whose value from before `code` it may read; of a program that cannot be parsed, all its words."""
     tree = parse(code)
@@ -103,27 +83,24 @@ def reads(code: str) -> frozenset[str]:
     later: set[str] = set()  # read inside functions: at the earliest when they are called, taken as the end
     for node in tree.body:
         read: set[str] = set()
-        for item, within in _with_functions(node):
-            if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Store):
-                (later if within else read).add(item.id)
-            if isinstance(item, ast.AugAssign) and isinstance(item.target, ast.Name):
+        local: set[str] = set()
+        own: set[str] = set()
+        for item, within, hidden in with_scopes(node):
+            if isinstance(item, ast.Name):
+                if not isinstance(item.ctx, ast.Store):
+                    (later if within else read).add(item.id)
+            elif isinstance(item, ast.AugAssign) and isinstance(item.target, ast.Name):
                 read.add(item.target.id)
-        local = {name for item in _here(node) for name in _binds(item)}
+            elif isinstance(item, ast.comprehension):
+                own.update(n.id for n in below(item.target) if isinstance(n, ast.Name))
+            if not hidden:
+                local.update(_binds(item))
         # `x = f(x)` reads the old x; a loop or a comprehension reads what it has bound itself.
-        own = local if isinstance(node, ast.For | ast.AsyncFor | ast.With | ast.AsyncWith | ast.Try) else _own(node)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.With | ast.AsyncWith | ast.Try):
+            own = local
         outer |= read - bound - own
         bound |= local
     return frozenset(outer | (later - bound - _parameters(tree)))
-
-
-def _with_functions(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node below, and whether it lies within a function."""
-    stack = [(node, False)]
-    while stack:
-        item, within = stack.pop()
-        yield item, within
-        inside = within or _is_function(item)
-        stack.extend((child, inside) for child in ast.iter_child_nodes(item))
 
 
 def definitions(code: str) -> frozenset[str]:
@@ -145,9 +122,9 @@ def goals(code: str, line: int | None = None) -> frozenset[str]:
     for node in tree.body:
         at_line = line is not None and node.lineno <= line <= (node.end_lineno or node.lineno)
         if node is tree.body[-1] or at_line:
-            found |= {name for item in _here(node) for name in _binds(item)}
+            found |= {name for item in nodes_here(node) for name in _binds(item)}
             if isinstance(node, ast.Expr | ast.If | ast.Assert):
-                found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                found |= {n.id for n in below(node) if isinstance(n, ast.Name)}
     return frozenset(found) & definitions(code)
 
 
@@ -183,12 +160,12 @@ def only_constants(before: str, after: str) -> str | None:
     if tree is None or fixed is None:
         return None
     had, has = _bound(tree), _bound(fixed)
-    called = any(isinstance(n, ast.Call) for value in had.values() for n in ast.walk(value))
+    called = any(isinstance(n, ast.Call) for value in had.values() for n in below(value))
     if called and has and not any(map(_computes, fixed.body)):
         return next(iter(has))
     stated = {name for name, value in had.items() if _is_literal(value)}  # these may stand in the value itself as well
     for name in sorted(goals(before) & has.keys() & had.keys()):
-        arithmetic = any(isinstance(n, ast.BinOp) for n in ast.walk(has[name]))
+        arithmetic = any(isinstance(n, ast.BinOp) for n in below(has[name]))
         if _inputs(had[name]) - stated and not _inputs(has[name]) and not arithmetic:
             return name
     return None
@@ -216,7 +193,7 @@ def _bound(tree: ast.Module) -> dict[str, ast.expr]:
 
 def _computes(node: ast.stmt) -> bool:
     """Whether a statement works something out: an operation on a number, a loop, a call of more than a choice."""
-    for item in ast.walk(node):
+    for item in below(node):
         if isinstance(item, ast.For | ast.While | ast.comprehension | ast.FunctionDef | ast.ClassDef):
             return True
         if isinstance(item, ast.Call) and getattr(item.func, "id", "") not in _CHOICES:
@@ -239,21 +216,23 @@ def _is_literal(value: ast.expr) -> bool:
 
 def _inputs(value: ast.expr) -> set[str]:
     """The names that go into a value, those that are only called left out."""
-    called = {id(n.func) for n in ast.walk(value) if isinstance(n, ast.Call)}
-    modules = {id(n.value) for n in ast.walk(value) if isinstance(n, ast.Attribute) and id(n) in called}
-    return {n.id for n in ast.walk(value) if isinstance(n, ast.Name) and id(n) not in called | modules}
+    called = {id(n.func) for n in below(value) if isinstance(n, ast.Call)}
+    modules = {id(n.value) for n in below(value) if isinstance(n, ast.Attribute) and id(n) in called}
+    return {n.id for n in below(value) if isinstance(n, ast.Name) and id(n) not in called | modules}
 
 
+@lru_cache(maxsize=64)
 def handlers(code: str) -> int:
     """How many `except` clauses a program has."""
     tree = parse(code)
-    return 0 if tree is None else sum(isinstance(node, ast.ExceptHandler) for node in ast.walk(tree))
+    return 0 if tree is None else sum(isinstance(node, ast.ExceptHandler) for node in below(tree))
 
 
+@lru_cache(maxsize=64)
 def assertions(code: str) -> frozenset[str]:
     """What a program asserts: its conditions as text."""
     tree = parse(code)
-    return frozenset(ast.unparse(n.test) for n in ast.walk(tree) if isinstance(n, ast.Assert)) if tree else frozenset()
+    return frozenset(ast.unparse(n.test) for n in below(tree) if isinstance(n, ast.Assert)) if tree else frozenset()
 
 
 def _began(node: ast.stmt, line: int) -> bool:
@@ -265,65 +244,46 @@ def _began(node: ast.stmt, line: int) -> bool:
     return not isinstance(node, ast.Assign | ast.AnnAssign | ast.Import | ast.FunctionDef | ast.ClassDef)
 
 
-def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+_IMPORTS = (ast.Import, ast.ImportFrom)
 
 
-def _here(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run in the module's own scope: bodies of functions, classes and comprehensions left out."""
-    yield node
-    if isinstance(
-        node,
-        ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
-        | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp,
-    ):  # fmt: skip
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _here(child)
+def _binds(node: ast.AST) -> Sequence[str]:
+    if isinstance(node, ast.Name):
+        return (node.id,) if isinstance(node.ctx, ast.Store) else ()
+    if isinstance(node, _NAMED):
+        return (node.name,)
+    if isinstance(node, _IMPORTS):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+    return ()
 
 
-def _binds(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        for alias in node.names:
-            yield alias.asname or alias.name.partition(".")[0]
-
-
-def _own(node: ast.stmt) -> set[str]:
-    """Names that comprehensions within a statement bind for themselves, and that functions have as parameters."""
-    return {
-        n.id
-        for c in ast.walk(node)
-        if isinstance(c, ast.comprehension)
-        for n in ast.walk(c.target)
-        if isinstance(n, ast.Name)
-    }
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def _parameters(tree: ast.Module) -> set[str]:
     """Parameters and local names of functions: reading those reads nothing from outside."""
     names: set[str] = set()
-    for node in ast.walk(tree):
-        if _is_function(node):
-            names |= {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}
-            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for node in below(tree):
+        if is_function(node):
+            inside = below(node)
+            names |= {a.arg for a in inside if isinstance(a, ast.arg)}
+            names |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return names
 
 
-def _changed(nodes: list[ast.stmt], own: set[str]) -> frozenset[str]:
+def _changed(here: Sequence[ast.AST], own: set[str]) -> frozenset[str]:
     """Names from outside whose object was changed: assigned into, augmented, or called for effect alone."""
     names: set[str] = set()
-    for top in nodes:
-        for node in _here(top):
-            if isinstance(node, ast.AugAssign | ast.Attribute | ast.Subscript | ast.Expr | ast.Delete):
-                names |= set(_targets(node))
-    augmented = {
-        n.target.id for t in nodes for n in _here(t) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
-    }
+    augmented: set[str] = set()
+    for node in here:
+        if isinstance(node, _CHANGING):
+            names.update(_targets(node))
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            augmented.add(node.target.id)
     return frozenset((names - own) | augmented)
+
+
+_CHANGING = (ast.Attribute, ast.Subscript, ast.Expr, ast.Delete)
 
 
 def _targets(node: ast.AST) -> Iterator[str]:
@@ -347,7 +307,7 @@ def _outside(nodes: list[ast.stmt]) -> frozenset[str]:
     """Calls that reach beyond the interpreter: files opened for writing, folders, processes."""
     found: set[str] = set()
     for top in nodes:
-        for node in ast.walk(top):
+        for node in below(top):
             if not isinstance(node, ast.Call):
                 continue
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

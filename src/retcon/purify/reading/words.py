@@ -25,12 +25,17 @@ _NOUNS = (
     r"(?:code|attempt|approach|program|call|response|implementation|snippet|run|execution|version|message"
     r"|try|error)s?"
 )
+_MADE = r"(?:solution|code|function|program|approach|implementation|loop|method|logic|output|result|test(?: case)?)s?"
+_APOLOGY = (
+    r"apolog\w*|sorry|oops|whoops|my (?:mistake|bad|fault)|oversight|confusion(?! matri)"
+    r"|thank you for (?:your|the) (?:patience|understanding)|bear with me"
+)
 _WAYS = r"(?:approach|method|way|library|strategy|function|solution|module|package|technique)"
 
 RULES: dict[str, dict[Scope, str]] = {
     "apology": {
-        "fix": r"apolog\w*|sorry|oops|whoops|my (?:mistake|bad|fault)|oversight|confusion(?! matri)",
-        "later": r"apolog\w*|sorry|oops|whoops|my (?:mistake|bad|fault)|oversight|confusion(?! matri)",
+        "fix": _APOLOGY,
+        "later": _APOLOGY,
     },
     "error": {
         "fix": rf"{_STATISTICS}errors?|exceptions?|traceback|bugs?|buggy|mistak\w*|fail(?:s|ed|ing|ures?)?|crash\w*"
@@ -51,7 +56,8 @@ RULES: dict[str, dict[Scope, str]] = {
         r"|let['’]?s correct"
         r"|revis\w+|re-?writ\w+|debug\w*|modif\w+|adjust\w*|amend\w*|rectif\w+|resolv\w+|workaround|work around"
         r"|avoid(?:s|ing)? \w+|address (?:this|that|the)|handl(?:e|es|ing) (?:this|that|the|these|cases?)"
-        r"|updat(?:e|ed|ing)"
+        rf"|updat(?:e|ed|ing) (?:(?:the|my|our|this|that) )?(?:\w+ )?(?:{_MADE}|condition|version|definition|it)"
+        r"|the (?:correct|right|proper) \w+ (?:should|would|is|are|to)"
         r"|improv\w+|chang(?:e|ed|ing) (?:the|my|our|it|this)|proper(?:ly)?|correctly|ensur\w+",
         "later": r"fix(?:e[sd]|ing)? (?:this|that|it|the|my|our)|fixed|corrected|after (?:fix|correct)ing"
         r"|correction"
@@ -60,8 +66,8 @@ RULES: dict[str, dict[Scope, str]] = {
     },
     "again": {
         "fix": r"again|once more"
-        r"|re-?(?:try|run|do|evaluate|calculate|compute|define|import|examine|consider|check|visit"
-        rf"|think|define|do)\w*|another {_WAYS}|another (?:attempt|try|error|mistake)|(?:a "
+        r"|re-?(?:try|run|do|evaluate|calculate|compute|import|examine|consider|check|visit"
+        rf"|think|defin|initiali[sz]|set)\w*|another {_WAYS}|another (?:attempt|try|error|mistake)|(?:a "
         rf"|an )?(?:different|alternative|other|new) {_WAYS}"
         r"|alternative(?:ly)?|try(?:ing)? (?:to |using |with |a |an |it|this|the )|next attempt|this time|still"
         r"|plain python|(?:first|directly|explicitly|separately) (?:import|define|declare|convert)\w*",
@@ -76,7 +82,7 @@ RULES: dict[str, dict[Scope, str]] = {
     "previous": {
         "fix": rf"(?:previous(?:ly)?|earlier|prior|last|above|original(?:ly)?|initial(?:ly)?|first|old"
         rf"|existing|current|former|my) {_NOUNS}"
-        r"|previously|earlier|before (?:using|calling|the)",
+        rf"|previously|earlier|before (?:using|calling|the)|currently|current {_MADE}",
         "later": rf"(?:previous|earlier|prior|last|original|initial|old|former) {_NOUNS}",
     },
     "unavailable": {
@@ -97,6 +103,15 @@ RULES: dict[str, dict[Scope, str]] = {
         r"|the (?:output|result|message|issue|reason|cause)|due to|because|since|as (?:sympy|numpy|the|we)\b.* not",
         "later": r"(?:as|from) the (?:error|message|traceback)",
     },
+    "refuted": {"fix": rf"{_MADE} (?:\w+ ){{0,3}}?(?:not|\w+n['’]t) \w+"},
+    "did": {
+        "fix": r"(?:I|we) (?:\w+ly )?(?!need|proceed|exceed|succeed)"
+        r"(?:was|were|had|did|made|wrote|put|took|gave|got|went|left|chose|thought|meant|\w+ed)",
+    },
+    "contrast": {
+        "fix": r"(?<=, )not (?!only|just|necessarily|including|counting)\w+"
+        r"|(?:and|but) not (?:an?|the|its?|in|by|of|to|with)",
+    },
     "exception": {
         "fix": r"[A-Za-z]*(?:Error|Exception|Warning)\b",
         "later": r"[A-Z][A-Za-z]*(?:Error|Exception)\b",
@@ -108,6 +123,7 @@ _PATTERNS: dict[Scope, dict[str, re.Pattern[str]]] = {
     scope: {
         rule: re.compile(rf"\b(?:{own[scope]})(?!\w)", re.IGNORECASE if rule != "exception" else 0)
         for rule, own in RULES.items()
+        if scope in own
     }
     for scope in ("fix", "later")
 }
@@ -144,6 +160,15 @@ _LEANS = re.compile(
     r"|to do (?:this|so|that)|here|specifically|for this)\b",
     re.IGNORECASE,
 )
+_PRONOUN = re.compile(
+    r"(?:[\w'’]+\s+){1,4}?(?:it|them|they|(?:do|did|done|doing|try|trying) (?:this|that|so))\b", re.IGNORECASE
+)
+"""A pronoun so near to the beginning that what it stands for stands before the sentence."""
+_DEFINITE = re.compile(
+    r"\b(?:the|my|our|this) (?:\w+ ){0,2}?(?:functions?|code|solution|program|implementation|logic|condition|loop)\b",
+    re.IGNORECASE,
+)
+"""What was written, as something that is known."""
 _ANSWER = re.compile(r"\\boxed|<solution>|</solution>|\banswer\b", re.IGNORECASE)
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,2}[.)]|[A-Za-z][.)])\s")
 
@@ -189,22 +214,29 @@ def rule_of(sentence: str, scope: Scope, but: str = "") -> str | None:
     return next((rule for rule, own in _PATTERNS[scope].items() if rule != but and own.search(sentence)), None)
 
 
-def referring(text: str, scope: Scope, but: str = "") -> list[Sentence]:
-    """The sentences that refer to a failure, and those that lean on one of them right before. but: a rule left out."""
+def referring(text: str, scope: Scope, but: str = "", first: str | None = None) -> list[Sentence]:
+    """The sentences that refer to a failure, and those that lean on one of them right before. but: a rule left out.
+    first: the rule by which the first sentence refers where it leans on what comes before the text; None: it may."""
     if scope == "later" and not _ANY[scope].search(text):
         return []
     out: list[Sentence] = []
-    before: Sentence | None = None
+    before = None if first is None else Sentence(0, 0, first)
     for one in sentences(text):
         words = text[one.start : one.end]
         rule = rule_of(words, scope, but)
-        if rule is None and before is not None and "\n\n" not in text[before.end : one.start] and _LEANS.match(words):
+        if rule is None and before is not None and "\n\n" not in text[before.end : one.start] and _leans(words, scope):
             rule = before.rule
         before = None
         if rule is not None:
             before = Sentence(one.start, one.end, rule)
             out.append(before)
     return out
+
+
+def _leans(sentence: str, scope: Scope) -> bool:
+    if _LEANS.match(sentence):
+        return True
+    return scope == "fix" and (_PRONOUN.match(sentence) or _DEFINITE.search(sentence)) is not None
 
 
 def gives_up_plan(text: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
 
-from retcon.core.types import Trajectory, Turn
+from retcon.core.types import REPLACED, Trajectory, Turn
 from retcon.report.plots import Curve
 
 
@@ -49,7 +49,7 @@ def sides_of(trajectory: Trajectory) -> str:
 
 
 def _before(turn: Turn) -> str:
-    replaced = turn.repair is not None and turn.repair.decision in ("shallow", "deep")
+    replaced = turn.repair is not None and turn.repair.decision in REPLACED
     attempts = turn.raw()
     return "".join(
         "".join(blocks_of(attempt, written="removed" if replaced and n < len(attempts) - 1 else ""))

@@ -7,12 +7,13 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retcon.build import build_sampling
 from retcon.chat.chat import Chat
 from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
+from retcon.engine.openai.messages import PRINTED
 from retcon.engine.types import Generation, SamplingParams
 from retcon.models.remote import RemoteModel, key_is_missing
 from retcon.rollout.prompts import fitting
@@ -24,7 +25,6 @@ from retcon.train.demos.types import DemoSetup, Made
 if TYPE_CHECKING:
     from retcon.train.demos.kinds.openai import OpenAI
 
-PRINTED = "It printed:\n"
 _BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(?P<code>.*?)(?:\n```|```|\Z)", re.DOTALL | re.IGNORECASE)
 
 
@@ -102,9 +102,9 @@ async def open_remote(section: OpenAI, setup: DemoSetup) -> AsyncIterator[Remote
     if key_is_missing(section.key_env):
         raise RecipeError(f"demos.key_env names {section.key_env}, which is not set")
     recipe, tasks = setup.recipe, setup.tasks()
-    about = {"key_env": section.key_env, "seconds": section.seconds}
-    await _ask_first(RemoteModel("teacher", section.url, section.model, attempts=1, **about))  # type: ignore[arg-type]
-    model = RemoteModel("teacher", section.url, section.model, **about)  # type: ignore[arg-type]
+    about: dict[str, Any] = {"key_env": section.key_env, "seconds": section.seconds}
+    await _ask_first(RemoteModel("teacher", section.url, section.model, attempts=1, **about))
+    model = RemoteModel("teacher", section.url, section.model, **about)
     nobody = RemoteTeacher(model, setup.chat, section.instructions, {})
     fit = Drawn(fitting(drawn_tasks(tasks, recipe.run.seed), setup.chat, recipe.rollout.max_tokens))
     try:

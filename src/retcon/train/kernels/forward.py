@@ -15,8 +15,9 @@ from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.kernels.attention import NAME
 from retcon.train.kernels.checkpointing import checkpointed
 from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.entropy import gather_entropies
 from retcon.train.kernels.linear import quick_linears
-from retcon.train.kernels.logprobs import gather_logprobs, token_logprobs
+from retcon.train.kernels.logprobs import gather_logprobs, padded_hidden
 from retcon.train.kernels.norms import quick_norms
 from retcon.train.kernels.packing import pack, packed_batches
 
@@ -26,18 +27,23 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 @dataclass(frozen=True, slots=True)
 class Part:
     """A micro-batch: its samples and their padded tensors, its log-probs (B, T), 0 where not learnt, and what was
-    computed for it: ids that are no padding, and those that attention computed, padding among them."""
+    computed for it: ids that are no padding, and those that attention computed, padding among them. entropies: (B, T)
+    nats, 0 where not learnt; None unless asked for."""
 
     samples: Sequence[Sample]
     batch: Batch
     logprobs: Tensor
     ids: int
     padded: int
+    entropies: Tensor | None = None
 
 
 @contextmanager
-def forwards(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> Iterator[Iterator[Part]]:
+def forwards(
+    model: PreTrainedModel, samples: Sequence[Sample], computing: Computing, *, entropies: bool = False
+) -> Iterator[Iterator[Part]]:
     """The micro-batches of `samples` one after another; each must be used up, its backward included, before the next.
+    entropies: whether they are wanted, for one more product with the output layer.
 
     Raises ValueError where a sample's first id is to be learnt.
     """
@@ -51,7 +57,7 @@ def forwards(model: PreTrainedModel, samples: Sequence[Sample], computing: Compu
             stack.enter_context(quick_norms(model))
             if computing.dtype == "float32":
                 stack.enter_context(quick_linears(model))
-        yield _parts(model, samples, computing, packs)
+        yield _parts(model, samples, computing, packs, entropies)
 
 
 def why_not_packed(model: PreTrainedModel, longest: int) -> str | None:
@@ -74,7 +80,9 @@ def why_not_packed(model: PreTrainedModel, longest: int) -> str | None:
     return None
 
 
-def _parts(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing, packs: bool) -> Iterator[Part]:
+def _parts(
+    model: PreTrainedModel, samples: Sequence[Sample], computing: Computing, packs: bool, entropies: bool
+) -> Iterator[Part]:
     if packs:
         batches = packed_batches(samples, computing.micro_batch_tokens, share=computing.share_prompts)
     else:
@@ -83,23 +91,40 @@ def _parts(model: PreTrainedModel, samples: Sequence[Sample], computing: Computi
         batch = collate(part, device=model.device)
         with torch.autocast(model.device.type, DTYPES[computing.dtype], enabled=computing.dtype != "float32"):
             forward = _packed if packs else _padded
-            found = forward(model, part, batch, computing)
+            found = forward(model, part, batch, computing, entropies)
         yield found
 
 
-def _padded(model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, computing: Computing) -> Part:
-    logprobs = token_logprobs(model, batch.ids, batch.mask, computing.logits_chunk)
-    return Part(samples, batch, logprobs, sum(len(s.ids) for s in samples), batch.ids.numel())
+def _padded(
+    model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, computing: Computing, entropies: bool
+) -> Part:
+    hidden, source = padded_hidden(model, batch.ids, batch.mask)
+    found = _learnt(model, hidden, source, batch, computing, entropies)
+    return Part(samples, batch, found[0], sum(len(s.ids) for s in samples), batch.ids.numel(), found[1])
 
 
-def _packed(model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, computing: Computing) -> Part:
+def _packed(
+    model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, computing: Computing, entropies: bool
+) -> Part:
     dtype = model.dtype if computing.dtype == "float32" else DTYPES[computing.dtype]
     packing = pack(samples, share=computing.share_prompts, dtype=dtype, device=model.device)
     hidden = model.base_model(
         input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
-    found = gather_logprobs(model, hidden, packing.source, ids=batch.ids, mask=batch.mask, chunk=computing.logits_chunk)
-    return Part(samples, batch, found, packing.ids.numel(), packing.padded)
+    found = _learnt(model, hidden, packing.source, batch, computing, entropies)
+    return Part(samples, batch, found[0], packing.ids.numel(), packing.padded, found[1])
+
+
+def _learnt(
+    model: PreTrainedModel, hidden: Tensor, source: Tensor, batch: Batch, computing: Computing, entropies: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs, and entropies where they are wanted, (B, T), of what `source` says precedes the tokens that are
+    learnt."""
+    chunk = computing.logits_chunk
+    logprobs = gather_logprobs(model, hidden, source, ids=batch.ids, mask=batch.mask, chunk=chunk)
+    if not entropies:
+        return logprobs, None
+    return logprobs, gather_entropies(model, hidden, source, mask=batch.mask, chunk=chunk)
 
 
 @contextmanager

@@ -27,9 +27,14 @@ def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int
     Padding must be on the right, where causal attention never sees it. Logits, most of a small model's work, are
     computed for the masked positions alone, `chunk` of them at once.
     """
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    source = mask.reshape(-1).nonzero().squeeze(-1) - 1
-    return gather_logprobs(model, hidden.flatten(0, 1), source, ids=ids, mask=mask, chunk=chunk)
+    hidden, source = padded_hidden(model, ids, mask)
+    return gather_logprobs(model, hidden, source, ids=ids, mask=mask, chunk=chunk)
+
+
+def padded_hidden(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The hidden states of padded rows, (B · T, d), and which of them precede the tokens in the loss mask, (L,)."""
+    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1), mask.reshape(-1).nonzero().squeeze(-1) - 1
 
 
 def gather_logprobs(

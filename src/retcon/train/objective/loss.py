@@ -115,3 +115,12 @@ def negative_spliced(advantages: Tensor, spliced: Tensor) -> Tensor:
     the likely cause where training with repairs collapses. For `batch_loss(masked=...)`.
     """
     return spliced & (advantages < 0)
+
+
+def imitation(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Ours: -Â log π of spliced tokens where Â > 0, 0 elsewhere; (B, T). A cross-entropy weighed by the advantage: what
+    nobody sampled there is imitated where it led to a success, without ratio or clip, and otherwise left alone."""
+    value = -batch.advantages.clamp(min=0.0) * logprobs
+    if batch.weights is not None:
+        value = value * batch.weights
+    return value.masked_fill(~(batch.spliced & batch.mask), 0.0)

@@ -142,7 +142,7 @@ def may_fail(output: str) -> bool:
 
 def _suspect(line: str) -> bool:
     """Whether a first or last line could be a harness's sentence or an exception: most are told by their first word."""
-    token = line[:_WORD].partition(" ")[0]
+    token = line.partition(" ")[0]
     kind = _kind(token) if len(token) < _WORD else None
     if kind is None:
         return _suspect_in_full(line)

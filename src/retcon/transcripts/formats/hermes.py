@@ -55,12 +55,16 @@ class Hermes(Plain):
         if start < 0:
             return 0
         end = text.find("<", start + 1)
-        if text.startswith(hermes.OPEN, start) and text.startswith(hermes.CLOSE, end) and text.find("<", end + 1) < 0:
-            inside = [text[start + len(hermes.OPEN) : end]]
-        else:
+        try:
+            if (
+                text.startswith(hermes.OPEN, start)
+                and text.startswith(hermes.CLOSE, end)
+                and "<" not in text[end + 1 :]
+            ):
+                self._decoder.decode(text[start + len(hermes.OPEN) : end])
+                return 1
             _, *blocks = text.split(hermes.OPEN)
             inside = [block.partition(hermes.CLOSE)[0] if hermes.CLOSE in block else "" for block in blocks]
-        try:
             for one in inside:
                 self._decoder.decode(one)
         except msgspec.DecodeError:

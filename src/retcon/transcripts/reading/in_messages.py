@@ -87,10 +87,10 @@ class InMessages:
         if found is None:
             return None
         items = found[1]
-        dialect = self.only
+        dialect, role_key, text_key = self.only, self.role, self.text
         count = pending = 0
         for item in items:
-            role, text = item.get(self.role), item.get(self.text)
+            role, text = item.get(role_key), item.get(text_key)
             kind = _KINDS.get(role, "told") if type(role) is str else "told"
             if type(text) is not str:
                 text = text_of(text)
@@ -99,8 +99,7 @@ class InMessages:
                 if dialect is None and ("<" in text or "```" in text):
                     dialect = self._dialect(items)
                 if dialect is not None:
-                    inside, calls = dialect.clean_inside(text), dialect.clean_calls(text)
-                    if inside is None or calls is None:
+                    if (inside := dialect.clean_inside(text)) is None or (calls := dialect.clean_calls(text)) is None:
                         return None
                     count += inside
                     pending = -1 if inside else calls
@@ -114,8 +113,12 @@ class InMessages:
                 outputs = (dialect or dialects()[-1]).clean_outputs(text, kind == "told")
                 if outputs is None or (outputs and pending < 0):
                     return None  # what follows outputs in the model's own message takes a full reading
-                count += min(max(0, pending), outputs)  # -1: they were in the message itself
-                pending = max(0, pending - outputs) if outputs else 0
+                if 0 < outputs <= pending:
+                    count += outputs
+                    pending -= outputs
+                else:  # -1: they were in the message itself
+                    count += min(max(0, pending), outputs)
+                    pending = 0
         return count
 
     def read(self, record: Json, id: str) -> Reading:

@@ -73,7 +73,8 @@ class InText:
         return None
 
     def _signed(self, text: str) -> bool:
-        return all(sign in text for sign in self.signs)
+        # A character alone is looked for many times as fast, and most texts have no `<`.
+        return all(sign[0] in text and sign in text for sign in self.signs)
 
 
 class _TextReading:

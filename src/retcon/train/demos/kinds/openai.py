@@ -8,15 +8,10 @@ from pydantic import Field, field_validator
 
 from retcon.config.learning import DemosSection
 from retcon.config.section import Positive, Rate
+from retcon.engine.openai.messages import INSTRUCTIONS
 
 if TYPE_CHECKING:
     from retcon.train.demos.types import DemoSetup, OpenSource
-
-INSTRUCTIONS = """Solve the problem. To compute, end your message with one block of Python that prints what you need:
-```python
-print(6 * 7)
-```
-You are then shown what it printed, and go on. When you know the answer, write it as \\boxed{answer} and no block."""
 
 
 class OpenAI(DemosSection):

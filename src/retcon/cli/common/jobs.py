@@ -29,12 +29,15 @@ _LIBC = ctypes.CDLL(None)  # loaded here, not between fork and exec
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One command. words: after `retcon`. threads: torch's and BLAS's. log: gets what the command prints."""
+    """One command. words: after `retcon`. threads: torch's and BLAS's. log: gets what the command prints. needs: names
+    of jobs that must be over first. late: further words, known only then."""
 
     name: str
     words: tuple[str, ...]
     log: Path
     threads: int = 1
+    needs: tuple[str, ...] = ()
+    late: Callable[[], Sequence[str]] = tuple
 
     @property
     def progress(self) -> Path:
@@ -55,32 +58,37 @@ class JobFailed(RetconError):
     """A job ended with an error: names it, its log, and the log's end."""
 
 
-def run_chains(chains: Sequence[Sequence[Job]], *, at_once: int, board: Board, on_end: Callable[[Job], None]) -> None:
-    """Runs chains, `at_once` jobs at a time; the jobs of a chain one after the other. on_end: after each success.
+def run_jobs(jobs: Sequence[Job], *, at_once: int, board: Board, on_end: Callable[[Job], None]) -> None:
+    """Runs jobs, `at_once` at a time: whenever there is a place, the first of those left that need nothing that is to
+    come. A need that is not among these jobs is over already. on_end: after each success.
 
-    The first failure ends all the others and raises JobFailed; Ctrl-C ends all and raises KeyboardInterrupt.
+    The first failure ends all the others and raises JobFailed; Ctrl-C ends all and raises KeyboardInterrupt. Raises
+    ValueError for jobs that wait for each other.
     """
-    asyncio.run(_run_chains(chains, at_once, board, on_end))
+    asyncio.run(_run_jobs(jobs, at_once, board, on_end))
 
 
-async def _run_chains(
-    chains: Sequence[Sequence[Job]], at_once: int, board: Board, on_end: Callable[[Job], None]
-) -> None:
-    free = asyncio.Semaphore(at_once)
-
-    async def run_chain(chain: Sequence[Job]) -> None:
-        async with free:  # for the whole chain: what was begun is finished first
-            for job in chain:
-                await _run(job, board)
-                on_end(job)
-
-    tasks = [asyncio.ensure_future(run_chain(chain)) for chain in chains if chain]
+async def _run_jobs(jobs: Sequence[Job], at_once: int, board: Board, on_end: Callable[[Job], None]) -> None:
+    waiting, to_come = list(jobs), {job.name for job in jobs}
+    running: dict[asyncio.Task[None], Job] = {}
     try:
-        await asyncio.gather(*tasks)
+        while waiting or running:
+            ready = [job for job in waiting if to_come.isdisjoint(job.needs)]
+            for job in ready[: at_once - len(running)]:
+                waiting.remove(job)
+                running[asyncio.create_task(_run(job, board))] = job
+            if not running:
+                raise ValueError(f"{waiting[0].name} waits for {', '.join(waiting[0].needs)}, which waits for it")
+            ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                job = running.pop(task)
+                task.result()
+                to_come.discard(job.name)
+                on_end(job)
     finally:
-        for task in tasks:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _run(job: Job, board: Board) -> None:
@@ -92,6 +100,7 @@ async def _run(job: Job, board: Board) -> None:
             "-m",
             "retcon",
             *job.words,
+            *job.late(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -21,7 +21,7 @@ from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "build" / "mutants"
 ENDS = {0: "survived", 1: "noticed", 3: "noticed", 33: "reached by no test", 36: "out of time", None: "not tried"}
 """What mutmut's exit codes mean; any other is a crash, which is noticed too."""

@@ -1,0 +1,129 @@
+"""The book that a folder of stages keeps: what made it, and how long that took over all sessions."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+from rich.console import Console
+
+from retcon.cli.common.board import board_for
+from retcon.cli.common.jobs import run_jobs
+from retcon.cli.common.stages import Stage
+from retcon.core.errors import CheckpointError
+from retcon.runs.comparing import differing
+from retcon.store.whole import explained, write_whole
+
+FORMAT = 1
+
+
+class Book(msgspec.Struct):
+    """What a folder was made with. recipes: of each job. seconds: wall, of all sessions."""
+
+    format: int = FORMAT
+    seconds: float = 0.0
+    recipes: dict[str, dict[str, dict[str, object]]] = {}
+
+
+B = TypeVar("B", bound=Book)
+
+
+class Ledger(Generic[B]):
+    """The book of one folder, and the clock of this session."""
+
+    def __init__(self, path: Path, stages: Sequence[Stage], kind: type[B]) -> None:
+        """Opens the book in the file `path`. Raises CheckpointError where the folder was made by other recipes, or
+        another version."""
+        self._path = path
+        self.book = read_book(path, kind)
+        self._since: float | None = None
+        for stage in stages:
+            recipe = stage.recipe.model_dump(mode="json")
+            _check_same(path.parent, self.book.recipes.get(stage.job.name, recipe), recipe)
+            self.book.recipes[stage.job.name] = recipe
+
+    @property
+    def seconds(self) -> float:
+        running = 0.0 if self._since is None else time.monotonic() - self._since
+        return self.book.seconds + running
+
+    def begin(self) -> None:
+        """Work starts: the clock runs, and the folder is from now on made by these recipes."""
+        self._since = time.monotonic()
+        self.save()
+
+    def end(self) -> float:
+        """Work is over: the clock stands still. Returns the seconds as they are kept."""
+        self.book.seconds, self._since = round(self.seconds, 2), None
+        self.save()
+        return self.book.seconds
+
+    def save(self) -> None:
+        """Raises StorageError where the book cannot be written."""
+        book = msgspec.structs.replace(self.book, seconds=round(self.seconds, 2))
+        with explained(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path, msgspec.json.format(msgspec.json.encode(book), indent=1))
+
+
+def do_stages(stages: Sequence[Stage], ledger: Ledger[B], *, at_once: int, console: Console, out: Path) -> float:
+    """Does what is not done yet, as `run_jobs`; wall seconds of this and all earlier sessions. Raises CheckpointError
+    where another process is at it."""
+    todo = [stage.job for stage in stages if not stage.finished]
+    if not todo:
+        return ledger.seconds
+    console.print(
+        f"{len(todo)} of {len(stages)} stages to do, {at_once} at once; everything goes to {out}", highlight=False
+    )
+    with alone(out):
+        ledger.begin()
+        try:
+            with board_for(console, todo) as board:
+                run_jobs(todo, at_once=at_once, board=board, on_end=lambda _: ledger.save())
+        finally:
+            seconds = ledger.end()
+    return seconds
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """No other process is within such a block over the folder `out`, which is made; the system forgets it with the
+    process. Raises CheckpointError where one is, StorageError."""
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / ".lock").open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"another command is at work in {out}: wait for it, or choose another --out"
+            ) from None
+        yield
+
+
+def read_book(path: Path, kind: type[B]) -> B:
+    """A new book where there is none. Raises CheckpointError for one that cannot be read."""
+    try:
+        book = msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return kind()
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; choose another --out") from error
+    if book.format != FORMAT:
+        raise CheckpointError(f"{path}: format {book.format}, this version reads {FORMAT}; choose another --out")
+    return book
+
+
+def _check_same(out: Path, old: dict[str, dict[str, object]], new: dict[str, dict[str, object]]) -> None:
+    changed = list(differing(old, new))
+    if changed:
+        raise CheckpointError(
+            f"{out} was made with another recipe: {'; '.join(changed)}. "
+            "Use the old values to go on, or choose another --out"
+        )

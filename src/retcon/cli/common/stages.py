@@ -1,0 +1,80 @@
+"""Stages of a longer work: each a job that is done once and leaves something behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retcon.cli.common.jobs import Job
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.config.shipped import find_recipe
+from retcon.evaluate.result import read_result
+from retcon.evaluate.runner import settings_of
+
+EVALUATION = "eval"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A job, the recipe that it runs under, the file or folder that is there once it has finished, and the overrides
+    that made its recipe."""
+
+    job: Job
+    recipe: Recipe
+    makes: Path
+    overrides: tuple[str, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether what the stage makes is there, whole."""
+        if self.makes.suffix != ".json":
+            return self.makes.is_dir()
+        if not self.makes.is_file():
+            return False
+        return read_result(self.makes).settings.keys() == settings_of(self.recipe).keys()
+
+
+def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *, name: str, demos: Path) -> Stage:
+    """Supervised training into `folder`, on demonstrations that it writes to `demos` unless they are there. out: where
+    everything goes. recipe: a file, or the name of a shipped one. name: of the job."""
+    settings = load_recipe(find_recipe(recipe), overrides)
+    words = ("sft", recipe, *overrides, "--demonstrations", str(demos), "--out", str(folder))
+    job = Job(name, words, _log(out, folder), threads=settings.run.threads)
+    return Stage(job, settings, folder / "final", tuple(overrides))
+
+
+def training(
+    out: Path,
+    folder: Path,
+    recipe: str,
+    overrides: Sequence[str],
+    *,
+    name: str,
+    start: str,
+    needs: Sequence[str],
+    late: Callable[[], Sequence[str]] = tuple,
+) -> Stage:
+    """Reinforcement learning into `folder`, from the model `start`; otherwise as `cold_start`. needs, late: of the
+    job."""
+    settings = load_recipe(find_recipe(recipe), overrides)
+    words = ("train", recipe, *overrides, "--from", start, "--out", str(folder))
+    job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
+    return Stage(job, settings, folder / "final", tuple(overrides))
+
+
+def evaluation(
+    out: Path, made: Stage, recipe: str, overrides: Sequence[str], *, name: str = "", into: str = EVALUATION
+) -> Stage:
+    """The evaluation of what a training makes, in the folder `into` of its own; name: of the job, that of the training
+    with `evaluation` by default."""
+    folder = made.makes.parent
+    target = folder / into
+    words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
+    job = Job(name or f"{made.job.name}, evaluation", words, _log(out, target), needs=(made.job.name,))
+    return Stage(job, load_recipe(find_recipe(recipe), overrides), target / "result.json", tuple(overrides))
+
+
+def _log(out: Path, folder: Path) -> Path:
+    return out / "logs" / f"{'-'.join(folder.relative_to(out).parts)}.log"

@@ -1,0 +1,127 @@
+"""What is compared: recipes, under names, with the overrides that concern each; and whether they can be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retcon.cli.common.overriding import refuse_unless_taken, takes
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.config.shipped import find_recipe
+from retcon.core.errors import RecipeError
+from retcon.runs.comparing import differing
+
+MEASURED_ALIKE = ("task", "evaluate")
+"""Sections that say what arms are measured on."""
+COLD = ("model", "task", "demos", "sft")
+"""Sections that arms which share a cold start must have in common."""
+UNTRAINED = ("base", "scratch")
+"""Values of model.path that know no tools: such a model needs a cold start."""
+TAKEN = ("cold_start", "logs")
+"""Folders of a comparison that are no arm's."""
+TOLD = 4
+"""Keys that a message names at most."""
+CURVE_POINTS = 8
+"""Evaluations of a training on held-out problems, where the recipes do not say how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """name: in tables and folders. recipe: as it was given, a file or the name of a shipped one. overrides: those that
+    concern it. settings: the recipe with them."""
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...]
+    settings: Recipe
+
+    def changed(self, *overrides: str) -> Arm:
+        """The arm with further overrides. Raises RecipeError."""
+        return arm_of(self.name, self.recipe, (*self.overrides, *overrides))
+
+
+def arm_of(name: str, recipe: str, overrides: Sequence[str]) -> Arm:
+    """Raises RecipeError for an unknown recipe, with the nearest, and for a wrong override."""
+    return Arm(name, recipe, tuple(overrides), load_recipe(find_recipe(recipe), overrides))
+
+
+def read_arms(words: Sequence[str]) -> list[Arm]:
+    """The words after `retcon compare`: two recipes or more, and overrides, each for the recipes that it can be of.
+
+    Raises RecipeError for fewer recipes, for one that is unknown or wrong, for two that are the same, and for those
+    that are not measured on the same problems.
+    """
+    recipes = [word for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    if len(recipes) < 2:
+        raise RecipeError(
+            "name two recipes or more; one alone is trained by `retcon train` (`retcon recipes` lists all)"
+        )
+    names = named(recipes)
+    for recipe in recipes:
+        find_recipe(recipe)
+    for override in overrides:
+        refuse_unless_taken(override, recipes)
+    arms = [arm_of(names[recipe], recipe, [o for o in overrides if takes(recipe, o)]) for recipe in recipes]
+    arms = [_with_curve(arm, arms[0]) for arm in arms]
+    for number, arm in enumerate(arms):
+        for other in arms[:number]:
+            if _but_for_run(arm) == _but_for_run(other):
+                raise RecipeError(f"{other.recipe} and {arm.recipe} are the same recipe here: nothing tells them apart")
+        _refuse_apart(arms[0], arm, MEASURED_ALIKE, "measured on the same problems")
+    return arms
+
+
+def named(recipes: Sequence[str]) -> dict[str, str]:
+    """Recipe to the name that its arm has: the end of its path, as much of it as tells it from the others. Raises
+    RecipeError where one is named twice."""
+    parts = {recipe: Path(recipe.removesuffix(".toml")).parts for recipe in recipes}
+    if len(parts) < len(recipes):
+        twice = next(recipe for recipe in recipes if recipes.count(recipe) > 1)
+        raise RecipeError(f"{twice} is named twice; another variant of it is a recipe file of its own")
+    for depth in range(1, max(map(len, parts.values())) + 1):
+        names = {recipe: "-".join(part.strip(os.sep) for part in own[-depth:]) for recipe, own in parts.items()}
+        if len(set(names.values())) == len(recipes):
+            return {recipe: f"arm-{name}" if name in TAKEN else name for recipe, name in names.items()}
+    raise RecipeError(f"these are one recipe under several names: {', '.join(recipes)}")
+
+
+def refuse_unshared(arms: Sequence[Arm]) -> None:
+    """Raises RecipeError where the arms' own sections do not give one cold start for all."""
+    for arm in arms[1:]:
+        _refuse_apart(
+            arms[0], arm, COLD, "started alike", " Name one cold start for all (--cold-start), or a model (--from)"
+        )
+
+
+def refuse_other_models(cold: Arm, arms: Sequence[Arm]) -> None:
+    """Raises RecipeError where an arm is of another model than the cold start, or is talked to in another way."""
+    for arm in arms:
+        _refuse_apart(cold, arm, ("model",), "started alike")
+
+
+def _but_for_run(arm: Arm) -> dict[str, object]:
+    return arm.settings.model_dump(exclude={"run"})
+
+
+def _refuse_apart(one: Arm, other: Arm, sections: Sequence[str], what: str, advice: str = "") -> None:
+    old, new = (
+        {name: section for name, section in arm.settings.model_dump(mode="json").items() if name in sections}
+        for arm in (one, other)
+    )
+    if changed := sorted(differing(old, new), key=lambda told: " was None" in told):  # keys of one kind last
+        more = f"; and {len(changed) - TOLD} keys more" if len(changed) > TOLD else ""
+        raise RecipeError(
+            f"{one.recipe} and {other.recipe} cannot be {what}: from the first to the second, "
+            f"{'; '.join(changed[:TOLD])}{more}. Set the same for all on the command line, such as "
+            f"{changed[0].partition(' ')[0]}=….{advice}"
+        )
+
+
+def _with_curve(arm: Arm, first: Arm) -> Arm:
+    if "every" in arm.settings.evaluate.model_fields_set:
+        return arm
+    return arm.changed(f"evaluate.every={max(1, first.settings.rl.steps // CURVE_POINTS)}")

@@ -1,0 +1,90 @@
+"""`retcon compare`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retcon.cli.common.arguments import command_line, need_training
+from retcon.cli.common.interrupt import interruptible
+from retcon.cli.compare.matching import Match
+
+
+def compare(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE... [KEY=VALUE]...",
+            help="Two recipes or more, files or names of shipped ones: the first is what the others are compared with; "
+            "and changes to all of them, such as [bold]rl.steps=40[/].",
+            show_default=False,
+        ),
+    ],
+    *,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings of each arm; five make a finding.")] = 5,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder again continues it.")
+    ] = Path("runs/compare"),
+    match: Annotated[
+        Match,
+        typer.Option(
+            "--match",
+            help="What is equal in all arms: rollouts trained on, tokens sampled, optimiser updates, or wall, which "
+            "here is CPU seconds and does not repeat.",
+        ),
+    ] = "rollouts",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="MODEL", help="A model for all to start from: no cold start.", show_default=False
+        ),
+    ] = None,
+    cold: Annotated[
+        str | None,
+        typer.Option(
+            "--cold-start",
+            metavar="RECIPE",
+            help="What all start from is made with this recipe; by default, where their model knows no tools, with "
+            "their own demos and sft sections.",
+            show_default=False,
+        ),
+    ] = None,
+    faults: Annotated[
+        float,
+        typer.Option(
+            "--faults", min=0.0, max=1.0, help="Share of calls that fail in the evaluation with faulty tools."
+        ),
+    ] = 0.1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", min=1, help="Runs at once, as many as cores at most and by default.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Train several recipes from one cold start, seed by seed, and compare them fairly. The same command continues."""
+    need_training()
+    from rich.console import Console
+
+    from retcon.cli.common.ledger import do_stages
+    from retcon.cli.compare.arms import read_arms
+    from retcon.cli.compare.finish import finish
+    from retcon.cli.compare.plan import Wish, make_plan, open_ledger
+    from retcon.report.plots import need_matplotlib
+
+    need_matplotlib()
+    arms = read_arms(words)
+    overrides = [word for word in words if "=" in word]
+    plan = make_plan(Wish(out, seeds, match, start, cold, faults), arms, overrides)
+    ledger = open_ledger(plan)
+    cores = len(os.sched_getaffinity(0))
+    command = command_line("retcon", *sys.argv[1:])
+    with interruptible(f"what is done is kept in {out}; go on with: {command}"):
+        seconds = do_stages(
+            plan.stages, ledger, at_once=min(jobs or cores, cores), console=Console(stderr=True), out=out
+        )
+        finish(plan, seconds, sys.argv[1:], Console())

@@ -1,0 +1,70 @@
+"""The end of a comparison: its files, its tables, where everything is, and what to run next."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from retcon.cli.common.arguments import command_line
+from retcon.cli.compare.matching import ABOUT
+from retcon.cli.compare.plan import ComparePlan
+from retcon.report.compared.figures import SEEDS_OF_A_FINDING
+from retcon.report.compared.reading import read_compared, run_folder
+from retcon.report.compared.writing import Compared, caveat, write_compared
+
+FILES = {
+    "figures": "compare.json",
+    "tables": "table.md, table.tex, table.csv",
+    "pictures": "*.png, *.svg",
+    "models": "<arm>/seed-<n>/final",
+    "evaluations": "<arm>/seed-<n>/eval, eval-repaired, eval-faults",
+    "logs": "logs",
+}
+
+
+def finish(plan: ComparePlan, seconds: float, words: list[str], console: Console) -> None:
+    """Writes what the plan's runs came to into its folder, and tells it. words: the command."""
+    out, wish = plan.wish.out, plan.wish
+    runs = {arm.name: [read_compared(out, arm.name, seed) for seed in plan.seeds] for arm in plan.arms}
+    recipes = {arm.name: arm.recipe for arm in plan.arms}
+    found = Compared(out.name, runs, recipes, ABOUT[wish.match], wish.faults, seconds)
+    for sheet in write_compared(found, out):
+        console.print(sheet.table())
+        console.print()
+    console.print(f"{seconds / 60:.1f} minutes in all. Where everything is, in {out}:", highlight=False, soft_wrap=True)
+    for name, place in FILES.items():
+        console.print(Text.assemble("  ", (f"{name:<12}", "bold"), place), soft_wrap=True)
+    if said := caveat(len(plan.seeds)):
+        console.print(said, style="yellow", highlight=False, soft_wrap=True)
+    console.print("\nWhat to try next:", highlight=False)
+    for line in _next(plan, words):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _next(plan: ComparePlan, words: list[str]) -> list[str]:
+    out, last = plan.wish.out, plan.arms[-1].name
+    lines = [
+        command_line("retcon", "report", *(run_folder(out, arm.name, plan.seeds[0]) for arm in plan.arms)),
+        command_line("retcon", "show", run_folder(out, last, plan.seeds[0]) / "eval" / "trajectories-t1.jsonl"),
+    ]
+    if len(plan.seeds) < SEEDS_OF_A_FINDING:
+        more = [*_without(words, "--seeds"), "--seeds", SEEDS_OF_A_FINDING]
+        lines.append(f"{command_line('retcon', *more)}   # goes on; what is done is kept")
+    elif plan.wish.match == "rollouts":
+        tokens = [*_without(_without(words, "--match"), "--out"), "--match", "tokens", "--out", f"{out}-tokens"]
+        lines.append(command_line("retcon", *tokens))
+    return lines
+
+
+def _without(words: list[str], option: str) -> list[str]:
+    """The words without an option and its value."""
+    found: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == option:
+            skip = True
+        elif not word.startswith(f"{option}="):
+            found.append(word)
+    return found

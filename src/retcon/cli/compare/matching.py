@@ -1,0 +1,76 @@
+"""Equal budgets: by how much each arm trains, so that all have had the same of what `--match` names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from retcon.cli.compare.arms import Arm
+from retcon.config.learning import RLSection
+from retcon.core.errors import RecipeError
+from retcon.runs.metrics import read_metrics
+
+Match = Literal["rollouts", "tokens", "updates", "wall"]
+MOST = 10
+"""An arm that is to sample as many tokens, or cost as many seconds, as the first one ends at so many times the first
+one's steps at the latest."""
+
+ABOUT: dict[Match, str] = {
+    "rollouts": "equal rollouts trained on: steps × prompts × group",
+    "tokens": "equal tokens sampled in training, lookaheads and dropped rollouts among them, to the end of a step",
+    "updates": "equal optimiser steps: steps × minibatches × epochs",
+    "wall": "equal CPU seconds of training, those of tool calls among them, to the end of a step; this does not repeat "
+    "bit for bit",
+}
+
+KEYS: dict[Match, tuple[str, str]] = {
+    "tokens": ("rl.max_sampled_tokens", "sampled_tokens"),
+    "wall": ("rl.max_cpu_seconds", "cpu_s"),
+}
+"""Of matches that are known only once the first arm has been trained: the key that ends a run, and the metric."""
+
+
+def matched(arms: Sequence[Arm], match: Match) -> list[Arm]:
+    """The arms with as many steps as match the first one's. Raises RecipeError where no whole number of steps does, or
+    where an arm's learning rate goes by a number of steps that is not known."""
+    first, *others = arms
+    if match in KEYS:
+        for arm in others:
+            arm.changed(f"{KEYS[match][0]}=1")  # refuses a schedule that it does not go with
+        return [first, *(arm.changed(f"rl.steps={MOST * first.settings.rl.steps}") for arm in others)]
+    made = [first]
+    for arm in others:
+        wanted = first.settings.rl.steps * _of_a_step(first.settings.rl, match)
+        steps, left = divmod(wanted, _of_a_step(arm.settings.rl, match))
+        if left:
+            raise RecipeError(
+                f"--match {match}: {first.recipe} has {wanted} {match}, and {arm.recipe} has "
+                f"{_of_a_step(arm.settings.rl, match)} a step, which does not go into that: change rl.steps, or what a "
+                "step has"
+            )
+        made.append(arm if steps == arm.settings.rl.steps else arm.changed(f"rl.steps={steps}"))
+    return made
+
+
+def late_words(match: Match, first: Path) -> Callable[[], list[str]]:
+    """What an arm is told besides, once the first arm's run, in the folder `first`, is over: its budget. match: one of
+    KEYS."""
+
+    def words() -> list[str]:
+        key, metric = KEYS[match]
+        return [f"{key}={spent(first, metric):.12g}"]
+
+    return words
+
+
+def spent(folder: Path, metric: str) -> float:
+    """Of a run: the tokens that all steps sampled, or the CPU seconds up to the last one."""
+    lines = read_metrics(folder / "metrics.jsonl")
+    if metric == "cpu_s":  # told as it stands
+        return lines[-1]["cpu_s"] or 0.0
+    return sum(line.get(metric) or 0.0 for line in lines)
+
+
+def _of_a_step(section: RLSection, match: Match) -> int:
+    return section.minibatches * section.epochs if match == "updates" else section.prompts * section.group

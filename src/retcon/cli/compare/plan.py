@@ -1,0 +1,178 @@
+"""What `retcon compare` does, as stages: for each seed a cold start, then each arm's training and its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from retcon.cli.common.ledger import Book, Ledger, read_book
+from retcon.cli.common.overriding import of_sections
+from retcon.cli.common.stages import EVALUATION, Stage, cold_start, evaluation, training
+from retcon.cli.compare.arms import UNTRAINED, Arm, arm_of, refuse_other_models, refuse_unshared
+from retcon.cli.compare.matching import KEYS, Match, late_words, matched
+from retcon.core.errors import CheckpointError, RecipeError
+from retcon.report.compared.reading import FAULTS, REPAIRED, run_folder
+
+FILE = "comparison.json"
+COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "demos", "sft")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the command was given besides the arms. start: a model for all, in place of a cold start. cold: the recipe
+    of the cold start, where it is not the first arm's. faults: share of calls that fail in the third evaluation, 0 for
+    no such."""
+
+    out: Path
+    seeds: int
+    match: Match
+    start: str | None = None
+    cold: str | None = None
+    faults: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ComparePlan:
+    """cold: seed to the cold start, none where all start from a model. trained: (arm, seed) to the training and its
+    evaluations."""
+
+    wish: Wish
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    cold: dict[int, Stage] = field(default_factory=dict)
+    trained: dict[tuple[str, int], tuple[Stage, ...]] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """In the order in which they are to be done, seed by seed."""
+        found: list[Stage] = []
+        for seed in self.seeds:
+            found += [self.cold[seed]] if seed in self.cold else []
+            found += (stage for arm in self.arms for stage in self.trained[arm.name, seed])
+        return found
+
+
+class CompareBook(Book):
+    """comparison.json. arms: name to recipe, the first one first."""
+
+    arms: dict[str, str] = msgspec.field(default_factory=dict)
+    match: str = ""
+    faults: float = 0.0
+    start: str | None = None
+
+
+def make_plan(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str] = ()) -> ComparePlan:
+    """The plan. overrides: those of the command, of which the cold start takes its own. Raises RecipeError for arms
+    that cannot share a cold start, or not be matched, CheckpointError for a model that is not there."""
+    arms = matched(arms, wish.match)
+    cold = _cold_recipe(wish, arms, overrides)
+    model = wish.start or (cold or arms[0]).settings.model.path
+    if model not in UNTRAINED:
+        from retcon.models.locating import locate  # it needs the [train] extra
+
+        locate(model)
+    first = arms[0].settings.run.seed
+    plan = ComparePlan(wish, tuple(arms), tuple(range(first, first + wish.seeds)))
+    for seed in plan.seeds:
+        origin = _Origin(model)
+        if cold is not None:
+            plan.cold[seed] = _cold_stage(wish.out, cold, seed)
+            origin = _Origin(str(plan.cold[seed].makes.parent), (plan.cold[seed].job.name,))
+        for arm in arms:
+            plan.trained[arm.name, seed] = stages = _arm_stages(wish, arm, seed, origin)
+            if arm is arms[0] and wish.match in KEYS:  # the others' budget is what it has spent
+                late = late_words(wish.match, run_folder(wish.out, arm.name, seed))
+                origin = replace(origin, needs=(stages[0].job.name,), late=late)
+    return plan
+
+
+def open_ledger(plan: ComparePlan) -> Ledger[CompareBook]:
+    """The book of the plan's folder. Arms and seeds may be added to a comparison. Raises CheckpointError where the
+    folder holds another one, or something else."""
+    out, wish = plan.wish.out, plan.wish
+    if out.exists() and not out.is_dir():
+        raise CheckpointError(f"{out} is a file: choose another --out")
+    if out.is_dir() and not (out / FILE).is_file() and any(not p.name.startswith(".") for p in out.iterdir()):
+        raise CheckpointError(f"{out} is not empty and has no {FILE}: it holds no comparison; choose another --out")
+    book, arms = read_book(out / FILE, CompareBook), {arm.name: arm.recipe for arm in plan.arms}
+    if book.arms:
+        there = list(book.arms.items())
+        if list(arms.items())[: len(there)] != there:
+            raise CheckpointError(
+                f"{out} compares {', '.join(book.arms.values())}: name these first, in that order, to go on or to add "
+                "others; or choose another --out"
+            )
+        options = {"--match": (book.match, wish.match), "--faults": (book.faults, wish.faults),
+                   "--from": (book.start, wish.start)}  # fmt: skip
+        for name, (old, new) in options.items():
+            if old != new:
+                raise CheckpointError(f"{out} was made with {name} {old}, not {new}: choose another --out")
+    ledger = Ledger(out / FILE, plan.stages, CompareBook)
+    book = ledger.book
+    book.arms, book.match, book.faults, book.start = arms, wish.match, wish.faults, wish.start
+    return ledger
+
+
+def _cold_recipe(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str]) -> Arm | None:
+    """What a cold start is made with; None where all arms start from a model that is there."""
+    if wish.start is not None:
+        if wish.cold is not None:
+            raise RecipeError("--from names a model to start from, --cold-start a recipe to make one: give one of them")
+        return None
+    own = of_sections(overrides, COLD_SECTIONS)
+    if wish.cold is not None:
+        cold = arm_of("cold start", wish.cold, own)
+        refuse_other_models(cold, arms)
+        return cold
+    refuse_unshared(arms)
+    if arms[0].settings.model.path not in UNTRAINED:
+        return None
+    return arm_of("cold start", arms[0].recipe, [o for o in arms[0].overrides if o in own])
+
+
+def _cold_stage(out: Path, cold: Arm, seed: int) -> Stage:
+    home = out / "cold_start"
+    return cold_start(
+        out,
+        home / f"seed-{seed}",
+        cold.recipe,
+        (*cold.overrides, f"run.seed={seed}"),
+        name=f"cold start, seed {seed}",
+        demos=home / f"demonstrations-{seed}.jsonl",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where an arm starts from, and what its job waits for and is then told besides."""
+
+    model: str
+    needs: tuple[str, ...] = ()
+    late: Callable[[], Sequence[str]] = tuple
+
+
+def _arm_stages(wish: Wish, arm: Arm, seed: int, origin: _Origin) -> tuple[Stage, ...]:
+    changes = (*arm.overrides, f"run.seed={seed}")
+    name = f"{arm.name}, seed {seed}"
+    folder = run_folder(wish.out, arm.name, seed)
+    made = training(
+        wish.out, folder, arm.recipe, changes, name=name, start=origin.model, needs=origin.needs, late=origin.late
+    )
+    repair = arm.settings.repair.kind if arm.settings.repair.kind != "none" else "saar"
+    conditions = {
+        EVALUATION: (),
+        REPAIRED: ("evaluate.top_p=1.0", f"evaluate.repair={repair}"),
+        FAULTS: ("evaluate.top_p=1.0", f"evaluate.faults={wish.faults}"),
+    }
+    if not wish.faults:
+        del conditions[FAULTS]
+    return (
+        made,
+        *(
+            evaluation(wish.out, made, arm.recipe, (*changes, *own), name=f"{name}, {into}", into=into)
+            for into, own in conditions.items()
+        ),
+    )

@@ -1,0 +1,79 @@
+"""A server of chat completions in a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.config.schema import EngineSection, Recipe
+from retcon.config.section import NonNegative, Positive, Rate
+from retcon.core.errors import EngineError, RecipeError
+from retcon.core.schema import ToolSpec
+from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
+from retcon.engine.openai.messages import INSTRUCTIONS, Fenced, Manner
+from retcon.engine.openai.standin import StandIn
+from retcon.engine.types import EngineSetup
+from retcon.models.remote import USUAL_KEY, key_is_missing
+
+
+class OpenAISection(EngineSection):
+    """`kind = "openai"`. See `OpenAIEngine`: the tokenizer of model.path stands in for the server's."""
+
+    in_process: ClassVar[bool] = False
+
+    url: str = Field("", description="the API's base, such as http://127.0.0.1:8000/v1")
+    model: str = Field("", description="its name there; empty: the only one that the server has")
+    calls: Manner = Field("native", description="how the model calls tools: native (the request's `tools`) | fence (a "
+                          "block of Python in its text)")  # fmt: skip
+    instructions: str = Field(INSTRUCTIONS, description="with calls = 'fence': what the model is told of tools")
+    key_env: str = Field(USUAL_KEY, description="environment variable that holds the API's key; empty for none")
+    context: Positive = Field(8192, description="tokens that the server takes, in those of model.path")
+    answer_tokens: NonNegative = Field(0, description="of one message at most; 0: what rollout.max_tokens leaves")
+    seeds: bool = Field(True, description="send each request's seed; not every server takes one")
+    seconds: Rate = Field(120.0, description="wall seconds of a request")
+    attempts: Positive = Field(4, description="requests, where the way to the server fails")
+    at_once: Positive = Field(16, description="requests at a time")
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError("it is no URL of a server: write it as http://host:port/v1")
+        return value
+
+    def refuse_training(self, recipe: Recipe) -> None:
+        raise RecipeError(
+            "engine.kind = 'openai' cannot be trained with: a server of chat completions gives text, and neither the "
+            "ids that its model saw nor their log-probs; train with engine.kind = 'local' or 'vllm'"
+        )
+
+    def room(self) -> int:
+        return self.context
+
+    def subject(self, folder: Path) -> str:
+        return f"{self.url} {self.model}".strip()
+
+    def chat(self, folder: Path, system: str | None, tools: Sequence[ToolSpec]) -> Chat:
+        """A chat of messages, its words in the tokens of the model in `folder`."""
+        tokenizer = StandIn(load_tokenizer(folder), str(folder))
+        framing = Fenced(self.instructions) if self.calls == "fence" else None
+        style = "retcon.engine.openai.messages:" + ("FENCED" if self.calls == "fence" else "NATIVE")
+        return Chat(tokenizer, style=style, system=system, tools=tools, framing=framing)
+
+    def build(self, setup: EngineSetup) -> OpenAIEngine:
+        if not self.url:
+            raise RecipeError("engine.url: it is empty; engine.kind = 'openai' needs it")
+        if key_is_missing(self.key_env):
+            raise RecipeError(f"engine.key_env names {self.key_env}, which is not set")
+        if not isinstance(setup.tokenizer, StandIn):
+            raise EngineError("engine.kind = 'openai' speaks messages: it takes the chat of `build_chat` alone")
+        settings = OpenAISettings(
+            self.url, self.model, self.calls, self.key_env, self.seconds, self.attempts, self.at_once,
+            seeds=self.seeds, answer_tokens=self.answer_tokens,
+        )  # fmt: skip
+        return OpenAIEngine(settings, setup.tokenizer)

@@ -1,0 +1,81 @@
+"""vLLM servers in a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from retcon.config.schema import EngineSection, Recipe
+from retcon.config.section import Positive, Rate, one_or_several
+from retcon.core.errors import EngineError, RecipeError
+from retcon.engine.types import EngineSetup
+from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
+from retcon.engine.vllm.process import Launch, Server
+from retcon.models.remote import key_is_missing
+
+
+class VLLMSection(EngineSection):
+    """`kind = "vllm"`. See `VLLMEngine`."""
+
+    in_process: ClassVar[bool] = False
+    matters_to: ClassVar = {"rl": ("kind", "seeds")}
+
+    url: tuple[str, ...] = Field((), description="of vLLM servers that run already, such as http://127.0.0.1:8000, one "
+                                 "or several")  # fmt: skip
+    python: str = Field("", description="the Python of an environment that has vLLM, such as vllm/bin/python: with it "
+                        "a server is started and ended, in place of url")  # fmt: skip
+    arguments: tuple[str, ...] = Field((), description="with python: further arguments of the server, such as "
+                                       "--enforce-eager")  # fmt: skip
+    start_seconds: Rate = Field(600.0, description="with python: that the server may take to start")
+    model: str = Field("", description="with url: its name there; empty: the only one that the server has")
+    key_env: str = Field("", description="environment variable that holds the servers' key; empty for none")
+    seeds: bool = Field(True, description="give each request its own seed; a server on a CPU takes one only where it "
+                        "does not chunk prefills")  # fmt: skip
+    seconds: Rate = Field(600.0, description="wall seconds of a request")
+    patience: Rate = Field(300.0, description="seconds that a request waits while all servers are down")
+    at_once: Positive = Field(256, description="requests of a server at a time")
+
+    @field_validator("url", "arguments", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return one_or_several(value)
+
+    @field_validator("url")
+    @classmethod
+    def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"'{url}' is no URL of a server: write it as http://host:port")
+        return tuple(url.rstrip("/").removesuffix("/v1") for url in value)
+
+    def refuse_training(self, recipe: Recipe) -> None:
+        self._check()
+
+    def subject(self, folder: Path) -> str:
+        return super().subject(folder) if self.python else f"{' '.join(self.url)} {self.model}".strip()
+
+    def build(self, setup: EngineSetup) -> VLLMEngine:
+        self._check()
+        own = None
+        if self.python:
+            if setup.folder is None:
+                raise EngineError("engine.python: a server is started with a model's folder, and there is none")
+            launch = Launch(
+                self.python, setup.folder, setup.dtype, setup.max_len, setup.kv_memory_mb, setup.threads, self.arguments
+            )
+            own = Server(launch, self.start_seconds)
+        settings = VLLMSettings(
+            self.url, self.model, self.key_env, self.seconds, self.patience, self.at_once, self.seeds
+        )
+        return VLLMEngine(
+            settings, setup.tokenizer, max_len=setup.max_len, model=setup.model, own=own, trained=setup.trained
+        )
+
+    def _check(self) -> None:
+        if bool(self.url) == bool(self.python):
+            both = "both are given" if self.url else "neither is given"
+            raise RecipeError(f"engine.kind = 'vllm' needs engine.url or engine.python, and {both}")
+        if key_is_missing(self.key_env):
+            raise RecipeError(f"engine.key_env names {self.key_env}, which is not set")

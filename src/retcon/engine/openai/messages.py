@@ -1,0 +1,201 @@
+"""Conversations that a server of messages can be told: framed so that the history's ids say them again, exactly.
+
+    <start>system⏎…<end><start>tools⏎[…]<end><start>user⏎…<end><start>assistant⏎…<end><start>tool call_7⏎…<end>
+
+Each part begins with its role, on a line of its own; `tools` are the request's own, `tool` names the call that it
+answers. Calls stand in the assistant's text: as tagged JSON that holds what the server gave (`native`), or as the block
+of Python that the model itself wrote (`fence`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from retcon.chat import hermes, markdown
+from retcon.chat.family import Family, Written, joined, with_system
+from retcon.chat.jsons import as_json
+from retcon.chat.types import TURN_END, TURN_START, Answer, FoundCall, Piece, Told, glue, words
+from retcon.core.schema import ToolSpec
+from retcon.engine.openai.standin import StandIn
+
+Manner = Literal["native", "fence"]
+Message = dict[str, Any]
+
+INSTRUCTIONS = """Solve the problem. To compute, end your message with one block of Python that prints what you need:
+```python
+print(6 * 7)
+```
+You are then shown what it printed, and go on. When you know the answer, write it as \\boxed{answer} and no block."""
+PRINTED = "It printed:\n"
+_ID = re.compile(r"[\w.:-]{1,100}")
+
+
+class _Messages(Family):
+    controls = (TURN_START,)
+    ends = (TURN_END,)
+    piecewise = True
+
+    def _part(self, role: str, text: str, *, sort: Literal["words", "observation"] = "words") -> list[Piece]:
+        return [glue(f"{TURN_START}{role}\n"), words(text) if sort == "words" else Piece(sort, text), glue(TURN_END)]
+
+    def _then_opened(self, parts: Sequence[list[Piece]]) -> list[Piece]:
+        """The parts, and the opening of the model's turn in one piece of glue with the end of the last."""
+        pieces = [piece for part in parts for piece in part]
+        last = pieces.pop().text if pieces else ""
+        return [*pieces, glue(f"{last}{TURN_START}assistant\n")]
+
+    def answered(self, told: Sequence[str]) -> list[Piece]:
+        return self._then_opened([self._part("user", text) for text in told])
+
+
+class Native(_Messages):
+    """Tools are shown to the server as such, and its calls come apart from its words."""
+
+    name = "messages"
+    labels_calls = True
+
+    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+        parts = [self._part(role, text) for role, text in messages]
+        if tools:
+            shown = json.dumps([tool.as_function() for tool in tools], ensure_ascii=False)
+            parts.insert(0, self._part("tools", shown))
+        return self._then_opened(parts)
+
+    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+        parts = [self._part(f"tool {answer.label}", answer.text, sort="observation") for answer in answers]
+        return self._then_opened([*parts, *(self._part("user", text) for text in told)])
+
+    def find_calls(self, text: str) -> Iterator[FoundCall]:
+        return hermes.find_calls(text)
+
+    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
+        return joined(text, (hermes.render_call(name, _arguments(given)) for name, given in calls))
+
+    def observations_in(self, text: str) -> list[str]:
+        parts = (part.partition("\n") for part in text.split(TURN_START))
+        return [said.removesuffix(TURN_END) for role, _, said in parts if role.startswith("tool ")]
+
+
+class Fenced(_Messages):
+    """The model is told in words how to call Python, and what its programs printed as a user would."""
+
+    name = "fence"
+    names_calls = False
+
+    def __init__(self, instructions: str = INSTRUCTIONS) -> None:
+        self.instructions = instructions
+
+    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+        shown = with_system(messages, self.instructions) if tools and self.instructions else messages
+        return self._then_opened([self._part(role, text) for role, text in shown])
+
+    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+        pieces = [glue(f"{TURN_START}user\n")]
+        for n, answer in enumerate(answers):
+            pieces += [glue(f"\n{PRINTED}" if n else PRINTED), Piece("observation", answer.text)]
+        return self._then_opened([[*pieces, glue(TURN_END)], *(self._part("user", text) for text in told)])
+
+    def find_calls(self, text: str) -> Iterator[FoundCall]:
+        return markdown.find_calls(text)
+
+    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
+        return joined(text, (markdown.render_call(str(_arguments(given).get("code", ""))) for _, given in calls))
+
+    def observations_in(self, text: str) -> list[str]:
+        return [said.split(TURN_END)[0] for said in text.split(f"{TURN_START}user\n{PRINTED}")[1:]]
+
+
+NATIVE, FENCED = Native(), Fenced()
+
+
+def request_of(tokenizer: StandIn, ids: Sequence[int], manner: Manner) -> dict[str, Any]:
+    """`messages`, and `tools` where there are some, of a history that ends where the model's turn opens."""
+    *parts, _ = tokenizer.framed(ids)
+    messages: list[Message] = []
+    request: dict[str, Any] = {"messages": messages}
+    waiting: list[str] = []  # the ids of calls that are not answered yet
+    for part in parts:
+        role, _, text = part.partition("\n")
+        role, _, label = role.partition(" ")
+        if role == "tools":
+            request["tools"] = json.loads(text)
+        elif role == "tool":
+            told = waiting.pop(0) if waiting else label
+            messages.append({"role": role, "tool_call_id": label or told, "content": text})
+        elif role == "assistant" and manner == "native":
+            messages.append(_with_calls(text, before=len(messages)))
+            waiting = [call["id"] for call in messages[-1].get("tool_calls", ())]
+        else:
+            messages.append({"role": role, "content": text})
+    return request
+
+
+def _with_calls(text: str, *, before: int) -> Message:
+    """The assistant's message, its calls apart from its words. before: messages before it, which names calls that
+    have no name of their own."""
+    calls = list(hermes.find_calls(text))
+    if not calls:
+        return {"role": "assistant", "content": text}
+    said = text[: calls[0].char].removesuffix("\n")
+    return {
+        "role": "assistant",
+        "content": said or None,
+        "tool_calls": [
+            {
+                "id": call.label or f"call_{before}_{n}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": _as_given(call)},
+            }
+            for n, call in enumerate(calls)
+        ],
+    }
+
+
+def _as_given(call: FoundCall) -> str:
+    """The arguments, as text. What could not be read is in the call's own text, beside its name."""
+    if isinstance(call.arguments, str):
+        try:
+            return str(json.loads(call.arguments)["arguments"])
+        except (ValueError, LookupError, TypeError):
+            return call.arguments
+    return json.dumps(call.arguments, ensure_ascii=False)
+
+
+def pieces_of(message: Mapping[str, Any], manner: Manner) -> list[str]:
+    """What a server's message adds to the history, in pieces that begin on ids of their own: its words, then each call.
+
+    With `fence` the message ends with its first block, as what follows was said before the program ran.
+    """
+    said = message.get("content") or ""
+    if manner == "fence":
+        call = next(markdown.find_calls(said), None)
+        if call is None or isinstance(call.arguments, str):
+            return [said]
+        return [said[: call.char], said[call.char : _end_of_block(said, call)]]
+    calls = [_tagged(call) for call in message.get("tool_calls") or ()]
+    if not calls:
+        return [said]
+    separate = (piece for call in calls[1:] for piece in ("\n", call))
+    return [f"{said}\n" if said else "", calls[0], *separate]
+
+
+def _end_of_block(said: str, call: FoundCall) -> int:
+    """Where the closing line of a block ends."""
+    assert not isinstance(call.arguments, str)
+    code_end = said.index("\n", call.char) + 1 + len(str(call.arguments["code"]))
+    end = said.find("\n", code_end + said.startswith("\n", code_end))
+    return len(said) if end < 0 else end
+
+
+def _tagged(call: Mapping[str, Any]) -> str:
+    about = call["function"]
+    id = str(call.get("id") or "")
+    given = {"name": about["name"], "arguments": about.get("arguments") or "{}", "id": id if _ID.fullmatch(id) else ""}
+    return f"{hermes.OPEN}\n{as_json(given)}\n{hermes.CLOSE}"
+
+
+def _arguments(given: Mapping[str, object] | str) -> Mapping[str, object]:
+    return {"code": given} if isinstance(given, str) else given

@@ -1,0 +1,169 @@
+"""One vLLM server: what it is, what it generates, and which weights it has."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retcon.chat.types import Tokenizer
+from retcon.core.errors import EngineError, InfrastructureFault
+from retcon.engine.vllm.process import EXTENSION, start_line
+from retcon.models.remote import Refused, Remote
+
+OLDEST = (0, 32)
+"""The first version that tells of each token by which weights it was sampled."""
+GENERATE = "/inference/v1/generate"
+PROBE = "def area(r):\n    return 3.14 * r**2  # Größe 東京\n"
+
+
+@dataclass(slots=True)
+class Weights:
+    """What servers are to have. version: its name; None: what they were started with, whatever that is. folder: where
+    they are, None where nothing was written yet."""
+
+    version: str | None = None
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a server is to be. model: its name there, empty for the only one. tokenizer: of the model. max_len: tokens
+    of a request. seeds: whether requests have one. trained: whether it will have to take weights."""
+
+    model: str
+    tokenizer: Tokenizer
+    max_len: int
+    seeds: bool
+    trained: bool
+
+
+class VLLMClient:
+    """A server that is asked for tokens; `weights` are those that it is to have when it answers.
+
+    A fault of the way is raised at once: whether another server is asked, or this one again, the engine decides. After
+    one the server is looked at anew: it may be another one by then.
+    """
+
+    def __init__(self, remote: Remote, wanted: Wanted, weights: Weights) -> None:
+        self.remote, self._wanted, self._weights = remote, wanted, weights
+        self._model = ""
+        self._checked = False
+        self._has: str | None = None  # the version of its weights, as far as we know
+        self._preparing = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Sees that the server is what it should be, and has the weights. Raises EngineError where it cannot serve what
+        it is asked for, InfrastructureFault where it does not answer."""
+        async with self._preparing:
+            if not self._checked:
+                await self._check()
+                self._checked = True
+            await self._update()
+
+    def lost(self) -> None:
+        """Nothing is known of it any more."""
+        self._checked, self._has = False, None
+
+    async def _check(self) -> None:
+        url, wanted = self.remote.url, self._wanted
+        try:
+            version = str((await self.remote.get("/version"))["version"])
+            card = _only((await self.remote.get("/v1/models"))["data"], wanted.model, url)
+            self._model = str(card["id"])
+            told = {"model": self._model, "prompt": PROBE, "add_special_tokens": False}
+            tokens = (await self.remote.post("/tokenize", told))["tokens"]
+        except (Refused, LookupError, TypeError) as error:
+            raise EngineError(f"{url} is no vLLM server that can be used: {error}") from error
+        if _numbers(version) < OLDEST:
+            raise EngineError(f"{url} is vLLM {version}; {'.'.join(map(str, OLDEST))} or later is needed")
+        if tokens != wanted.tokenizer.encode(PROBE):
+            raise EngineError(
+                f"{url} serves {card.get('root', self._model)}, whose tokenizer is not that of the model of this run: "
+                "the same text has other ids"
+            )
+        if int(card.get("max_model_len") or wanted.max_len) < wanted.max_len:
+            raise EngineError(
+                f"{url} takes {card['max_model_len']} tokens and rollouts have up to {wanted.max_len}: start it with "
+                f"--max-model-len {wanted.max_len}, or lower rollout.max_tokens and rollout.lookahead_tokens"
+            )
+        await self._check_how_started()
+
+    async def _check_how_started(self) -> None:
+        wanted = self._wanted
+        url = self.remote.url
+        how = f"PYTHONPATH={EXTENSION} VLLM_SERVER_DEV_MODE=1 vllm serve … {shlex.join(start_line(wanted.max_len))}"
+        try:
+            one = {
+                "model": self._model,
+                "token_ids": wanted.tokenizer.encode("a"),
+                "sampling_params": {"max_tokens": 1},
+            }
+            await self.remote.post(GENERATE, one)
+            about = (await self.remote.get("/server_info?config_format=json"))["vllm_config"]
+        except (Refused, LookupError, TypeError) as error:
+            raise EngineError(f"{url} cannot be used as it was started ({error}): start it as {how}") from error
+        on_cpu = "cpu" in str(about.get("device_config"))
+        if wanted.seeds and on_cpu and about["scheduler_config"].get("enable_chunked_prefill"):
+            raise EngineError(
+                f"{url} chunks prefills on a CPU, where a request's own seed ends vLLM's engine (\"CPU "
+                f'Generator does not use offset"): start it as {how}, or set engine.seeds = false'
+            )
+        if about["model_config"].get("logprobs_mode") != "raw_logprobs":
+            raise EngineError(f"{url} gives log-probs as sampled from; start it with --logprobs-mode raw_logprobs")
+        backend = (about.get("weight_transfer_config") or {}).get("backend")
+        if wanted.trained and backend != "retcon":
+            raise EngineError(f"{url} cannot be given weights (its backend is {backend}); start it as {how}")
+
+    async def generate(
+        self, ids: Sequence[int], params: Mapping[str, object], *, salt: str | None
+    ) -> tuple[dict[str, Any], str]:
+        """The first choice, with `prompt_logprobs` and `usage` in it, and the version of the weights that all of it
+        comes from. Raises InfrastructureFault, also for tokens of other weights; Refused."""
+        await self.ready()
+        body: dict[str, object] = {"model": self._model, "token_ids": list(ids), "sampling_params": dict(params)}
+        if salt is not None:
+            body["cache_salt"] = salt
+        answer = await self.remote.post(GENERATE, body)
+        try:
+            choice = dict(answer["choices"][0])
+            versions = {str(span["version"]) for span in choice["weight_versions"] or ()}
+            choice |= {"prompt_logprobs": answer.get("prompt_logprobs"), "usage": answer.get("usage") or {}}
+        except (LookupError, TypeError, ValueError) as error:
+            raise self.remote.no_answer("no generation") from error
+        wanted = self._weights.version
+        if len(versions) != 1 or (wanted is not None and versions != {wanted}):
+            raise self.remote.no_answer(f"tokens of the weights {sorted(versions)}, not {wanted}: it was started anew")
+        if choice.get("finish_reason") == "abort":
+            raise self.remote.no_answer("up: it ended the request on its own account")
+        return choice, versions.pop()
+
+    async def _update(self) -> None:
+        wanted, folder = self._weights.version, self._weights.folder
+        if wanted is None or self._has == wanted:
+            return
+        try:
+            if (await self.remote.get("/weight_info"))["weight_version"] != wanted:
+                await self.remote.post("/init_weight_transfer_engine", {"init_info": {}})
+                await self.remote.post("/start_weight_update", {})
+                await self.remote.post("/update_weights", {"update_info": {"folder": str(folder)}})
+                await self.remote.post("/finish_weight_update", {"weight_version": wanted})
+        except (Refused, LookupError, TypeError) as error:
+            raise InfrastructureFault(f"{self.remote.url} does not take weights: {error}") from error
+        self._has = wanted
+
+
+def _only(cards: Sequence[Mapping[str, Any]], model: str, url: str) -> Mapping[str, Any]:
+    found = [card for card in cards if not model or card["id"] == model]
+    if not found or (not model and len(found) > 1):
+        names = ", ".join(str(card["id"]) for card in cards)
+        raise EngineError(f"engine.model: {url} serves {names}; '{model}' names none of them, or not one alone")
+    return found[0]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+", maxsplit=1)[0].split(".")
+    return tuple(int(part) for part in parts[:2] if part.isdecimal())

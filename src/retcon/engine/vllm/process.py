@@ -1,0 +1,170 @@
+"""A vLLM server of our own: how it is started, and that it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from retcon.core.errors import EngineError
+
+EXTENSION = Path(__file__).parent / "extension"
+NAME = "retcon"
+"""What the server calls the model."""
+GRACE = 10.0
+"""Seconds that it has to end by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """python: of an environment that has vLLM. folder: of the model. dtype: of its weights, auto for the folder's.
+    max_len: tokens of a request. kv_memory_mb: MiB for keys and values on a CPU, 0 for 1024. arguments: further ones of
+    the server, which win."""
+
+    python: str
+    folder: Path
+    dtype: str
+    max_len: int
+    kv_memory_mb: int = 0
+    threads: int = 1
+    arguments: tuple[str, ...] = ()
+
+    def command(self, port: int) -> list[str]:
+        """What starts it. Prefills are whole: on a CPU a request's own seed together with a chunked prefill ends
+        vLLM's engine ("CPU Generator does not use offset")."""
+        transfer = json.dumps({"backend": "retcon"})
+        return [
+            self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder), "--served-model-name",
+            NAME, "--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--max-model-len",
+            str(self.max_len), "--enable-scale-out", "--enable-prefix-caching", "--no-enable-chunked-prefill",
+            "--max-num-batched-tokens", str(max(2048, self.max_len)), "--weight-transfer-config", transfer,
+            "--worker-extension-cls", "retcon_vllm.Extension", *self.arguments,
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Of the server alone; what the user has set for vLLM stays."""
+        gib = max(1, -(-self.kv_memory_mb // 1024))
+        ours = {
+            "VLLM_CPU_KVCACHE_SPACE": str(gib), "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": str(self.threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }  # fmt: skip
+        path = os.pathsep.join(filter(None, (str(EXTENSION), os.environ.get("PYTHONPATH", ""))))
+        return {**ours, **os.environ, "PYTHONPATH": path, "VLLM_SERVER_DEV_MODE": "1", "RETCON_OWNER": str(os.getpid())}
+
+
+class Server:
+    """A server in a process of its own, on the loopback interface, at a port that is free.
+
+    seconds: that it may take to start.
+    """
+
+    def __init__(self, launch: Launch, seconds: float) -> None:
+        self._launch, self._seconds = launch, seconds
+        self._port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self.starts = 0
+
+    @property
+    def url(self) -> str:
+        """Of its root."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, None where none was started."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    async def start(self) -> None:
+        """Returns once it answers. Raises EngineError, with what it said last, where it does not."""
+        self._close_log()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        began = time.monotonic()
+        try:
+            self._process = subprocess.Popen(
+                self._launch.command(self._port), env=self._launch.environment(), stdin=subprocess.DEVNULL,
+                stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise EngineError(f"engine.python: {self._launch.python} cannot be started: {error}") from error
+        self.starts += 1
+        while not await asyncio.to_thread(self._answers):
+            if not self.alive:
+                raise EngineError(f"the vLLM server ended before it answered: {self._said()}")
+            if time.monotonic() - began > self._seconds:
+                said = self._said()
+                await self.stop()
+                raise EngineError(
+                    f"the vLLM server did not answer within engine.start_seconds = {self._seconds:g}: {said}"
+                )
+            await asyncio.sleep(0.25)
+
+    async def stop(self) -> None:
+        """Ends it and all that it started."""
+        process = self._process
+        if process is not None:
+            _signal(process, signal.SIGTERM)
+            try:
+                await asyncio.to_thread(process.wait, GRACE)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                _signal(process, signal.SIGKILL)
+                process.wait()
+        self._close_log()
+
+    def _answers(self) -> bool:
+        import httpx
+
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2, trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    def _said(self) -> str:
+        assert self._log is not None
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "rror" in line]
+        return f"{shlex.join(self._launch.command(self._port))}: {' | '.join((errors or lines)[-3:])}"
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """To the whole session, which outlives its leader."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_line(max_len: int) -> Sequence[str]:
+    """The arguments that a server needs which the user starts."""
+    return (
+        "--enable-scale-out", "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(2048, max_len)),
+        "--weight-transfer-config", '{"backend": "retcon"}', "--worker-extension-cls", "retcon_vllm.Extension",
+    )  # fmt: skip

@@ -1,0 +1,242 @@
+"""Retcon's rollouts in TRL's GRPOTrainer: SAAR, GRPO-RoC and the sandbox, with TRL's loss and optimiser.
+
+TRL (1.16) asks a `rollout_func` for completions. What it gets here are whole rollouts, by the recipe's own engine with
+the weights that are being trained: programs run, failed calls repaired, observations masked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import groupby, islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from retcon.build import build_tasks, settle
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.config.shipped import find_recipe
+from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
+from retcon.core.sample import to_sample
+from retcon.core.seeds import derive
+from retcon.core.types import Trajectory
+from retcon.models.locating import locate
+from retcon.models.placing import model_folder
+from retcon.rollout.group import rollout_group
+from retcon.select.drop import drop_infrastructure
+from retcon.tasks.types import Task
+from retcon.train.rollouts import TrainingRollouts, open_rollouts
+from retcon.train.sync import EngineWeights
+
+if TYPE_CHECKING:
+    import datasets
+
+T = TypeVar("T")
+ROUNDS = 4
+"""Times that rollouts are made at most until infrastructure faults have left as many as TRL asked for."""
+Prompt = str | Sequence[Mapping[str, Any]]
+
+
+class Rollouts:
+    """A `rollout_func` of TRL's GRPOTrainer, with the data set and the reward that go with it.
+
+        with Rollouts("quickstart/saar", model="runs/start") as rollouts:
+            trainer = GRPOTrainer(
+                model="runs/start/final", args=GRPOConfig(…), train_dataset=rollouts.dataset(1000),
+                reward_funcs=rollouts.reward, rollout_func=rollouts,
+            )
+            trainer.train()
+
+    recipe, overrides: as those of `retcon train`; [task], [rollout], [sandbox], [repair] and [select] count, and [rl]
+    does
+    not: algorithm, group and optimiser are TRL's. model: whose tokenizer and chat template the rollouts use; it must be
+    that of the trainer's model. A prompt is a text or messages that end with one of the user. Of a prompt that is a
+    question of the task set, the rollouts are graded (`reward`); other prompts are for reward functions of your own,
+    and cannot be selected among (`[select] kind = "none"`).
+
+    Completions hold everything after the prompt. Their `env_mask` is 1 on what the model wrote, repairs among it, and
+    their log-probs are those under the purified history, by the weights that sampled, 0 on observations.
+    While TRL evaluates, nothing is repaired or selected. Sandbox and engine start with the first call and end with the
+    `with` block. Raises RecipeError, MissingExtra, and what `retcon train` raises for recipe, model and tasks.
+    """
+
+    def __init__(self, recipe: str | Path, overrides: Sequence[str] = (), *, model: str | Path = "") -> None:
+        settings = load_recipe(find_recipe(str(recipe)), overrides)
+        settings.engine.refuse_training(settings)
+        self._folder = model_folder(locate(str(model or settings.model.path)))
+        self._tasks = build_tasks(settings, self._folder)
+        self.recipe, _ = settle(settings, self._folder, self._tasks)
+        self._known: dict[str, Task] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="retcon-trl", daemon=True)
+        self._thread.start()
+        self._stack = AsyncExitStack()
+        self._open: tuple[object, TrainingRollouts] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._wait(self._stack.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def dataset(self, count: int) -> datasets.Dataset:
+        """The task set's first `count` training prompts, for `train_dataset`. Raises MissingExtra without datasets."""
+        return self._dataset(list(islice(self._tasks.train(self.recipe.run.seed), count)))
+
+    def evaluation_dataset(self, count: int) -> datasets.Dataset:
+        """`count` prompts that no training sees, for `eval_dataset`."""
+        return self._dataset(self._tasks.evaluation(count, self.recipe.evaluate.seed))
+
+    def _dataset(self, tasks: Sequence[Task]) -> datasets.Dataset:
+        try:
+            import datasets
+        except ModuleNotFoundError as missing:
+            raise MissingExtra("TRL's trainer takes a datasets.Dataset: pip install trl") from missing
+        self._known.update((task.question, task) for task in tasks)
+        return datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": t.question}]} for t in tasks])
+
+    def reward(self, prompts: object = None, completions: object = None, *, rollout_reward: Any, **_: object) -> Any:
+        """A reward function: what the task set's grader said of each rollout, None where the prompt is not its own."""
+        return list(rollout_reward)
+
+    def __call__(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, Any]:
+        """A completion for each prompt, in order; of equal prompts in a row a group is made, and selected from.
+
+        Beside what TRL asks for, reward functions get `rollout_reward`, `failed_calls` (as they happened) and
+        `repairs`, one of each a completion. Raises InfrastructureFault where faults took rollouts again and again.
+        """
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if hasattr(model, "peft_config"):
+            raise RecipeError("a model with adapters: the rollouts would need its merged weights; train without LoRA")
+        training = bool(model.training)
+        model.eval()  # without dropout
+        try:
+            made = self._wait(self._rolled(list(prompts), model, trainer, training))
+        finally:
+            model.train(training)
+        return _completions(made)
+
+    async def _rolled(self, prompts: list[Prompt], model: Any, trainer: Any, training: bool) -> list[Trajectory]:
+        groups = [(self._task(question), len(list(same))) for question, same in groupby(map(_question, prompts))]
+        rollouts = await self._opened(model, groups)
+        await rollouts.sync()
+        context = rollouts.context
+        if not training:
+            context = replace(context, repair=None)
+        step, seed = trainer.state.global_step, derive("trl", self.recipe.run.seed, trainer.accelerator.process_index)
+        try:
+            return [
+                trajectory
+                for group in await asyncio.gather(
+                    *(
+                        self._group(task, count, replace(rollouts, context=context), step, seed, training)
+                        for task, count in groups
+                    )
+                )
+                for trajectory in group
+            ]
+        finally:
+            rollouts.rest()
+
+    async def _group(
+        self, task: Task, count: int, rollouts: TrainingRollouts, step: int, seed: int, training: bool
+    ) -> list[Trajectory]:
+        """`count` rollouts of a task, selected where it is training."""
+        graded, select = task.question in self._known, self.recipe.select
+        kept: list[Trajectory] = []
+        for number in range(ROUNDS):
+            missing = count - len(kept)
+            stream = derive(seed, number)
+            group = await rollout_group(
+                task,
+                rollouts.context,
+                count=select.made(missing) if training else missing,
+                seed=stream,
+                step=step,
+                grade=rollouts.tasks.grade if graded else lambda _, trajectory: trajectory,
+            )
+            left = drop_infrastructure(group) if graded else [t for t in group if t.stop != "infrastructure"]
+            if training and left and graded:
+                left = select.select(left, missing, seed=stream)
+            kept += left[:missing]
+            if len(kept) == count:
+                return kept
+        raise InfrastructureFault(
+            f"prompt {task.id}: {ROUNDS} times over infrastructure faults ended rollouts, and {count - len(kept)} of "
+            f"{count} are missing; see `retcon doctor`"
+        )
+
+    def _task(self, question: str) -> Task:
+        task = self._known.get(question)
+        if task is None:
+            if self.recipe.select.kind != "none":
+                raise RecipeError(
+                    f"select.kind = '{self.recipe.select.kind}' goes by rewards, and a prompt is no question of the "
+                    f"task set {self._tasks.name}: {question[:80]!r}; set select.kind=none, or train on `dataset()`"
+                )
+            task = Task(f"prompt/{derive(question):016x}", question, "")
+        return task
+
+    async def _opened(self, model: Any, groups: Sequence[tuple[Task, int]]) -> TrainingRollouts:
+        """The sandbox and the engine over the trainer's weights, of the first call on."""
+        if self._open is None:
+            weights = EngineWeights(model, next(model.parameters()).dtype)
+            recipe = self._sized(groups)
+            opened = open_rollouts(recipe, weights, self._folder, self._tasks)
+            self._open = model, await self._stack.enter_async_context(opened)
+        known, rollouts = self._open
+        if known is not model:
+            raise RecipeError("these rollouts belong to another trainer's model: make a `Rollouts` for each trainer")
+        return rollouts
+
+    def _sized(self, groups: Sequence[tuple[Task, int]]) -> Recipe:
+        """The recipe with TRL's numbers in place of its own, so that the engine has room for a batch."""
+        largest = max(count for _, count in groups)
+        rl = self.recipe.rl.model_copy(update={"prompts": len(groups), "group": max(2, largest)})
+        return self.recipe.model_copy(update={"rl": rl})
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine of our own loop gives; Ctrl-C ends it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+
+def _question(prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    last = prompt[-1]
+    if last.get("role") != "user" or not isinstance(last.get("content"), str) or len(prompt) > 1:
+        raise RecipeError(
+            "a prompt must be a text, or one message of the user with a text: the system prompt is that of the "
+            f"recipe's task set; this one has the roles {', '.join(str(m.get('role')) for m in prompt)}"
+        )
+    return str(last["content"])
+
+
+def _completions(made: Sequence[Trajectory]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [],
+        "rollout_reward": [t.reward for t in made],
+        "failed_calls": [t.raw_failures for t in made],
+        "repairs": [sum(turn.repair is not None for turn in t.turns) for t in made],
+    }  # fmt: skip
+    for trajectory in made:
+        sample, start = to_sample(trajectory), sum(len(s.ids or ()) for s in trajectory.prompt)
+        found["prompt_ids"].append(list(sample.ids[:start]))
+        found["completion_ids"].append(list(sample.ids[start:]))
+        found["logprobs"].append([0.0 if logprob is None else logprob for logprob in sample.logprobs[start:]])
+        found["env_mask"].append(list(sample.mask[start:]))
+    return found

@@ -1,0 +1,94 @@
+"""Programs as trees: parsed once, and walked without what has no name or value in it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache, lru_cache
+
+_MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
+_DEEPEST = 100
+"""Levels of a tree (a sum of so many terms) beyond which Python's own functions, which recurse, may not read it."""
+_SCOPES = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef,
+    ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+)  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def parse(code: str) -> ast.Module | None:
+    """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
+    where it is no Python of ours, or nested too deeply. Lines keep their numbers. What was parsed last is kept, and
+    never changed."""
+    plain = _MAGIC.sub("", code)
+    for text in (plain, plain.lstrip(" \t")):
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        return None if _nested(tree) > _DEEPEST else tree
+    return None
+
+
+def _nested(tree: ast.AST) -> int:
+    """How deep a tree is, no further than is of interest."""
+    level: list[ast.AST] = [tree]
+    depth = 0
+    while level and depth <= _DEEPEST:
+        level = [child for node in level for child in _children(node)]
+        depth += 1
+    return depth
+
+
+def with_scopes(node: ast.AST) -> Iterator[tuple[ast.AST, bool, bool]]:
+    """Every node below, whether it lies within a function, and whether within any scope of its own."""
+    stack = [(node, False, False)]
+    while stack:
+        item, within, hidden = stack.pop()
+        yield item, within, hidden
+        if isinstance(item, _SCOPES):
+            within, hidden = within or is_function(item), True
+        stack += [(child, within, hidden) for child in _children(item)]
+
+
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def nodes_here(node: ast.AST) -> list[ast.AST]:
+    """The nodes that run in the module's own scope: bodies of functions, classes and comprehensions left out."""
+    found = [node]
+    for item in found:  # which grows as it is read
+        if not isinstance(item, _SCOPES):
+            found += _children(item)
+    return found
+
+
+def below(node: ast.AST) -> list[ast.AST]:
+    """All nodes from this one down."""
+    found = [node]
+    for item in found:
+        found += _children(item)
+    return found
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below, those left out that have no name or value in them: contexts and operators."""
+    found: list[ast.AST] = []
+    for name in _fields_of(type(node)):  # type: ignore[arg-type]  # classes are hashable
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found += [one for one in value if isinstance(one, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
+@cache
+def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
+    return () if kind in (ast.Name, ast.Constant) else tuple(name for name in kind._fields if name not in _PLAIN)
+
+
+_PLAIN = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "module", "level", "asname", "kind", "type_comment"})
+"""Fields that hold none."""

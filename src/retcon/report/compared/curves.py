@@ -1,0 +1,51 @@
+"""Learning curves of a comparison: how high they lie, and when they reach where another one ended."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retcon.report.plots import CURVES, Curve, running_mean
+from retcon.report.runs import Run
+
+HELD_OUT = "eval_pass_rate"
+"""What evaluations in between tell (`evaluate.every`)."""
+
+COMPARED = (
+    Curve("held_out", HELD_OUT, "Held-out problems, purification off", "pass@1", top=1.0, smooth=False),
+    Curve("held_out_by_tokens", HELD_OUT, "Held-out problems by what they cost", "pass@1", top=1.0, smooth=False,
+          over="sampled_tokens"),
+    Curve("held_out_first_tries", "eval_first_try_failure_rate", "First tries that fail, held-out problems",
+          "share of first tries", smooth=False),
+    Curve("first_tries", "first_try_failure_rate", "First tries that fail, in training", "share of first tries"),
+    *CURVES,
+)  # fmt: skip
+
+
+def curve_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and heights, both (T,), of a run's learning curve: of the evaluations on held-out problems where there are
+    two or more, else the running mean of what its own rollouts passed, which repairs raise."""
+    measured = [(float(step["step"] or 0), value) for step in run.metrics if (value := step.get(HELD_OUT)) is not None]
+    if len(measured) > 1:
+        points = np.array(measured)
+        return points[:, 0], points[:, 1]
+    rates = np.array([np.nan if (v := step.get("pass_rate")) is None else v for step in run.metrics])
+    steps = np.arange(1.0, len(rates) + 1)
+    known = ~np.isnan(rates)
+    return steps[known], running_mean(rates)[known]
+
+
+def area(run: Run) -> float | None:
+    """The curve's mean height from its first point to its last, by trapezoids; None of fewer than two points."""
+    steps, heights = curve_of(run)
+    if len(steps) < 2:
+        return None
+    return float(((heights[1:] + heights[:-1]) / 2 * np.diff(steps)).sum() / (steps[-1] - steps[0]))
+
+
+def steps_to(run: Run, goal: Run) -> float | None:
+    """The first step at which the run's curve is as high as the last point of `goal`'s; None where it never is."""
+    (steps, heights), (_, reached) = curve_of(run), curve_of(goal)
+    if not len(heights) or not len(reached):
+        return None
+    there = np.flatnonzero(heights >= reached[-1])
+    return float(steps[there[0]]) if len(there) else None

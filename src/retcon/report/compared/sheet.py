@@ -1,0 +1,79 @@
+"""A table that is written in several formats: Markdown, CSV, LaTeX, the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+_LATEX = {c: rf"\{c}" for c in "&%$#_{}"} | {
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "–": "--", "×": r"$\times$",
+    "Δ": r"$\Delta$", "±": r"$\pm$", "−": "$-$", "≥": r"$\geq$",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """title; columns: their heads; sections: (title, rows) of cells, as many as columns; notes: sentences below."""
+
+    title: str
+    columns: tuple[str, ...]
+    sections: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """With the sections' titles as rows of their own."""
+        lines = [f"**{self.title}**", "", _row(self.columns), "|---" + "|---:" * (len(self.columns) - 1) + "|"]
+        for title, rows in self.sections:
+            lines.append(_row((f"*{title}*", *[""] * (len(self.columns) - 1))))
+            lines += map(_row, rows)
+        return "\n".join([*lines, "", *self.notes]) + "\n"
+
+    def latex(self) -> str:
+        """A tabular with booktabs' rules."""
+        heads = " & ".join(_escaped(head) for head in self.columns)
+        lines = [
+            rf"% {self.title}",
+            r"% \usepackage{booktabs}",
+            rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}",
+        ]
+        lines += [r"\toprule", rf"{heads} \\"]
+        for title, rows in self.sections:
+            lines += [r"\midrule", rf"\multicolumn{{{len(self.columns)}}}{{l}}{{\emph{{{_escaped(title)}}}}} \\"]
+            lines += [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
+        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
+
+    def table(self) -> Table:
+        """For a terminal."""
+        table = Table(
+            title=self.title, title_justify="left", title_style="bold", box=box.HORIZONTALS, pad_edge=False,
+            caption="\n".join(self.notes), caption_justify="left",
+        )  # fmt: skip
+        table.add_column(self.columns[0], no_wrap=True)
+        for head in self.columns[1:]:
+            table.add_column(head, justify="right", overflow="fold")
+        for title, rows in self.sections:
+            table.add_row(f"[italic dim]{title}[/]")
+            for row in rows:
+                table.add_row(*row, end_section=row is rows[-1])
+        return table
+
+
+def to_csv(rows: Sequence[Sequence[object]]) -> str:
+    """Rows as CSV, the first of them heads; None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,59 @@
+"""Contrast: the tries at a failed turn as samples of their own, each from the clean history, where it was sampled.
+Ours.
+
+A repair takes the failure out of the history, so that a group's advantage no longer tells what a failure costs: first
+tries that are repaired stay as bad as they are. Here the failure keeps a gradient, at the turn where it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from retcon.core.types import REPLACED, Sample, Segment, Trajectory, Turn
+
+
+def contrast_samples(trajectory: Trajectory, weight: float) -> list[Sample]:
+    """A sample for each try at each repaired turn of a trajectory whose tokens all have log-probs.
+
+    The tries at a turn: the failure; the fresh tries that failed, too; and what replaced the failure. Each is worth 1
+    if
+    its calls succeed, 0 if not, and its advantage is weight · (that - the mean over the turn's tries), so that they sum
+    to 0 and lie within ±weight. The mask is 1 on what the model wrote in the turn alone; the history before it is the
+    purified one, after which all tries but a spliced fix were sampled. Turns that were not repaired give none.
+    """
+    samples: list[Sample] = []
+    before = list(trajectory.prompt)
+    for turn in trajectory.turns:
+        if tries := _tries(turn):
+            mean = fmean(worth for _, worth in tries)
+            samples += [_sample(trajectory.id, before, one.generated, weight * (worth - mean)) for one, worth in tries]
+        before.extend(turn.segments)
+    return samples
+
+
+def _tries(turn: Turn) -> list[tuple[Turn, float]]:
+    """The tries that are compared, and what each is worth. A fresh try without a failed call is the one that replaced
+    the failure, which the turn itself is, or did not call: it says nothing of calls."""
+    record = turn.repair
+    if record is None or record.decision not in REPLACED:
+        return []
+    failure, *later = turn.abandoned
+    failed = [failure, *(one for one in later[: record.fresh] if one.failures)]
+    return [*((one, 0.0) for one in failed), (turn, 1.0)]
+
+
+def _sample(source: str, before: Sequence[Segment], written: Sequence[Segment], advantage: float) -> Sample:
+    prefix = [i for s in before for i in s.ids or ()]
+    ids = [i for s in written for i in s.ids or ()]
+    logprobs = [logprob for s in written for logprob in s.logprobs or (None,) * len(s.ids or ())]
+    spliced = [int(s.kind == "spliced") for s in written for _ in s.ids or ()]
+    none = [0] * len(prefix)
+    return Sample(
+        ids=(*prefix, *ids),
+        mask=(*none, *[1] * len(ids)),
+        logprobs=(*[None] * len(prefix), *logprobs),
+        spliced=(*none, *spliced),
+        advantages=(advantage,) * (len(prefix) + len(ids)),
+        source=source,
+    )

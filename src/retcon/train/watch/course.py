@@ -1,0 +1,53 @@
+"""What the steps so far say about those to come: when a run is over before its steps are, and whether it goes wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+from retcon.config.learning import RLSection
+from retcon.core.errors import DriftWarning
+from retcon.train.watch.drift import WINDOW, drift
+
+Metrics = Mapping[str, float | None]
+
+
+class Course:
+    """A run's metrics, step by step, from its first session on: so that what follows from them is the same whether or
+    not the run was interrupted."""
+
+    def __init__(self, section: RLSection, lines: Sequence[Metrics]) -> None:
+        self._section = section
+        self._lines = list(lines)
+        self._sampled = sum(line.get("sampled_tokens") or 0.0 for line in lines)
+
+    def add(self, line: Metrics) -> None:
+        """A step is over."""
+        self._lines.append(line)
+        self._sampled += line.get("sampled_tokens") or 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether what the recipe allows the whole run is spent: `rl.max_sampled_tokens`, `rl.max_cpu_seconds`."""
+        tokens, seconds = self._section.max_sampled_tokens, self._section.max_cpu_seconds
+        spent = (self._lines[-1].get("cpu_s") or 0.0) if self._lines else 0.0
+        return bool((tokens and self._sampled >= tokens) or (seconds and spent >= seconds))
+
+    def drift_after(self, made: Metrics) -> Metrics:
+        """Metrics of the step that these rollouts are of. first_try_drift: how far the first-try failure rate of the
+        last WINDOW steps lies above the lowest before (see `drift`), None while there are too few steps.
+        first_try_alarm: 1 where that is by `rl.drift_alarm` or more and beyond chance, of which a DriftWarning tells
+        when it begins."""
+        found = drift([*self._lines, made])
+        if found is None:
+            return {"first_try_drift": None, "first_try_alarm": 0}
+        alarm = found.alarming(self._section.drift_alarm)
+        if alarm and not (self._lines and self._lines[-1].get("first_try_alarm")):
+            warnings.warn(
+                f"step {len(self._lines) + 1}: {found.now:.1%} of first tries failed in the last {WINDOW} steps, after "
+                f"{found.best:.1%} at best: repairs may hide it from the reward. See docs/training/schedule.md, "
+                '"When first tries get worse"',
+                DriftWarning,
+                stacklevel=2,
+            )
+        return {"first_try_drift": found.rise, "first_try_alarm": int(alarm)}

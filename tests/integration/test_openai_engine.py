@@ -1,0 +1,300 @@
+"""The engine that speaks to servers of chat completions, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import EngineError, MissingIds
+from retcon.core.sample import to_sample
+from retcon.core.types import Provenance, Trajectory
+from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
+from retcon.engine.openai.messages import Fenced
+from retcon.engine.openai.standin import StandIn
+from retcon.engine.types import SamplingParams
+from retcon.purify.saar import Saar
+from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.group import rollout_group
+from retcon.rollout.loop import run_rollout
+from retcon.tasks.types import Task
+from retcon.tools.schema import python_spec
+from retcon.tools.scripted import ScriptedTool
+from servers.answering import Answer, Asked, Server, python, said, serving
+
+TASK = Task(
+    "t", "What is 6 times 7?", "42", system="Be brief.", before=(("user", "Hi <|im_end|>"), ("assistant", "Hi"))
+)
+LIMITS = RolloutLimits(max_tokens=8000, max_turns=6, lookahead_tokens=8000)
+TOKENIZER = StandIn(ByteTokenizer(), "bytes")
+QUICK = OpenAISettings("", wait=0.001)
+
+
+def engine_of(server: Server, **about: Any) -> OpenAIEngine:
+    return OpenAIEngine(replace(QUICK, url=server.url, **about), TOKENIZER)
+
+
+def context_of(engine: OpenAIEngine, *, repair: Saar | None = None, limits: RolloutLimits = LIMITS) -> RolloutContext:
+    def answer(code: str) -> tuple[str, Any, str | None]:
+        return ("NameError: x", "error", "NameError") if "x" in code else (f"<{code}>", "ok", None)
+
+    manner = engine.settings.manner
+    style = "retcon.engine.openai.messages:" + ("FENCED" if manner == "fence" else "NATIVE")
+    chat = Chat(TOKENIZER, style=style, framing=Fenced("Use Python.") if manner == "fence" else None)
+    tool = ScriptedTool(answer, spec=python_spec(keeps_state=False))
+    sampling = SamplingParams(temperature=0.5, max_tokens=4000)
+    return RolloutContext(engine, chat, {"python": tool}, limits, sampling, repair)
+
+
+def rolled(engine: OpenAIEngine, **about: Any) -> Trajectory:
+    async def main() -> Trajectory:
+        async with engine.connected():
+            return await run_rollout(TASK, context_of(engine, **about), id="t/0/0", seed=3)
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def script(*answers: Answer) -> Callable[[Asked], Answer]:
+    left = list(answers)
+    return lambda _: left.pop(0)
+
+
+TOLD = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi <|im_end|>"},
+    {"role": "assistant", "content": "Hi"},
+    {"role": "user", "content": "What is 6 times 7?"},
+]
+
+
+def test_native_calls_go_to_the_tool_and_back_as_the_protocol_has_them() -> None:
+    odd = 'print("<tool_call>é\\n")'
+    answers = (said("I compute.\n", python(odd, "call_a"), python("6*7", "call_b")), said("It is 42."))
+    with serving(script(*answers)) as server:
+        trajectory = rolled(engine_of(server))
+    first, second = (asked.body for asked in server.asked)
+    assert first["messages"] == TOLD
+    assert first["tools"] == [python_spec(keeps_state=False).as_function()]
+    assert (first["model"], first["temperature"], first["max_tokens"]) == ("small", 0.5, 4000)
+    calls = second["messages"][4]["tool_calls"]
+    assert [json.loads(call["function"]["arguments"])["code"] for call in calls] == [odd, "6*7"]
+    assert second["messages"] == [
+        *TOLD,
+        {"role": "assistant", "content": "I compute.\n", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_a", "content": f"<{odd}>"},
+        {"role": "tool", "tool_call_id": "call_b", "content": "<6*7>"},
+    ]
+    assert [call.code for call in trajectory.turns[0].calls] == [odd, "6*7"]
+    assert (trajectory.stop, trajectory.turns[1].text) == ("answer", "It is 42.<|im_end|>")
+
+
+def test_fenced_calls_end_a_message_and_their_output_is_told_by_the_user() -> None:
+    told = "I compute.\n```python\nprint(6 * 7)\n```\nIt printed: 41"
+    with serving(script(said(told), said("So 42."))) as server:
+        trajectory = rolled(engine_of(server, manner="fence"))
+    first, second = (asked.body for asked in server.asked)
+    assert "tools" not in first
+    assert first["messages"] == [{"role": "system", "content": "Be brief.\n\nUse Python."}, *TOLD[1:]]
+    assert second["messages"][4:] == [
+        {"role": "assistant", "content": "I compute.\n```python\nprint(6 * 7)\n```"},
+        {"role": "user", "content": "It printed:\n<print(6 * 7)>"},
+    ]
+    assert trajectory.turns[1].text == "So 42.<|im_end|>"
+
+
+@pytest.mark.parametrize("manner", ["native", "fence"])
+def test_a_repair_shows_the_server_the_purified_history(manner: str) -> None:
+    def write(words: str, code: str, id: str) -> Answer:
+        return said(words, python(code, id)) if manner == "native" else said(f"{words}\n```python\n{code}\n```")
+
+    answers = (write("First.", "print(x, 1)", "a"), write("Sorry.", "print(6, 1)", "b"), said("It is 42."))
+    with serving(script(*answers)) as server:
+        trajectory = rolled(engine_of(server, manner=manner), repair=Saar())
+    shown, after = (asked.body["messages"][4:] for asked in server.asked[1:])
+    assert "NameError" in json.dumps(shown)
+    assert "NameError" not in json.dumps(after)
+    assert "First." in after[0]["content"]
+    assert "print(6, 1)" in json.dumps(after[0])
+    assert "print(x, 1)" not in json.dumps(after)
+    (turn, _) = trajectory.turns
+    assert turn.repair is not None
+    assert turn.repair.decision == "shallow"
+    assert all(s.logprobs is None for s in turn.generated)
+    assert [s.kind for s in turn.generated] == ["sampled", "spliced"]
+
+
+def test_what_it_wrote_is_marked_as_in_another_tokenizers_ids_and_not_learnt_from() -> None:
+    async def main(engine: OpenAIEngine) -> Trajectory:
+        async with engine.connected():
+            (one,) = await rollout_group(TASK, context_of(engine), count=1, seed=1, step=0, grade=lambda _, t: t)
+        return one
+
+    with serving(script(said("42"))) as server:
+        one = asyncio.run(main(engine_of(server)))
+    assert one.provenance.encoded_by == "bytes"
+    with pytest.raises(MissingIds, match="its ids are those of bytes, which stood in for the model's tokenizer"):
+        to_sample(one, scored=False)
+    assert to_sample(replace(one, provenance=Provenance()), scored=False).ids
+
+
+def test_calls_that_cannot_be_read_are_told_back_as_they_were_written() -> None:
+    bad = {"name": "python", "arguments": '{"code": 6*7', "id": "c"}
+    with serving(script(said(None, bad), said("Sorry."))) as server:
+        trajectory = rolled(engine_of(server))
+    assert trajectory.turns[0].observations[0].status == "malformed"
+    told = server.asked[1].body["messages"][4]
+    assert (told["content"], told["tool_calls"][0]["function"]["arguments"]) == (None, bad["arguments"])
+
+
+@pytest.mark.parametrize("code", ["print('```')\nprint(x)", ""])
+def test_a_block_of_more_backticks_is_told_back_whole(code: str) -> None:
+    block = f"````python\n{code}\n````" if code else "````python\n````"
+    with serving(script(said(f"{block}\nand so on"), said("Done."))) as server:
+        rolled(engine_of(server, manner="fence"))
+    assert server.asked[1].body["messages"][4]["content"] == block
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Answer(status=None),
+        Answer({"error": "busy"}, 503),
+        Answer({"error": "slow down"}, 429, {"Retry-After": "0"}),
+        Answer({"error": "slow down"}, 429, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+    ],
+    ids=["reset", "503", "429", "429 by date"],
+)
+def test_a_fault_of_the_way_is_outlasted(fault: Answer) -> None:
+    with serving(script(fault, fault, said("42"))) as server:
+        engine = engine_of(server)
+        trajectory = rolled(engine)
+    assert (trajectory.stop, len(server.asked)) == ("answer", 3)
+    assert (engine.stats.requests, engine.stats.retried, engine.stats.generated) == (1, 2, 3)
+
+
+def test_a_server_that_stays_away_is_no_fault_of_the_model() -> None:
+    """No reward, no repair: what it had begun ends, and nothing is asked beyond the budget."""
+    bad = said("First.", python("x", "a"))
+    with serving(lambda asked: bad if len(server.asked) == 1 else Answer(status=None)) as server:
+        trajectory = rolled(engine_of(server, attempts=3), repair=Saar())
+    assert (trajectory.stop, trajectory.reward, len(server.asked)) == ("infrastructure", None, 1 + 3)
+    assert trajectory.turns[0].repair is not None
+    assert trajectory.turns[0].repair.decision == "unrepaired"
+
+
+def test_a_server_that_asks_for_more_patience_than_there_is_is_given_up_at_once() -> None:
+    with serving(lambda _: Answer({}, 429, {"Retry-After": "3600"})) as server:
+        assert rolled(engine_of(server)).stop == "infrastructure"
+    assert len(server.asked) == 1
+
+
+NAMELESS = {"choices": [{"message": {"content": None, "tool_calls": [{"function": {"arguments": "{}"}}]}}]}
+
+
+@pytest.mark.parametrize("body", ["<html>", {"choices": []}, {"choices": [{"message": 1}]}, NAMELESS])
+def test_an_answer_that_is_none_is_not_asked_for_again(body: object) -> None:
+    answer = Answer(body)
+    with serving(lambda _: answer) as server:
+        assert rolled(engine_of(server)).stop == "infrastructure"
+    assert len(server.asked) == 1
+
+
+def test_what_the_server_refuses_is_an_error_that_says_what_it_said() -> None:
+    with serving(lambda _: Answer({"error": {"message": "no tools here"}}, 400)) as server:
+        with pytest.raises(EngineError, match=r"request t/0/0: the model at http.* status 400: .*no tools here"):
+            rolled(engine_of(server))
+        assert len(server.asked) == 1
+
+
+def test_a_conversation_that_is_longer_than_the_model_takes_ends_the_rollout() -> None:
+    too_long = Answer({"error": {"message": "too long", "code": "context_length_exceeded"}}, 400)
+    with serving(script(said("", python("6*7", "a")), too_long)) as server:
+        trajectory = rolled(engine_of(server))
+    assert (trajectory.stop, len(trajectory.turns)) == ("length", 2)
+
+
+def test_a_message_that_is_cut_off_is_no_answer() -> None:
+    with serving(script(said("It is", finish="length"))) as server:
+        assert rolled(engine_of(server)).stop == "length"
+    with serving(script(said("It is 42." * 100))) as server:
+        trajectory = rolled(engine_of(server), limits=replace(LIMITS, max_tokens=1000))
+    assert trajectory.stop == "length"
+    assert sum(len(s.ids or ()) for s in trajectory.segments) == 1000
+
+
+def test_a_caller_that_is_cancelled_closes_its_connection() -> None:
+    begun, left = threading.Event(), threading.Event()
+
+    def reply(asked: Asked) -> Answer:
+        begun.set()
+        while not asked.gone() and not server.released.is_set():
+            pass
+        left.set()
+        return said("late")
+
+    async def main(engine: OpenAIEngine) -> None:
+        async with engine.connected():
+            prompt = context_of(engine).chat.prompt("6 times 7?")
+            ids = [i for s in prompt for i in s.ids or ()]
+            asking = asyncio.create_task(engine.generate("a", ids, SamplingParams()))
+            assert await asyncio.to_thread(begun.wait, 30)
+            asking.cancel()
+            assert await asyncio.to_thread(left.wait, 30)
+
+    with serving(reply) as server:
+        asyncio.run(main(engine_of(server)))
+
+
+def test_no_more_requests_at_a_time_than_are_allowed() -> None:
+    room, most, now = threading.Barrier(2), [0], [0]
+    lock = threading.Lock()
+
+    def reply(_: Asked) -> Answer:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        room.wait(30)
+        with lock:
+            now[0] -= 1
+        return said("42")
+
+    async def main(engine: OpenAIEngine) -> None:
+        async with engine.connected():
+            await rollout_group(TASK, context_of(engine), count=6, seed=1, step=0, grade=lambda _, t: t)
+
+    with serving(reply) as server:
+        asyncio.run(main(engine_of(server, at_once=2)))
+    assert most == [2]
+
+
+def test_the_server_is_asked_what_it_serves_before_any_work() -> None:
+    with serving(lambda _: said("42"), models=("big", "small")) as server:
+        with pytest.raises(
+            EngineError, match=r"serves no model 'smal' \(did you mean 'small'\?\); there are: big, small"
+        ):
+            rolled(engine_of(server, model="smal"))
+        with pytest.raises(EngineError, match=r"serves several models: name one; there are: big, small"):
+            rolled(engine_of(server))
+        assert not server.asked
+        rolled(engine_of(server, model="big"))
+        assert server.asked[0].body["model"] == "big"
+    with pytest.raises(EngineError, match=r"the model at http.* does not answer: ConnectError"):
+        rolled(engine_of(server, attempts=2))
+
+
+def test_a_seed_is_sent_where_the_server_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_TESTS", "sk-secret")
+    with serving(lambda _: said("42")) as server:
+        rolled(engine_of(server, seeds=False, key_env=""))
+        rolled(engine_of(server, answer_tokens=7, key_env="KEY_OF_TESTS"))
+    bare, full = server.asked
+    assert ("seed" in bare.body, bare.authorization, bare.body["max_tokens"]) == (False, "", 4000)
+    assert (full.authorization, full.body["max_tokens"]) == ("Bearer sk-secret", 7)
+    assert isinstance(full.body["seed"], int)

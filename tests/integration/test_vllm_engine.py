@@ -1,0 +1,248 @@
+"""The vLLM engine over real connections, to servers that speak vLLM's protocol; a real vLLM is in tests/engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retcon.chat.chat import Chat
+from retcon.config.load import load_recipe
+from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
+from retcon.engine.types import SamplingParams
+from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
+from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.group import rollout_group
+from retcon.tasks.types import Task
+from servers.answering import Answer, Server, serving
+from servers.speaking_vllm import TOKENIZER, VLLM, tokens_asked
+
+GREEDY = SamplingParams(temperature=0, max_tokens=3)
+END = TOKENIZER.special_id("<|im_end|>")
+
+
+def engine_of(*servers: Server, **about: Any) -> VLLMEngine:
+    def model() -> Any:
+        from engines import model_of
+
+        return model_of("qwen3")
+
+    urls = tuple(server.url.removesuffix("/v1") for server in servers)
+    trained = about.pop("trained", False)
+    return VLLMEngine(VLLMSettings(urls, **about), TOKENIZER, max_len=64, model=model, trained=trained)
+
+
+def run(work: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+async def connected(engine: VLLMEngine, work: Callable[[], Any]) -> Any:
+    async with engine.connected():
+        return await work()
+
+
+def test_ids_go_both_ways_with_the_requests_own_parameters() -> None:
+    with serving(VLLM(), models=()) as server:
+        engine = engine_of(server)
+        params = replace(GREEDY, stop_ids=(END,), seed=2**40 + 5, top_p=0.5, top_k=4, min_p=0.1)
+        generation = run(connected(engine, lambda: engine.generate("a", [5, 6], params)))
+    assert (generation.ids, generation.logprobs, generation.stop) == ((6, 6, 6), (-6.0, -6.0, -6.0), "length")
+    assert generation.version == "default"
+    (body,) = tokens_asked(server)
+    assert (body["model"], body["token_ids"]) == ("small", [5, 6])
+    sent = body["sampling_params"]
+    assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["min_p"]) == (0, 0.5, 4, 0.1)
+    assert (sent["stop_token_ids"], sent["seed"], sent["ignore_eos"]) == ([END], 5, True)
+    assert engine.stats.generated == 3
+
+
+def test_scores_are_those_of_the_prompt_and_the_last_id() -> None:
+    with serving(VLLM(), models=()) as server:
+        engine = engine_of(server)
+        assert run(connected(engine, lambda: engine.score("a", [5, 6, 7, 8], 2))) == (-7.0, -8.0)
+        assert run(connected(engine, lambda: engine.score("a", [5, 6], 2))) == ()
+    assert tokens_asked(server)[0]["token_ids"] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("about", "settings", "words"),
+    [
+        ({"version": "0.9.1"}, {}, r"is vLLM 0\.9\.1; 0\.32 or later is needed"),
+        ({"tokens": [1, 2]}, {}, r"serves /small, whose tokenizer is not that of the model of this run"),
+        ({"max_model_len": 32}, {}, r"takes 32 tokens and rollouts have up to 64: start it with --max-model-len 64"),
+        ({"chunked": True}, {}, r"chunks prefills on a CPU.*does not use offset.*--no-enable-chunked-prefill"),
+        ({"backend": "nccl"}, {"trained": True}, r"cannot be given weights \(its backend is nccl\).*retcon_vllm"),
+        ({"logprobs": "processed_logprobs"}, {}, r"start it with --logprobs-mode raw_logprobs"),
+        ({}, {"model": "big"}, r"engine\.model: .* serves small; 'big' names none of them"),
+    ],
+)
+def test_a_server_that_cannot_serve_this_is_refused_before_any_work(
+    about: dict[str, Any], settings: dict[str, Any], words: str
+) -> None:
+    async def nothing() -> None:
+        raise AssertionError("there is work")
+
+    with serving(VLLM(about), models=()) as server:
+        with pytest.raises(EngineError, match=words):
+            run(connected(engine_of(server, **settings), nothing))
+        if "chunked" in about:  # without seeds it can serve
+            engine = engine_of(server, seeds=False)
+            run(connected(engine, lambda: engine.generate("a", [5], GREEDY)))
+            assert "seed" not in tokens_asked(server)[0]["sampling_params"]
+
+
+def test_of_two_servers_one_dead_nobody_waits_for_the_dead_one() -> None:
+    dead, alive = VLLM(), VLLM()
+
+    async def work(engine: VLLMEngine) -> None:
+        async with engine.connected():
+            dead.down = True
+            made = await asyncio.gather(*(engine.generate(str(n), [n], GREEDY) for n in range(40)))
+        assert [m.ids[0] for m in made] == list(range(40))
+
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving(one, models=())) for one in (dead, alive)]
+        # With this patience a request that waited for the dead one would be a fault.
+        engine = engine_of(*servers, patience=0.001)
+        run(work(engine))
+        assert len(tokens_asked(servers[1])) == 40
+        assert engine.stats.retried == len(tokens_asked(servers[0]))
+
+
+def test_a_server_that_is_down_from_the_start_is_no_reason_not_to_begin() -> None:
+    with serving(VLLM(down=True), models=()) as dead, serving(VLLM(), models=()) as alive:
+        engine = engine_of(dead, alive)
+        assert run(connected(engine, lambda: engine.generate("a", [5], GREEDY))).ids == (5, 5, 5)
+        with pytest.raises(EngineError, match="no vLLM server answers"):
+            run(connected(engine_of(dead), lambda: None))
+
+
+def test_a_request_waits_for_a_server_to_come_back() -> None:
+    server_is = VLLM()
+
+    def back() -> None:
+        server_is.down = False
+
+    async def work(engine: VLLMEngine) -> Any:
+        async with engine.connected():
+            server_is.down = True
+            asking = asyncio.create_task(engine.generate("a", [5], GREEDY))
+            while engine.stats.retried < 2:
+                await asyncio.sleep(0.01)
+            back()
+            return await asking
+
+    with serving(server_is, models=()) as server:
+        assert run(work(engine_of(server))).ids == (5, 5, 5)
+
+
+def test_rollouts_that_no_server_answers_have_no_reward_and_no_repair() -> None:
+    server_is = VLLM()
+
+    async def work(engine: VLLMEngine) -> Any:
+        context = RolloutContext(engine, Chat(TOKENIZER), {}, RolloutLimits(60, 3))
+        async with engine.connected():
+            server_is.down = True
+            return await rollout_group(Task("t", "go", "1"), context, count=3, seed=0, step=0, grade=lambda _, t: t)
+
+    with serving(server_is, models=()) as server:
+        made = run(work(engine_of(server, patience=0.05)))
+    assert [(t.stop, t.reward, t.turns) for t in made] == [("infrastructure", None, ())] * 3
+
+
+def test_what_a_server_refuses_is_not_asked_again() -> None:
+    refused = Answer({"error": {"message": "Token id 99 is out of vocabulary"}}, 400)
+    with serving(VLLM(answers=[refused]), models=()) as server:
+        engine = engine_of(server)
+        with pytest.raises(EngineError, match=r"request a: .*status 400.*out of vocabulary"):
+            run(connected(engine, lambda: engine.generate("a", [99], GREEDY)))
+    assert len(tokens_asked(server)) == 1
+
+
+def test_an_aborted_request_is_asked_again() -> None:
+    aborted = VLLM().tokens({"token_ids": [1], "sampling_params": {"max_tokens": 1}})
+    body = json.loads(json.dumps(aborted.body))
+    body["choices"][0]["finish_reason"] = "abort"
+    with serving(VLLM(answers=[Answer(body)]), models=()) as server:
+        engine = engine_of(server)
+        assert run(connected(engine, lambda: engine.generate("a", [5], GREEDY))).ids == (5, 5, 5)
+
+
+@pytest.mark.torch
+def test_weights_follow_and_tokens_of_others_are_not_taken() -> None:
+    """A server that was started anew between two requests, which nobody noticed, has its first weights again."""
+    pytest.importorskip("torch", reason="weights need the [train] extra")
+    server_is = VLLM()
+
+    async def work(engine: VLLMEngine) -> list[str | None]:
+        seen: list[str | None] = []
+        async with engine.connected():
+            for anew in (False, False, True):
+                await engine.follow()
+                if anew:
+                    server_is.weights = "default"
+                seen.append((await engine.generate("a", [5], GREEDY)).version)
+                assert seen[-1] == engine.version == server_is.weights
+        return seen
+
+    with serving(server_is, models=()) as server:
+        engine = engine_of(server, trained=True)
+        versions = run(work(engine))
+    assert len(set(versions)) == 3
+    assert len(server_is.loaded) == 4
+    assert [body["cache_salt"] for body in tokens_asked(server)] == [*versions, versions[-1]]
+    assert engine.stats.retried == 1
+    assert not any(Path(folder).exists() for folder in server_is.loaded)  # they lie in memory
+
+
+@pytest.mark.torch
+def test_a_server_that_was_down_when_weights_changed_gets_them_before_it_is_asked() -> None:
+    pytest.importorskip("torch", reason="weights need the [train] extra")
+    server_is = VLLM()
+
+    async def work(engine: VLLMEngine) -> None:
+        async with engine.connected():
+            server_is.down = True
+            await engine.follow()
+            assert server_is.loaded == []
+            server_is.down = False
+            assert (await engine.generate("a", [5], GREEDY)).version == engine.version
+
+    with serving(server_is, models=()) as server:
+        run(work(engine_of(server, trained=True)))
+    assert len(server_is.loaded) == 1
+
+
+def test_an_answer_that_cannot_be_read_is_a_fault_and_no_generation() -> None:
+    nothing = Answer({"choices": []})
+    with serving(VLLM(answers=[nothing] * 100), models=()) as server:
+        engine = engine_of(server, patience=0.01)
+        with pytest.raises(InfrastructureFault, match="gives no generation"):
+            run(connected(engine, lambda: engine.generate("a", [5], GREEDY)))
+
+
+def test_a_server_of_ones_own_that_cannot_be_started_says_why(tmp_path: Path) -> None:
+    from retcon.engine.vllm.process import Launch, Server
+
+    for python, words in (("/no/such/python", r"engine\.python: /no/such/python cannot be started"),
+                          ("python3", r"ended before it answered: .*vllm")):  # fmt: skip
+        own = Server(Launch(python, tmp_path, "auto", 64), 60)
+        engine = VLLMEngine(VLLMSettings(), TOKENIZER, max_len=64, model=lambda: None, own=own)  # type: ignore[arg-type,return-value]
+        with pytest.raises(EngineError, match=words):
+            run(connected(engine, lambda: None))
+        assert not own.alive
+
+
+@pytest.mark.parametrize("keys", [(), ("engine.url=http://127.0.0.1:1", "engine.python=python")])
+def test_a_recipe_names_servers_or_a_python_and_not_both(keys: tuple[str, ...]) -> None:
+    recipe = load_recipe(None, ["engine.kind=vllm", *keys])
+    with pytest.raises(
+        RecipeError, match=r"engine\.kind = 'vllm' needs engine\.url or engine\.python, and (neither|both)"
+    ):
+        recipe.engine.refuse_training(recipe)

@@ -1,0 +1,72 @@
+"""Evaluations on the way: they tell of the policy, and change nothing of what is learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from retcon.train.rl import run_rl
+from retcon.train.sft import run_sft
+from training import Ones, make_base, make_demonstrations, small_recipe
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An untrained base, and a tiny model that calls, in vain or not, and answers."""
+    folder = tmp_path_factory.mktemp("held-out")
+    base = make_base(folder / "base")
+    demonstrations = make_demonstrations(base, folder / "demonstrations.jsonl")
+    return base, run_sft(small_recipe(base), demonstrations, folder / "cold")
+
+
+def trained(start: tuple[Path, Path], out: Path, **evaluate: object) -> tuple[bytes, list[dict[str, Any]]]:
+    base, cold = start
+    recipe = small_recipe(base, rl={"steps": 4}, evaluate={"problems": 3, "every_samples": 2, **evaluate})
+    lines: list[dict[str, Any]] = []
+    final = run_rl(recipe, cold, out, tasks=Ones(), on_step=lines.append)
+    return (final / "model.safetensors").read_bytes(), lines
+
+
+def test_weights_and_metrics_are_the_same_with_evaluations_and_without(
+    start: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """With SAAR, whose random streams and whose engine the evaluation must leave alone."""
+    weights, lines = trained(start, tmp_path / "with", every=1)
+    bare, others = trained(start, tmp_path / "without")
+    assert weights == bare
+    for line, other in zip(lines, others, strict=True):
+        shared = {
+            k: v
+            for k, v in other.items()
+            if not k.startswith("engine_") and not k.endswith(("_s", "seconds", "_second"))
+        }
+        assert {k: line[k] for k in shared} == shared
+        assert line["eval_rollouts"] == 6
+        assert not any(name.startswith("eval") for name in other)
+
+
+def test_the_same_weights_are_measured_alike(start: tuple[Path, Path], tmp_path: Path) -> None:
+    """Problems and random streams are the same each time: a policy that does not move has one figure."""
+    base, cold = start
+    recipe = small_recipe(base, rl={"steps": 3, "lr": 1e-12}, evaluate={"problems": 3, "every_samples": 4, "every": 1})
+    lines: list[dict[str, Any]] = []
+    run_rl(recipe, cold, tmp_path / "out", tasks=Ones(), on_step=lines.append)
+    figures = [{k: v for k, v in line.items() if k.startswith("eval_")} for line in lines]
+    assert figures[0] == figures[1] == figures[2]
+    assert 0 < figures[0]["eval_pass_rate"] <= 1
+    assert figures[0]["eval_failed_calls"] > 0  # purification is off there
+    assert lines[0]["failures"] <= lines[0]["raw_failures"]
+
+
+def test_what_an_evaluation_costs_is_not_counted(start: tuple[Path, Path], tmp_path: Path) -> None:
+    """A hundred times as many rollouts as training makes: the clock of the run stands meanwhile."""
+    _, lines = trained(start, tmp_path / "out", every=4, problems=400)
+    steps = [line["step_seconds"] for line in lines]
+    assert lines[-1]["eval_rollouts"] == 800
+    assert lines[-1]["wall_s"] - lines[-2]["wall_s"] < 2 * steps[-1] + 1

@@ -1,0 +1,76 @@
+"""What a vLLM server says over HTTP, without a model: for tests of what asks one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retcon.chat.tokenizer import ByteTokenizer
+from servers.answering import Answer, Asked, Server
+
+TOKENIZER = ByteTokenizer()
+
+
+@dataclass
+class VLLM:
+    """What a vLLM server answers: of every prompt the last id again and again, up to an id that stops it. about: of
+    what it says of itself. weights: the version that it has; loaded: folders that it was given. down: whether it
+    breaks off. answers: to requests for tokens, in place of its own, in order."""
+
+    about: dict[str, Any] = field(default_factory=dict)
+    weights: str = "default"
+    loaded: list[str] = field(default_factory=list)
+    down: bool = False
+    answers: list[Answer] = field(default_factory=list)
+
+    def __call__(self, asked: Asked) -> Answer:
+        path = asked.path.partition("?")[0]
+        if self.down:
+            return Answer(status=None)
+        if path == "/inference/v1/generate" and "logprobs" not in asked.body["sampling_params"]:
+            return self.tokens(asked.body)  # asked whether it can, before any work
+        if path == "/inference/v1/generate":
+            return self.answers.pop(0) if self.answers else self.tokens(asked.body)
+        if path == "/update_weights":
+            assert list(Path(asked.body["update_info"]["folder"]).glob("*.safetensors"))
+            self.loaded.append(asked.body["update_info"]["folder"])
+        if path == "/finish_weight_update":
+            self.weights = asked.body["weight_version"]
+        return Answer(self.said().get(path, {}))
+
+    def said(self) -> dict[str, Any]:
+        about = {"version": "0.32.0", "max_model_len": 64, "chunked": False, "backend": "retcon", "id": "small",
+                 "device": "cpu", "logprobs": "raw_logprobs", "tokens": None} | self.about  # fmt: skip
+        probe = "def area(r):\n    return 3.14 * r**2  # Größe 東京\n"
+        return {
+            "/version": {"version": about["version"]},
+            "/v1/models": {"data": [{"id": about["id"], "max_model_len": about["max_model_len"], "root": "/small"}]},
+            "/tokenize": {"tokens": about["tokens"] or TOKENIZER.encode(probe)},
+            "/weight_info": {"weight_version": self.weights},
+            "/server_info": {
+                "vllm_config": {
+                    "device_config": {"device": about["device"]},
+                    "scheduler_config": {"enable_chunked_prefill": about["chunked"]},
+                    "model_config": {"logprobs_mode": about["logprobs"]},
+                    "weight_transfer_config": {"backend": about["backend"]},
+                }
+            },
+        }
+
+    def tokens(self, body: dict[str, Any]) -> Answer:
+        params = body["sampling_params"]
+        ids = [(params.get("allowed_token_ids") or body["token_ids"][-1:])[0]] * params["max_tokens"]
+        prompt = [None, *({str(i): {"logprob": -float(i)}} for i in body["token_ids"][1:])]
+        choice = {
+            "token_ids": ids,
+            "finish_reason": "length",
+            "logprobs": {"content": [{"token_id": i, "logprob": -float(i)} for i in ids]},
+            "weight_versions": [{"version": self.weights, "start": 0, "end": len(ids)}],
+        }
+        return Answer({"choices": [choice], "prompt_logprobs": prompt if "prompt_logprobs" in params else None})
+
+
+def tokens_asked(server: Server) -> list[dict[str, Any]]:
+    bodies = (asked.body for asked in server.asked if asked.path.endswith("/generate"))
+    return [body for body in bodies if "logprobs" in body["sampling_params"]]

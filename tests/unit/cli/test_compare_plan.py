@@ -1,0 +1,184 @@
+"""What `retcon compare` means to do, and what it refuses before it does anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retcon.cli.compare.arms import named, read_arms
+from retcon.cli.compare.matching import MOST, Match
+from retcon.cli.compare.plan import ComparePlan, Wish, make_plan, open_ledger
+from retcon.core.errors import CheckpointError, RecipeError
+from retcon.report.compared.reading import run_folder
+
+THREE = ("mini/dapo-baseline", "mini/cleaner", "mini/rstar2")
+
+
+def planned(out: Path, *words: str, seeds: int = 2, match: Match = "rollouts", **options: object) -> ComparePlan:
+    wish = Wish(out, seeds, match, **options)  # type: ignore[arg-type]
+    return make_plan(wish, read_arms(words), [word for word in words if "=" in word])
+
+
+def named_jobs(plan: ComparePlan) -> list[str]:
+    return [stage.job.name for stage in plan.stages]
+
+
+def test_seeds_come_one_after_the_other_with_all_arms_from_one_cold_start(tmp_path: Path) -> None:
+    plan = planned(tmp_path, *THREE)
+    trainings = [name for name in named_jobs(plan) if "eval" not in name]
+    arms = ("dapo-baseline", "cleaner", "rstar2")
+    of_a_seed = ("cold start", *arms)
+    assert trainings == [f"{name}, seed {seed}" for seed in (0, 1) for name in of_a_seed]
+    for seed in (0, 1):
+        cold = plan.cold[seed]
+        assert "run.seed=" + str(seed) in cold.job.words
+        for arm in plan.arms:
+            job = plan.trained[arm.name, seed][0].job
+            assert job.needs == (cold.job.name,)
+            assert job.words[job.words.index("--from") + 1] == str(cold.makes.parent)
+            assert f"run.seed={seed}" in job.words
+
+
+def test_arms_are_measured_alike_without_and_with_repairs_and_under_faults(tmp_path: Path) -> None:
+    plan = planned(tmp_path, *THREE, seeds=1)
+    for arm in plan.arms:
+        plain, repaired, faults = (stage.recipe for stage in plan.trained[arm.name, 0][1:])
+        assert (plain.evaluate.repair, repaired.evaluate.repair, faults.evaluate.repair) == ("none", "saar", "none")
+        assert (plain.evaluate.faults, repaired.evaluate.faults, faults.evaluate.faults) == (0.0, 0.0, 0.1)
+        assert all(r.evaluate.problems == plain.evaluate.problems for r in (repaired, faults))
+    assert len({plan.trained[arm.name, 0][1].recipe.evaluate.model_dump_json() for arm in plan.arms}) == 1
+    assert len(planned(tmp_path, *THREE, seeds=1, faults=0.0).trained["cleaner", 0]) == 3
+
+
+def test_a_learning_curve_is_measured_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
+    assert {arm.settings.evaluate.every for arm in planned(tmp_path, *THREE).arms} == {10}
+    assert {arm.settings.evaluate.every for arm in planned(tmp_path, *THREE, "evaluate.every=0").arms} == {0}
+
+
+def test_overrides_go_where_they_belong(tmp_path: Path) -> None:
+    plan = planned(tmp_path, *THREE, "sft.steps=9", "repair.gamma=0.7", "run.seed=4", seeds=1)
+    assert plan.seeds == (4,)
+    assert plan.cold[4].recipe.sft.steps == 9
+    assert not any("repair.gamma" in word for word in plan.cold[4].job.words)
+    assert plan.trained["cleaner", 4][0].recipe.repair.gamma == 0.7
+    assert not any("repair.gamma" in word for word in plan.trained["rstar2", 4][0].job.words)
+
+
+def test_a_model_to_start_from_takes_the_place_of_the_cold_start(tmp_path: Path) -> None:
+    plan = planned(tmp_path, *THREE, start="base")
+    assert not plan.cold
+    assert all(stages[0].job.needs == () for stages in plan.trained.values())
+    with pytest.raises(RecipeError, match="give one of them"):
+        planned(tmp_path, *THREE, start="base", cold="quickstart/cold_start")
+
+
+def test_the_cold_start_can_have_a_recipe_of_its_own(tmp_path: Path) -> None:
+    cold = planned(tmp_path, *THREE, cold="quickstart/cold_start").cold[0]
+    assert cold.job.words[:2] == ("sft", "quickstart/cold_start")
+    assert cold.recipe.run.threads == 2
+    with pytest.raises(
+        RecipeError, match=r"smollm2/cold_start and mini/dapo-baseline cannot be started alike: .*model\.path"
+    ):
+        planned(tmp_path, *THREE, cold="smollm2/cold_start")
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> str:
+    """A recipe with half as many prompts a step, and four minibatches."""
+    file = tmp_path / "half.toml"
+    file.write_text("[rl]\nsteps = 80\nprompts = 6\nminibatches = 4\nmax_kl = 0.5\n")
+    return str(file)
+
+
+@pytest.mark.parametrize(("match", "steps"), [("rollouts", 160), ("updates", 40)])
+def test_steps_match_the_first_arms(tmp_path: Path, half: str, match: Match, steps: int) -> None:
+    plan = planned(tmp_path / "out", "mini/dapo-baseline", half, match=match)
+    assert [arm.settings.rl.steps for arm in plan.arms] == [80, steps]
+    assert f"rl.steps={steps}" in plan.trained["half", 0][0].job.words
+    odd = tmp_path / "odd.toml"
+    odd.write_text("[rl]\nprompts = 7\nminibatches = 3\n")
+    with pytest.raises(RecipeError, match=f"has .* {match}, and .*odd.toml has .* which does not go into that"):
+        planned(tmp_path / "out", "mini/dapo-baseline", str(odd), match=match)
+
+
+@pytest.mark.parametrize(
+    ("match", "word"), [("tokens", "rl.max_sampled_tokens=1200"), ("wall", "rl.max_cpu_seconds=7.5")]
+)
+def test_a_budget_that_the_first_arm_sets_is_told_once_it_is_trained(tmp_path: Path, match: Match, word: str) -> None:
+    plan = planned(tmp_path, *THREE, match=match)
+    first, other = (plan.trained[name, 1][0] for name in ("dapo-baseline", "cleaner"))
+    assert first.job.needs == ("cold start, seed 1",)
+    assert first.job.late() == ()
+    assert other.job.needs == (first.job.name,)
+    assert other.recipe.rl.steps == MOST * first.recipe.rl.steps
+    lines = [{"step": n + 1, "sampled_tokens": 400, "cpu_s": 2.5 * (n + 1)} for n in range(3)]
+    folder = run_folder(tmp_path, "dapo-baseline", 1)
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert other.job.late() == [word]
+    with pytest.raises(RecipeError, match="schedule = cosine"):
+        planned(tmp_path, *THREE, "rl.schedule=cosine", match=match)
+
+
+def test_names_are_as_short_as_tells_them_apart() -> None:
+    assert list(named(["mini/cleaner", "mini/rstar2"]).values()) == ["cleaner", "rstar2"]
+    assert list(named(["mini/grpo", "grpo", "own/x.toml"]).values()) == ["mini-grpo", "grpo", "own-x"]
+    assert list(named(["quickstart/cold_start", "logs.toml"]).values()) == ["arm-cold_start", "arm-logs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mini/dapo-baselin", "mini/cleaner"], "did you mean 'mini/dapo-baseline'"),
+        (["mini/cleaner"], "two recipes or more"),
+        (["mini/cleaner", "mini/cleaner"], "named twice"),
+        (["mini/dapo-baseline", "quickstart/baseline"], "the same recipe here"),
+        (["mini/dapo-baseline", "smollm2/saar"], "measured on the same problems: .*task.kind was 'numbers', is 'file'"),
+        (["mini/dapo-baseline", "mini/cleaner", "rl.step=3"], "did you mean 'steps'"),
+        (["mini/dapo-baseline", "mini/rstar2", "repair.gamma=0.3"], 'belongs to kind = "branch" or "saar"'),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        read_arms(words)
+
+
+def test_arms_whose_cold_starts_differ_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "longer.toml"
+    other.write_text("[sft]\nsteps = 301\n[repair]\nkind = 'saar'\n")
+    with pytest.raises(RecipeError, match=r"started alike: .*sft\.steps was 300, is 301.*--cold-start"):
+        planned(tmp_path / "out", "mini/dapo-baseline", str(other))
+    assert planned(tmp_path / "out", "mini/dapo-baseline", str(other), "sft.steps=7").cold[0].recipe.sft.steps == 7
+    assert planned(tmp_path / "out", "mini/dapo-baseline", str(other), cold="quickstart/cold_start").cold
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no model"):
+        planned(tmp_path, *THREE, start=str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match=r"retcon model get"):
+        planned(tmp_path, "cleaner-4b", "dapo-baseline")
+
+
+def test_a_folder_takes_further_arms_and_seeds_and_no_other_comparison(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    open_ledger(planned(out, *THREE[:2])).begin()
+    open_ledger(planned(out, *THREE, seeds=5))
+    for words, options, said in [
+        ((THREE[1], THREE[0]), {}, r"compares mini/dapo-baseline, mini/cleaner: name these first"),
+        ((THREE[0], THREE[2]), {}, "name these first"),
+        ((*THREE, "rl.lr=1e-4"), {}, r"rl\.lr was 0\.0002, is 0\.0001"),
+        (THREE, {"match": "wall"}, "--match rollouts, not wall"),
+        (THREE, {"start": "base"}, "--from None, not base"),
+    ]:
+        with pytest.raises(CheckpointError, match=said):
+            open_ledger(planned(out, *words, **options))  # type: ignore[arg-type]
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="holds no comparison"):
+        open_ledger(planned(tmp_path, *THREE))
+    with pytest.raises(CheckpointError, match="is a file"):
+        open_ledger(planned(tmp_path / "notes.txt", *THREE))

@@ -1,0 +1,57 @@
+"""Showing many jobs, and keeping others out of a folder that is worked on."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from retcon.cli.common.board import FEW, board_for
+from retcon.cli.common.jobs import Job
+from retcon.cli.common.ledger import alone
+from retcon.core.errors import CheckpointError
+
+
+def shown(count: int, *, terminal: bool) -> str:
+    """What is seen of so many jobs after the first one ended and while the second one runs."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=120, color_system=None)
+    jobs = [Job(f"job-{n}", (), Path("log")) for n in range(count)]
+    with board_for(console, jobs) as board:
+        board.started(jobs[0])
+        board.moved(jobs[0], "working", 1, 2)
+        board.ended(jobs[0])
+        board.started(jobs[1])
+        board.moved(jobs[1], "measuring", 3, 4)
+    return text.getvalue()
+
+
+def test_few_jobs_all_have_a_bar() -> None:
+    said = shown(FEW, terminal=True)
+    assert all(f"job-{n} " in said for n in range(FEW))
+    assert "waiting" in said
+
+
+def test_of_many_jobs_those_that_run_have_one_and_all_together_another() -> None:
+    last = shown(FEW + 1, terminal=True).rpartition("all ")[2]
+    assert f"1/{FEW + 1}" in last
+    assert "job-1 " in last
+    assert "measuring" in last
+    assert "job-2 " not in last
+    assert "job-0 " not in last
+
+
+def test_lines_tell_how_many_are_done() -> None:
+    said = shown(30, terminal=False)
+    assert "job-0: done (1 of 30)" in said
+    assert "job-1: measuring: 3 of 4" in said
+
+
+def test_two_commands_are_not_at_work_in_one_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with alone(out), pytest.raises(CheckpointError, match="another command is at work"), alone(out):
+        pass
+    with alone(out):  # and then it is free again
+        pass

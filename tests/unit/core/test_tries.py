@@ -1,0 +1,31 @@
+"""First tries, counted by hand in rollouts with and without repairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from comparing import FAILED, FIX, answer, repaired, trajectory
+from retcon.core.tries import FirstTries, first_tries
+from retcon.core.types import RepairRecord
+
+
+def test_what_follows_a_failure_is_a_repair_and_no_first_try() -> None:
+    assert first_tries(trajectory("t/0", FIX, FAILED, FAILED, FIX, FIX, answer("9"))) == FirstTries(made=3, failed=1)
+
+
+def test_it_is_the_same_figure_whether_the_failure_was_purified_or_not() -> None:
+    raw = trajectory("t/0", FAILED, FIX, answer("9"))
+    assert first_tries(repaired()) == first_tries(raw) == FirstTries(made=1, failed=1)
+
+
+def test_after_a_turn_that_no_lookahead_repaired_the_next_is_no_first_try() -> None:
+    unrepaired = replace(FAILED, abandoned=(FAILED,), repair=RepairRecord("unrepaired", attempts=1))
+    assert first_tries(trajectory("t/0", unrepaired, FIX, FIX)) == FirstTries(made=2, failed=1)
+
+
+@pytest.mark.parametrize(("made", "failed", "rate"), [(4, 1, 0.25), (0, 0, None)])
+def test_a_rate_needs_tries(made: int, failed: int, rate: float | None) -> None:
+    assert FirstTries(made, failed).rate == rate
+    assert first_tries(trajectory("t/0", answer("9"))) == FirstTries(0, 0)

@@ -1,0 +1,176 @@
+"""What a comparison tells: figures, differences, tables, curves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from comparing import FAILED, FIX, result, trajectory
+from retcon.evaluate.result import Result, score
+from retcon.evaluate.statistics import exactly
+from retcon.report.compared.curves import area, curve_of, steps_to
+from retcon.report.compared.figures import Figure, figures
+from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun
+from retcon.report.compared.sheet import Sheet
+from retcon.report.compared.writing import Compared, caveat, signed, write_compared
+from retcon.report.runs import Run
+from retcon.runs.metrics import Metrics
+
+
+def measured(passed: dict[str, float], *, failing: int = 0, samples: int = 16) -> Result:
+    """Of each problem, the share of its rollouts that pass; `failing` of every ten fail their first try."""
+    groups = [
+        (
+            task,
+            [
+                trajectory(
+                    f"{task}/{n}", *((FAILED,) if n % 10 < failing else ()), FIX,
+                    reward=1.0 if n < share * samples else -1.0,
+                )
+                for n in range(samples)
+            ],
+        )
+        for task, share in passed.items()
+    ]  # fmt: skip
+    return Result("/m", {}, {}).with_setting("t1", score(groups, temperature=1, top_p=1, cpu_s=1, wall_s=1))
+
+
+def line(step: int, rate: float | None, **more: float) -> Metrics:
+    return {"step": step, "eval_pass_rate": rate, "sampled_tokens": 100.0, "rollouts": 8, "kept": 8,
+            "cpu_s": 2.0 * step, "wall_s": 3.0 * step, **more}  # fmt: skip
+
+
+def run(seed: int, result: Result, rates: tuple[float | None, ...] = (0.2, None, 0.4, 0.6)) -> ComparedRun:
+    one = Run(Path(f"/runs/{seed}"), seed, [line(n, rate) for n, rate in enumerate(rates, 1)], result)
+    return ComparedRun(one, {PLAIN: result})
+
+
+def by_name(rows: list[Figure]) -> dict[str, Figure]:
+    assert len({row.name for row in rows}) == len(rows)
+    return {row.name: row for row in rows}
+
+
+@pytest.fixture
+def arms() -> dict[str, list[ComparedRun]]:
+    """Two seeds: the second arm solves an eighth more of each problem in both, and its first tries fail less."""
+    easy, hard = {"a": 0.5, "b": 0.25}, {"a": 0.625, "b": 0.375}
+    return {
+        "base": [run(seed, measured(easy, failing=4)) for seed in (1, 2)],
+        "ours": [run(seed, measured(hard, failing=2), (0.3, 0.6, 0.5, 0.7)) for seed in (1, 2)],
+    }
+
+
+def test_figures_by_hand(arms: dict[str, list[ComparedRun]]) -> None:
+    rows = by_name(figures(arms))
+    first = rows["pass1_t1"]
+    assert first.arms["base"] is not None
+    assert first.arms["base"].mean == pytest.approx(0.375)
+    assert first.differences["ours"].difference.mean == pytest.approx(0.125)
+    assert first.differences["ours"].by_seed == pytest.approx((0.125, 0.125))
+    assert (first.differences["ours"].better, first.differences["ours"].worse) == (2, 0)
+    assert rows["pass16_t1"].arms["base"].mean == 1.0  # type: ignore[union-attr]
+    # of sixteen rollouts those numbered 0-3 and 10-13 fail: 8 of 16, and 4 of 16
+    assert rows["first_try_failures_t1"].arms["base"].mean == pytest.approx(0.5)  # type: ignore[union-attr]
+    assert rows["first_try_failures_t1"].arms["ours"].mean == pytest.approx(0.25)  # type: ignore[union-attr]
+    assert rows["failed_calls_t1"].arms["ours"].mean == pytest.approx(0.25)  # type: ignore[union-attr]
+    assert rows["sampled_tokens"].arms["base"].mean == 400  # type: ignore[union-attr]
+    assert "pass1_t1_repaired" not in rows  # it was not measured
+    assert rows["cpu_ms_t1"].arms["base"].mean == pytest.approx(1000 / 32)  # type: ignore[union-attr]
+    assert rows["steps_to_first"].arms == {"base": exactly(4.0), "ours": exactly(2.0)}
+    assert rows["reached_first"].arms == {"base": exactly(2.0), "ours": exactly(2.0)}
+
+
+def test_conditions_have_figures_of_their_own(arms: dict[str, list[ComparedRun]]) -> None:
+    others = {REPAIRED: measured({"a": 1.0, "b": 1.0}), FAULTS: measured({"a": 0.0, "b": 0.5})}
+    repaired = {arm: [replace(run, results={**run.results, **others}) for run in runs] for arm, runs in arms.items()}
+    rows = by_name(figures(repaired))
+    means = [rows[name].arms["base"].mean for name in ("pass1_t1", "pass1_t1_repaired", "pass1_t1_faults")]  # type: ignore[union-attr]
+    assert means == pytest.approx([0.375, 1.0, 0.25])
+
+
+def test_a_problem_that_a_run_lost_is_left_out_of_all(arms: dict[str, list[ComparedRun]]) -> None:
+    arms["ours"][1] = run(2, measured({"a": 0.5}))
+    found = by_name(figures(arms))["pass1_t1"]
+    assert found.arms["base"].mean == pytest.approx(0.5)  # type: ignore[union-attr]
+    assert found.differences["ours"].by_seed == pytest.approx((0.125, 0.0))
+
+
+def test_curves_by_hand() -> None:
+    one, goal = (run(0, measured({"a": 1.0}), rates).run for rates in ((0.2, None, 0.4, 0.6), (0.1, 0.2, 0.3, 0.4)))
+    assert [list(part) for part in curve_of(one)] == [[1, 3, 4], [0.2, 0.4, 0.6]]
+    assert area(one) == pytest.approx((0.3 * 2 + 0.5 * 1) / 3)
+    assert steps_to(one, goal) == 3
+    assert steps_to(goal, one) is None
+    assert area(replace(one, metrics=[])) is None
+
+
+def test_without_evaluations_a_curve_is_the_running_mean_of_training() -> None:
+    metrics: list[Metrics] = [{"step": n, "pass_rate": rate} for n, rate in enumerate((0.0, 0.3, 0.6), 1)]
+    steps, heights = curve_of(replace(run(0, measured({"a": 1.0})).run, metrics=metrics))
+    assert list(steps) == [1, 2, 3]
+    assert list(heights) == pytest.approx([0.3, 0.3, 0.3])
+
+
+def test_files_of_a_comparison(tmp_path: Path, arms: dict[str, list[ComparedRun]]) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
+    found = Compared("cell", arms, {"base": "mini/a", "ours": "mini/b"}, "equal rollouts", 0.1, 60.0)
+    sheets = write_compared(found, tmp_path)
+    told = json.loads((tmp_path / "compare.json").read_text())
+    (cell,) = told["cells"]
+    assert cell["name"] == "cell"
+    assert cell["arms"]["ours"]["seeds"] == [1, 2]
+    assert cell["arms"]["ours"]["pass1_t1"].keys() == {"mean", "low", "high"}
+    assert cell["arms"]["ours"]["difference"]["pass1_t1"]["by_seed"] == [0.125, 0.125]
+    assert "difference" not in cell["arms"]["base"]
+    assert told["compared_with"] == "base"
+    assert told["finding"] is False
+    assert "2 seeds" in told["note"]
+    rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    (row,) = [r for r in rows if r["figure"] == "pass1_t1" and r["arm"] == "ours"]
+    assert (float(row["mean"]), float(row["difference"])) == (0.5, 0.125)
+    assert (tmp_path / "held_out.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "held_out.svg").read_text()
+    assert "| pass@1 | .375" in (tmp_path / "table.md").read_text()
+    assert r"\begin{tabular}{lrr}" in (tmp_path / "table.tex").read_text()
+    assert all("not a finding" in " ".join(sheet.notes) for sheet in sheets)
+
+
+def test_the_same_runs_give_the_same_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
+    rng = random.Random(0)
+    runs = {arm: [run(seed, result(rng, 0.6, 0.3)) for seed in range(5)] for arm in ("a", "b")}
+    found = Compared("cell", runs, {"a": "a", "b": "b"}, "equal rollouts", 0.0, 1.0)
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        write_compared(found, tmp_path / folder)
+    for name in ("compare.json", "table.md", "table.tex", "table.csv"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    told = json.loads((tmp_path / "one" / "compare.json").read_text())
+    assert told["finding"] is True
+    assert told["note"] == ""
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(1, "One seed says"), (4, "4 seeds say"), (5, "")])
+def test_few_seeds_are_no_finding(seeds: int, said: str) -> None:
+    assert caveat(seeds).startswith(said)
+    assert bool(caveat(seeds)) == bool(said)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0125, "+.013"), (-0.02, "−.020"), (-0.0001, ".000"), (1.5, "+1.500")])
+def test_differences_have_their_sign(value: float, text: str) -> None:
+    assert signed(value, 3) == text
+
+
+def test_a_sheet_in_its_formats() -> None:
+    sheet = Sheet("T", ("", "a_b"), (("part", (("50 %|x", "−.1"),)),), ("note",))
+    assert "| 50 %\\|x | −.1 |" in sheet.markdown()
+    assert "|---|---:|" in sheet.markdown()
+    latex = sheet.latex()
+    assert r"a\_b" in latex
+    assert r"50 \%|x & $-$.1 \\" in latex
+    assert latex.count("&") == 2

@@ -1,0 +1,102 @@
+"""When a run is over before its steps are, and when first tries have got worse."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from retcon.core.errors import DriftWarning
+from retcon.train.algorithms.dapo import Dapo
+from retcon.train.watch.course import Course
+from retcon.train.watch.drift import WINDOW, drift
+
+TRIES = 50
+
+
+def steps(*rates: float) -> list[dict[str, float | None]]:
+    """WINDOW steps of each first-try failure rate."""
+    return [{"first_tries": TRIES, "first_try_failures": TRIES * rate} for rate in rates for _ in range(WINDOW)]
+
+
+def test_the_last_window_is_compared_with_the_best_before() -> None:
+    found = drift(steps(0.5, 0.2, 0.3))
+    assert found is not None
+    assert (found.best, found.now) == (pytest.approx(0.2), pytest.approx(0.3))
+    # of 500 and 500 tries, a quarter of which fail: .1 / √(.25 × .75 × 2 / 500)
+    assert found.sigmas == pytest.approx(3.6515, abs=1e-3)
+    assert found.rise == pytest.approx(0.1)
+
+
+def test_windows_that_overlap_are_not_compared() -> None:
+    assert drift(steps(0.2)[:-1] + steps(0.4)) is None
+    assert drift(steps(0.2, 0.4)) is not None
+    assert drift(steps(0.0, 0.0)) is not None  # no chance at all, and no division by it
+
+
+def test_a_rise_must_be_large_and_beyond_chance() -> None:
+    large = drift(steps(0.2, 0.4))
+    assert large is not None
+    assert large.alarming(0.05)
+    assert not large.alarming(0.25)
+    assert not large.alarming(0.0)  # off
+    few = drift([{"first_tries": 1, "first_try_failures": 0.6 * (n >= WINDOW)} for n in range(2 * WINDOW)])
+    assert few is not None
+    assert few.rise == pytest.approx(0.6)
+    assert not few.alarming(0.05)  # 6 of 10 after none: 2.9 standard errors
+
+
+def test_steps_without_tries_say_nothing() -> None:
+    assert drift([{}] * (2 * WINDOW)) is None
+    assert drift([*steps(0.2), *([{"first_tries": 0, "first_try_failures": 0}] * WINDOW)]) is None
+
+
+def test_the_alarm_is_told_once_and_stays_in_the_metrics() -> None:
+    course, alarms = Course(Dapo(), []), []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for line in steps(0.1, 0.5, 0.5):
+            found = course.drift_after(line)
+            alarms.append(found["first_try_alarm"])
+            course.add({**line, **found})
+    assert [w.category for w in told] == [DriftWarning]
+    assert "first tries failed in the last 10 steps, after 10.0% at best" in str(told[0].message)
+    assert sum(alarms) > WINDOW
+    assert alarms == sorted(alarms)
+
+
+def test_a_run_that_goes_on_reckons_with_what_earlier_sessions_saw() -> None:
+    lines = steps(0.1, 0.5)
+    whole = Course(Dapo(), [])
+    for line in lines[:-1]:
+        whole.add(line)
+    with pytest.warns(DriftWarning):
+        assert Course(Dapo(), lines[:-1]).drift_after(lines[-1]) == whole.drift_after(lines[-1])
+
+
+def test_a_run_ends_after_the_step_in_which_its_tokens_are_spent() -> None:
+    course = Course(Dapo(max_sampled_tokens=100), [{"sampled_tokens": 60}])
+    assert not course.over
+    course.add({"sampled_tokens": 40})
+    assert course.over
+    assert Course(Dapo(max_sampled_tokens=100), [{"sampled_tokens": 60}, {"sampled_tokens": 41}]).over
+    assert not Course(Dapo(), [{"sampled_tokens": 1e9, "cpu_s": 1e9}]).over
+
+
+def test_a_run_ends_after_the_step_in_which_its_seconds_are_spent() -> None:
+    section = Dapo(max_cpu_seconds=10)
+    assert not Course(section, []).over
+    assert not Course(section, [{"cpu_s": 6.0}, {"cpu_s": 9.9}]).over
+    assert Course(section, [{"cpu_s": 6.0}, {"cpu_s": 10.0}]).over
+
+
+def test_where_nothing_drifts_there_is_hardly_an_alarm() -> None:
+    """200 runs of 200 steps with 100 first tries each, 30 % of which fail, whatever the step."""
+    failures = np.random.default_rng(0).binomial(100, 0.3, (200, 200))
+    alarms = 0
+    for run in failures.tolist():
+        lines = [{"first_tries": 100.0, "first_try_failures": float(count)} for count in run]
+        seen = [drift(lines[:step]) for step in range(2 * WINDOW, len(lines) + 1, 5)]
+        alarms += any(found is not None and found.alarming(0.05) for found in seen)
+    assert alarms <= 1
