@@ -33,4 +33,4 @@ def zygote() -> Iterator[Zygote]:
 
 
 # Real servers stand in environments of their own, which `make integration` builds and names.
-collect_ignore = [] if "RETCON_VLLM_PYTHON" in os.environ else ["engines"]
+collect_ignore = [] if "RETCON_VLLM_PYTHON" in os.environ else ["real"]

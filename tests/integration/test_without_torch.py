@@ -35,9 +35,9 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 IMPORT_ALL = """
 import importlib, pkgutil, retcon
 
-RIGHT = (  # [train], [serve]
+RIGHT = (  # [train], [serve], TRL
     "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.common.demonstrations", "retcon.cli.common.plan",
-    "retcon.engine.local", "retcon.models", "retcon.planning", "retcon.sandbox.service",
+    "retcon.engine.local", "retcon.models", "retcon.planning", "retcon.plugins", "retcon.sandbox.service",
 )  # fmt: skip
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     name = module.name

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-
-from safetensors import SafetensorError
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from retcon.core.errors import EngineError
-from retcon.models.loading import without_bars
+
+if TYPE_CHECKING:  # they bring torch
+    from transformers import PreTrainedModel
 
 MEMORY = Path("/dev/shm")
 
@@ -20,6 +20,10 @@ def write_weights(model: PreTrainedModel) -> Path:
 
     Raises EngineError where they cannot be written.
     """
+    from safetensors import SafetensorError
+
+    from retcon.models.loading import without_bars
+
     folder = Path(tempfile.mkdtemp(prefix="retcon-weights-", dir=MEMORY if MEMORY.is_dir() else None))
     try:
         with without_bars():
