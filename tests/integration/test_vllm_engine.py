@@ -1,4 +1,4 @@
-"""The vLLM engine over real connections, to servers that speak vLLM's protocol; a real vLLM is in tests/engines."""
+"""The vLLM engine over real connections, to servers that speak vLLM's protocol; a real vLLM is in tests/real."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from retcon.chat.chat import Chat
 from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
-from retcon.engine.types import SamplingParams
+from retcon.engine.kinds.vllm import dtype_of
+from retcon.engine.types import EngineSetup, SamplingParams
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
@@ -246,3 +247,13 @@ def test_a_recipe_names_servers_or_a_python_and_not_both(keys: tuple[str, ...]) 
         RecipeError, match=r"engine\.kind = 'vllm' needs engine\.url or engine\.python, and (neither|both)"
     ):
         recipe.engine.refuse_training(recipe)
+
+
+def test_a_server_of_our_own_decodes_with_the_weights_dtype_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
+    from engines import model_of
+
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
+    setup = EngineSetup(lambda: model_of("qwen3"), TOKENIZER, 64, 1, folder=tmp_path)
+    assert dtype_of(setup, tmp_path) == "bfloat16"
+    assert dtype_of(replace(setup, trained=True), tmp_path) == "float32"
+    assert dtype_of(replace(setup, trained=True, dtype="float16"), tmp_path) == "float16"

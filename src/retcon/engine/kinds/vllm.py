@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -63,7 +64,13 @@ class VLLMSection(EngineSection):
             if setup.folder is None:
                 raise EngineError("engine.python: a server is started with a model's folder, and there is none")
             launch = Launch(
-                self.python, setup.folder, setup.dtype, setup.max_len, setup.kv_memory_mb, setup.threads, self.arguments
+                self.python,
+                setup.folder,
+                dtype_of(setup, setup.folder),
+                setup.max_len,
+                setup.kv_memory_mb,
+                setup.threads,
+                self.arguments,
             )
             own = Server(launch, self.start_seconds)
         settings = VLLMSettings(
@@ -79,3 +86,14 @@ class VLLMSection(EngineSection):
             raise RecipeError(f"engine.kind = 'vllm' needs engine.url or engine.python, and {both}")
         if key_is_missing(self.key_env):
             raise RecipeError(f"engine.key_env names {self.key_env}, which is not set")
+
+
+def dtype_of(setup: EngineSetup, folder: Path) -> str:
+    """Of the weights that the server is to decode with: what the recipe says, else the trained model's, else the
+    folder's. vLLM's own `auto` would make 16 bits of float32, which the engine in this process does not."""
+    if setup.dtype != "auto":
+        return setup.dtype
+    if setup.trained:
+        return str(setup.model().dtype).removeprefix("torch.")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return str(config.get("dtype") or config.get("torch_dtype") or "auto")

@@ -27,7 +27,7 @@ GRACE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """python: of an environment that has vLLM. folder: of the model. dtype: of its weights, auto for the folder's.
+    """python: of an environment that has vLLM. folder: of the model. dtype: of its weights.
     max_len: tokens of a request. kv_memory_mb: MiB for keys and values on a CPU, 0 for 1024. arguments: further ones of
     the server, which win."""
 
