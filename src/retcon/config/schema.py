@@ -25,6 +25,7 @@ from retcon.config.section import (
     Rate,
     Section,
     one_or_several,
+    server_urls,
 )
 from retcon.core.errors import RecipeError, nearest
 from retcon.core.schema import ToolSpec
@@ -230,10 +231,7 @@ class SandboxSection(Section):
     @field_validator("url")
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"'{url}' is no URL of a server: write it as http://host:port")
-        return value
+        return server_urls(value)
 
 
 class EvaluateSection(Section):

@@ -39,6 +39,14 @@ def one_or_several(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
+def server_urls(value: tuple[str, ...]) -> tuple[str, ...]:
+    """The same. Raises ValueError for one that is no URL."""
+    for url in value:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"'{url}' is no URL of a server: write it as http://host:port")
+    return value
+
+
 Work = Literal["sft", "dpo", "rl", "demonstrations"]
 """What depends on parts of a recipe: runs of each kind, and the demonstrations that a run learns from."""
 

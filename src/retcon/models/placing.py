@@ -38,6 +38,11 @@ def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES) -> 
     return place(recipe, config, uses)
 
 
+def move(model: PreTrainedModel, device: str) -> None:
+    """Its weights to a device, in place."""
+    model.to(torch.device(device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+
+
 def start_model(path: str | Path, seed: int, attention: str | None = None) -> PreTrainedModel:
     """The model to start from, fp32, in evaluation mode. `scratch`: the base model's configuration, fresh weights.
     attention: as in `load_model`.

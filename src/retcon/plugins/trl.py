@@ -27,7 +27,6 @@ from retcon.core.types import Trajectory
 from retcon.models.locating import locate
 from retcon.models.placing import model_folder
 from retcon.rollout.group import rollout_group
-from retcon.select.drop import drop_infrastructure
 from retcon.tasks.types import Task
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.sync import EngineWeights
@@ -54,7 +53,7 @@ class Rollouts:
     recipe, overrides: as those of `retcon train`; [task], [rollout], [sandbox], [repair] and [select] count, and [rl]
     does
     not: algorithm, group and optimiser are TRL's. model: whose tokenizer and chat template the rollouts use; it must be
-    that of the trainer's model. A prompt is a text or messages that end with one of the user. Of a prompt that is a
+    that of the trainer's model. A prompt is a text, or one message of the user. Of a prompt that is a
     question of the task set, the rollouts are graded (`reward`); other prompts are for reward functions of your own,
     and cannot be selected among (`[select] kind = "none"`).
 
@@ -164,7 +163,7 @@ class Rollouts:
                 step=step,
                 grade=rollouts.tasks.grade if graded else lambda _, trajectory: trajectory,
             )
-            left = drop_infrastructure(group) if graded else [t for t in group if t.stop != "infrastructure"]
+            left = [t for t in group if t.stop != "infrastructure"]
             if training and left and graded:
                 left = select.select(left, missing, seed=stream)
             kept += left[:missing]

@@ -17,7 +17,7 @@ from retcon.config.schema import Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config
-from retcon.models.placing import model_folder, place_training, start_model
+from retcon.models.placing import model_folder, move, place_training, start_model
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
@@ -164,6 +164,6 @@ def summed(model: PreTrainedModel, samples: Sequence[Sample], computing: Computi
 def _reference(recipe: Recipe, folder: Path, where: Placement, pairs: Sequence[Preference]) -> Tensor:
     """log π_ref of every pair's sides, (N, 2) nats; the same bits in every session of a run on one machine."""
     model = start_model(folder, recipe.run.seed, where.attention)
-    model.to(torch.device(where.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+    move(model, where.device)
     samples = [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
     return summed(model, samples, computing_of(recipe.compute, where)).view(-1, 2)

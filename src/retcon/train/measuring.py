@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -17,18 +17,20 @@ from transformers import PreTrainedModel
 
 from retcon.build import (
     build_chat,
-    build_evaluation_repair,
     build_plain_sampling,
     build_policy,
+    measuring,
     open_context,
     open_graded,
 )
 from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample
+from retcon.engine.types import TellsStatistics
 from retcon.models.devices import Placement
 from retcon.models.lora import Adapter
-from retcon.models.placing import start_model
+from retcon.models.placing import move, start_model
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
@@ -111,13 +113,15 @@ def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], t
     tokens are of one of them."""
     chat = build_chat(recipe, folder, tasks)
     engine = build_policy(recipe, folder, chat)
+    if not isinstance(engine, TellsStatistics):
+        raise RecipeError(f"engine.kind = '{recipe.engine.kind}' counts no tokens: its speed cannot be measured")
     some = list(problems)[: max(1, SIDE_BY_SIDE // recipe.evaluate.samples)]
     count = len(some) * recipe.evaluate.samples
 
     async def roll() -> tuple[float, bool, float]:
         async with open_context(recipe, engine, chat) as opened, open_graded(tasks) as graded:
-            began, before = time.perf_counter(), engine.stats.generated  # type: ignore[attr-defined]
-            context = replace(opened, sampling=build_plain_sampling(recipe), repair=build_evaluation_repair(recipe))
+            began, before = time.perf_counter(), engine.stats.generated
+            context = measuring(recipe, opened, build_plain_sampling(recipe))
             work = rollout_groups(
                 some, context, count=recipe.evaluate.samples, seed=0, step=0, grade=graded.grade
             )  # fmt: skip
@@ -127,7 +131,7 @@ def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], t
             except TimeoutError:
                 whole = False
             seconds = time.perf_counter() - began
-            return seconds, whole, (engine.stats.generated - before) / seconds  # type: ignore[attr-defined]
+            return seconds, whole, (engine.stats.generated - before) / seconds
 
     seconds, whole, rate = asyncio.run(roll())
     each = seconds / count if whole else recipe.rollout.max_tokens / max(rate, 1e-9)
@@ -174,7 +178,7 @@ def _update(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: S
 
 def _model(recipe: Recipe, folder: Path, place: Placement) -> PreTrainedModel:
     model = start_model(folder, recipe.run.seed, place.attention)
-    model.to(torch.device(place.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+    move(model, place.device)
     return model
 
 

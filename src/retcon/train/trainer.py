@@ -17,7 +17,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import TrainingDiverged
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.lora import Adapter
-from retcon.models.placing import model_folder, start_model
+from retcon.models.placing import model_folder, move, start_model
 from retcon.runs.cost import Cost, Meter
 from retcon.runs.folder import RunFolder
 from retcon.runs.tracking import tracking
@@ -150,7 +150,7 @@ class Trainer:
             model = load_weights(checkpoint, attention)
         # Before the model moves, so that the adapters' first weights are the same on every device.
         adapter = Adapter(model, lora, seed=seed) if lora.rank else None
-        model.to(torch.device(self._place.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+        move(model, self._place.device)
         if adapter is not None and checkpoint is not None:
             load_adapter(checkpoint, adapter)
         return model, adapter
@@ -158,7 +158,7 @@ class Trainer:
     def reference(self) -> PreTrainedModel:
         """π_ref: the model that the training started from, loaded once more, without gradients."""
         model = start_model(self._start, self._recipe.run.seed, self._place.attention)
-        model.to(torch.device(self._place.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+        move(model, self._place.device)
         return model.requires_grad_(False)
 
     def engine_weights(self) -> EngineWeights:

@@ -16,6 +16,7 @@ from retcon.cli.common.progress import duration
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.memory import available_memory
+from retcon.core.types import Sample
 from retcon.models.placing import place_training
 from retcon.planning.needs import Needs, gib, needs_of, refuse_unfit, table
 from retcon.rollout.lengths import Derived, context_of
@@ -111,11 +112,11 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
 
 
 def _plan_updates(
-    kind: RunKind, recipe: Recipe, folder: Path, out: Path, samples: Sequence[object], batch: int, steps: int
+    kind: RunKind, recipe: Recipe, folder: Path, out: Path, samples: Sequence[Sample], batch: int, steps: int
 ) -> None:
     place = place_training(recipe, folder, ("dtype",))
     check_free(out, kind, recipe)
-    longest = max(len(sample.ids) for sample in samples)  # type: ignore[attr-defined]
+    longest = max(len(sample.ids) for sample in samples)
     needs = needs_of(kind, recipe, folder, place, longest=longest)
     show = Console(highlight=False, soft_wrap=True)
     _head(show, folder, out, needs, place.line, ())
@@ -123,7 +124,7 @@ def _plan_updates(
     _memory(show, needs)
     refuse_unfit(needs, out)
     show.print("measuring an update …", style="dim")
-    measured = measure_updates(recipe, folder, place, samples, batch)  # type: ignore[arg-type]
+    measured = measure_updates(recipe, folder, place, samples, batch)
     if kind == "dpo":  # each side is computed once more, forward alone: a third of forward and backward
         measured = replace(measured, train_seconds=measured.train_seconds * 4 / 3)
     _time(show, measured, steps)

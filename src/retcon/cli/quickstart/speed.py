@@ -60,13 +60,13 @@ def _measured(recipe: Recipe) -> Speed:
     import torch
 
     from retcon.models.devices import set_threads
-    from retcon.models.placing import model_folder, place_training, start_model
+    from retcon.models.placing import model_folder, move, place_training, start_model
     from retcon.train.kernels.computing import computing_of
 
     where = place_training(recipe, model_folder(recipe.model.path))
     computing, threads = computing_of(recipe.compute, where), recipe.run.threads
     model = start_model(recipe.model.path, recipe.run.seed, where.attention)
-    model.to(torch.device(where.device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
+    move(model, where.device)
     set_threads(threads)
     _learn(model, 1, computing)  # warms up
     together = TEXTS * LENGTH / _learn(model, TEXTS, computing)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from retcon.config.schema import EngineSection, Recipe
-from retcon.config.section import Positive, Rate, one_or_several
+from retcon.config.section import Positive, Rate, one_or_several, server_urls
 from retcon.core.errors import EngineError, RecipeError
 from retcon.engine.types import EngineSetup
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
@@ -46,10 +46,7 @@ class VLLMSection(EngineSection):
     @field_validator("url")
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"'{url}' is no URL of a server: write it as http://host:port")
-        return tuple(url.rstrip("/").removesuffix("/v1") for url in value)
+        return tuple(url.rstrip("/").removesuffix("/v1") for url in server_urls(value))
 
     def refuse_training(self, recipe: Recipe) -> None:
         self._check()

@@ -1,0 +1,63 @@
+"""Rollouts for TRL's trainer, without TRL: what happens to those that an infrastructure fault ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from playing import LIMITS, TASK, call
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import InfrastructureFault
+from retcon.core.types import Trajectory
+from retcon.engine.scripted import ScriptedEngine
+from retcon.plugins.trl import ROUNDS, Rollouts
+from retcon.rollout.context import RolloutContext
+from retcon.tools.scripted import Answer, ScriptedTool
+from retcon.train.rollouts import TrainingRollouts
+from training import Ones, make_base
+
+pytestmark = pytest.mark.torch
+
+
+class Right(Ones):
+    def grade(self, task: Any, trajectory: Trajectory) -> Trajectory:
+        return replace(trajectory, reward=1.0)
+
+
+def group_of(count: int, *, lost: int, base: Path) -> list[Trajectory]:
+    """A group of rollouts of one call each, of which the first `lost` calls meet a fault of the tool."""
+    calls = iter(range(1000))
+
+    def answer(_code: str) -> Answer:
+        return ("gone", "infrastructure", None) if next(calls) < lost else ("1", "ok", None)
+
+    def reply(_id: str, prompt: str, _n: int) -> str:
+        return "It is 1." if "<|im_start|>tool" in prompt else call("print(1)")
+
+    tokenizer = ByteTokenizer()
+    context = RolloutContext(
+        ScriptedEngine(tokenizer, reply), Chat(tokenizer), {"python": ScriptedTool(answer)}, LIMITS
+    )
+    with Rollouts("quickstart/baseline", model=base) as rollouts:
+        rollouts._known[TASK.question] = TASK
+        made: Any = TrainingRollouts(rollouts.recipe, context, Right(), context.engine, None)  # type: ignore[arg-type]
+        return asyncio.run(rollouts._group(TASK, count, made, 0, 7, True))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_rollouts_that_a_fault_took_are_made_again_one_by_one_too(lost: int, tmp_path: Path) -> None:
+    made = group_of(3, lost=lost, base=make_base(tmp_path / "base", positions=1024))
+    assert [t.reward for t in made] == [1.0, 1.0, 1.0]
+    assert all(t.stop == "answer" for t in made)
+
+
+def test_where_faults_do_not_end_nothing_is_learnt(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFault, match=f"{ROUNDS} times over"):
+        group_of(2, lost=1000, base=make_base(tmp_path / "base", positions=1024))
