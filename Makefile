@@ -2,7 +2,8 @@
 # make quickstart  trains and compares two agents, in runs/quickstart; continues where it was
 # make test        lint, types, import rules, all tests
 # make unit        the unit tests alone
-# make integration tests with real vLLM servers and in TRL's trainer, in environments of their own
+# make integration tests with real vLLM servers, in TRL's and verl's trainers, on a Ray, and with clients of
+#                  `retcon serve-agent`, in environments of their own
 # make figures     the tables of README and docs anew, from the results in benchmarks/results; says which are stale
 # make mutants     tests the tests: do they notice faults? (docs/develop/testing.md)
 # make base        makes the base model inside the package anew (under an hour)
@@ -11,6 +12,8 @@ VENV := .venv
 CORE := .venv-core
 VLLM := .venv-vllm
 TRL := .venv-trl
+CLIENTS := .venv-clients
+VERL := .venv-verl
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
@@ -64,8 +67,25 @@ $(TRL)/.ready: tests/plugins/requirements.txt pyproject.toml constraints.txt
 	$(TRL)/bin/python $(PIP) --editable '.[train]' --requirement $<
 	@touch $@
 
-integration: setup $(VLLM)/.ready $(TRL)/.ready
-	TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins $(ARGS)
+$(CLIENTS)/.ready: tests/plugins/clients.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python $(PIP) torch==2.13.0
+	$(CLIENTS)/bin/python $(PIP) --editable '.[train,serve]'
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+# verl declares older versions than it works with: hence without its dependencies, which the file has.
+$(VERL)/.ready: tests/plugins/requirements-verl.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python $(PIP) torch==2.13.0
+	$(VERL)/bin/python $(PIP) --editable '.[train,grade,formats,serve,sandbox]' --requirement $<
+	$(VERL)/bin/python $(PIP) --no-deps verl==0.9.1
+	@touch $@
+
+integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(VERL)/.ready
+	OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest tests/plugins/test_clients.py $(ARGS)
+	TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py $(ARGS)
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/plugins/test_verl.py tests/plugins/test_ray_servers.py $(ARGS)
 	RETCON_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
 
 figures: setup
@@ -81,4 +101,4 @@ base: setup
 	$(BIN)/python -m retcon.basemodel.make $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(VERL) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

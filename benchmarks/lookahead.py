@@ -1,13 +1,14 @@
 #!/usr/bin/env python
 """What the lookahead is shown, and what comes of it: rollouts with `all` failed attempts, the `first`, or the `latest`.
 
-    python benchmarks/lookahead.py [--seeds 3] [--steps 4] [--policy runs/saar_cost] [--attempts 3] [--json FILE]
+    python benchmarks/lookahead.py [--seeds 3] [--steps 4] [--start CHECKPOINT] [--attempts 3] [--json FILE]
 
-The quickstart's world, every rollout purified, the policy of `saar_cost.py` (made in --policy unless it is there, which
-takes about two minutes): 12 prompts × 8 rollouts a step, sampled and run, nothing trained. The three see the same
-prompts with the same random streams, so that rollouts are the same up to the second attempt at a turn. A column is the
-mean over the seeds with Student's t interval (95 %, none for a single seed); the last two are the differences from
-`all`, seed by seed, which the random streams that they share make smaller.
+The quickstart's tasks, every rollout purified, 12 prompts × 8 rollouts a step, sampled and run, nothing trained. The
+rollouts start from --start, such as a finished quickstart's runs/quickstart/cold_start/final, or else from the policy
+of `saar_cost.py`, which fails less often (made in --policy unless it is there; two minutes). All three readings see
+the same prompts with the same random streams, so their rollouts are identical up to the second attempt at a turn. Each
+column is the mean over the seeds with Student's t interval (95 %; none for a single seed); the last two are the
+differences from `all`, taken seed by seed, where the shared random streams make them less noisy.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from retcon.models.placing import model_folder, place_training, start_model
 from retcon.purify.saar import Shown
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.teacher import Rates
+from retcon.train.ahead import GroupStream
 from retcon.train.optim import torch_settings
 from retcon.train.rl import draw_groups
 from retcon.train.rollouts import open_rollouts
@@ -52,7 +54,7 @@ async def roll_out(recipe: Recipe, start: Path, where: Placement, steps: int) ->
         await rollouts.sync()
         prompts = training_prompts(rollouts.tasks, recipe.run.seed)
         for number in range(steps):
-            drawn = await draw_groups(rollouts, islice(prompts, recipe.rl.prompts), step=number)
+            drawn = await draw_groups(GroupStream(rollouts, islice(prompts, recipe.rl.prompts)), step=number)
             made += [trajectory for group in drawn.made for trajectory in group]
     return made
 
@@ -71,7 +73,7 @@ def figures(made: list[Trajectory]) -> dict[str, float]:
         "attempts a failed turn": statistics.mean(repair.attempts for repair in repairs),
         "turns with a second attempt": len(again),
         "… of them repaired in the end": sum(repair.decision in fixed for repair in again) / max(1, len(again)),
-        "ids in lookaheads, a rollout": sum(map(lookahead_tokens, made)) / len(made),
+        "tokens in lookaheads, a rollout": sum(map(lookahead_tokens, made)) / len(made),
         "right rollouts": sum((t.reward or 0) > 0 for t in made) / len(made),
     }
 
@@ -100,19 +102,24 @@ def table(rows: dict[str, dict[str, Interval]]) -> str:
     return "\n".join(lines)
 
 
+def cautious_policy(folder: Path) -> Path:
+    cold = load_recipe(None, [*ONE_THREAD, *COLD_START])
+    with torch_settings(place_training(cold, model_folder(cold.model.path))):
+        return policy(cold, folder, Rates(0.25, 0.2))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="of 96 rollouts each")
+    parser.add_argument("--start", type=Path, help="a checkpoint to roll out from (default: the policy in --policy)")
     parser.add_argument("--policy", type=Path, default=Path("runs/saar_cost"), help="folder of the policy")
     parser.add_argument("--attempts", type=int, default=3, help="K")
     add_json(parser)
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error("--seeds: at least one")
-    cold = load_recipe(None, [*ONE_THREAD, *COLD_START])
-    with torch_settings(place_training(cold, model_folder(cold.model.path))):
-        start = policy(cold, options.policy, Rates(0.25, 0.2))
+    start = options.start or cautious_policy(options.policy)
     results: dict[str, list[dict[str, float]]] = {shown: [] for shown in get_args(Shown)}
     for seed in range(options.seeds):
         for shown, runs in results.items():
@@ -127,7 +134,8 @@ def main() -> None:
     print(table(rows))
     if options.json is not None:
         found = {row: {name: asdict(one) for name, one in cells.items()} for row, cells in rows.items()}
-        asked = f"benchmarks/lookahead.py --seeds {options.seeds} --steps {options.steps}"
+        began = " --start runs/quickstart/cold_start/final" if options.start else ""
+        asked = f"benchmarks/lookahead.py --seeds {options.seeds} --steps {options.steps}{began}"
         measures = [f"src/retcon/{room}" for room in ("engine", "rollout", "purify")]
         save(options.json, {"seeds": options.seeds, "rollouts": rollouts, **found}, command=asked, measures=measures)
 

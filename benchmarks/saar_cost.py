@@ -46,6 +46,7 @@ from retcon.store import jsonl
 from retcon.tasks.kinds.numbers import NumberTasks
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.teacher import Rates
+from retcon.train.ahead import GroupStream
 from retcon.train.demos.making import demonstrations
 from retcon.train.kernels.computing import computing_of
 from retcon.train.objective.shaping import rewards_of
@@ -87,7 +88,7 @@ class Arm:
         head = list(islice(prompts, config.prompts))
 
         meter, began = Meter(), time.process_time()
-        drawn = await draw_groups(self.rollouts, iter(head), step=number)
+        drawn = await draw_groups(GroupStream(self.rollouts, iter(head)), step=number)
         rolled, here = meter.read(), time.process_time() - began
         samples = [
             sample

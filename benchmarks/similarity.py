@@ -1,11 +1,11 @@
 #!/usr/bin/env python
 """CPU time of `at_least` and `similarity` against difflib and cydifflib, and that all of them agree on every pair.
 
-python benchmarks/similarity.py [--sizes 100,700] [--pairs N] [--gamma G] [--seed S] [--transcripts DIR | --repeats]
+    python benchmarks/similarity.py [--sizes 100,700] [--pairs N] [--gamma G] [--seed S] [--transcripts DIR] [--repeats]
 
-Pairs are made of the standard library's code, cut at lines. With --transcripts, programs that agents ran one after
-another, read from a folder with `mint` and `mathcoder` (JSON Lines, gzipped) take their place, by size; with --repeats,
-programs of 2,000 characters that say one line over and over.
+Pairs are made of the standard library's code, cut at lines. --repeats adds programs of 2,000 characters that repeat one
+line over and over; --transcripts adds programs that agents ran one after another, by size, read from a folder with
+`mint` and `mathcoder` (gzipped JSON Lines).
 `near γ` asks the same pairs for γ equal to their ratio, and for the next float above.
 """
 
@@ -28,13 +28,16 @@ from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import cydifflib
+from parts.results import add_json, save
 
 from retcon.purify.similarity import at_least, similarity
 
 Pair = tuple[str, str]
 WIDTHS = (10, 13, 10, 10, 10, 10, 10, 9, 9)
+CONTENDERS = ("difflib", "cydifflib", "at_least", "similarity", "near γ")
 DIVISIONS = ((0, 200), (200, 450), (450, 1000), (1000, 10**9))  # of real programs, by the longer one's characters
 
 
@@ -138,23 +141,49 @@ def measure(a: str, b: str, gamma: float) -> tuple[list[float], float]:
     return times, ratio
 
 
-def report(size: str, kinds: dict[str, list[Pair]], gamma: float) -> None:
+def report(size: str, kinds: dict[str, list[Pair]], gamma: float) -> dict[str, Any]:
+    """Prints what was measured, and gives it as figures: times in ms as [median, least, most] of the kinds' medians."""
     done: dict[str, list[tuple[list[float], float]]] = {kind: [] for kind in kinds}
     for index in range(max(map(len, kinds.values()))):
         for kind, of_kind in kinds.items():  # in turns, so that what else the machine does falls on all of them
             done[kind] += [measure(*pair, gamma) for pair in of_kind[index : index + 1]]
-    gains, near = [], []
+    took: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    gains, near, c_gains = {}, {}, {}
     for kind, results in done.items():
         times = [median(t) for t in zip(*(times for times, _ in results), strict=True)]
-        gains.append(median(t[0] / t[2] for t, _ in results))
-        near.append(median(t[0] / t[4] for t, _ in results))
+        for name, time_of in zip(CONTENDERS, times, strict=True):
+            took[name].append(time_of / 1000)
+        gains[kind] = median(t[0] / t[2] for t, _ in results)
+        near[kind] = median(t[0] / t[4] for t, _ in results)
+        c_gains[kind] = median(t[0] / t[1] for t, _ in results)
         ratio = median(r for _, r in results)
-        cells = [size, kind, f"{ratio:.2f}", *(f"{t:,.0f}" for t in times), f"{gains[-1]:,.0f}x", f"{near[-1]:,.0f}x"]
+        cells = [
+            size,
+            kind,
+            f"{ratio:.2f}",
+            *(f"{t:,.0f}" for t in times),
+            f"{gains[kind]:,.0f}x",
+            f"{near[kind]:,.0f}x",
+        ]
         print("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, (*WIDTHS, 9), strict=False)))
+    count = sum(map(len, kinds.values()))
+    times = [statistic(of.values()) for of in (gains, near) for statistic in (median, min)]
     print(
-        f"{size}: {median(gains):,.0f} times difflib in the median kind, {min(gains):,.0f} in the worst; near γ "
-        f"{median(near):,.0f} and {min(near):,.0f}; same decisions on all {sum(map(len, kinds.values()))} pairs\n"
+        "{}: {:,.0f} times difflib in the median kind, {:,.0f} in the worst; near γ {:,.0f} and {:,.0f}; "
+        "same decisions on all {} pairs\n".format(size, *times, count)
     )
+    return {
+        "pairs": count,
+        "times difflib": {"median kind": median(gains.values()), **worst(gains), "of": gains},
+        "near γ": {"median kind": median(near.values()), **worst(near)},
+        "cydifflib": {"least": min(c_gains.values()), "most": max(c_gains.values())},
+        "ms": {name: [median(of), min(of), max(of)] for name, of in took.items()},
+    }
+
+
+def worst(gains: dict[str, float]) -> dict[str, Any]:
+    kind = min(gains, key=lambda one: gains[one])
+    return {"worst kind": gains[kind], "worst, named": f"{gains[kind]:,.0f} ({kind})"}
 
 
 def main() -> None:
@@ -165,6 +194,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--transcripts", type=Path)
     parser.add_argument("--repeats", action="store_true")
+    add_json(parser)
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
@@ -174,18 +204,26 @@ def main() -> None:
     head = ("characters", "kind", "ratio", "difflib", "cydifflib", "at_least", "similarity", "near γ", "gain", "near γ")
     print("  ".join(f"{cell:>{width}}" for cell, width in zip(head, (*WIDTHS, 9), strict=False)))
     draw = random.Random(arguments.seed)
-    if arguments.transcripts:
-        report("as it is", real(draw, arguments.transcripts, arguments.pairs), arguments.gamma)
-        return
+    texts, figures = modules(), {}
+    for size in map(int, filter(None, arguments.sizes.split(","))):
+        count = arguments.pairs if size < 10_000 else max(1, arguments.pairs // 3)
+        figures[f"{size} characters"] = report(f"{size:,}", pairs(draw, texts, size, count), arguments.gamma)
     if arguments.repeats:
         lines = ("print(x)\n", "print(y)\n"), ("    total += x\n", "    total -= x\n"), ("x = 1\n", "x = 2\n")
         twice = [(a * (2000 // len(a)), b * (2000 // len(b))) for a, b in lines]
-        report("2,000", {"repeats": twice}, arguments.gamma)
-        return
-    texts = modules()
-    for size in map(int, arguments.sizes.split(",")):
-        count = arguments.pairs if size < 10_000 else max(1, arguments.pairs // 3)
-        report(f"{size:,}", pairs(draw, texts, size, count), arguments.gamma)
+        figures["repeats"] = report("2,000", {"repeats": twice}, arguments.gamma)
+    if arguments.transcripts:
+        found = real(draw, arguments.transcripts, arguments.pairs)
+        figures["transcripts"] = report("as it is", found, arguments.gamma)
+    if arguments.json:
+        more = " --repeats" * arguments.repeats + " --transcripts DIR" * (arguments.transcripts is not None)
+        measures = ["similarity.py", "matching.py", "blocks.py", "sweep.py"]
+        save(
+            arguments.json,
+            figures,
+            command=f"benchmarks/similarity.py{more}",
+            measures=[f"src/retcon/purify/{file}" for file in measures],
+        )
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 """One step's worth of calls and of session cells at once, with faults all the while: is every one answered right?
 
 python benchmarks/soak.py [--calls 45000] [--cells 10000] [--workers N] [--tier namespaces|landlock|rlimits] [--http]
-                          [--kill-seconds 1]
+                          [--kill-seconds 1] [--servers 4 --kill-server 60]
 
 Of the calls 2 % loop for ever (until --timeout seconds), 10 % raise, 2 % import numpy, the rest print a number of
 their own. The cells come in sessions of ten: each sets variables and a file to numbers of its own, takes a checkpoint,
 spoils all of it, goes back and asks what is there; one in five spoils by ending its interpreter. Every --kill-seconds
 SIGKILL takes a worker that is running something, every tenth time a zygote. A call is run again by the sandbox itself;
 what still comes back as `infrastructure`, and a session that was lost to a kill, is begun again here, some times at
-most, as a rollout's client would. --http: the same against `retcon sandbox serve` in a process of its own.
+most, as a rollout's client would. --http: the same against `retcon sandbox serve` in a process of its own. --servers:
+against so many of them, behind the router; --kill-server: the first one is killed after so many seconds, for good.
 
 Ends with exit code 1 where something was lost or got another's answer, or where something is left: a process, a
 descriptor, a folder.
@@ -34,7 +35,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -42,7 +43,7 @@ from pathlib import Path
 from parts.results import add_json, save
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
-from retcon.sandbox.client import SandboxClient
+from retcon.sandbox.client import SandboxClient, SandboxRouter
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Result, Sandbox, Session, Tier
 
@@ -95,9 +96,9 @@ def memory_mib(pid: int, kind: str) -> float:
 
 @dataclass
 class Watch:
-    """What happens meanwhile. host: the process that keeps the pool. MiB."""
+    """What happens meanwhile. hosts: the processes that keep a pool. MiB: of the first of them that lasts."""
 
-    host: int
+    hosts: list[int]
     own: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
     processes: int = 0
@@ -105,9 +106,9 @@ class Watch:
 
     async def look(self) -> None:
         while True:
-            pids = descendants(self.host)
+            pids = [pid for host in self.hosts for pid in descendants(host)]
             self.processes = max(self.processes, len(pids))
-            self.own.append(memory_mib(self.host, "Rss"))
+            self.own.append(memory_mib(self.hosts[-1], "Rss"))
             self.theirs.append(sum(memory_mib(pid, "Pss") for pid in pids))
             await asyncio.sleep(0.5)
 
@@ -116,12 +117,18 @@ class Watch:
         draw = random.Random(0)
         for count in itertools.count(1):
             await asyncio.sleep(every)
-            zygotes = children(self.host)
+            zygotes = [zygote for host in self.hosts for zygote in children(host)]
             pids = zygotes if count % 10 == 0 else [pid for zygote in zygotes for pid in children(zygote)]
             if pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(draw.choice(pids), signal.SIGKILL)
                     self.killed["zygotes" if count % 10 == 0 else "workers"] += 1
+
+    async def kill_server(self, after: float) -> None:
+        """The first one, which is not started again."""
+        await asyncio.sleep(after)
+        os.kill(self.hosts[0], signal.SIGKILL)
+        self.killed["servers"] += 1
 
 
 @dataclass
@@ -188,13 +195,23 @@ class Killed(Exception):
 
 
 @asynccontextmanager
-async def in_process(workers: int | None, tier: Tier | None) -> AsyncIterator[tuple[Sandbox, int]]:
+async def in_process(workers: int | None, tier: Tier | None) -> AsyncIterator[tuple[Sandbox, list[int]]]:
     async with SandboxPool(workers, tier=tier) as pool:
-        yield pool, os.getpid()
+        yield pool, [os.getpid()]
 
 
 @asynccontextmanager
-async def over_http(workers: int | None, tier: Tier | None) -> AsyncIterator[tuple[Sandbox, int]]:
+async def over_http(workers: int | None, tier: Tier | None, servers: int) -> AsyncIterator[tuple[Sandbox, list[int]]]:
+    async with AsyncExitStack() as stack:
+        started = [await stack.enter_async_context(served(workers, tier)) for _ in range(servers)]
+        urls, pids = [url for url, _ in started], [pid for _, pid in started]
+        client = SandboxClient(urls[0]) if servers == 1 else SandboxRouter(urls)
+        yield await stack.enter_async_context(client), pids
+
+
+@asynccontextmanager
+async def served(workers: int | None, tier: Tier | None) -> AsyncIterator[tuple[str, int]]:
+    """A server of its own: its URL and process."""
     command = [sys.executable, "-m", "retcon", "sandbox", "serve", "--port", "0"]
     command += ["--workers", str(workers)] * (workers is not None) + ["--tier", tier or ""] * (tier is not None)
     server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -207,10 +224,10 @@ async def over_http(workers: int | None, tier: Tier | None) -> AsyncIterator[tup
         said += line.decode()
     drain = asyncio.create_task(server.stdout.read())
     try:
-        async with SandboxClient(found.group()) as client:
-            yield client, server.pid
+        yield found.group(), server.pid
     finally:
-        server.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            server.terminate()
         await server.wait()
         await drain
 
@@ -218,9 +235,10 @@ async def over_http(workers: int | None, tier: Tier | None) -> AsyncIterator[tup
 async def soak(arguments: argparse.Namespace) -> bool:
     calls, sessions = arguments.calls, arguments.cells // CELLS
     before = descriptors()
-    served = over_http if arguments.http else in_process
-    async with served(arguments.workers, arguments.tier) as (sandbox, host):
-        load, watch = Load(sandbox, arguments.timeout), Watch(host)
+    workers, tier = arguments.workers, arguments.tier
+    opened = over_http(workers, tier, arguments.servers) if arguments.http else in_process(workers, tier)
+    async with opened as (sandbox, hosts):
+        load, watch = Load(sandbox, arguments.timeout), Watch(hosts)
         places = asyncio.Semaphore(SESSIONS)
 
         async def session(number: int) -> bool:
@@ -230,13 +248,15 @@ async def soak(arguments: argparse.Namespace) -> bool:
         beside = [asyncio.create_task(watch.look())]
         if arguments.kill_seconds:
             beside.append(asyncio.create_task(watch.kill(arguments.kill_seconds)))
+        if arguments.kill_server:
+            beside.append(asyncio.create_task(watch.kill_server(arguments.kill_server)))
         started, cpu = time.perf_counter(), time.process_time()
         answers = await asyncio.gather(*map(load.call, range(calls)), *map(session, range(sessions)))
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
         for task in beside:
             task.cancel()
         held = sandbox.tier  # type: ignore[attr-defined]
-        pids = descendants(host)
+        pids = [pid for host in hosts for pid in descendants(host)]
     left = {
         "processes": sum(Path(f"/proc/{pid}").exists() for pid in pids) + len(descendants(os.getpid())),
         "descriptors": descriptors() - before,
@@ -246,8 +266,9 @@ async def soak(arguments: argparse.Namespace) -> bool:
     early, late = (
         statistics.median(part) for part in (watch.own[: len(watch.own) // 4 + 1], watch.own[-len(watch.own) // 4 :])
     )
+    where = f", {arguments.servers} servers" if arguments.servers > 1 else ", over HTTP" if arguments.http else ""
     print(
-        f"tier {held}{', over HTTP' * arguments.http}: {calls} calls and {sessions} sessions of {CELLS} cells and "
+        f"tier {held}{where}: {calls} calls and {sessions} sessions of {CELLS} cells and "
         f"{CELLS // 2} rollbacks, all at once, in {seconds:.1f} s\n"
         f"answers: {dict(load.done)}; right: {sum(answers[:calls])} of {calls} calls, {sum(answers[calls:])} of "
         f"{sessions} sessions; killed: {killed or 'nobody'}; begun again by the client: {load.again}\n"
@@ -259,7 +280,9 @@ async def soak(arguments: argparse.Namespace) -> bool:
         endless = sum(program(number)[0] == "endless" for number in range(calls))
         found = {"calls": calls, "cells": CELLS * sessions, "endless": endless, "seconds": round(seconds, 1)}
         found |= {"killed": watch.killed.total(), "early MiB": round(early), "late MiB": round(late)}
-        save(arguments.json, found, command="benchmarks/soak.py", measures=["src/retcon/sandbox"])
+        several = f" --servers {arguments.servers} --kill-server {arguments.kill_server:g}"
+        command = "benchmarks/soak.py" + several * (arguments.servers > 1)
+        save(arguments.json, found, command=command, measures=["src/retcon/sandbox"])
     return all(answers) and not any(left.values())
 
 
@@ -287,9 +310,14 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=1.0)
     parser.add_argument("--tier", choices=("namespaces", "landlock", "rlimits"))
     parser.add_argument("--http", action="store_true")
+    parser.add_argument("--servers", type=int, default=1, help="several: over HTTP, behind the router")
+    parser.add_argument("--kill-server", type=float, default=0.0, metavar="SECONDS", help="0: it is not killed")
     add_json(parser)
     parser.add_argument("--kill-seconds", type=float, default=1.0, help="0: nobody is killed")
     arguments = parser.parse_args()
+    arguments.http |= arguments.servers > 1
+    if arguments.kill_server and arguments.servers < 2:
+        parser.error("--kill-server: with --servers 2 or more")
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Linux {platform.release()}")

@@ -38,7 +38,9 @@ def segments(draw: st.DrawFn, kind: Kind, *, scored: bool = True, max_tokens: in
     ids = tuple(draw(st.lists(st.integers(0, 300), min_size=1, max_size=max_tokens)))
     known = scored and kind in ("sampled", "spliced")
     values = tuple(draw(st.lists(logprobs, min_size=len(ids), max_size=len(ids)))) if known else None
-    return Segment(kind, draw(texts), ids, values, draw(extras))
+    sampled_by = st.none() | st.lists(st.integers(0, 9), min_size=len(ids), max_size=len(ids)).map(tuple)
+    versions = draw(sampled_by) if known and kind == "sampled" else None
+    return Segment(kind, draw(texts), ids, values, versions, draw(extras))
 
 
 @st.composite

@@ -227,7 +227,7 @@ def build_training_engine(
     )
     if not isinstance(engine, TrainableEngine):
         raise RecipeError(
-            f"engine.kind = '{recipe.engine.kind}' cannot be trained with: it does not take weights, or tells no "
+            f"engine.kind = '{recipe.engine.kind}' cannot be trained with: it does not take weights, or reports no "
             "statistics (retcon.engine.types.TrainableEngine)"
         )
     return engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
 import pytest
@@ -97,6 +98,47 @@ def test_new_weights_need_an_invalidate() -> None:
         engine.invalidate()
         assert_exact(model, ids, await engine.generate("a", ids, GREEDY))
         assert engine.stats.reused == 0
+
+    run(main())
+
+
+def test_a_generation_goes_on_under_other_weights() -> None:
+    """What was sampled stays; what follows is what the new weights say after it, from keys and values of their own."""
+    model = make_model("qwen3")
+    old = copy.deepcopy(model)
+    batch = prompts(13, (12, 7))
+    long = SamplingParams(temperature=0.0, max_tokens=24)
+
+    async def main() -> None:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        engine.version = 3
+        tasks = [asyncio.create_task(engine.generate(str(i), ids, long)) for i, ids in enumerate(batch)]
+        while engine.stats.steps < 9:
+            await asyncio.sleep(0)
+        async with engine.suspended():
+            scored = asyncio.create_task(engine.score("late", batch[0], 1))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not scored.done(), "computed while it was suspended"
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.5)
+            engine.invalidate()
+            engine.version = 4
+        for ids, generation in zip(batch, await asyncio.gather(*tasks), strict=True):
+            assert len(generation.ids) == 24
+            assert generation.versions is not None
+            before = generation.versions.count(3)
+            assert generation.versions == (3,) * before + (4,) * (24 - before)
+            assert 0 < before < 24
+            logprobs = generation.logprobs or ()
+            assert_exact(old, ids, Generation(generation.ids[:before], logprobs[:before], "stop"))
+            rest = Generation(generation.ids[before:], logprobs[before:], "stop")
+            assert_exact(model, [*ids, *generation.ids[:before]], rest)
+        assert engine.stats.carried == 2
+        assert len(await scored) == len(batch[0]) - 1
+        fresh = await engine.generate("new", batch[0], GREEDY)
+        assert fresh.versions == (4,) * len(fresh.ids)
 
     run(main())
 

@@ -15,7 +15,7 @@ from retcon.store import jsonl
 
 COMMANDS = (
     "quickstart", "sft", "dpo", "train", "eval", "difficulty", "report", "recipes", "show", "regrade", "purify", "diff",
-    "doctor", "ask",
+    "doctor", "ask", "serve-agent",
 )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_show_does_not_print_a_wrong_file_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no JSON at all\n" * 5000)
     done = retcon("show", tmp_path / "notes.txt")
     assert done.returncode == 2
-    assert "notes.txt is no file of trajectories" in done.stderr
+    assert "notes.txt is not a file of trajectories" in done.stderr
     assert len((done.stdout + done.stderr).splitlines()) < 10
 
 
@@ -176,4 +176,4 @@ def test_eval_refuses_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text("{}")
     done = retcon("eval", tmp_path / "model", "--out", tmp_path)
     assert done.returncode == 2
-    assert "holds model, and no result.json: it is no evaluation's folder" in done.stderr
+    assert "holds model, and no result.json: it is not an evaluation's folder" in done.stderr

@@ -17,6 +17,7 @@ SHOWS = {
     "sandbox_in_an_agent": ["ok 6", "timeout", "error IndexError", "[1, 2, 3]"],
     "own_tool": ["malformed malformed call: no 'city' argument", "ok -4", "ok 28"],
     "own_task": ["palindromes/"],
+    "train_a_harness": ["step 1: 8 conversations", "step 2: 8 conversations"],
     "purify_transcripts": ["2 calls, 1 failed, 1 shallow and 0 deep repairs"],
 }
 

@@ -160,7 +160,7 @@ def test_a_bad_line_stops_by_name_and_what_was_done_is_kept(tmp_path: Path) -> N
     assert "--resume" in message
     assert "Traceback" not in message
     assert out.read_bytes() == b"as before\n"
-    assert b"remove it to begin anew" in retcon(*words, "--force").stderr
+    assert b"remove it to start over" in retcon(*words, "--force").stderr
     assert b"another attempts" in retcon(*words, "--resume", "--attempts", 2).stderr
     source.write_bytes(good + lines(messages(CLEAN)) + good)
     done = retcon(*words, "--resume", "--report", tmp_path / "r.json")
@@ -216,7 +216,7 @@ def test_ctrl_c_keeps_what_is_done_and_resume_gives_what_one_run_gives(tmp_path:
     [
         (("--format", "hermez"), "unknown format 'hermez' (did you mean 'hermes'?)"),
         (("--format", "hermes"), "line 1: no transcript of format 'hermes'"),
-        (("--resume",), "nothing to go on with"),
+        (("--resume",), "nothing to resume"),
     ],
 )
 def test_wrong_words_are_refused(tmp_path: Path, words: Sequence[str], message: str) -> None:
@@ -269,7 +269,7 @@ def test_a_finished_output_is_made_anew_only_if_told_and_has_nothing_to_resume(t
     assert retcon(*words).returncode == 0
     assert pyarrow.parquet.read_table(out).num_rows == 2
     assert b"is there already, and finished; --force" in retcon(*words).stderr
-    assert b"is finished: nothing to go on with; --force" in retcon(*words, "--resume").stderr
+    assert b"is finished: nothing to resume; --force" in retcon(*words, "--resume").stderr
     source.write_bytes(lines(messages(REPAIRED)))
     assert retcon(*words, "--force").returncode == 0
     assert pyarrow.parquet.read_table(out).num_rows == 1

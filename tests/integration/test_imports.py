@@ -15,9 +15,11 @@ import importlib, os, pkgutil
 import torch, transformers
 import retcon
 
+VERLS = (f"retcon.plugins.verl.{name}" for name in ("agent", "manager", "sampler"))
+NOT_HERE = {"retcon.__main__", "retcon.plugins.ray_servers", *VERLS}  # of other environments
 before = dict(os.environ)
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
-    if module.name != "retcon.__main__":
+    if module.name not in NOT_HERE:
         importlib.import_module(module.name)
 set_here = {k: v for k, v in os.environ.items() if before.get(k) != v and not k.startswith("TORCH")}  # torch's own
 assert not set_here, set_here

@@ -79,7 +79,7 @@ def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
     run(tmp_path / "quick/saar", "sft", [])
     with pytest.raises(CheckpointError, match=r"no run .*quikc \(did you mean 'quick'\?\)"):
         view(tmp_path / "quikc", "x")
-    with pytest.raises(CheckpointError, match="is no run folder; there are runs in it: saar"):
+    with pytest.raises(CheckpointError, match="is not a run folder; there are runs in it: saar"):
         view(tmp_path / "quick", "x")
     with pytest.raises(CheckpointError, match="named twice"):
         named([tmp_path, tmp_path])

@@ -189,7 +189,7 @@ def test_weights_follow_and_tokens_of_others_are_not_taken() -> None:
                 if anew:
                     server_is.weights = "default"
                 seen.append((await engine.generate("a", [5], GREEDY)).version)
-                assert seen[-1] == engine.version == server_is.weights
+                assert seen[-1] == engine.weights == server_is.weights
         return seen
 
     with serving(server_is, models=()) as server:
@@ -203,6 +203,40 @@ def test_weights_follow_and_tokens_of_others_are_not_taken() -> None:
 
 
 @pytest.mark.torch
+def test_a_generation_that_weights_of_two_steps_made_says_which_token_is_whose() -> None:
+    """Where rollouts run ahead. Tokens of weights that this run has not made are not taken there either."""
+    pytest.importorskip("torch", reason="weights need the [train] extra")
+    server_is = VLLM()
+
+    def told(*spans: tuple[str | None, int, int]) -> Answer:
+        body = json.loads(json.dumps(server_is.tokens({"token_ids": [5], "sampling_params": {"max_tokens": 3}}).body))
+        body["choices"][0]["weight_versions"] = [{"version": v, "start": a, "end": b} for v, a, b in spans]
+        return Answer(body)
+
+    async def work(engine: VLLMEngine) -> list[Any]:
+        names = []
+        async with engine.connected():
+            for step in (4, 5):
+                engine.version = step
+                await engine.follow()
+                names.append(engine.weights)
+            both = told((names[0], 0, 1), (names[1], 1, 3))
+            foreign = told((names[0], 0, 1), ("default", 1, 3))
+            server_is.answers = [both, foreign, told((names[1], 0, 3))]
+            return [await engine.generate("a", [5], GREEDY) for _ in range(2)]
+
+    with serving(server_is, models=()) as server:
+        engine = engine_of(server, trained=True)
+        made = run(work(engine))
+    assert [g.versions for g in made] == [(4, 5, 5), (5, 5, 5)]
+    assert [g.version for g in made] == [None, engine.weights]
+    assert engine.stats.retried == 1
+    update = ["/pause?mode=keep", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
+              "/finish_weight_update", "/resume"]  # fmt: skip
+    assert [asked.path for asked in server.asked if asked.path in update] == update * 2
+
+
+@pytest.mark.torch
 def test_a_server_that_was_down_when_weights_changed_gets_them_before_it_is_asked() -> None:
     pytest.importorskip("torch", reason="weights need the [train] extra")
     server_is = VLLM()
@@ -213,7 +247,7 @@ def test_a_server_that_was_down_when_weights_changed_gets_them_before_it_is_aske
             await engine.follow()
             assert server_is.loaded == []
             server_is.down = False
-            assert (await engine.generate("a", [5], GREEDY)).version == engine.version
+            assert (await engine.generate("a", [5], GREEDY)).version == engine.weights
 
     with serving(server_is, models=()) as server:
         run(work(engine_of(server, trained=True)))

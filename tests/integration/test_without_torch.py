@@ -38,6 +38,7 @@ import importlib, pkgutil, retcon
 RIGHT = (  # [train], [serve], TRL
     "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.common.demonstrations", "retcon.cli.common.plan",
     "retcon.engine.local", "retcon.models", "retcon.planning", "retcon.plugins", "retcon.sandbox.service",
+    "retcon.serve",
 )  # fmt: skip
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     name = module.name

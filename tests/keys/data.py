@@ -1,12 +1,15 @@
-"""[task] of kind `file`: which tasks come of a file, and how they are graded."""
+"""[task]: the tasks of a file, and their grading; how hard the number problems are, and how weak their teacher."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 import types
 import warnings
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -17,6 +20,9 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import RetconError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.data.tasks import DataTasks
+from retcon.tasks.kinds.numbers import NumberTasks
+from retcon.tasks.numbers import problems
+from retcon.tasks.teacher_code import PROGRAMS
 from retcon.tasks.types import Task
 
 BARE = ('task.kind="file"',)
@@ -207,3 +213,42 @@ def what_becomes_of_rows_that_repeat_an_evaluation(recipe: Recipe, lab: Lab) -> 
         return len(questions(recipe, lab))
     except RetconError:
         return "refused"
+
+
+SURE = ("task.first_failure=0", "task.retry_failure=0", "task.wrong_method=0")
+
+
+def written(recipe: Recipe, printed: Sequence[str]) -> set[str]:
+    """What kinds of programs the teacher writes for first steps, after these outputs."""
+    tasks = build_tasks(recipe)
+    assert isinstance(tasks, NumberTasks)
+    kinds = set()
+    for problem, (_, lesson) in islice(zip(problems(0, "train"), tasks.lessons(0), strict=False), 30):
+        step = problem.steps[0]
+        code = lesson(printed, random.Random(0))[1]
+        programs = PROGRAMS[step.operation.name]
+        for kind in ("right", "failing", "wrong"):
+            if code in {source.format(*step.args) for source in getattr(programs, kind)}:
+                kinds.add(kind)
+    return kinds
+
+
+@acts("task.steps", (2, 2), (3, 3))
+def steps_of_the_problems(recipe: Recipe, lab: Lab) -> int:
+    (task,) = build_tasks(recipe).evaluation(1, 0)
+    return len(task.meta["operations"])
+
+
+@acts("task.first_failure", (0.0, {"right"}), (1.0, {"failing"}), given=SURE)
+def first_tries_of_the_teacher(recipe: Recipe, lab: Lab) -> set[str]:
+    return written(recipe, [])
+
+
+@acts("task.retry_failure", (0.0, {"right"}), (1.0, {"failing"}), given=SURE)
+def its_tries_after_an_error(recipe: Recipe, lab: Lab) -> set[str]:
+    return written(recipe, ["NameError"])
+
+
+@acts("task.wrong_method", (0.0, {"right"}), (1.0, {"wrong"}), given=SURE)
+def its_programs_that_run(recipe: Recipe, lab: Lab) -> set[str]:
+    return written(recipe, [])

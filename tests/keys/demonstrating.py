@@ -130,17 +130,17 @@ def where_a_teacher_is(recipe: Recipe, lab: Lab) -> str:
 
 @acts(
     "demos.style",
-    ("auto", "of no family"),
+    ("auto", "of no known family"),
     ("markdown", "30"),
     given=(*ROWS, "demos.kind=engine", "demos.model=base", "engine.kind=scripted", "sft.demonstrations=1",
            "engine.replies=['So \\boxed{87}.']"),
 )  # fmt: skip
 def what_a_teacher_speaks(recipe: Recipe, lab: Lab) -> str:
-    """The template of the model in the package is of no family that is known: it needs a style by name."""
+    """The template of the model in the package is of no known family: it needs a style by name."""
     try:
         return (shown(recipe, lab)[0].answer or "") and "30"
     except RecipeError as error:
-        return "of no family" if "is of no family" in str(error) else ""
+        return "of no known family" if "is of no known family" in str(error) else ""
 
 
 @acts("demos.seconds", (0.001, True), (60.0, False), given=OPENAI)

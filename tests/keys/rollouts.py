@@ -191,3 +191,8 @@ def rollouts_of_a_prompt(recipe: Recipe, lab: Lab) -> int:
 @acts("select.oversample", (1.2, 3), (3.0, 6), given=(*ROOM, 'select.kind="roc"'))
 def rollouts_of_a_prompt_to_choose_from(recipe: Recipe, lab: Lab) -> int:
     return len(roll(recipe, lab).group)
+
+
+@acts("rl.max_staleness", (0, None), (1, 1), given=["rl.steps=2"])
+def age_of_the_weights_that_a_step_learns_from(recipe: Recipe, lab: Lab) -> object:
+    return lab.reinforced(recipe)[1][-1].get("staleness_max")

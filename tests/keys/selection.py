@@ -14,6 +14,7 @@ from retcon.config.schema import Recipe
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.store.pass_rates import PassRate, PassRateFile
+from retcon.train.ahead import GroupStream
 from retcon.train.prompts import PromptStream
 from retcon.train.rl import draw_groups
 from training import Ones
@@ -36,7 +37,7 @@ def kept(recipe: Recipe, lab: Lab, right: range, untidy: range = range(0)) -> li
 
     async def drawn() -> list[Trajectory]:
         async with scripted(recipe, lab, reply) as rollouts:
-            groups = await draw_groups(rollouts, Ones().train(0), step=1)
+            groups = await draw_groups(GroupStream(rollouts, Ones().train(0)), step=1)
             return [t for group in groups.kept for t in group]
 
     return run(drawn())

@@ -264,6 +264,18 @@ def test_five_steps_with_new_weights_at_each(start: Start, beginner: Path, tmp_p
     print(f"seconds to hand weights over: {[line['sync_seconds'] for line in lines]}")
 
 
+def test_rollouts_run_ahead_over_changes_of_weights(start: Start, beginner: Path, tmp_path: Path) -> None:
+    """Weights change under requests that are being answered: each goes on, and says which tokens are whose."""
+    server = start(beginner)
+    lines = trained(beginner, tmp_path / "run", *served(server), "rl.max_staleness=1")
+    assert [(line["rollouts"], line["infrastructure"]) for line in lines] == [(8, 0)] * 5
+    assert [line["staleness_max"] for line in lines] == [0, 1, 1, 1, 1]
+    for trajectory in jsonl.read(tmp_path / "run/trajectories/step-000005.jsonl"):
+        sampled = [segment for segment in trajectory.segments if segment.kind == "sampled"]
+        assert {v for segment in sampled for v in segment.versions or (-1,)} <= {3, 4}
+    print("partial rollouts by step:", [line["partial_rollouts"] for line in lines])
+
+
 def test_a_server_that_is_killed_in_the_middle_of_a_step_and_comes_back_costs_nothing(
     start: Start, beginner: Path, tmp_path: Path
 ) -> None:

@@ -49,6 +49,9 @@ def server(*options: str, port: int = 0) -> Iterator[Server]:
     finally:
         if made.process.poll() is None:
             made.stop(signal.SIGKILL)
+        for pipe in (made.process.stdout, made.process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 class MemorySandbox:

@@ -38,7 +38,7 @@ def test_the_first_word_names_the_quickstart_and_changes_nothing_else() -> None:
     assert chosen([]) == ("numbers", [])
     with pytest.raises(RecipeError, match=r"no quickstart 'smolm2' \(did you mean 'smollm2'\?\).*numbers, smollm2"):
         chosen(["smolm2"])
-    with pytest.raises(RecipeError, match="'numbers' is no override"):
+    with pytest.raises(RecipeError, match="'numbers' is not an override"):
         chosen(["smollm2", "numbers"])
 
 
@@ -58,7 +58,8 @@ def test_all_stages_of_smollm2_ask_and_measure_alike(tmp_path: Path) -> None:
 
 
 def test_every_stage_is_reckoned_by_its_tokens(tmp_path: Path) -> None:
-    budget = budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=2)
+    made = plan(tmp_path)
+    budget = budget_of(made, SPEED, LENGTHS, at_once=2)
     assert budget.cold.learnt == 10 * 20 * 100
     assert budget.cold.seconds == 100.0
     training, evaluation = budget.chains[0]
@@ -67,13 +68,14 @@ def test_every_stage_is_reckoned_by_its_tokens(tmp_path: Path) -> None:
     assert (evaluation.steps, evaluation.sampled) == (0, 100 * 4 * 40)  # one setting: the recipes' top-p is 1
     assert budget.seconds() == 100.0 + (230.0 + 40.0) + 40.0  # two arms side by side, then the cold start's evaluation
     assert budget.seconds(0) == 2 * 40.0
-    assert budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=1).seconds() == 100.0 + 2 * (230.0 + 40.0) + 40.0
+    assert budget_of(made, SPEED, LENGTHS, at_once=1).seconds() == 100.0 + 2 * (230.0 + 40.0) + 40.0
 
 
 @pytest.mark.parametrize("hours", [0.5, 1.0, 8.0])
 def test_steps_are_fitted_to_a_time(tmp_path: Path, hours: float) -> None:
-    budget = budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=2)
-    fitted = plan(tmp_path, *scaled(plan(tmp_path), budget, hours))
+    made = plan(tmp_path)
+    budget = budget_of(made, SPEED, LENGTHS, at_once=2)
+    fitted = plan(tmp_path, *scaled(made, budget, hours))
     assert budget_of(fitted, SPEED, LENGTHS, at_once=2).seconds() == pytest.approx(hours * 3600, rel=0.05)
     recipe = fitted.cold[0].recipe
     assert recipe.sft.demonstrations == min(recipe.sft.steps * 20, SETS["smollm2"].demonstrations)

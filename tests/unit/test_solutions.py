@@ -62,9 +62,12 @@ def test_the_program_ends_with_the_step_that_gives_the_answer() -> None:
     ("solution", "why"),
     [
         ("It is 8.\n#### 8", "no annotated step"),
-        ("It is <<n*2=8>>8.\n#### 8", "a step that is no arithmetic"),
-        ("It is 777*2 = <<777*2=1554>>1554.\n#### 1554", "a number that neither the question nor an earlier step has"),
-        ("We have x = 4*2 = <<4*2=8>>8\n#### 8", "an equation with an unknown, which is no program"),
+        ("It is <<n*2=8>>8.\n#### 8", "a step that is not arithmetic"),
+        (
+            "It is 777*2 = <<777*2=1554>>1554.\n#### 1554",
+            "a number that neither the question nor an earlier step contains",
+        ),
+        ("We have x = 4*2 = <<4*2=8>>8\n#### 8", "an equation with an unknown, which is not a program"),
     ],
 )
 def test_what_is_no_program_says_why(solution: str, why: str) -> None:

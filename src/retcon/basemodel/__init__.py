@@ -1,0 +1,1 @@
+"""How the base model inside the package is made."""

@@ -139,7 +139,7 @@ class Chat:
         return text
 
     def _closed(self, pieces: Sequence[Piece], last_id: int | None) -> list[Piece]:
-        first, *rest = pieces
+        first, *rest = pieces or [glue("")]
         closing = "" if last_id is None or last_id in self._ends else self.family.ends[0]
         return [glue(closing + first.text), *rest] if first.sort == "glue" else [glue(closing), *pieces]
 

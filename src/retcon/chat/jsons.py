@@ -78,7 +78,7 @@ def _check(literal: str, value: object) -> None:
 def _finite(literal: str) -> float:
     number = float(literal)
     if not math.isfinite(number):
-        raise ValueError(f"{literal} is no finite number")
+        raise ValueError(f"{literal} is not a finite number")
     return number
 
 

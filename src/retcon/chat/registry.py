@@ -30,7 +30,7 @@ def named(style: str) -> Family:
     except ImportError as error:
         raise RecipeError(f"the chat style {style!r} cannot be imported: {error}") from error
     if not hasattr(family, "find_calls"):
-        raise RecipeError(f"the chat style {style!r} is no family: see retcon.chat.family.Family")
+        raise RecipeError(f"the chat style {style!r} is not a family: see retcon.chat.family.Family")
     return family
 
 
@@ -48,9 +48,9 @@ def recognised(has: str | Collection[str], where: str) -> Family:
         key=lambda pair: pair[0],
     )
     if not share:
-        raise RecipeError(f"{where} is of no family that is known: set model.style to one of {', '.join(names())}")
+        raise RecipeError(f"{where} is of no known family: set model.style to one of {', '.join(names())}")
     lacks = ", ".join(repr(mark) for mark in near.marks if mark not in has)
     raise RecipeError(
-        f"{where} is of no family that is known; {near.name!r} is nearest, of which it lacks {lacks}: set "
+        f"{where} is of no known family; the nearest is {near.name!r}, of which it lacks {lacks}: set "
         f"model.style = {near.name!r} to use that one's shipped template, or another of {', '.join(names())}"
     )

@@ -70,7 +70,7 @@ class Template:
         try:
             return environment.from_string(self.text)
         except jinja2.TemplateError as error:
-            raise CheckpointError(f"{self.where}: the chat template is no Jinja: {error}") from error
+            raise CheckpointError(f"{self.where}: the chat template is not valid Jinja: {error}") from error
 
 
 def load_template(folder: Path, variables: Mapping[str, object] | None = None) -> Template | None:
@@ -83,7 +83,7 @@ def load_template(folder: Path, variables: Mapping[str, object] | None = None) -
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: the chat template cannot be read: {error}") from error
     if not isinstance(about, dict):
-        raise CheckpointError(f"{config} is no object")
+        raise CheckpointError(f"{config} is not an object")
     where = str(file)
     if text is None:
         text, where = about.get("chat_template"), str(config)

@@ -79,7 +79,7 @@ class HubTokenizer:
         self._controls = {t.content: i for i, t in added.items() if t.special or _CONTROL.fullmatch(t.content)}
         for text, i in self._controls.items():
             if i in self.encode(text):
-                raise CheckpointError(f"{where}: the plain text {text!r} cannot be told from its control token")
+                raise CheckpointError(f"{where}: the plain text {text!r} cannot be told apart from its control token")
 
     @property
     def controls(self) -> Sequence[str]:
@@ -131,7 +131,7 @@ def _build(definition: str, where: str) -> tokenizers.Tokenizer:
     try:
         built = tokenizers.Tokenizer.from_str(definition)
     except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{where} is no tokenizer that the tokenizers library reads: {error}") from error
+        raise CheckpointError(f"{where} is not a tokenizer that the tokenizers library can read: {error}") from error
     built.no_padding()
     built.no_truncation()
     return built

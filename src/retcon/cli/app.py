@@ -18,6 +18,7 @@ from retcon.cli.data import data
 from retcon.cli.difficulty import difficulty
 from retcon.cli.doctor import doctor
 from retcon.cli.eval import evaluate
+from retcon.cli.export import export
 from retcon.cli.learn.demos import demos
 from retcon.cli.learn.dpo import dpo
 from retcon.cli.learn.sft import sft
@@ -28,6 +29,7 @@ from retcon.cli.recipes import recipes
 from retcon.cli.regrade import regrade
 from retcon.cli.report import report
 from retcon.cli.sandbox.commands import sandbox
+from retcon.cli.serve_agent import serve_agent
 from retcon.cli.show import show
 from retcon.cli.transcripts.diff import diff
 from retcon.cli.transcripts.purify import purify
@@ -54,7 +56,7 @@ def _print_version(wanted: bool) -> None:
 def options(
     debug: Annotated[bool, typer.Option("--debug", envvar=DEBUG, help="Show the traceback of an error.")] = False,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Agentic RL for models that write and run Python, without learning from the mistakes they repair themselves."""
@@ -71,6 +73,7 @@ app.command("eval")(evaluate)
 app.command("compare")(compare)
 app.command("difficulty")(difficulty)
 app.command("ask")(ask)
+app.command("serve-agent")(serve_agent)
 app.command("report")(report)
 app.command("recipes")(recipes)
 app.command("show")(show)
@@ -78,6 +81,7 @@ app.command("regrade")(regrade)
 app.command("purify")(purify)
 app.command("diff")(diff)
 app.command("doctor")(doctor)
+data.command("export")(export)
 app.add_typer(data)
 app.add_typer(model)
 app.add_typer(sandbox)

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from retcon.cli.common.arguments import ModelOrURL, Overrides, is_url, need_training
+from retcon.cli.common.conversing import conversing_recipe
 from retcon.core.errors import EngineError
 
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
     from retcon.core.types import Trajectory, Turn
 
-ROOM = 8192
-"""Tokens of a conversation at most, where the model takes more."""
-ANSWER = 1024
-"""Of one message, of a server."""
-CHARS = 2000
-
 
 def ask(
     model: ModelOrURL,
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What the model is asked.", show_default=False)],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question.", show_default=False)],
     overrides: Overrides = None,
     *,
     repair: Annotated[
@@ -37,24 +31,25 @@ def ask(
         typer.Option(
             "--tool",
             metavar="NAME",
-            help="What the model can call: [bold]python[/], or an import path; several times for several.",
+            help="A tool that the model can call: [bold]python[/], or an import path; may be repeated.",
             show_default="python",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Where rollout.temperature is not 0.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of sampling, if rollout.temperature is not 0.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Keep the trajectory there, for `retcon show`.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Save the trajectory to this file, for `retcon show`.")
     ] = None,
 ) -> None:
-    """Ask a model, which may run programs: its turns as they come, with what was repaired in them."""
+    """Ask a model that may run programs, and watch its turns as they come, repairs included."""
     from rich.console import Console
 
     from retcon.models.locating import BASE, locate
 
     served = is_url(model)
     folder = locate(BASE if served else model)
-    recipe = _recipe(model if served else None, folder, repair, tool or ["python"], overrides or ())
+    given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
+    recipe = conversing_recipe(model if served else None, folder, tool or ["python"], [*given, *(overrides or ())])
     if served and "path" in recipe.model.model_fields_set:
         folder = locate(recipe.model.path)
     if recipe.engine.in_process:
@@ -72,34 +67,6 @@ def ask(
         console.print(f"try: retcon show {out} {trajectory.id}", style="dim", soft_wrap=True)
     if trajectory.stop == "infrastructure":
         raise EngineError("the model or a tool was lost before there was an answer")
-
-
-def _recipe(url: str | None, folder: Path, repair: bool, tools: Sequence[str], overrides: Sequence[str]) -> Recipe:
-    """Greedy, of the lengths that the model takes, unless `overrides` say otherwise."""
-    import json
-
-    from retcon.config.load import load_recipe
-    from retcon.rollout.lengths import context_of
-
-    given = [
-        f"rollout.tools={json.dumps(list(tools))}", "rollout.temperature=0", f"sandbox.output_chars={CHARS}",
-        f"repair.kind={'saar' if repair else 'none'}", f"model.style={_style(folder)}",
-    ]  # fmt: skip
-    if url is not None:
-        given += ["engine.kind=openai", f"engine.url={url}", f"engine.answer_tokens={ANSWER}"]
-    recipe = load_recipe(None, [*given, *overrides])
-    room = min(ROOM, recipe.engine.room() or context_of(folder))
-    lengths = [f"rollout.max_tokens={2 * room // 3}", f"rollout.lookahead_tokens={room - 2 * room // 3}"]
-    return load_recipe(None, [*given, *lengths, *overrides])
-
-
-def _style(folder: Path) -> str:
-    """The packaged model's template names no family; it is Markdown's."""
-    from retcon.models.locating import BASE
-
-    own, packaged = (path / "chat_template.jinja" for path in (folder, BASE))
-    same = own.is_file() and own.read_bytes() == packaged.read_bytes()
-    return "markdown" if same else "auto"
 
 
 async def _answered(

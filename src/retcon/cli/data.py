@@ -1,4 +1,4 @@
-"""`retcon data`: what is in a file of tasks, before anything is trained on it."""
+"""`retcon data`: what is in a file of tasks, before anything is trained on it; `export` is in a file of its own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,8 @@ if TYPE_CHECKING:
     from retcon.tasks.data.check import Report
     from retcon.tasks.data.settings import FileTaskSettings
 
-data = typer.Typer(name="data", no_args_is_help=True, help="Look at the problems that a run is to train on.")
+data = typer.Typer(name="data", no_args_is_help=True, help="Inspect the problems that a run will train on.")
 PLACES = 5
-
-
-@data.callback()
-def _group() -> None:
-    """Keeps `check` a command of its own while it is the only one."""
 
 
 @data.command("check")
@@ -34,17 +29,19 @@ def check(
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option("--against", metavar="FILE", help="An evaluation that it must not overlap with; several times."),
+        typer.Option("--against", metavar="FILE", help="An evaluation that it must not overlap with; may be repeated."),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option("--column", metavar="FIELD=COLUMN", help="Which column holds what, as [bold]question=text[/]."),
     ] = None,
-    grader: Annotated[str, typer.Option("--grader", help="Of rows that name none: math, exact, choice, code.")] = "",
-    split: Annotated[str, typer.Option("--split", help="The rows of this split alone.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="All that was found, as JSON.")] = False,
+    grader: Annotated[
+        str, typer.Option("--grader", help="Grader of rows that name none: math, exact, choice, code.")
+    ] = "",
+    split: Annotated[str, typer.Option("--split", help="Read only the rows of this split.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found, as JSON.")] = False,
 ) -> None:
-    """Print what a file of tasks holds: counts, lengths, answers that no grader can read, overlap, samples.
+    """Show what a file of tasks contains: counts, lengths, answers that no grader can read, overlap, samples.
 
     Exit code 1 where an answer cannot be read, or a task overlaps with an evaluation.
     """
@@ -52,8 +49,8 @@ def check(
 
     from retcon.tasks.data.check import check as look
 
-    settings = _settings(
-        path=file, columns=_columns(column or []), grader=grader, split=split, against=tuple(against or ())
+    settings = settings_of(
+        path=file, columns=columns_of(column or []), grader=grader, split=split, against=tuple(against or ())
     )
     report = look(settings, _counter(model) if model is not None else None)
     console = Console(highlight=False)
@@ -65,20 +62,22 @@ def check(
         raise typer.Exit(1)
 
 
-def _settings(**values: object) -> FileTaskSettings:
+def settings_of(**values: object) -> FileTaskSettings:
+    """Those of tasks that flags name. Raises RecipeError, which names the flag."""
     from pydantic import ValidationError
 
     from retcon.core.errors import RecipeError
     from retcon.tasks.data.settings import FileTaskSettings
 
     try:
-        return FileTaskSettings.model_validate({**values, "evaluation_share": 0})
+        return FileTaskSettings.model_validate({"evaluation_share": 0, **values})
     except ValidationError as error:
         said = error.errors()[0]
         raise RecipeError(f"--{said['loc'][0]}: {said['msg'].removeprefix('Value error, ')}") from None
 
 
-def _columns(given: Sequence[str]) -> dict[str, str]:
+def columns_of(given: Sequence[str]) -> dict[str, str]:
+    """Of `--column`, FIELD=COLUMN."""
     for one in given:
         if "=" not in one:
             raise typer.BadParameter(f"'{one}': write it as FIELD=COLUMN, such as question=text", param_hint="--column")

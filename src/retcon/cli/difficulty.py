@@ -25,18 +25,20 @@ def difficulty(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE KEY=VALUE",
-            help="The recipe of the training to come (its task set, run.seed, rollout and sandbox count), and changes.",
+            help="The recipe of the planned run (its task set, run.seed, rollout and sandbox matter), and changes.",
             show_default=False,
         ),
     ] = None,
     *,
-    tasks: Annotated[int, typer.Option("--tasks", min=1, help="How many of the training's tasks, from its first on.")],
-    rollouts: Annotated[int, typer.Option("--rollouts", min=1, help="Rollouts of each task.")] = 8,
+    tasks: Annotated[
+        int, typer.Option("--tasks", min=1, help="How many of the training's tasks to measure, from the first on.")
+    ],
+    rollouts: Annotated[int, typer.Option("--rollouts", min=1, help="Rollouts per task.")] = 8,
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="Where the rates are added, as they are measured.")
+        Path, typer.Option("--out", metavar="FILE", help="File that rates are added to as they are measured.")
     ] = Path("runs/pass_rates.jsonl"),
 ) -> None:
-    """Measure the pass rates of training tasks, for select.pass_rates: tasks too easy or too hard are then left out."""
+    """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
     from retcon.models.locating import locate

@@ -52,7 +52,7 @@ class Diagnosis:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what this machine has and lacks: packages, cores, memory, the sandbox's protection."""
+    """Show what this machine has and lacks: packages, cores, memory, protection of the sandbox."""
     diagnosis = diagnose()
     if as_json:
         import json

@@ -20,7 +20,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE KEY=VALUE",
-            help="A recipe (its sections task, rollout, sandbox and evaluate count), and changes to it.",
+            help="A recipe (its sections task, rollout, sandbox and evaluate matter), and changes to it.",
             show_default=False,
         ),
     ] = None,
@@ -30,8 +30,8 @@ def evaluate(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="Problems to evaluate on, in place of the recipe's; several times for several files. As task.path "
-            "(docs/data/problems.md); task.columns=…, task.grader=… say how they are read and graded.",
+            help="Problems to evaluate on instead of the recipe's, given like task.path (docs/data/problems.md); may "
+            "be repeated; task.columns=…, task.grader=… say how they are read and graded.",
             show_default=False,
         ),
     ] = None,
@@ -41,7 +41,7 @@ def evaluate(
     out: Out = Path("runs/eval"),
     dry_run: DryRun = False,
 ) -> None:
-    """Measure a checkpoint on problems that no training saw, with purification off unless you ask for it."""
+    """Measure a checkpoint on problems that no training saw, with purification off by default."""
     from retcon.build import build_repair
     from retcon.config.load import apply_override, load_recipe
     from retcon.config.shipped import find_recipe

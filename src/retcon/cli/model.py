@@ -38,7 +38,7 @@ def get_model(
 
 @model.command("list")
 def list_models() -> None:
-    """Name the models that the package registry has, and say which have been fetched."""
+    """List the models in the package registry, and which of them have been fetched."""
     from rich.console import Console
     from rich.table import Table
 
@@ -57,10 +57,10 @@ def list_models() -> None:
 @model.command("check")
 def check_model(
     path: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or the name of a model that was fetched.")
+        str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or the name of a fetched model.")
     ],
 ) -> None:
-    """Load a model and try it: weights, tokenizer, chat template, a greedy continuation. Exit code 2: it is broken."""
+    """Load a model and test weights, tokenizer, chat template, a greedy continuation. Exit code 2 if it is broken."""
     need_training()
     from retcon.models.checking import check_model_folder
     from retcon.models.locating import locate

@@ -46,9 +46,11 @@ def recipes(
         typer.Argument(metavar="[NAME]", help="A recipe, its file, or a folder of them.", show_default=False),
     ] = None,
     *,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The list as docs/training/recipes.md has it.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the list as in docs/training/recipes.md.")
+    ] = False,
 ) -> None:
-    """List the recipes that come with Retcon; of one, its file, what it changes and what of it is not here yet."""
+    """List the recipes that come with Retcon, or show one: its file, what it changes, what is not implemented yet."""
     from rich.console import Console
 
     from retcon.config.load import load_recipe

@@ -28,8 +28,8 @@ def regrade(
         str | None,
         typer.Option(
             "--grader",
-            help="A name (a wrong one lists them all) or my_package.my_module:my_grade; what each task names, else "
-            "math, by default.",
+            help="A name (a wrong one lists them all) or my_package.my_module:my_grade; by default the one that each "
+            "task names, or else math.",
             show_default=False,
         ),
     ] = None,
@@ -51,7 +51,7 @@ def regrade(
         typer.Option(
             "--tasks",
             metavar="FILE",
-            help="The tasks (JSON Lines with id and answer); as the run drew them by default.",
+            help="The tasks (JSON Lines with id and answer); by default as the run drew them.",
             show_default=False,
         ),
     ] = None,
@@ -61,10 +61,10 @@ def regrade(
             "--out", "-o", metavar="DIR", help="RUN/regraded, or FILE.regraded, by default.", show_default=False
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Rollouts that are graded at a time.")] = 2,
-    force: Annotated[bool, typer.Option("--force", help="Begin anew where the results are there already.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Rollouts graded at a time.")] = 2,
+    force: Annotated[bool, typer.Option("--force", help="Start over even if there are results.")] = False,
 ) -> None:
-    """Score stored rollouts again, with another grader or a mended one; the old files stay as they are."""
+    """Score stored rollouts again, with another grader or a corrected one; the old files stay as they are."""
     from rich.console import Console
 
     from retcon.tasks.grading.grading import GradeSettings
@@ -92,7 +92,9 @@ def _options(words: Sequence[str]) -> dict[str, dict[str, object]]:
         key, equals, value = word.partition("=")
         grader, dot, name = key.rpartition(".")
         if not equals or not dot:
-            raise RecipeError(f"--set '{word}' is no setting: write it as grader.key=value, such as code.score=share")
+            raise RecipeError(
+                f"--set '{word}' is not a setting: write it as grader.key=value, such as code.score=share"
+            )
         try:
             options.setdefault(grader, {})[name] = json.loads(value)
         except ValueError:

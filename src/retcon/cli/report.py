@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Run folders of any kind, or of `retcon eval`; several to compare."),
+        typer.Argument(
+            metavar="RUN…", help="Run folders of any kind, or of `retcon eval`; give several to compare them."
+        ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Where the page goes. Default: report/ in the only RUN, else runs/report.",
+            help="Where the page goes. Default: report/ in RUN if there is only one, otherwise runs/report.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Make a page of runs: curves, figures, trajectories, how to repeat them. Also of one that is still going."""
+    """Make a page about runs, finished or not: curves, figures, trajectories, how to repeat them."""
     from rich.console import Console
 
     from retcon.report.pages.runs import draw_runs, runs_page

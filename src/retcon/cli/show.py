@@ -22,9 +22,11 @@ def show(
         str | None,
         typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
     ] = None,
-    first_repaired: Annotated[bool, typer.Option("--first-repaired", help="The first that was repaired.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="The text exactly as the engine saw it, markup and all.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Lines of the list; 0 is all.")] = 40,
+    first_repaired: Annotated[bool, typer.Option("--first-repaired", help="Show the first that was repaired.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Show the text exactly as the engine saw it, markup and all.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Lines of the list; 0 for all.")] = 40,
 ) -> None:
     """List the trajectories of a file, or show one before and after purification."""
     from rich.console import Console

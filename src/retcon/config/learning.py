@@ -28,20 +28,20 @@ class DemosSection(Chosen, what="source of demonstrations", kinds="retcon.train.
 
 class SFTSection(Section):
     matters_to: ClassVar = {"sft": None, "demonstrations": ("demonstrations", "max_turns")}
-    demonstrations: Positive = Field(5000, description="wanted")
+    demonstrations: Positive = Field(5000, description="how many are wanted")
     max_turns: Positive = Field(5, description="generations of a demonstration")
     steps: Positive = 300
     batch: Positive = 32
     lr: Rate = 4e-3
     schedule: Schedule = Field("cosine", description="of the learning rate after its warm-up: constant | linear | "
                                "cosine; the last two fall to 0")  # fmt: skip
-    warmup: Probability = Field(0.1, description="share of steps with a rising learning rate")
+    warmup: Probability = Field(0.1, description="share of the steps in which the learning rate rises")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
     checkpoint_every: Positive = 50
     validation_share: float = Field(0.0, ge=0, lt=1, description="of the demonstrations, held out to measure a loss on "
         "(validation_loss); 0: none")  # fmt: skip
-    validate_every: Positive = Field(50, description="steps; and once at the end")
+    validate_every: Positive = Field(50, description="steps between validations; there is one more at the end")
     samples: NonNegative = Field(0, description="evaluation problems that the final model solves greedily, kept as "
                                  "trajectories of the last step")  # fmt: skip
 
@@ -52,14 +52,14 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     matters_to: ClassVar = {"rl": None}
     algorithm: str = Field("dapo", description="the advantage and the loss")
     steps: Positive = 80
-    prompts: Positive = Field(12, description="prompts a step")
-    group: Positive = Field(8, description="G: rollouts a prompt that are trained on")
+    prompts: Positive = Field(12, description="prompts per step")
+    group: Positive = Field(8, description="G: rollouts per prompt that are trained on")
     lr: Rate = 2e-4
     schedule: Schedule = Field("constant", description="of the learning rate after its warm-up: constant | linear | "
                                "cosine; the last two fall to 0 at the last of the steps")  # fmt: skip
-    warmup_steps: NonNegative = Field(0, description="steps with a rising learning rate")
+    warmup_steps: NonNegative = Field(0, description="steps of rising learning rate")
     minibatches: Positive = 2
-    epochs: Positive = Field(1, description="times that a step goes through its samples, dealt into minibatches anew")
+    epochs: Positive = Field(1, description="passes of a step over its samples, each with new minibatches")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
     mask_negative_spliced: bool = Field(False, description="ours, not the paper's: spliced tokens get no gradient "
@@ -78,6 +78,9 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
         "none", description="with old_logprobs recompute: weigh each term by how much likelier the trainer finds "
         "its token, or its sequence, than the engine; truncate: correction_cap at most, mask: 0 beyond it")  # fmt: skip
     correction_cap: Rate = 2.0
+    max_staleness: NonNegative = Field(0, description="steps that rollouts may be begun ahead of the one that learns "
+        "from them, and so the age of the weights that sampled a token; 0: a step waits for its own; otherwise a run "
+        "does not repeat bit for bit")  # fmt: skip
     kl: float = Field(0.0, ge=0, description="β of a KL penalty to the model that training starts from, which is then "
                       "kept in memory; 0: off")  # fmt: skip
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="of that penalty, per token: log-ratio, half its "
@@ -109,16 +112,20 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
         if self.group < 2:
             raise ValueError("a group of 1 has no variance: group must be 2 or more")
         if self.imitate_spliced and self.mask_negative_spliced:
-            raise ValueError("imitate_spliced takes the place of mask_negative_spliced: set one of them")
+            raise ValueError("imitate_spliced and mask_negative_spliced exclude each other: set one of them")
         if self.correction != "none" and self.old_logprobs != "recompute":
             raise ValueError("correction weighs the trainer's log-probs against the engine's: it needs old_logprobs = "
                              "recompute")  # fmt: skip
         if self.schedule != "constant" and (self.max_sampled_tokens or self.max_cpu_seconds):
-            raise ValueError(f"schedule = {self.schedule} falls to 0 at the last of the steps, which a run with "
-                             "max_sampled_tokens or max_cpu_seconds need not reach: take constant")  # fmt: skip
+            raise ValueError(f"schedule = {self.schedule} falls to 0 at the last step, which a run with "
+                             "max_sampled_tokens or max_cpu_seconds may not reach: use constant")  # fmt: skip
         return self
 
     def check(self, recipe: Any) -> None:
+        if self.max_staleness and not recipe.engine.carries_over:
+            raise ValueError(f"rl: max_staleness = {self.max_staleness} needs an engine that goes on with a generation "
+                             f"where other weights take over, which engine.kind = {recipe.engine.kind!r} does not: "
+                             "take another, or 0")  # fmt: skip
         if self.overlong_buffer >= recipe.rollout.max_tokens:
             raise ValueError(f"rl: overlong_buffer = {self.overlong_buffer} must be less than rollout.max_tokens = "
                              f"{recipe.rollout.max_tokens}")  # fmt: skip
@@ -147,9 +154,9 @@ class DPOSection(Section):
     matters_to: ClassVar = {"dpo": None}
     beta: Rate = Field(0.1, description="β: how much a change from the model that it starts from costs")
     steps: Positive = 100
-    batch: Positive = Field(16, description="pairs a step")
+    batch: Positive = Field(16, description="pairs per step")
     lr: Rate = 5e-5
-    warmup: Probability = Field(0.1, description="share of steps with a rising learning rate")
+    warmup: Probability = Field(0.1, description="share of the steps in which the learning rate rises")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: Rate = 1.0
     checkpoint_every: Positive = 50

@@ -19,6 +19,8 @@ from retcon.core.errors import RecipeError, nearest
 
 _HEADER = re.compile(r"\s*\[\s*\"?([\w-]+)\"?\s*\]")
 _KEY = re.compile(r"\s*\"?([\w-]+)\"?(?:\s*\.\s*\"?([\w-]+)\"?)?\s*=")
+_SHORT_NUMBER = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
+"""A number as people write it and TOML does not: .5, 2."""
 
 
 def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
@@ -102,6 +104,8 @@ def _read(path: Path) -> str:
 
 
 def _toml_value(written: str) -> object:
+    if _SHORT_NUMBER.fullmatch(written):
+        return float(written)
     try:
         values = tomllib.loads(f"value = {written}")
     except tomllib.TOMLDecodeError:

@@ -65,9 +65,11 @@ class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
 
 class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
     """A kind has `build(setup)`, which makes a `retcon.engine.types.Generator` of an `EngineSetup`. in_process: whether
-    it computes here, with the weights of the model's folder."""
+    it computes here, with the weights of the model's folder. carries_over: whether its engine is one that
+    `CarriesOver`."""
 
     in_process: ClassVar[bool] = True
+    carries_over: ClassVar[bool] = False
     matters_to: ClassVar = {"rl": None}
     kind: str = Field("local", description="what generates")
 
@@ -173,9 +175,7 @@ class ComputeSection(Section):
                                 "backward: less memory, more time")  # fmt: skip
     logits_chunk: Positive = Field(1 << 24, description="logits (tokens × vocabulary) of a training step that exist at "
                                    "once")  # fmt: skip
-    share_prompts: bool = Field(
-        True, description="tokens that samples of a micro-batch begin with alike are computed once"
-    )
+    share_prompts: bool = Field(True, description="compute a prefix that samples of a micro-batch share once")
     kv_memory_mb: NonNegative = Field(0, description="for the keys and values of rollouts, MiB; 0: chosen by what is "
                                       "free")  # fmt: skip
 
@@ -214,7 +214,7 @@ class SandboxSection(Section):
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
     url: tuple[str, ...] = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                                  "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
-    workers: Positive = Field(2, description="calls at a time; servers have their own number")
+    workers: Positive = Field(2, description="calls at a time; servers set their own number")
     sessions: bool = Field(False, description="each rollout has an interpreter that keeps variables and files between "
                            "calls, and is rolled back with its history")  # fmt: skip
     cpu_seconds: Rate = Field(2.0, description="CPU time of a call")
@@ -236,7 +236,7 @@ class SandboxSection(Section):
 
 class EvaluateSection(Section):
     problems: Positive = 48
-    samples: Positive = Field(16, description="rollouts a problem in each setting")
+    samples: Positive = Field(16, description="rollouts per problem in each setting")
     top_p: float = Field(0.6, gt=0, le=1, description="of the second setting, the paper's; the first is top-p 1. "
                          "1: there is no second one")  # fmt: skip
     seed: int = Field(1000, description="of the evaluation problems and their rollouts")
@@ -248,7 +248,7 @@ class EvaluateSection(Section):
     )  # fmt: skip
     every: NonNegative = Field(0, description="steps of reinforcement learning between evaluations of the policy on "
         "the same problems (eval_… in metrics.jsonl); 0: none")  # fmt: skip
-    every_samples: Positive = Field(4, description="rollouts a problem of those")
+    every_samples: Positive = Field(4, description="rollouts per problem in those")
 
     @field_validator("repair")
     @classmethod

@@ -43,7 +43,14 @@ def server_urls(value: tuple[str, ...]) -> tuple[str, ...]:
     """The same. Raises ValueError for one that is no URL."""
     for url in value:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"'{url}' is no URL of a server: write it as http://host:port")
+            raise ValueError(f"'{url}' is not the URL of a server: write it as http://host:port")
+    return value
+
+
+def api_url(value: str) -> str:
+    """The same. Raises ValueError unless it is empty or a URL of an OpenAI-compatible API."""
+    if value and not value.startswith(("http://", "https://")):
+        raise ValueError("it is not the URL of a server: write it as http://host:port/v1")
     return value
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from retcon.core.errors import RecipeError, nearest
 
@@ -10,12 +13,14 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _HOMES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")  # in a wheel; in a checkout
 
 
-def shipped_recipes() -> dict[str, Path]:
-    """Name, such as `quickstart/saar`, to file."""
+@cache
+def shipped_recipes() -> Mapping[str, Path]:
+    """Name, such as `quickstart/saar`, to file. Listed once: planning a comparison asks for recipes dozens of times."""
     home = next((home for home in _HOMES if home.is_dir()), None)
     if home is None:
         return {}
-    return {str(file.relative_to(home).with_suffix("")): file for file in sorted(home.rglob("*.toml"))}
+    files = sorted(home.rglob("*.toml"))
+    return MappingProxyType({str(file.relative_to(home).with_suffix("")): file for file in files})
 
 
 def find_recipe(name_or_path: str) -> Path:
@@ -28,4 +33,4 @@ def find_recipe(name_or_path: str) -> Path:
     if name in shipped:
         return shipped[name]
     hint = nearest(name, shipped)
-    raise RecipeError(f"no recipe '{name_or_path}'{hint}: neither a file nor one that `retcon recipes` lists")
+    raise RecipeError(f"no recipe '{name_or_path}'{hint}: it is neither a file nor a name that `retcon recipes` lists")

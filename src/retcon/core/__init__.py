@@ -1,0 +1,1 @@
+"""The vocabulary: trajectories, samples, errors, seeds. Standard library alone."""

@@ -171,8 +171,9 @@ def _segment(value: object, at: _At) -> Segment:
     text = obj.required("text", _text)
     ids = obj.nullable("ids", _integers)
     logprobs = obj.nullable("logprobs", _numbers)
+    versions = obj.nullable("versions", _integers)
     try:
-        return Segment(kind, text, ids, logprobs, obj.extra())
+        return Segment(kind, text, ids, logprobs, versions, obj.extra())
     except ValueError as error:
         raise at.error(str(error)) from error
 

@@ -53,7 +53,7 @@ class Registry(Generic[T]):
             raise RecipeError(f"{self.what} '{name}' cannot be imported: {error}") from error
         if not (isinstance(found, type) and issubclass(found, self.base)):
             base = f"{self.base.__module__}.{self.base.__qualname__}"
-            raise RecipeError(f"{self.what} '{name}' is no subclass of {base}")
+            raise RecipeError(f"{self.what} '{name}' is not a subclass of {base}")
         return found
 
     def name_of(self, kind: type[T]) -> str:

@@ -31,13 +31,15 @@ class Segment:
     """A stretch of text with one origin.
 
     ids: (T,) token ids, None where the engine speaks text only. logprobs: (T,) nats, of the untempered model, None
-    where unknown; only `sampled` and `spliced` segments have them.
+    where unknown; only `sampled` and `spliced` segments have them. versions: (T,), of the weights that sampled each
+    token: how many steps had trained them; None where they do not change meanwhile, or are unknown.
     """
 
     kind: Kind
     text: str
     ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+    versions: tuple[int, ...] | None = None
     extra: Extra = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -48,6 +50,8 @@ class Segment:
                 raise ValueError(f"a {self.kind} segment has no log-probs")
             if self.ids is None or len(self.logprobs) != len(self.ids):
                 raise ValueError(f"{len(self.logprobs)} log-probs for {len(self.ids or ())} tokens")
+        if self.versions is not None and len(self.versions) != len(self.ids or ()):
+            raise ValueError(f"{len(self.versions)} versions for {len(self.ids or ())} tokens")
 
 
 @dataclass(frozen=True, slots=True)

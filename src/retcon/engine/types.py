@@ -66,7 +66,8 @@ class Generation:
     logprobs: (T,) nats under the untempered, untruncated model; None where the engine knows none.
     sampling_logprobs: (T,) nats under the distribution that was sampled from: tempered, truncated, renormalised, so 0
     where it was greedy; None where the engine knows none.
-    version: of the weights that sampled all of it, where the engine tells.
+    version: of the weights that sampled all of it, where the engine tells. versions: (T,), of those that sampled each
+    token, from an engine that carries a generation over a change of weights (`CarriesOver`).
     """
 
     ids: tuple[int, ...]
@@ -74,6 +75,7 @@ class Generation:
     stop: GenerationStop
     sampling_logprobs: tuple[float, ...] | None = None
     version: str | None = None
+    versions: tuple[int, ...] | None = None
 
 
 class Generator(Protocol):
@@ -135,12 +137,34 @@ class TellsStatistics(Protocol):
 
 
 @runtime_checkable
+class SetsAside(Protocol):
+    """An engine that waits for the requests it has open, so that many are computed together."""
+
+    def set_aside(self, request_id: str) -> None:
+        """Nobody knows when this one is asked again: what is kept for it stays, and nothing waits for it until then."""
+        ...
+
+
+@runtime_checkable
 class TakesWeights(Protocol):
     """An engine over weights that somebody else changes in place: those of the model that it was built with."""
 
     def invalidate(self) -> None:
         """The weights have changed, or are about to: forget what was computed under the old ones, and free its memory.
         Open requests stay open. Raises EngineError while something is being computed."""
+        ...
+
+
+@runtime_checkable
+class CarriesOver(Protocol):
+    """An engine that goes on with a generation where other weights take over."""
+
+    version: int | None
+    """Of the weights, as it is told: told once, each token says by which it was sampled."""
+
+    def suspended(self) -> AbstractAsyncContextManager[None]:
+        """Within, nothing is computed and weights may change. What was under way goes on afterwards with what it has:
+        its keys and values are computed anew, by the weights of that time."""
         ...
 
 

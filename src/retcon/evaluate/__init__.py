@@ -1,0 +1,1 @@
+"""Evaluations: the runner, its results, and the statistics over problems and seeds."""

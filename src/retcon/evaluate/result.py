@@ -142,7 +142,7 @@ def read_result(path: Path) -> Result:
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointError(f"{path}: the evaluation result cannot be read: {error}") from error
     if result.format != RESULT_FORMAT:
-        raise CheckpointError(f"{path}: format {result.format}, this version reads {RESULT_FORMAT}; evaluate anew")
+        raise CheckpointError(f"{path}: format {result.format}, this version reads {RESULT_FORMAT}; evaluate again")
     return result
 
 

@@ -201,7 +201,7 @@ def _make_folder(out: Path, recipe: Recipe) -> None:
         raise CheckpointError(f"{out}: cannot be made: {error}") from error
     if foreign:
         raise CheckpointError(
-            f"{out} holds {foreign[0]}, and no result.json: it is no evaluation's folder; choose another --out"
+            f"{out} holds {foreign[0]}, and no result.json: it is not an evaluation's folder; choose another --out"
         )
     if not os.access(out, os.W_OK | os.X_OK):
         raise CheckpointError(f"{out} cannot be written to: choose another --out")

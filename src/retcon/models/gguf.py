@@ -64,7 +64,7 @@ def convert(file: Path, folder: Path) -> None:
     config = _config(fields, file)
     weights = dict(_weights(reader, config, file))
     if "model.embed_tokens.weight" not in weights:
-        raise CheckpointError(f"{file} has no token_embd.weight: it holds a part of a model, and no whole one")
+        raise CheckpointError(f"{file} has no token_embd.weight: it holds only a part of a model")
     config["vocab_size"] = len(weights["model.embed_tokens.weight"])
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in weights

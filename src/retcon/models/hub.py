@@ -35,7 +35,7 @@ def fetch_from_hub(name: str, tell: Callable[[str], None]) -> Path:
     folder = _snapshot(name, local=False)
     assert folder is not None
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise CheckpointError(f"{name} of the hub is no model folder: it lacks config.json or *.safetensors")
+        raise CheckpointError(f"{name} of the hub is not a model folder: it lacks config.json or *.safetensors")
     return folder
 
 
@@ -59,7 +59,7 @@ def _snapshot(name: str, *, local: bool) -> Path | None:
             "path of a model folder, or take a model of the package registry: retcon model list"
         ) from error
     except errors.HFValidationError as error:
-        raise CheckpointError(f"'{name}' is no name of a model: {error}") from error
+        raise CheckpointError(f"'{name}' is not a model's name: {error}") from error
     except (errors.HfHubHTTPError, OSError) as error:  # no such model, no right to it, or a fault on the way
         raise CheckpointError(f"{name} could not be fetched from the hub: {_first_line(error)}") from error
     return Path(folder)

@@ -53,7 +53,7 @@ def _lacks(folder: Path) -> str:
         return f"is a run that has no {FINAL}/ yet: the command that began it goes on, and ends with one"
     inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
     hint = f"; there are models in it: {', '.join(inside)}" if inside else ""
-    return f"has no config.json, and neither has a {FINAL}/ in it: it is no model folder{hint}"
+    return f"has no config.json, nor has a {FINAL}/ in it: it is not a model folder{hint}"
 
 
 def _advice(folder: Path) -> str:

@@ -1,1 +1,1 @@
-"""What a piece of work will take, before it starts: memory, disk."""
+"""What a job will need, before it starts: memory, disk."""

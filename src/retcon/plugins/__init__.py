@@ -1,0 +1,1 @@
+"""Retcon inside other trainers and environments."""

@@ -179,7 +179,7 @@ class Rollouts:
         if task is None:
             if self.recipe.select.kind != "none":
                 raise RecipeError(
-                    f"select.kind = '{self.recipe.select.kind}' goes by rewards, and a prompt is no question of the "
+                    f"select.kind = '{self.recipe.select.kind}' goes by rewards, and a prompt is not a question of the "
                     f"task set {self._tasks.name}: {question[:80]!r}; set select.kind=none, or train on `dataset()`"
                 )
             task = Task(f"prompt/{derive(question):016x}", question, "")

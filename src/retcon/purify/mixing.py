@@ -24,7 +24,7 @@ class Schedule:
         if not self.points:
             raise ValueError("a schedule needs at least one point (step, p)")
         if not all(0 <= p <= 1 for _, p in self.points):
-            raise ValueError(f"p must lie in [0, 1]: {list(self.points)}")
+            raise ValueError(f"p must be in [0, 1]: {list(self.points)}")
         if any(first > second for (first, _), (second, _) in pairwise(self.points)):
             raise ValueError(f"steps must not decrease: {list(self.points)}")
 

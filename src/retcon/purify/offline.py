@@ -94,7 +94,7 @@ class Offline:
         if self.attempts < 1:
             raise ValueError(f"attempts must be 1 or more, not {self.attempts}")
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma must lie in [0, 1], not {self.gamma}")
+            raise ValueError(f"gamma must be in [0, 1], not {self.gamma}")
         if self.state not in ("check", "ignore"):
             raise ValueError(f"state must be 'check' or 'ignore', not {self.state!r}")
 
@@ -386,4 +386,4 @@ def _answered(turn: Turn) -> list[tuple[ToolCall, str]]:
 
 
 def _unscored(segment: Segment) -> Segment:
-    return segment if segment.logprobs is None else replace(segment, logprobs=None)
+    return segment if segment.logprobs is None else replace(segment, logprobs=None, versions=None)

@@ -38,11 +38,11 @@ class Saar:
         if self.attempts < 0:
             raise ValueError(f"attempts must be 0 or more, not {self.attempts}")
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma must lie in [0, 1], not {self.gamma}")
+            raise ValueError(f"gamma must be in [0, 1], not {self.gamma}")
         if self.lookahead not in get_args(Shown):
             raise ValueError(f"lookahead must be 'all', 'first' or 'latest', not {self.lookahead!r}")
         for status in self.failures - FAILURES:
-            why = "never counts" if status in get_args(Status) else f"is no status{nearest(status, FAILURES)}"
+            why = "never counts" if status in get_args(Status) else f"is not a status{nearest(status, FAILURES)}"
             raise ValueError(f"failures: {status!r} {why}; choose from {', '.join(sorted(FAILURES))}")
 
     def failed(self, turn: Turn) -> bool:

@@ -96,4 +96,5 @@ def _part(segment: Segment, chars: slice, ids: slice) -> Segment:
         text=segment.text[chars],
         ids=None if segment.ids is None else segment.ids[ids],
         logprobs=None if segment.logprobs is None else segment.logprobs[ids],
+        versions=None if segment.versions is None else segment.versions[ids],
     )

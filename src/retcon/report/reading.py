@@ -56,7 +56,7 @@ def view(folder: Path, name: str) -> Viewed:
         raise CheckpointError(f"no run {folder}{nearest(folder.name, siblings)}")
     inside = sorted(str(p.parent.relative_to(folder)) for p in folder.glob("*/run.json"))
     hint = f"; there are runs in it: {', '.join(inside)}" if inside else ""
-    raise CheckpointError(f"{folder} has neither {NAME} nor result.json: it is no run folder{hint}")
+    raise CheckpointError(f"{folder} has neither {NAME} nor result.json: it is not a run folder{hint}")
 
 
 def _training(folder: Path, name: str) -> Viewed:

@@ -56,9 +56,9 @@ def span(interval: Interval, digits: int) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """`.812`, `1.000`, `7,680`: no zero before the point."""
-    text = f"{value:,.{digits}f}"
-    return text.removeprefix("0") if text.startswith("0.") else text
+    """`.812`, `-.031`, `1.000`, `7,680`: no zero before the point, and no zero below zero."""
+    sign, text = "-" * (round(value, digits) < 0), f"{abs(value):,.{digits}f}"
+    return sign + (text.removeprefix("0") if text.startswith("0.") else text)
 
 
 def best_arm(row: Row, arms: Mapping[str, Figures]) -> str | None:

@@ -28,24 +28,26 @@ async def rollout_group(
     does not depend on it. A rollout that an infrastructure fault ended keeps reward None. The first error ends the
     others.
     """
-    raw = replace(context, repair=None)
+    return await _all(rollout_member(task, context, index, seed=seed, step=step, grade=grade) for index in range(count))
+
+
+async def rollout_member(
+    task: Task, context: RolloutContext, index: int, *, seed: int, step: int, grade: Grade
+) -> Trajectory:
+    """The rollout at `index` of the group that `rollout_group` makes, whoever makes the others."""
     encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
-
-    async def one(index: int) -> Trajectory:
-        armed = purified(context.probability, seed, step, task.id, index)
-        trajectory = await run_rollout(
-            task,
-            context if armed else raw,
-            id=f"{task.id}/{step}/{index}",
-            seed=derive("rollout", seed, step, task.id, index),
-            provenance=Provenance(step=step, index=index, model=context.model, encoded_by=encoded_by),
-        )
-        if trajectory.stop == "infrastructure":
-            return trajectory
-        graded = grade(task, trajectory)
-        return await graded if isinstance(graded, Awaitable) else graded
-
-    return await _all(one(index) for index in range(count))
+    armed = purified(context.probability, seed, step, task.id, index)
+    trajectory = await run_rollout(
+        task,
+        context if armed else replace(context, repair=None),
+        id=f"{task.id}/{step}/{index}",
+        seed=derive("rollout", seed, step, task.id, index),
+        provenance=Provenance(step=step, index=index, model=context.model, encoded_by=encoded_by),
+    )
+    if trajectory.stop == "infrastructure":
+        return trajectory
+    graded = grade(task, trajectory)
+    return await graded if isinstance(graded, Awaitable) else graded
 
 
 async def rollout_groups(

@@ -77,7 +77,7 @@ def derive_lengths(recipe: Recipe, chat: Chat, tasks: TaskSet, context: int) -> 
         if whole <= prompts.longest:
             raise RecipeError(
                 f"the prompts of the tasks have up to {prompts.longest} tokens and the model takes {context}: there is "
-                "no room for an answer; leave long ones out (task.max_prompt_tokens) or take another model"
+                "no room for an answer; leave long ones out (task.max_prompt_tokens) or use another model"
             )
         why = (
             f"the longest of {prompts.looked} prompts has {prompts.longest} tokens; {whole - prompts.longest} more for "

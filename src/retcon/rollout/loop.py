@@ -30,6 +30,7 @@ async def run_rollout(
     seed: int,
     provenance: Provenance | None = None,
     on_turn: Callable[[Turn], None] = lambda _: None,
+    after: Trajectory | None = None,
 ) -> Trajectory:
     """One trajectory, ungraded. Generate, run the calls, and again, until the model answers or a limit is reached.
 
@@ -37,7 +38,9 @@ async def run_rollout(
     chat's family does; those that keep state are opened for this trajectory alone, rolled back with its history, and
     closed however the loop ends. The random stream of a generation depends on `seed`, the turn and the attempt alone,
     so that without a failure a repair changes nothing. Whether the context has a repair decides; its probability is for
-    whoever rolls out many (`rollout_group`). on_turn: told each turn once it is committed.
+    whoever rolls out many (`rollout_group`). on_turn: told each turn once it is committed. after: what has been said
+    and done before, up to where the model's next turn opens, in place of a prompt made of the task: the trajectory goes
+    on from its ids, its turns are the first, and count as such.
 
     Ends with stop `infrastructure` where a tool says so, a tool's state is unavailable or the engine cannot be reached
     (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
@@ -47,9 +50,9 @@ async def run_rollout(
     chat = context.chat.showing([tool.spec for tool in context.tools.values()])
     sampler = TurnSampler(id, engine, chat, context.sampling, seed)
     armed = repair if repair is not None and repair.attempts else None
-    prompt = chat.prompt(task.question, task.system, task.before)
-    turns: list[Turn] = []
-    history = list(ids_of(prompt))
+    prompt = chat.prompt(task.question, task.system, task.before) if after is None else after.prompt
+    turns: list[Turn] = [] if after is None else list(after.turns)
+    history = list(ids_of((*prompt, *(s for turn in turns for s in turn.segments))))
     stop: Stop | None = "length" if len(history) >= limits.max_tokens else None
     try:
         async with open_tools(context.tools, id) as opened:

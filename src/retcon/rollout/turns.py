@@ -42,7 +42,7 @@ class TurnSampler:
         with self._reaching_engine():
             generation = await self.engine.generate(self.id, history, params)
         parsed = self.chat.parse(generation.ids, prefix=f"{number}.{attempt}")
-        written = Segment("sampled", parsed.text, generation.ids, generation.logprobs)
+        written = Segment("sampled", parsed.text, generation.ids, generation.logprobs, generation.versions)
         if generation.stop == "length":
             return Turn((written,), stop="length")
         if not parsed.calls:

@@ -87,7 +87,7 @@ def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
     changed = list(differing(found_recipe, now))
     if changed:
         raise CheckpointError(
-            f"{root} was started with another recipe: {'; '.join(changed)}. Run it with the old values to go on, or "
+            f"{root} was started with another recipe: {'; '.join(changed)}. Use the old values to continue, or "
             "choose another folder"
         )
     for name, value in about["inputs"].items():

@@ -1,0 +1,1 @@
+"""Which rollouts of a group, and which prompts, are trained on."""

@@ -50,7 +50,7 @@ def head(path: Path, limit: int) -> Head:
             if len(found.bad) == BAD and not found.trajectories:
                 told = "\n".join(found.bad)
                 raise RecordError(
-                    f"{path} is no file of trajectories: its first {BAD} lines are none\n{told}"
+                    f"{path} is not a file of trajectories: none of its first {BAD} lines is one\n{told}"
                 ) from None
     return found
 

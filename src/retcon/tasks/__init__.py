@@ -1,0 +1,1 @@
+"""Problems and how they are graded: task families, tasks from data, graders."""

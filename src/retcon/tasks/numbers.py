@@ -1,10 +1,10 @@
-"""The number problems: two steps, each easy with Python and hard without.
+"""The number problems: a chain of steps, each easy with Python and hard without. By default there are two.
 
     let x be the gcd of 4821 and 1233. find 17 to the power x mod 997.
 
-Nine operations. The first step gives x (kept in 2..999), the second uses it. A problem is drawn from a seeded
-stream; its text decides by hash which split it belongs to, so that training and evaluation cannot overlap whatever
-the seeds.
+Nine operations. Every step but the last gives a name to its value (kept in 2..999), which the next one uses. A problem
+is drawn from a seeded stream; its text decides by hash which split it belongs to, so that training and evaluation
+cannot overlap whatever the seeds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retcon.tasks.types import Split, Task
 
 X_MIN, X_MAX = 2, 999
+LETTERS = "xyzuvw"  # of the steps' values, in order
+MAX_STEPS = len(LETTERS) + 1
 EVALUATION_SHARE = 8  # one problem in eight belongs to the evaluation split
 
 
@@ -39,38 +41,47 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An operation with its arguments; `x_at` is the position that the question calls x, None in the first step."""
+    """An operation with its arguments; `x_at` is the position that the question calls `letter`, the value of the step
+    before, None in the first step."""
 
     operation: Operation
     args: tuple[int, ...]
-    x_at: int | None
+    x_at: int | None = None
+    letter: str = "x"
 
     @property
     def phrase(self) -> str:
         words = [str(a) for a in self.args]
         if self.x_at is not None:
-            words[self.x_at] = "x"
+            words[self.x_at] = self.letter
         return self.operation.phrase.format(*words)
 
     @property
     def value(self) -> int:
         return self.operation.value(*self.args)
 
+    def after(self, value: int) -> Step:
+        """The step as someone takes it for whom the step before came to `value`, right or wrong."""
+        if self.x_at is None:
+            return self
+        return replace(self, args=(*self.args[: self.x_at], value, *self.args[self.x_at + 1 :]))
+
 
 @dataclass(frozen=True, slots=True)
 class NumberProblem:
-    """Two steps; `first.value` is x."""
+    """Two steps or more; the value of each is an argument of the next one."""
 
-    first: Step
-    second: Step
+    steps: tuple[Step, ...]
 
     @property
     def question(self) -> str:
-        return f"let x be {self.first.phrase}. find {self.second.phrase}."
+        *named, last = self.steps
+        lets = "".join(f"let {letter} be {step.phrase}. " for letter, step in zip(LETTERS, named, strict=False))
+        return f"{lets}find {last.phrase}."
 
     @property
     def answer(self) -> int:
-        return self.second.value
+        return self.steps[-1].value
 
     @property
     def split(self) -> Split:
@@ -83,7 +94,7 @@ class NumberProblem:
             id=f"numbers/{digest[:12]}",
             question=self.question,
             answer=str(self.answer),
-            meta={"operations": [self.first.operation.name, self.second.operation.name]},
+            meta={"operations": [step.operation.name for step in self.steps]},
         )
 
 
@@ -186,23 +197,27 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def draw_problem(rng: random.Random) -> NumberProblem:
+def draw_problem(rng: random.Random, steps: int = 2) -> NumberProblem:
     """One problem from the stream `rng`, of either split."""
-    while True:
-        first = rng.choice(OPERATIONS)
-        step = Step(first, first.draw(rng), None)
-        if X_MIN <= step.value <= X_MAX:
-            break
-    second = rng.choice(OPERATIONS)
-    return NumberProblem(step, Step(second, second.draw_with(rng, step.value), second.x_at))
+    drawn: list[Step] = []
+    while len(drawn) < steps:
+        operation = rng.choice(OPERATIONS)
+        if drawn:
+            args = operation.draw_with(rng, drawn[-1].value)
+            step = Step(operation, args, operation.x_at, LETTERS[len(drawn) - 1])
+        else:
+            step = Step(operation, operation.draw(rng))
+        if len(drawn) == steps - 1 or X_MIN <= step.value <= X_MAX:
+            drawn.append(step)
+    return NumberProblem(tuple(drawn))
 
 
-def problems(seed: int, split: Split) -> Iterator[NumberProblem]:
+def problems(seed: int, split: Split, steps: int = 2) -> Iterator[NumberProblem]:
     """An endless stream of distinct problems of one split; the same seed gives the same stream."""
     rng = random.Random(f"numbers/{split}/{seed}")
     seen: set[str] = set()
     while True:
-        problem = draw_problem(rng)
+        problem = draw_problem(rng, steps)
         if problem.split == split and problem.question not in seen:
             seen.add(problem.question)
             yield problem

@@ -1,6 +1,6 @@
 r"""The weak teacher of the number problems: what it writes next, given what it has seen. Its code often fails.
 
-It knows each problem's two steps but writes poor Python: a first try at a step fails nearly always, a try after an
+It knows each problem's steps but writes poor Python: a first try at a step fails nearly always, a try after an
 error in six cases of ten, and one program in twenty that runs is of a wrong method. Its demonstrations
 (`retcon.train.demos.teacher`) hold real failures, real repairs and real wrong answers. How the rates were chosen is in
 `docs/log.md`.
@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retcon.tasks.numbers import NumberProblem, Step
+from retcon.tasks.numbers import LETTERS, NumberProblem, Step
 from retcon.tasks.teacher_code import PROGRAMS
 
 
@@ -56,14 +56,12 @@ def reply(
     """The teacher's next turn after what it has seen: its words, and its code unless this is the answer."""
     values = [s.output for s in seen if s.worked]
     after_error = bool(seen) and not seen[-1].worked
-    if len(values) >= 2:
-        return f"answer: \\boxed{{{values[1]}}}", None
-    if not values:
-        step, lead = problem.first, "find x."
-    else:
-        args = list(problem.second.args)
-        args[problem.second.x_at or 0] = int(values[0])
-        step, lead = Step(problem.second.operation, tuple(args), None), f"now x is {values[0]}."
+    done = len(values)
+    if done >= len(problem.steps):
+        return f"answer: \\boxed{{{values[len(problem.steps) - 1]}}}", None
+    step, lead = problem.steps[done], f"find {LETTERS[0]}."
+    if done:
+        step, lead = step.after(int(values[-1])), f"now {LETTERS[done - 1]} is {values[-1]}."
     lead = f"again: {lead}" if after_error else lead
     return lead, write_code(step, rng, after_error=after_error, rates=rates)
 

@@ -1,0 +1,1 @@
+"""The protocols of tools, and the Python tool with and without state."""

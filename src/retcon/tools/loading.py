@@ -55,7 +55,9 @@ def _find(name: str) -> ToolKind:
         return tool
     spec = getattr(tool, "spec", None)
     if not isinstance(spec, ToolSpec) or not (callable(tool) or isinstance(tool, StatefulTool)):
-        raise RecipeError(f"rollout.tools: {name!r} is no tool: it needs a `spec` (ToolSpec) and an async `__call__`")
+        raise RecipeError(
+            f"rollout.tools: {name!r} is not a tool: it needs a `spec` (ToolSpec) and an async `__call__`"
+        )
     if getattr(tool, "name", None) != spec.name:
         raise RecipeError(f"rollout.tools: {name!r} is called {getattr(tool, 'name', None)!r} and {spec.name!r}")
     check(spec)

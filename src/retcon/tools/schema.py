@@ -60,7 +60,7 @@ def _validator(schema: bytes, name: str) -> Validator:
     try:
         kind.check_schema(decoded)
     except SchemaError as error:
-        raise RecipeError(f"the tool {name!r}: its parameters are no JSON schema: {error.message}") from error
+        raise RecipeError(f"the tool {name!r}: its parameters are not a JSON schema: {error.message}") from error
     return kind(decoded)
 
 

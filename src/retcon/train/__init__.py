@@ -1,0 +1,1 @@
+"""Training: reinforcement learning, supervised, on preferences."""

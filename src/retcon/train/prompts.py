@@ -111,7 +111,7 @@ def _read(file: Path, model: str) -> dict[str, float]:
     measured = list(read_pass_rates(file))
     models = sorted({one.model for one in measured})
     if not models:
-        raise RecipeError(f"select.pass_rates = {file}: there is no pass rate in it; `retcon difficulty` measures some")
+        raise RecipeError(f"select.pass_rates = {file}: it contains no pass rate; `retcon difficulty` measures some")
     if model not in models:
         if len(models) > 1:
             raise RecipeError(

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Iterator
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from retcon.build import build_chat, build_tasks, settle
 from retcon.config.schema import Recipe
-from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.errors import SandboxUnavailable
 from retcon.core.seeds import derive
+from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
@@ -26,15 +26,15 @@ from retcon.runs.folder import RunFolder, open_run
 from retcon.select.drop import drop_infrastructure
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
-from retcon.tasks.types import Task
+from retcon.train.ahead import GroupStream, beside, staleness
 from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.prompts import PromptStream
-from retcon.train.rollout_metrics import rollout_metrics
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
 from retcon.train.update import to_samples, update
 from retcon.train.watch.course import Course
+from retcon.train.watch.rollout_metrics import rollout_metrics
 
 KEEP_ROLLOUTS_EVERY = 10
 Reference = PreTrainedModel | None
@@ -86,47 +86,30 @@ async def _train(recipe: Recipe, run: RunFolder, trainer: Trainer, tokenizer: Pa
     reference = trainer.reference() if recipe.rl.kl else None  # before the engine looks what memory is free
     course = Course(recipe.rl, trainer.history())
     weights, reserved = trainer.engine_weights(), trainer.to_come()
-    async with open_rollouts(recipe, weights, tokenizer, prompts.tasks, reserved=reserved) as rollouts:
-        stream = prompts.after(trainer.drawn)
+    async with (
+        open_rollouts(recipe, weights, tokenizer, prompts.tasks, reserved=reserved, version=trainer.step) as rollouts,
+        GroupStream(rollouts, prompts.after(trainer.drawn)) as stream,
+    ):
         while trainer.step < recipe.rl.steps and not course.over:
-            course.add(await _step(run, trainer, rollouts, stream, reference, course))
+            course.add(await _step(run, trainer, stream, reference, course))
 
 
-async def _step(
-    run: RunFolder,
-    trainer: Trainer,
-    rollouts: TrainingRollouts,
-    prompts: Iterator[Task],
-    reference: Reference,
-    course: Course,
-) -> Metrics:
+async def _step(run: RunFolder, trainer: Trainer, stream: GroupStream, reference: Reference, course: Course) -> Metrics:
+    rollouts = stream.rollouts
     recipe, step = rollouts.recipe, trainer.step + 1
     began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
-        drawn = await draw_groups(rollouts, prompts, step=step)
+        drawn = await draw_groups(stream, step=step)
     except asyncio.CancelledError:
         trainer.save()  # Ctrl-C: the weights are those of the last whole step
         raise
-    rollouts.rest()
-    rolled_out = time.perf_counter()
-
-    groups = to_train(recipe, drawn)
-    rewards = [shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens) for group in groups]
-    samples = []
-    for group, advantages in zip(groups, recipe.rl.advantages_of_step(rewards), strict=True):
-        samples += to_samples(group, advantages, recipe.rl)
-    losses = update(
-        trainer.model,
-        trainer.optimizer,
-        samples,
-        recipe.rl,
-        seed=recipe.run.seed,
-        step=step,
-        computing=trainer.computing,
-        reference=reference,
-    )
-    trained = time.perf_counter()
-    await rollouts.sync()
+    async with rollouts.paused():
+        rollouts.rest()
+        rolled_out = time.perf_counter()
+        learn = partial(_learn, trainer, to_train(recipe, drawn), recipe, step, reference)
+        losses = await beside(learn) if recipe.rl.max_staleness else learn()
+        trained = time.perf_counter()
+        await rollouts.sync(step)
 
     if step % KEEP_ROLLOUTS_EVERY == 0 or step in (1, recipe.rl.steps):
         run.keep_trajectories(step, (t for group in drawn.made for t in group))
@@ -138,6 +121,7 @@ async def _step(
             **made,
             **selection_metrics(recipe, drawn),
             **course.drift_after(made),
+            **(staleness(drawn.kept, step) if recipe.rl.max_staleness else {}),
             **losses,
             **stats,
             **held_out,
@@ -151,6 +135,26 @@ async def _step(
     )
 
 
+def _learn(
+    trainer: Trainer, groups: list[list[Trajectory]], recipe: Recipe, step: int, reference: Reference
+) -> dict[str, float | None]:
+    """Rewards, advantages, samples, and the step's updates."""
+    rewards = [shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens) for group in groups]
+    samples = []
+    for group, advantages in zip(groups, recipe.rl.advantages_of_step(rewards), strict=True):
+        samples += to_samples(group, advantages, recipe.rl)
+    return update(
+        trainer.model,
+        trainer.optimizer,
+        samples,
+        recipe.rl,
+        seed=recipe.run.seed,
+        step=step,
+        computing=trainer.computing,
+        reference=reference,
+    )
+
+
 async def _held_out(trainer: Trainer, rollouts: TrainingRollouts, step: int) -> dict[str, float]:
     """The policy on the evaluation's problems, where the recipe asks for that after this step. What training draws
     depends on none of it, and it is not part of what the run cost."""
@@ -159,32 +163,30 @@ async def _held_out(trainer: Trainer, rollouts: TrainingRollouts, step: int) -> 
         return {}
     with trainer.off_the_clock():
         found = await rollouts.evaluated()
-        rollouts.rest()
+        async with rollouts.paused():
+            rollouts.rest()
     return found
 
 
-async def draw_groups(rollouts: TrainingRollouts, prompts: Iterator[Task], *, step: int) -> Drawn:
-    """Draws the step's prompts, rolls out a group of each, drops what faults took, and selects; with dynamic sampling
-    again, for more prompts, until enough groups teach something or a bound is met.
+async def draw_groups(stream: GroupStream, *, step: int) -> Drawn:
+    """Takes the groups of the step's prompts, drops what faults took, and selects; with dynamic sampling again, of more
+    prompts, until enough groups teach something or a bound is met.
 
     Raises SandboxUnavailable where the first prompts lose all of their groups to faults.
     """
-    recipe = rollouts.recipe
+    recipe = stream.rollouts.recipe
     dynamic = dynamic_sampling(recipe)
     drawn = Drawn()
     missing = recipe.rl.prompts
     while True:
-        tasks = list(islice(prompts, missing))
-        if len(tasks) < missing:
-            raise RecipeError(f"step {step}: the prompts have come to an end; give run_rl a task set that goes on")
-        for task, group in zip(tasks, await rollouts.of(tasks, step=step), strict=True):
+        for task, group in await stream.take(missing, step=step):
             left = drop_infrastructure(group)
             seed = derive("select", recipe.run.seed, step, task.id)
             drawn.add(group, recipe.select.select(left, recipe.rl.group, seed=seed) if left else [])
         if not any(drawn.kept):
             raise SandboxUnavailable(
                 f"step {step}: infrastructure faults left fewer than two rollouts of every group; see `retcon doctor`, "
-                "then run the same command again to go on"
+                "then run the same command again to continue"
             )
         missing = dynamic.to_draw(drawn.kept, rounds=drawn.rounds) if dynamic else 0
         if not missing:

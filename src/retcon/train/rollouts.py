@@ -22,7 +22,7 @@ from retcon.config.schema import Recipe
 from retcon.core.seeds import derive
 from retcon.core.tries import first_tries
 from retcon.core.types import Trajectory
-from retcon.engine.types import FollowsWeights, TrainableEngine
+from retcon.engine.types import CarriesOver, FollowsWeights, TrainableEngine
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import TaskSet
@@ -80,34 +80,51 @@ class TrainingRollouts:
             "eval_rollouts": len(graded),
         }
 
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Within, the engine computes nothing here; what is under way goes on afterwards."""
+        if isinstance(self.engine, CarriesOver):
+            async with self.engine.suspended():
+                yield
+        else:
+            yield
+
     def rest(self) -> None:
         """Before an update, which makes them worthless: the engine gives the memory of its keys and values back, so
         that it does not stand beside gradients and activations."""
         self.engine.invalidate()
 
-    async def sync(self) -> None:
-        """After an update: the engine gets the new weights, and forgets the keys and values of the old."""
+    async def sync(self, version: int = 0) -> None:
+        """After an update: the engine gets the new weights, and forgets the keys and values of the old. version: how
+        many steps have made them; tokens tell it where rollouts run ahead."""
         self.weights.sync()
         self.engine.invalidate()
+        _tell_version(self.recipe, self.engine, version)
         if isinstance(self.engine, FollowsWeights):
             await self.engine.follow()
 
 
 @asynccontextmanager
 async def open_rollouts(
-    recipe: Recipe, weights: EngineWeights, tokenizer: Path, tasks: TaskSet, *, reserved: int = 0
+    recipe: Recipe, weights: EngineWeights, tokenizer: Path, tasks: TaskSet, *, reserved: int = 0, version: int = 0
 ) -> AsyncIterator[TrainingRollouts]:
     """The rollouts of `weights`, their sandbox started. reserved: bytes that the trainer will take and keep while
-    rollouts are made. Raises SandboxUnavailable, CheckpointError, EngineError."""
+    rollouts are made. version: as of `sync`. Raises SandboxUnavailable, CheckpointError, EngineError."""
     chat = build_chat(recipe, tokenizer, tasks)
-    side_by_side = recipe.rl.prompts * recipe.select.made(recipe.rl.group)
+    side_by_side = recipe.rl.prompts * recipe.select.made(recipe.rl.group) * (1 + recipe.rl.max_staleness)
     engine = build_training_engine(
         recipe, weights.model, chat, max_requests=side_by_side, reserved=reserved, folder=tokenizer
     )
     async with engine, open_context(recipe, engine, chat) as context, open_graded(tasks) as graded:
+        _tell_version(recipe, engine, version)
         if isinstance(engine, FollowsWeights):
             await engine.follow()  # a run that goes on has other weights than the folder
         yield TrainingRollouts(recipe, replace(context, repair=build_repair(recipe)), graded, engine, weights)
+
+
+def _tell_version(recipe: Recipe, engine: TrainableEngine, version: int) -> None:
+    if recipe.rl.max_staleness and isinstance(engine, CarriesOver):
+        engine.version = version
 
 
 def _mean(values: Sequence[float]) -> float:

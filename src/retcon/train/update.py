@@ -40,7 +40,7 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     samples = [
         replace(
             sample,
-            mask=_learnt(trajectory, sample, config),
+            mask=learnt(trajectory, sample, config),
             advantages=(advantage,) * len(sample.ids),
             weights=_splice_weights(trajectory, config),
         )
@@ -57,7 +57,7 @@ def _splice_weights(trajectory: Trajectory, config: RLSection) -> tuple[float | 
     return accepted_splices(trajectory) if config.splice_weight == "accept" else None
 
 
-def _learnt(trajectory: Trajectory, sample: Sample, config: RLSection) -> tuple[int, ...]:
+def learnt(trajectory: Trajectory, sample: Sample, config: RLSection) -> tuple[int, ...]:
     """The sample's loss mask, less what the recipe masks."""
     cut_off = config.truncated == "mask" and trajectory.stop == "length"
     if cut_off or (config.void_turns == "mask" and has_void_turn(trajectory)):
@@ -87,7 +87,7 @@ def update(
     """
     for sample in samples:
         check_scored(sample)
-    mismatch = Mismatch()
+    mismatch = Mismatch(stale=config.max_staleness > 0)
     if config.old_logprobs == "recompute":
         weighing = (config.correction, config.correction_cap)
         samples = recompute(model, samples, mismatch, computing, weighing=weighing)

@@ -1,0 +1,1 @@
+"""Other people's transcripts: their formats, what failed in them, and purifying them."""

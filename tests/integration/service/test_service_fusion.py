@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from retcon.sandbox.pool.paths import WRITABLE
 from servers.serving import Server, server
 
 MIB = 1 << 20
@@ -94,7 +95,7 @@ def test_files_below_folders_that_are_not_there_yet(http: httpx.Client) -> None:
 
 
 @pytest.mark.usefixtures("namespaces")
-@pytest.mark.parametrize("folder", ["/mnt", "/mnt/data", "/data", "/workspace/a/b", "/tmp", "/dev/shm"])
+@pytest.mark.parametrize("folder", [*WRITABLE, "/mnt/data", "/workspace/a/b"])
 def test_absolute_paths(http: httpx.Client, folder: str) -> None:
     code = f"open('{folder}/out', 'w').write(open('{folder}/in').read() * 2)\nopen('near', 'w').write('n')"
     fetched = [f"{folder}/out", "near", "/mnt/absent", f"{folder}/in"]

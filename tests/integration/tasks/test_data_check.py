@@ -59,7 +59,9 @@ def test_overlap_and_answers_that_cannot_be_read_end_with_1(tmp_path: Path) -> N
     printed = checked(path, "--against", write(tmp_path / "b.jsonl", questions(1)), code=1)
     assert "line 1 repeats b.jsonl, line 1 (same)" in printed
     bad = write(tmp_path / "c.jsonl", [{"question": "x", "answer": "blue"}, *questions(1)])
-    assert "line 1: 'blue': answer 'blue' is no letter" in checked(bad, "--grader", "choice", code=1).replace("\n", " ")
+    assert "line 1: 'blue': answer 'blue' is not a letter" in checked(bad, "--grader", "choice", code=1).replace(
+        "\n", " "
+    )
 
 
 def test_words_under_math_are_pointed_out(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_one_that_fails_is_a_fault_of_its_rollout_alone(module: str) -> None:
     [
         ("my_rewards:sam", "cannot be imported: AttributeError"),
         ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
-        ("my_rewards:NUMBER", "TypeError: my_rewards:NUMBER is no function"),
+        ("my_rewards:NUMBER", "TypeError: my_rewards:NUMBER is not a function"),
         ("my_rewards:other", "its parameter 'mood' is not known; there are: answer, reply"),
     ],
 )

@@ -163,7 +163,7 @@ def test_a_run_goes_on_with_more_rates_but_not_with_others(base, tmp_path):
         ),
         (rates(4, 4, 4, 4), {"dynamic": True, "max_extra": 0.5}, "The run can need 6 tasks"),
         (rates(0, 0, 0, 0, 0, 0, 0, 0, 8, 0), {}, "t10 has no pass rate"),
-        ([], {}, "there is no pass rate in it"),
+        ([], {}, "it contains no pass rate"),
         ([*rates(1), *rates(1, model="n")], {}, "rates of 2 models (m, n), none of which is the one"),
     ],
 )

@@ -98,7 +98,7 @@ def test_what_is_finished_is_not_written_over_unless_asked(run: Path) -> None:
     assert bytes_of(run / "regraded") == before
     done = regrade(job(run, by="choice", settings=GradeSettings("choice"), force=True), ignored)
     assert [one.reward for one in done][:2] == [None, None], "no number is a letter"
-    assert "is no letter" in done[0].why
+    assert "is not a letter" in done[0].why
 
 
 def test_it_goes_on_where_it_was_interrupted(run: Path) -> None:
@@ -145,7 +145,7 @@ def test_what_is_unknown_is_refused_before_anything_is_written(run: Path, tmp_pa
     with pytest.raises(RecordError, match=r"rum does not exist .did you mean 'run'"):
         regrade(job(run.with_name("rum"), out=run / "regraded"), ignored)
     (run / "run.json").unlink()
-    with pytest.raises(RecordError, match=r"gives 1 of the 5 tasks, and not 'numbers/\w+': name a file .* --tasks"):
+    with pytest.raises(RecordError, match=r"gives 1 of the 5 tasks, but not 'numbers/\w+': name a file .* --tasks"):
         regrade(job(run), ignored)
     assert not (run / "regraded").exists()
 

@@ -269,7 +269,7 @@ def test_a_style_that_is_not_there() -> None:
     with pytest.raises(RecipeError, match=r"no chat style 'hermès' \(did you mean 'hermes'\?\); there are: auto, "):
         Chat(ByteTokenizer(), style="hermès")
     for place, why in (("no_such:X", "No module named"), ("retcon.chat.hermes:X", "has no 'X'"),
-                       ("retcon.chat.hermes:OPEN", "is no family")):  # fmt: skip
+                       ("retcon.chat.hermes:OPEN", "is not a family")):  # fmt: skip
         with pytest.raises(RecipeError, match=why):
             Chat(ByteTokenizer(), style=place)
 
@@ -299,7 +299,7 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     words = tokenizers.Tokenizer(whole)
     words.add_special_tokens(list(CONTROLS))
     file.write_text(words.to_str())
-    with pytest.raises(CheckpointError, match="cannot be told from its control token"):
+    with pytest.raises(CheckpointError, match="cannot be told apart from its control token"):
         load_tokenizer(tmp_path)
 
 

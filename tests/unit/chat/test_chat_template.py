@@ -103,10 +103,10 @@ def test_templates_are_found_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{% if thinking %}!{% endif %}")
     assert load_template(tmp_path, {"thinking": True}).render([{"content": "c"}]) == "c!"
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
-    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: the chat template is no Jinja"):
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: the chat template is not valid Jinja"):
         load_template(tmp_path)
     config.write_text("[1]")
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is no object"):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is not an object"):
         load_template(tmp_path)
     config.write_text("{")
     with pytest.raises(CheckpointError, match="the chat template cannot be read"):
@@ -122,12 +122,12 @@ def test_a_template_reaches_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("<|im_start|>", "'qwen' is nearest, of which it lacks '<tool_call>': set model.style = 'qwen'"),
-        ("<|begin|>", "of no family that is known: set model.style to one of deepseek, gemma"),
+        ("<|im_start|>", "the nearest is 'qwen', of which it lacks '<tool_call>': set model.style = 'qwen'"),
+        ("<|begin|>", "of no known family: set model.style to one of deepseek, gemma"),
     ],
 )
 def test_templates_of_no_family(text: str, why: str) -> None:
-    with pytest.raises(RecipeError, match=f"my file is of no family.*{why}|my file is {why}"):
+    with pytest.raises(RecipeError, match=f"my file is of no known family.*{why}|my file is {why}"):
         recognised(text, "my file")
     assert recognised(LLAMA, "").name == "llama3"
     assert recognised(MISTRAL, "").name == "mistral"

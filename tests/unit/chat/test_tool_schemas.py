@@ -141,9 +141,9 @@ def test_tools_by_import_path(module: types.ModuleType) -> None:
         (["search"], "no tool 'search'; there are: python, and by"),
         (["own_tools:Serch"], "cannot be imported: .*Serch"),
         (["no_such_module:Search"], "cannot be imported: No module named"),
-        (["own_tools:Bare"], "is no tool: it needs a `spec`"),
+        (["own_tools:Bare"], "is not a tool: it needs a `spec`"),
         (["own_tools:Other"], "is called 'other' and 'search'"),
-        (["own_tools:NoSchema"], "the tool 'search': its parameters are no JSON schema: 'strin' is not valid"),
+        (["own_tools:NoSchema"], "the tool 'search': its parameters are not a JSON schema: 'strin' is not valid"),
         (["own_tools:Search", "own_tools:made"], "has the name of another tool, 'search'"),
     ],
 )

@@ -99,7 +99,7 @@ def test_steps_match_the_first_arms(tmp_path: Path, half: str, match: Match, ste
     assert f"rl.steps={steps}" in plan.trained["half", 0][0].job.words
     odd = tmp_path / "odd.toml"
     odd.write_text("[rl]\nprompts = 7\nminibatches = 3\n")
-    with pytest.raises(RecipeError, match=f"has .* {match}, and .*odd.toml has .* which does not go into that"):
+    with pytest.raises(RecipeError, match=f"has .* {match}, and .*odd.toml has .* which does not divide that evenly"):
         planned(tmp_path / "out", "mini/dapo-baseline", str(odd), match=match)
 
 
@@ -164,7 +164,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_folder_takes_further_arms_and_seeds_and_no_other_comparison(tmp_path: Path) -> None:
     out = tmp_path / "out"
     open_ledger(planned(out, *THREE[:2])).begin()
-    open_ledger(planned(out, *THREE, seeds=5))
+    open_ledger(planned(out, *THREE, seeds=3))
     for words, options, said in [
         ((THREE[1], THREE[0]), {}, r"compares mini/dapo-baseline, mini/cleaner: name these first"),
         ((THREE[0], THREE[2]), {}, "name these first"),

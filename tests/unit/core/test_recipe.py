@@ -135,6 +135,11 @@ def test_overrides_take_toml_values_and_bare_strings() -> None:
     assert recipe.model.path == "/x/y=z"
 
 
+@pytest.mark.parametrize(("written", "value"), [(".5", 0.5), ("1.", 1.0), ("5.e-1", 0.5), ("+.5", 0.5), ("0.5", 0.5)])
+def test_an_override_may_write_a_number_as_people_do(written: str, value: float) -> None:
+    assert load_recipe(None, [f"repair.probability={written}"]).repair.probability == value
+
+
 @pytest.mark.parametrize(
     ("override", "part"),
     [
@@ -164,7 +169,9 @@ def test_a_saved_recipe_reads_back_equal(tmp_path: Path) -> None:
 
 def test_the_page_on_recipes_shows_every_key_with_its_default() -> None:
     page = (Path(__file__).parents[3] / "docs" / "training" / "recipes.md").read_text(encoding="utf-8")
-    assert reference().rstrip() in page
+    assert f"```toml\n{reference().rstrip()}\n```\n" in page
+    assert page.count("\n```toml\n") == 1
+    assert page.count("\n[rl]\n") == 1
 
 
 def test_a_key_of_another_kind_is_refused_by_file_and_line(tmp_path: Path) -> None:
@@ -211,7 +218,7 @@ def test_a_kind_can_be_named_by_its_import_path(tmp_path: Path) -> None:
     [
         (f"{__name__}:OwnRepare", "test_recipe has no 'OwnRepare' (did you mean 'OwnRepair'?)"),
         ("no_such_module:Thing", "No module named 'no_such_module'"),
-        ("pathlib:Path", "is no subclass of retcon.config.schema.RepairSection"),
+        ("pathlib:Path", "is not a subclass of retcon.config.schema.RepairSection"),
         (":Thing", "cannot be imported"),
     ],
 )

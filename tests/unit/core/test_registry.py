@@ -62,7 +62,7 @@ def test_a_class_is_found_by_its_name_and_by_its_import_path_and_named_again() -
             "sar",
             r"no repair 'sar' \(did you mean 'saar'\?\); there are: branch, none, saar, .*my_module:MyRepair",
         ),
-        ("os:path", "repair 'os:path' is no subclass of retcon.config.schema.RepairSection"),
+        ("os:path", "repair 'os:path' is not a subclass of retcon.config.schema.RepairSection"),
         ("os:nothing", "repair 'os:nothing' cannot be imported: .*nothing"),
         ("os.nothing:X", "repair 'os.nothing:X' cannot be imported"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ def tiers_of(test: ast.FunctionDef) -> set[str]:
     return set(TIERS)
 
 
+@cache
 def defined_in(path: Path) -> dict[str, set[str]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name: tiers_of(node) for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -243,7 +243,7 @@ def test_a_turn_that_was_judged_is_not_judged_again():
     ("wrong", "message"),
     [
         ({"attempts": -1}, "attempts must be 0 or more"),
-        ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
+        ({"gamma": 1.5}, r"gamma must be in \[0, 1\]"),
         ({"lookahead": "last"}, "'all', 'first' or 'latest'"),
         ({"failures": frozenset({"eror"})}, "did you mean 'error'"),
         ({"failures": frozenset({"infrastructure"})}, "'infrastructure' never counts"),

@@ -69,6 +69,7 @@ def test_cells_show_a_range_only_where_there_is_one() -> None:
     assert cell(Interval(0.8124, 0.79, 1.0), 3) == ".812 [.790–1.000]"
     assert cell(exactly(7680), 0) == "7,680"
     assert cell(exactly(0), 2) == ".00"
+    assert cell(Interval(-0.031, -0.052, -0.004), 2) == "-.03 [-.05–.00]"
     assert cell(None, 2) == "–"
 
 

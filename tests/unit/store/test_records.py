@@ -130,7 +130,7 @@ def test_an_eval_archive_is_its_samples_and_keeps_the_rest(tmp_path: Path) -> No
         assert sorted(file.namelist()) == ["header.json", "samples/1_epoch_1.json", "samples/2_epoch_1.json"]
         assert json.loads(file.read("samples/2_epoch_1.json")) == {"id": 2}
     path.write_bytes(b"no zip")
-    with pytest.raises(RecordError, match="is no inspect_ai log"):
+    with pytest.raises(RecordError, match="is not an inspect_ai log"):
         open_source(path)
 
 

@@ -71,7 +71,7 @@ def test_gzip_is_seen(tmp_path: Path) -> None:
         ("a.json", b"[]", "a.json is empty"),
         ("a.csv", b"", "a.csv is empty"),
         ("a.csv", b"question,answer\n", "a.csv is empty"),
-        ("a.jsonl", b'{"question": "x"\n', "line 1: no JSON"),
+        ("a.jsonl", b'{"question": "x"\n', "line 1: not JSON"),
         ("a.jsonl", b'{"question": "x", "answer": 1}\n"text"\n', "line 2: a row is a JSON object.*found str: 'text'"),
         ("a.jsonl", b'{"question": "x", "answer": 1}\n{"question": "caf\xe9"}\n',
          "line 2: not UTF-8 .byte 0xe9 .*LATIN1"),
@@ -81,7 +81,7 @@ def test_gzip_is_seen(tmp_path: Path) -> None:
         ("a.jsonl", b'{"question": "x", "answer": "1\x00"}\n', "line 1: a NUL byte at position"),
         ("a.csv", b"question,answer\nx\x00,1\n", "line 2: a NUL byte at position 1"),
         ("a.json", b'{"data": [{"question": "x"}, {}]}',
-         r"a.json is no list of rows, but one JSON value, an object of data; write out the list alone: 'data' "),
+         r"a.json is not a list of rows, but one JSON value, an object of data; write out the list alone: 'data' "),
         ("a.csv", b"question,answer\nx,1\ny,2,3\n",
          "line 3: 3 values, where the header names 2 columns .question, answer"),
         ("a.csv", b"question,question\nx,1\n", "line 1: two columns are named 'question'"),
@@ -101,14 +101,14 @@ def test_a_file_that_cannot_serve_says_why_and_where(name: str, data: bytes, sai
 def test_a_broken_parquet_is_named(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match=r"a\.parquet is no Parquet that can be read"):
+    with pytest.raises(DataError, match=r"a\.parquet is not a readable Parquet file"):
         read(str(tmp_path / "a.parquet"))
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(MissingExtra, match=r"a\.parquet takes pyarrow .*pip install 'retcon-rl\[formats\]'"):
+    with pytest.raises(MissingExtra, match=r"a\.parquet needs pyarrow .*pip install 'retcon-rl\[formats\]'"):
         read(str(tmp_path / "a.parquet"))
 
 
@@ -121,7 +121,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
         ("no_such_package:Tasks", "no_such_package:Tasks cannot be imported"),
         ("datafiles:Taks", r"datafiles has no 'Taks' \(did you mean 'Task'\?\)"),
         ("datafiles:questions", "datafiles:questions: it must make a task set without arguments"),
-        ("datafiles:Path", "datafiles:Path is no task set: it needs name, system, train"),
+        ("datafiles:Path", "datafiles:Path is not a task set: it needs name, system, train"),
     ],
 )
 def test_a_path_that_is_nothing_brings_the_nearest(path: str, said: str, tmp_path: Path) -> None:

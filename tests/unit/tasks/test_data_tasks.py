@@ -359,7 +359,9 @@ def test_a_hub_that_is_out_of_reach_is_said(error: Exception, monkeypatch: pytes
 
 def test_without_the_datasets_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtra, match=r"openai/gsm8k is no file here.*pip install datasets, or download a file"):
+    with pytest.raises(
+        MissingExtra, match=r"openai/gsm8k is not a file here.*pip install datasets, or download a file"
+    ):
         opened("openai/gsm8k")
 
 

@@ -87,7 +87,7 @@ def test_choices(answer: str, reply: str, right: bool) -> None:
 
 
 def test_a_choice_whose_answer_is_no_letter_is_refused() -> None:
-    with pytest.raises(ValueError, match="answer '42' is no letter"):
+    with pytest.raises(ValueError, match="answer '42' is not a letter"):
         same_choice("42", "B")
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from retcon.core.errors import RecipeError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.grade import boxed
-from retcon.tasks.numbers import OPERATIONS, X_MAX, X_MIN, Operation, problems
+from retcon.tasks.kinds.numbers import Numbers
+from retcon.tasks.numbers import LETTERS, MAX_STEPS, OPERATIONS, X_MAX, X_MIN, Operation, problems
 from retcon.tasks.registry import task_set
 from retcon.tasks.teacher import Rates, Seen, reply, write_code
 from retcon.tasks.teacher_code import PROGRAMS
@@ -31,9 +32,9 @@ def test_the_splits_share_no_problem_whatever_the_seeds() -> None:
 def test_a_stream_repeats_with_its_seed_and_keeps_x_in_range() -> None:
     first = list(islice(problems(7, "train"), 300))
     assert first == list(islice(problems(7, "train"), 300))
-    assert all(X_MIN <= p.first.value <= X_MAX for p in first)
-    assert {p.first.operation.name for p in first} == {o.name for o in OPERATIONS}
-    assert {p.second.operation.name for p in first} == {o.name for o in OPERATIONS}
+    assert all(X_MIN <= p.steps[0].value <= X_MAX for p in first)
+    assert {p.steps[0].operation.name for p in first} == {o.name for o in OPERATIONS}
+    assert {p.steps[1].operation.name for p in first} == {o.name for o in OPERATIONS}
 
 
 def test_no_problem_of_a_stream_comes_twice() -> None:
@@ -41,10 +42,22 @@ def test_no_problem_of_a_stream_comes_twice() -> None:
     assert len(set(drawn)) == len(drawn)
 
 
-def test_the_question_names_x_and_never_its_value_in_the_second_step() -> None:
-    for problem in islice(problems(3, "train"), 200):
-        assert problem.second.args[problem.second.x_at or 0] == problem.first.value
-        assert " x" in problem.second.phrase or "x " in problem.second.phrase
+@pytest.mark.parametrize("steps", [2, 3, MAX_STEPS])
+def test_each_step_uses_the_value_before_by_its_letter_alone(steps: int) -> None:
+    for problem in islice(problems(3, "train", steps), 200):
+        assert len(problem.steps) == len(problem.task().meta["operations"]) == steps
+        assert problem.answer == problem.steps[-1].value
+        for before, step, letter in zip(problem.steps, problem.steps[1:], LETTERS, strict=False):
+            assert X_MIN <= before.value <= X_MAX
+            assert step.args[step.x_at or 0] == before.value
+            assert f"let {letter} be {before.phrase}." in problem.question
+            assert letter in step.phrase.split()
+
+
+def test_the_question_of_a_longer_chain() -> None:
+    problem = next(problems(0, "train", 3))
+    x, y, last = problem.steps
+    assert problem.question == f"let x be {x.phrase}. let y be {y.phrase}. find {last.phrase}."
 
 
 @pytest.mark.parametrize(
@@ -95,7 +108,7 @@ def test_the_teachers_programs_are_what_they_are_said_to_be(operation: Operation
 def test_the_teacher_fails_often_at_first_and_seldom_after_an_error() -> None:
     problem = next(problems(0, "train"))
     rng = random.Random(0)
-    step = problem.first
+    step = problem.steps[0]
     right = {source.format(*step.args) for source in PROGRAMS[step.operation.name].right}
     first = sum(write_code(step, rng, after_error=False) in right for _ in range(500)) / 500
     later = sum(write_code(step, rng, after_error=True) in right for _ in range(500)) / 500
@@ -104,7 +117,7 @@ def test_the_teacher_fails_often_at_first_and_seldom_after_an_error() -> None:
 
 
 def test_a_teacher_fails_as_often_as_its_rates_say() -> None:
-    step = next(problems(0, "train")).first
+    step = next(problems(0, "train")).steps[0]
     programs = PROGRAMS[step.operation.name]
 
     def tries(rates: Rates, *, after_error: bool) -> set[str]:
@@ -132,6 +145,32 @@ def test_the_teacher_goes_from_step_to_step_to_the_answer() -> None:
     assert code is not None
     assert "137" in code
     assert reply(problem, [Seen(True, "137"), Seen(True, "5")], rng) == (r"answer: \boxed{5}", None)
+
+
+def test_the_teacher_of_a_longer_chain_carries_on_what_it_saw_and_not_what_is_right() -> None:
+    problem = next(problems(0, "train", 3))
+    rng = random.Random(0)
+    assert reply(problem, [], rng)[0] == "find x."
+    words, code = reply(problem, [Seen(True, "137")], rng)
+    assert words == "now x is 137."
+    assert "137" in str(code)
+    words, code = reply(problem, [Seen(True, "137"), Seen(False, "NameError"), Seen(True, "61")], rng)
+    assert words == "now y is 61."
+    assert "61" in str(code)
+    assert "137" not in str(code)
+    done = [Seen(True, "137"), Seen(True, "61"), Seen(True, "7")]
+    assert reply(problem, done, rng) == (r"answer: \boxed{7}", None)
+
+
+def test_a_recipe_says_how_long_and_how_hard_the_problems_are() -> None:
+    tasks = Numbers(steps=3, first_failure=0.0, wrong_method=0.0).build()
+    assert [len(task.meta["operations"]) for task in tasks.evaluation(3, seed=1)] == [3, 3, 3]
+    task, lesson = next(tasks.lessons(0))
+    assert len(task.meta["operations"]) == 3
+    first = {lesson([], random.Random(n))[1] for n in range(40)}
+    name, source = task.meta["operations"][0], PROGRAMS[task.meta["operations"][0]].right
+    args = next(problems(0, "train", 3)).steps[0].args
+    assert first == {program.format(*args) for program in source}, name
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,15 @@ import torch
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import Batch
-from retcon.train.objective.loss import Totals, imitation, negative_spliced, policy_loss
+from retcon.train.objective.loss import Totals, batch_loss, imitation, negative_spliced
 
 pytestmark = pytest.mark.torch
-CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+CLIP = (0.2, 0.28)
+
+
+def surrogate(new, old, advantages, mask, *, clip, aggregate="token", totals=None, masked=None, weights=None):
+    batch = Batch(mask.long(), mask, mask, old, advantages, weights)
+    return batch_loss(new, batch, totals or Totals.of(mask), clip=clip, aggregate=aggregate, masked=masked)
 
 
 def loss_of(ratios, advantages, mask=None, **kwargs):
@@ -20,7 +25,7 @@ def loss_of(ratios, advantages, mask=None, **kwargs):
     old = torch.full_like(ratios, -1.0)
     new = (old + ratios.log()).requires_grad_()
     mask = torch.ones_like(ratios, dtype=torch.bool) if mask is None else torch.tensor(mask, dtype=torch.bool)
-    found = policy_loss(new, old, torch.tensor(advantages), mask, **{**CLIP, **kwargs})
+    found = surrogate(new, old, torch.tensor(advantages), mask, **{"clip": CLIP, **kwargs})
     (gradient,) = torch.autograd.grad(found.value, new)
     return found, gradient
 
@@ -139,9 +144,7 @@ def test_an_algorithm_has_its_own_mean_its_clip_and_the_tokens_that_are_masked(a
     config = algorithm(clip_low=0.05, clip_high=0.2)
     for muting in (None, masked):
         found = config.loss(logprobs, batch, Totals.of(mask), masked=muting)
-        wanted = policy_loss(
-            logprobs, old, advantages, mask, clip_low=0.05, clip_high=0.2, aggregate=aggregate, masked=muting
-        )
+        wanted = surrogate(logprobs, old, advantages, mask, clip=(0.05, 0.2), aggregate=aggregate, masked=muting)
         assert (found.value, found.clipped) == (wanted.value, wanted.clipped)
 
 

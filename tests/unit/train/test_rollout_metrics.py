@@ -8,7 +8,7 @@ from playing import call, play
 from retcon.core.types import Observation, Segment, ToolCall, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
-from retcon.train.rollout_metrics import rollout_metrics
+from retcon.train.watch.rollout_metrics import rollout_metrics
 
 
 def attempt(code, status, *, start):

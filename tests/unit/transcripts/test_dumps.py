@@ -75,9 +75,9 @@ class Unknown:
     ("value", "message"),
     [
         ({"samples": [{"response": Unknown()}]}, r"holds a test_dumps\.Unknown, which is neither a plain value nor"),
-        (OrderedDict(weight=torch.ones(2)), r"no rollout dump of slime: it has no list of samples \(found weight\)"),
-        (torch.ones(2), "no rollout dump of slime: .*found Tensor"),
-        ({"samples": [1]}, "its samples are no dictionaries"),
+        (OrderedDict(weight=torch.ones(2)), r"not a rollout dump of slime: it has no list of samples \(found weight\)"),
+        (torch.ones(2), "not a rollout dump of slime: .*found Tensor"),
+        ({"samples": [1]}, "its samples are not dictionaries"),
     ],
 )
 def test_what_is_no_dump_is_refused(tmp_path: Path, value: object, message: str) -> None:
@@ -96,14 +96,14 @@ def test_what_is_no_file_of_torch_s_is_refused(tmp_path: Path, data: bytes) -> N
 def test_a_sample_that_no_json_can_hold_is_named(tmp_path: Path) -> None:
     source = open_source(dumped(tmp_path, {"samples": [{"response": "x"}, {"response": {1, 2}}]}))
     assert next(source.records).number == 1
-    with pytest.raises(RecordError, match=r"7\.pt, sample 2: no JSON can hold it: it holds a set"):
+    with pytest.raises(RecordError, match=r"7\.pt, sample 2: it cannot be written as JSON: it holds a set"):
         next(source.records)
 
 
 def test_without_torch_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = dumped(tmp_path, {"samples": []})
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtra, match=r"takes torch to read: pip install .*\[train\]"):
+    with pytest.raises(MissingExtra, match=r"needs torch to be read: pip install .*\[train\]"):
         open_source(source)
 
 
@@ -113,7 +113,7 @@ def test_a_pt_holds_what_came_from_one(tmp_path: Path, kind: str, name: str) -> 
     if kind == "lines":
         source = tmp_path / "in.jsonl"
         source.write_text(json.dumps(FORMATS["slime"](CLEAN)) + "\n")
-    with pytest.raises(RecordError, match=r"a \.pt holds what came from one \.pt"):
+    with pytest.raises(RecordError, match=r"a \.pt can only hold what came from one \.pt"):
         Purification(Assignment([source], tmp_path / name, False, [source.name], Offline()))(
             lambda *_: None, lambda: False
         )

@@ -1,1 +1,1 @@
-"""One family a module, each with its `FAMILY`; the module's name is the family's, and none begins with `_`."""
+"""One family per module, each with its `FAMILY`; the module's name is the family's, and none begins with `_`."""

@@ -49,19 +49,24 @@ Start = Annotated[
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder again continues it.")
 ]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Training runs per arm; five make a finding.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, help="Runs at once; by default, one per core.", show_default=False),
+]
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say what would be loaded and computed, the memory of each part, and the time by a short measurement; "
-        "write nothing.",
+        help="Only report what would be loaded and computed, the memory of each part, and the time according to a "
+        "short measurement; write nothing.",
     ),
 ]
 TierName = Annotated[
     Literal["namespaces", "landlock", "rlimits"] | None,
     typer.Option(
         "--tier",
-        help="What must hold around programs (docs/sandbox/sandbox.md); the strongest by default.",
+        help="The protection around programs (docs/sandbox/sandbox.md); the strongest by default.",
         show_default=False,
     ),
 ]
@@ -81,7 +86,7 @@ def split_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     overrides = list(words[1:] if recipe is not None else words)
     for word in overrides:
         if "=" not in word:
-            raise RecipeError(f"'{word}' is no override: write it as section.key=value, such as rl.steps=40")
+            raise RecipeError(f"'{word}' is not an override: write it as section.key=value, such as rl.steps=40")
     return recipe, overrides
 
 

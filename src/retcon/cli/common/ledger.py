@@ -125,5 +125,5 @@ def _check_same(out: Path, old: dict[str, dict[str, object]], new: dict[str, dic
     if changed:
         raise CheckpointError(
             f"{out} was made with another recipe: {'; '.join(changed)}. "
-            "Use the old values to go on, or choose another --out"
+            "Use the old values to continue, or choose another --out"
         )

@@ -70,7 +70,9 @@ def read_arms(words: Sequence[str]) -> list[Arm]:
     for number, arm in enumerate(arms):
         for other in arms[:number]:
             if _but_for_run(arm) == _but_for_run(other):
-                raise RecipeError(f"{other.recipe} and {arm.recipe} are the same recipe here: nothing tells them apart")
+                raise RecipeError(
+                    f"{other.recipe} and {arm.recipe} are the same recipe here: nothing distinguishes them"
+                )
         _refuse_apart(arms[0], arm, MEASURED_ALIKE, "measured on the same problems")
     return arms
 

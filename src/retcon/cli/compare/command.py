@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import command_line, need_training
+from retcon.cli.common.arguments import Jobs, Out, Seeds, command_line, need_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.compare.matching import Match
 
@@ -19,28 +19,29 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RECIPE... [KEY=VALUE]...",
-            help="Two recipes or more, files or names of shipped ones: the first is what the others are compared with; "
+            help="Two or more recipes, files or names of shipped ones, of which the first is the baseline; "
             "and changes to all of them, such as [bold]rl.steps=40[/].",
             show_default=False,
         ),
     ],
     *,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings of each arm; five make a finding.")] = 5,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder again continues it.")
-    ] = Path("runs/compare"),
+    seeds: Seeds = 5,
+    out: Out = Path("runs/compare"),
     match: Annotated[
         Match,
         typer.Option(
             "--match",
-            help="What is equal in all arms: rollouts trained on, tokens sampled, optimiser updates, or wall, which "
-            "here is CPU seconds and does not repeat.",
+            help="What all arms get the same amount of: rollouts trained on, tokens sampled, optimiser updates, or "
+            "wall (CPU seconds, in fact; such a run does not repeat exactly).",
         ),
     ] = "rollouts",
     start: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="MODEL", help="A model for all to start from: no cold start.", show_default=False
+            "--from",
+            metavar="MODEL",
+            help="A model for all arms to start from, without a cold start.",
+            show_default=False,
         ),
     ] = None,
     cold: Annotated[
@@ -48,8 +49,8 @@ def compare(
         typer.Option(
             "--cold-start",
             metavar="RECIPE",
-            help="What all start from is made with this recipe; by default, where their model knows no tools, with "
-            "their own demos and sft sections.",
+            help="The recipe that makes the model all arms start from; by default, if their model knows no tools, "
+            "their own demos and sft sections do.",
             show_default=False,
         ),
     ] = None,
@@ -59,14 +60,9 @@ def compare(
             "--faults", min=0.0, max=1.0, help="Share of calls that fail in the evaluation with faulty tools."
         ),
     ] = 0.1,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", min=1, help="Runs at once, as many as cores at most and by default.", show_default=False
-        ),
-    ] = None,
+    jobs: Jobs = None,
 ) -> None:
-    """Train several recipes from one cold start, seed by seed, and compare them fairly. The same command continues."""
+    """Train recipes from one cold start, seed by seed, and compare them fairly. Repeat the command to continue."""
     need_training()
     from rich.console import Console
 
@@ -84,7 +80,5 @@ def compare(
     cores = len(os.sched_getaffinity(0))
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {out}; go on with: {command}"):
-        seconds = do_stages(
-            plan.stages, ledger, at_once=min(jobs or cores, cores), console=Console(stderr=True), out=out
-        )
+        seconds = do_stages(plan.stages, ledger, at_once=jobs or cores, console=Console(stderr=True), out=out)
         finish(plan, seconds, sys.argv[1:], Console())

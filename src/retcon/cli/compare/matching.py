@@ -46,8 +46,8 @@ def matched(arms: Sequence[Arm], match: Match) -> list[Arm]:
         if left:
             raise RecipeError(
                 f"--match {match}: {first.recipe} has {wanted} {match}, and {arm.recipe} has "
-                f"{_of_a_step(arm.settings.rl, match)} a step, which does not go into that: change rl.steps, or what a "
-                "step has"
+                f"{_of_a_step(arm.settings.rl, match)} a step, which does not divide that evenly: change rl.steps, "
+                "or what a step has"
             )
         made.append(arm if steps == arm.settings.rl.steps else arm.changed(f"rl.steps={steps}"))
     return made

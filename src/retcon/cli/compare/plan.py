@@ -102,8 +102,8 @@ def open_ledger(plan: ComparePlan) -> Ledger[CompareBook]:
         there = list(book.arms.items())
         if list(arms.items())[: len(there)] != there:
             raise CheckpointError(
-                f"{out} compares {', '.join(book.arms.values())}: name these first, in that order, to go on or to add "
-                "others; or choose another --out"
+                f"{out} compares {', '.join(book.arms.values())}: name these first, in that order, to continue or "
+                "to add others; or choose another --out"
             )
         options = {"--match": (book.match, wish.match), "--faults": (book.faults, wish.faults),
                    "--from": (book.start, wish.start)}  # fmt: skip

@@ -25,13 +25,14 @@ def dpo(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE KEY=VALUE",
-            help="A recipe (its sections run, model, compute, lora and dpo count), and changes to it.",
+            help="A recipe (its sections run, model, compute, lora and dpo matter), and changes to it.",
             show_default=False,
         ),
     ] = None,
     *,
     pairs: Annotated[
-        Path, typer.Option("--pairs", metavar="FILE", help="As `retcon purify --dpo` writes them.", show_default=False)
+        Path,
+        typer.Option("--pairs", metavar="FILE", help="Pairs as `retcon purify --dpo` writes them.", show_default=False),
     ],
     start: Start = None,
     out: Out = Path("runs/dpo"),

@@ -35,14 +35,14 @@ def sft(
             "--demonstrations",
             metavar="FILE",
             help="What to learn from: trajectories, or transcripts in any format that `retcon purify` reads; "
-            "where FILE does not exist, it is written as the recipe's [b]demos[/] says. "
+            "if FILE does not exist, it is written according to the recipe's [b]demos[/]. "
             "Default: DIR-demonstrations.jsonl.",
             show_default=False,
         ),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Supervised training: the cold start on a teacher's demonstrations, or on transcripts of your own."""
+    """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import command_line, need_training
+from retcon.cli.common.arguments import Jobs, Seeds, command_line, need_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.quickstart.sets import DEFAULT, SETS, chosen
 
@@ -29,7 +29,7 @@ def quickstart(
         str,
         typer.Option("--arms", metavar="A,B", help="What to compare: [bold]baseline[/], [bold]saar[/], [bold]roc[/]."),
     ] = "baseline,saar",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Trainings of each arm.")] = 1,
+    seeds: Seeds = 1,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -41,7 +41,8 @@ def quickstart(
         ),
     ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="numbers: fresh weights instead of the base model: minutes more.")
+        bool,
+        typer.Option("--from-scratch", help="numbers: fresh weights instead of the base model; takes minutes more."),
     ] = False,
     data: Annotated[
         Path | None,
@@ -54,22 +55,19 @@ def quickstart(
         typer.Option(
             "--eval-data",
             metavar="FILE",
-            help="smollm2: problems to evaluate on; with --data alone, a tenth of those.",
+            help="smollm2: problems to evaluate on; by default a tenth of --data.",
             show_default=False,
         ),
     ] = None,
     hours: Annotated[
         float | None,
         typer.Option(
-            "--hours", min=0.01, help="smollm2: as many steps as fit, by a measurement first.", show_default=False
+            "--hours", min=0.01, help="smollm2: as many steps as fit, according to a measurement.", show_default=False
         ),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", min=1, help="Trainings at once; as many as cores by default.", show_default=False),
-    ] = None,
+    jobs: Jobs = None,
 ) -> None:
-    """Train a small tool-using agent with and without purification, and compare. The same command again continues."""
+    """Train a small tool-using agent with and without purification, and compare. Repeat the command to continue."""
     name, overrides = chosen(words or [])
     need_training()
     from rich.console import Console

@@ -62,7 +62,7 @@ def make_plan(
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key in REFUSED:
-            raise RecipeError(f"override '{override}': {key} is what tells the arms apart; choose them with --arms")
+            raise RecipeError(f"override '{override}': {key} distinguishes the arms; choose them with --arms")
         refuse_unless_taken(override, list(recipes.values()))
     scratch = FROM_SCRATCH if from_scratch else ()
     talking = [o for o in overrides if o.partition("=")[0].strip() in TALKING]

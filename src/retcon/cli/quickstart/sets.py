@@ -62,5 +62,5 @@ def chosen(words: Sequence[str]) -> tuple[str, list[str]]:
     overrides = list(words[1:] if named else words)
     for word in overrides:
         if "=" not in word:
-            raise RecipeError(f"'{word}' is no override: write it as section.key=value, such as rl.steps=40")
+            raise RecipeError(f"'{word}' is not an override: write it as section.key=value, such as rl.steps=40")
     return name, overrides

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def sandbox_doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say which tiers can be had here, and why not the others; what was measured; what to install or enable."""
+    """Say which tiers are available here, why the others are not, with measurements and what to install or enable."""
     from retcon.sandbox.doctor import Probe, advice, look, probe_tiers
 
     machine = look()

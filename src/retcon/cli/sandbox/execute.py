@@ -27,21 +27,23 @@ def execute(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     tier: TierName = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds, of CPU time and of wall time.")] = 10.0,
-    memory: Annotated[int, typer.Option("--memory", help="MiB that it may use.")] = 512,
+    memory: Annotated[int, typer.Option("--memory", help="MiB that the program may use.")] = 512,
     stdin: Annotated[
         str | None,
-        typer.Option("--stdin", metavar="FILE|-", help="The program's standard input, else empty.", show_default=False),
+        typer.Option(
+            "--stdin", metavar="FILE|-", help="The program's standard input; empty by default.", show_default=False
+        ),
     ] = None,
     packages: Annotated[
         list[str] | None,
         typer.Option(
-            "--package", help="To preload before it runs, outside its limits; may be repeated.", show_default=False
+            "--package", help="A package to preload, outside the program's limits; may be repeated.", show_default=False
         ),
     ] = None,
     python: Annotated[
         str | None,
         typer.Option(
-            "--python", metavar="PATH", help="The interpreter that runs it, with its packages.", show_default=False
+            "--python", metavar="PATH", help="The interpreter to run it with, and its packages.", show_default=False
         ),
     ] = None,
     url: Annotated[

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retcon.cli.common.arguments import TierName
+from retcon.cli.common.serving import EXTRA, token_of
 from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
 
@@ -19,19 +20,19 @@ if TYPE_CHECKING:
     from retcon.sandbox.service.server import StopSignals
     from retcon.sandbox.service.settings import Settings
 
-EXTRA = ("starlette", "uvicorn")
-
 
 def serve(
     *,
-    host: Annotated[str, typer.Option("--host", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")] = 8088,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any that is free.")
+    ] = 8088,
     workers: Annotated[
         int | None,
         typer.Option(
             "--workers",
             min=1,
-            help="Calls at a time; several to a core by default, if memory allows.",
+            help="Calls at a time; by default several per core, as memory allows.",
             show_default=False,
         ),
     ] = None,
@@ -40,19 +41,27 @@ def serve(
     packages: Annotated[
         list[str] | None,
         typer.Option(
-            "--package", help="To preload besides numpy, sympy and scipy; may be repeated.", show_default=False
+            "--package",
+            help="A package to preload besides numpy, sympy and scipy; may be repeated.",
+            show_default=False,
         ),
     ] = None,
     warm: Annotated[
         list[str] | None,
         typer.Option(
-            "--warm", metavar="PROFILE", help="What to preload at the start, not at its first use.", show_default=False
+            "--warm",
+            metavar="PROFILE",
+            help="A profile to preload at the start rather than at first use; may be repeated.",
+            show_default=False,
         ),
     ] = None,
     python: Annotated[
         str | None,
         typer.Option(
-            "--python", metavar="PATH", help="The interpreter that runs programs; this one's.", show_default=False
+            "--python",
+            metavar="PATH",
+            help="The interpreter that runs programs; this one by default.",
+            show_default=False,
         ),
     ] = None,
     token: Annotated[
@@ -60,28 +69,41 @@ def serve(
         typer.Option(
             "--token",
             envvar="RETCON_SANDBOX_TOKEN",
-            help="Bearer token to ask for. Other users of this machine can read a command line: prefer the file.",
+            help="Bearer token to require. Other users of this machine can read a command line, so prefer a file.",
             show_default=False,
         ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="A file that holds it.", show_default=False)
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="A file that contains the token.", show_default=False),
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds of a call that asks for no other.")] = 10.0,
-    memory: Annotated[int, typer.Option("--memory", help="MiB of a call that asks for no other.")] = 512,
-    max_timeout: Annotated[float, typer.Option("--max-timeout", help="Seconds that a call may ask for.")] = 600.0,
-    max_memory: Annotated[int, typer.Option("--max-memory", help="MiB that a call may ask for.")] = 16384,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds that a call gets unless it asks for others.")
+    ] = 10.0,
+    memory: Annotated[int, typer.Option("--memory", help="MiB that a call gets unless it asks for others.")] = 512,
+    max_timeout: Annotated[
+        float, typer.Option("--max-timeout", help="The most seconds that a call may ask for.")
+    ] = 600.0,
+    max_memory: Annotated[int, typer.Option("--max-memory", help="The most MiB that a call may ask for.")] = 16384,
     queue: Annotated[int, typer.Option("--queue", help="Calls that may wait; more are refused.")] = 20000,
-    max_body: Annotated[int, typer.Option("--max-body", help="MiB of a request.")] = 64,
+    max_body: Annotated[int, typer.Option("--max-body", help="The most MiB of a request.")] = 64,
     judge_chars: Annotated[
-        int, typer.Option("--judge-chars", help="Characters of stdout and stderr in code-judge's API.")
+        int, typer.Option("--judge-chars", help="Characters of stdout and of stderr that code-judge's API returns.")
     ] = 1000,
     fusion_output: Annotated[
-        int, typer.Option("--fusion-output", help="KiB of stdout and stderr in SandboxFusion's API.")
+        int, typer.Option("--fusion-output", help="KiB of stdout and of stderr that SandboxFusion's API returns.")
     ] = 1024,
     fusion_wait: Annotated[
         float, typer.Option("--fusion-wait", help="Seconds that a call of SandboxFusion's API waits for a worker.")
     ] = 8.0,
+    drain: Annotated[
+        int,
+        typer.Option(
+            "--drain",
+            min=0,
+            help="Seconds that calls and open sessions get after Ctrl-C or SIGTERM, while nothing new is taken in.",
+        ),
+    ] = 0,
 ) -> None:
     """Serve the sandbox over HTTP: its own API, code-judge's and SandboxFusion's."""
     if missing := [name for name in EXTRA if find_spec(name) is None]:
@@ -102,7 +124,8 @@ def serve(
             judge_chars=judge_chars,
             fusion_bytes=fusion_output << 10,
             fusion_wait=fusion_wait,
-            token=_token(token, token_file),
+            token=token_of(token, token_file),
+            drain=drain,
         )
         sandbox = SandboxPool(
             settings.workers,
@@ -115,10 +138,10 @@ def serve(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    from retcon.sandbox.service.server import StopSignals, listen
+    from retcon.sandbox.service.server import LAST_SECONDS, StopSignals, listen
 
     opened = listen(host, port)
-    asyncio.run(_serve(opened, settings, sandbox, StopSignals()))
+    asyncio.run(_serve(opened, settings, sandbox, StopSignals(drain + LAST_SECONDS)))
     typer.echo("stopped", err=True)
 
 
@@ -139,17 +162,5 @@ async def _serve(opened: socket.socket, settings: Settings, sandbox: SandboxPool
                 "Give --token-file, or listen on 127.0.0.1."
             )
             typer.secho(warning, fg="red", bold=True, err=True)
-        await server.serve(create_app(sandbox, sandbox.tier, settings), opened, signals)
-
-
-def _token(token: str | None, file: Path | None) -> str | None:
-    """Raises ValueError where the file cannot be read or is empty."""
-    if file is None:
-        return token
-    try:
-        found = file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ValueError(f"--token-file {file}: {error.strerror}") from error
-    if not found:
-        raise ValueError(f"--token-file {file}: it is empty")
-    return found
+        app = create_app(sandbox, sandbox.tier, settings)
+        await server.serve(app, opened, signals, draining=app.draining)

@@ -1,0 +1,1 @@
+"""`retcon purify` and `retcon diff`."""

@@ -25,14 +25,17 @@ def diff(
         typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
     ] = None,
     *,
-    all_: Annotated[bool, typer.Option("--all", help=f"All of them, not the first {_FIRST}.")] = False,
-    kind: Annotated[Kind, typer.Option("--kind", help="Which decisions; repaired: the first three.")] = "repaired",
+    all_: Annotated[bool, typer.Option("--all", help=f"Show all of them, not just the first {_FIRST}.")] = False,
+    kind: Annotated[
+        Kind, typer.Option("--kind", help="Which decisions to show; repaired means the first three.")
+    ] = "repaired",
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="So many, drawn at random over the file.", show_default=False)
+        int | None,
+        typer.Option("--sample", min=1, help="Show this many, drawn at random from the file.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of that draw.")] = 0,
 ) -> None:
-    """Show what was replaced: the failure next to its fix, how alike they are, and why."""
+    """Show what was replaced: each failure next to its fix, how similar they are, and why."""
     from rich.console import Console
 
     from retcon.report.diff import show_change

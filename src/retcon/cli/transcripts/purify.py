@@ -32,21 +32,21 @@ def purify(
     ],
     format: Annotated[
         str,
-        typer.Option("--format", help="The name of one; a wrong name lists them all."),
+        typer.Option("--format", help="The format of the inputs; a wrong name lists them all."),
     ] = "auto",
     gamma: Annotated[
         float, typer.Option("--gamma", min=0.0, max=1.0, help="γ: similarity from which a repair is shallow.")
     ] = 0.5,
     attempts: Annotated[
-        int, typer.Option("--attempts", min=1, help="K: failures in a row that may lead to one fix.")
+        int, typer.Option("--attempts", min=1, help="K: the longest run of failures that one fix may end.")
     ] = 3,
     state: Annotated[
         State, typer.Option("--state", help="[bold]check[/] what a failed call left behind, or [bold]ignore[/] it.")
     ] = "check",
     drop_unrepaired: Annotated[
-        bool, typer.Option("--drop-unrepaired", help="Leave out transcripts in which a failure stays.")
+        bool, typer.Option("--drop-unrepaired", help="Leave out transcripts in which a failure remains.")
     ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on after records that cannot be read.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be read.")] = False,
     report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="All counts as JSON.")] = None,
     dpo: Annotated[
         Path | None, typer.Option("--dpo", metavar="FILE", help="Pairs of failure and fix, as TRL reads them.")
@@ -56,18 +56,18 @@ def purify(
         typer.Option(
             "--audit",
             metavar="FILE",
-            help="What was done and why, for `retcon diff`; beside OUT by default.",
+            help="File for what was done and why, for `retcon diff`; by default beside OUT.",
             show_default=False,
         ),
     ] = None,
-    no_audit: Annotated[bool, typer.Option("--no-audit", help="Keep no audit.")] = False,
+    no_audit: Annotated[bool, typer.Option("--no-audit", help="Write no audit.")] = False,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, help="Processes to share the work; what is written is the same.")
+        int, typer.Option("--jobs", min=1, help="Processes that share the work; the output is the same.")
     ] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace outputs that are there, finished.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace finished outputs.")] = False,
 ) -> None:
-    """Take failed calls out of transcripts where the agent fixed them itself, and keep everything else as it is."""
+    """Take out of transcripts the failed calls that the agent fixed itself, and keep everything else as it is."""
     from retcon.purify.offline import Offline
     from retcon.store.foreign.records import STDIN
     from retcon.store.outputs import OutputFile, check_outputs, refuse_finished
@@ -166,7 +166,7 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(asked)
     except KeyboardInterrupt:
-        raise Interrupted("ended at once; what was being written is left in .partial files") from None
+        raise Interrupted("stopped at once; unfinished output is left in .partial files") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

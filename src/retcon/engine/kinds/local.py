@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from retcon.config.schema import EngineSection
 from retcon.engine.types import EngineSetup
@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # it brings torch
 
 class LocalSection(EngineSection):
     """`kind = "local"`. See `LocalEngine`; what it computes with stands in [compute]."""
+
+    carries_over: ClassVar[bool] = True
 
     def build(self, setup: EngineSetup) -> LocalEngine:
         model = setup.model()  # says what is missing where there is no torch

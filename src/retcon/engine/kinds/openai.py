@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import EngineSection, Recipe
-from retcon.config.section import NonNegative, Positive, Rate
+from retcon.config.section import NonNegative, Positive, Rate, api_url
 from retcon.core.errors import EngineError, RecipeError
 from retcon.core.schema import ToolSpec
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
@@ -32,19 +32,14 @@ class OpenAISection(EngineSection):
                           "block of Python in its text)")  # fmt: skip
     instructions: str = Field(INSTRUCTIONS, description="with calls = 'fence': what the model is told of tools")
     key_env: str = Field(USUAL_KEY, description="environment variable that holds the API's key; empty for none")
-    context: Positive = Field(8192, description="tokens that the server takes, in those of model.path")
+    context: Positive = Field(8192, description="tokens that the server takes, as model.path counts them")
     answer_tokens: NonNegative = Field(0, description="of one message at most; 0: what rollout.max_tokens leaves")
     seeds: bool = Field(True, description="send each request's seed; not every server takes one")
     seconds: Rate = Field(120.0, description="wall seconds of a request")
-    attempts: Positive = Field(4, description="requests, where the way to the server fails")
+    attempts: Positive = Field(4, description="attempts at a request, if the connection to the server fails")
     at_once: Positive = Field(16, description="requests at a time")
 
-    @field_validator("url")
-    @classmethod
-    def _url(cls, value: str) -> str:
-        if value and not value.startswith(("http://", "https://")):
-            raise ValueError("it is no URL of a server: write it as http://host:port/v1")
-        return value
+    _url = field_validator("url")(api_url)
 
     def refuse_training(self, recipe: Recipe) -> None:
         raise RecipeError(

@@ -21,6 +21,7 @@ class VLLMSection(EngineSection):
     """`kind = "vllm"`. See `VLLMEngine`."""
 
     in_process: ClassVar[bool] = False
+    carries_over: ClassVar[bool] = True
     matters_to: ClassVar = {"rl": ("kind", "seeds")}
 
     url: tuple[str, ...] = Field((), description="of vLLM servers that run already, such as http://127.0.0.1:8000, one "

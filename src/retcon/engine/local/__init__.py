@@ -1,0 +1,1 @@
+"""Continuous batching over any Hugging Face causal LM, in this process."""

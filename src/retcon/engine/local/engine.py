@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import TypeVar
 
@@ -106,8 +106,10 @@ class LocalEngine:
             decoder, memory, rows=max_requests, vocabulary=self._vocab, device=model.device, stats=self.stats
         )
         self._requests: dict[str, Request] = {}
+        self._aside: set[str] = set()
         self._arrivals = 0
         self._closed = False
+        self._held = False  # whether nothing may be computed for now
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Task[None] | None = None
         self._starving: float | None = None  # since when no request has had a call
@@ -159,17 +161,46 @@ class LocalEngine:
     async def release(self, request_id: str) -> None:
         """The request is over: its slot is free. Unknown ids are ignored."""
         request = self._requests.pop(request_id, None)
+        self._aside.discard(request_id)
         if request is not None:
             self._scheduler.remove(request)
             request.fail(EngineError(f"request {request_id} was released while it waited"))
         if not self._requests:
             self._starving = None
 
+    def set_aside(self, request_id: str) -> None:
+        """Its slot stays, and no forward waits for it until it has a call again. Unknown ids are ignored."""
+        if request_id in self._requests:
+            self._aside.add(request_id)
+
     def invalidate(self) -> None:
         """Forget all keys and values, as after a change of the weights, and free them; open requests stay open."""
         if self._scheduler.computing:
             raise EngineError("the weights must not change while requests are being computed; await them first")
         self._scheduler.forget()
+
+    @property
+    def version(self) -> int | None:
+        """See `CarriesOver`."""
+        return self._scheduler.version
+
+    @version.setter
+    def version(self, version: int | None) -> None:
+        self._scheduler.version = version
+
+    @asynccontextmanager
+    async def suspended(self) -> AsyncIterator[None]:
+        """See `CarriesOver`. The forward that is under way ends first; calls that come meanwhile wait."""
+        self._held = True
+        try:
+            if self._server is not None and not self._server.done():
+                await asyncio.wait([self._server])
+            self._scheduler.suspend()
+            yield
+        finally:
+            self._held = False
+            if self._scheduler.busy:
+                self._wake()
 
     def close(self) -> None:
         """End all: waiting calls raise EngineError, later ones too; the keys' and values' memory is given back."""
@@ -203,6 +234,7 @@ class LocalEngine:
             self._drop_all()
             self._server, self._loop = None, loop
         self._arrivals += 1
+        self._aside.discard(request_id)
         request = self._requests.get(request_id)
         if request is None:
             request = self._requests[request_id] = Request(request_id, self._arrivals)
@@ -226,7 +258,7 @@ class LocalEngine:
 
     def _wake(self) -> None:
         """See that the scheduler runs."""
-        if self._loop is None or self._closed or (self._server is not None and not self._server.done()):
+        if self._loop is None or self._closed or self._held or (self._server is not None and not self._server.done()):
             return
         self._server = self._loop.create_task(self._serve())
         self._server.add_done_callback(self._served)
@@ -251,6 +283,7 @@ class LocalEngine:
         for request in self._requests.values():
             self._scheduler.remove(request)
         self._requests.clear()
+        self._aside.clear()
         self._scheduler.forget()
         self._starving = None
 
@@ -258,24 +291,29 @@ class LocalEngine:
         """Forward after forward while there is something to compute; the event loop gets its turn in between."""
         await self._quiet()
         with _evaluating(self.model):
-            while self._scheduler.busy:
+            while self._scheduler.busy and not self._held:
                 await self._gather()
                 began = time.perf_counter()
                 with torch.inference_mode():
                     self._scheduler.step()
                 self._forward_seconds += 0.2 * (time.perf_counter() - began - self._forward_seconds)
                 await asyncio.sleep(0)
-        self._starving = time.perf_counter() if self._requests else None
+        self._starving = time.perf_counter() if self._requests and not self._held else None
 
     async def _gather(self) -> None:
         """Wait a little for company where most requests are with their callers."""
         began = time.perf_counter()
         left = GATHER_FORWARDS * self._forward_seconds if self.model.device.type == "cpu" else 0.0
-        while left > 0 and self._scheduler.present < GATHER_SHARE * min(len(self._requests), self.max_requests):
+        while left > 0 and self._scheduler.present < GATHER_SHARE * min(self._expected, self.max_requests):
             self._company = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._company], timeout=left)
             left = began + GATHER_FORWARDS * self._forward_seconds - time.perf_counter()
         self.stats.gathered += time.perf_counter() - began
+
+    @property
+    def _expected(self) -> int:
+        """Open requests that are computed, or soon will be."""
+        return len(self._requests) - len(self._aside)
 
     async def _quiet(self) -> None:
         quiet, seen = 0, self._arrivals

@@ -31,6 +31,7 @@ class GenerateCall:
     made: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sampling_logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # of what was made before the weights changed
     draws: RandomStream = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     stopped: bool = False
@@ -63,8 +64,13 @@ class GenerateCall:
         self.stopped = token in self.stop_ids or (self.strings is not None and self.strings.completed_by(token))
         return self.stopped or len(self.made) >= self.limit or self.done.done()
 
-    def answer(self, request_id: str) -> bool:
-        """Hand the result to the caller, unless it is gone. Returns whether the log-probs are numbers."""
+    def stamp(self, version: int) -> None:
+        """What was made since the last time was made by weights of this version."""
+        self.versions += [version] * (len(self.made) - len(self.versions))
+
+    def answer(self, request_id: str, version: int | None = None) -> bool:
+        """Hand the result to the caller, unless it is gone. Returns whether the log-probs are numbers. version: of the
+        weights, where it is to be told."""
         sound = not any(map(math.isnan, self.logprobs))
         if self.done.done():
             return sound
@@ -73,12 +79,15 @@ class GenerateCall:
                 EngineError(f"request {request_id}: the model's log-probs are nan; its weights are broken")
             )
             return False
+        if version is not None:
+            self.stamp(version)
         self.done.set_result(
             Generation(
                 tuple(self.made),
                 tuple(self.logprobs),
                 "stop" if self.stopped else "length",
                 tuple(self.sampling_logprobs),
+                versions=None if version is None else tuple(self.versions),
             )
         )
         return True

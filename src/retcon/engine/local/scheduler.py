@@ -43,6 +43,7 @@ class Scheduler:
         self._decoder, self._memory, self._rows, self._stats = decoder, memory, rows, stats
         self._vocabulary, self._device = vocabulary, device
         self._stale = False  # whether the weights have changed
+        self._version: int | None = None
         self._waiting: dict[str, Request] = {}  # those that were admitted before
         self._new: dict[str, Request] = {}
         self._feeding: dict[str, Request] = {}
@@ -67,6 +68,19 @@ class Scheduler:
         """Whether a request is under way."""
         return bool(self._feeding or self._decoding)
 
+    @property
+    def version(self) -> int | None:
+        """Of the weights, told with what they sample; None: not told."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int | None) -> None:
+        if self._version is not None:
+            for request in (*self._waiting.values(), *self._feeding.values(), *self._decoding.values()):
+                if isinstance(request.call, GenerateCall):
+                    request.call.stamp(self._version)
+        self._version = version
+
     def add(self, request: Request) -> None:
         """The request has a call to be answered."""
         self._resting.pop(request.id, None)
@@ -89,6 +103,12 @@ class Scheduler:
         self._memory.drop()
         self._stats.kv_used = self._memory.used
         self._stale = True
+
+    def suspend(self) -> None:
+        """What is being computed waits, and is to be computed anew from its ids; what it has generated stays."""
+        for request in (*self._feeding.values(), *self._decoding.values()):
+            self._stats.carried += 1
+            self._set_back(request)
 
     def step(self) -> None:
         """Admit what fits, run one forward, sample, and answer what is done."""
@@ -244,6 +264,9 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._stats.preempted += 1
+        self._set_back(request)
+
+    def _set_back(self, request: Request) -> None:
         self._decoding.pop(request.id, None)
         self._feeding.pop(request.id, None)
         self._evict(request)
@@ -350,7 +373,7 @@ class Scheduler:
     def _end(self, request: Request, call: GenerateCall) -> None:
         del self._decoding[request.id]
         self._changed = True
-        if not call.answer(request.id) and request.place is not None:
+        if not call.answer(request.id, self.version) and request.place is not None:
             request.place.slab.wipe(request.place.slot)
             self._evict(request)
         self._rest(request)

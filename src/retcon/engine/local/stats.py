@@ -11,10 +11,10 @@ class EngineStats:
     prompt.
 
     steps: forwards that decoded. rows: ids that they decoded, so rows / steps is the mean batch. preempted: decoding
-    requests that gave their room to others. evicted: requests at rest that lost their keys and values. seconds: wall
-    time in the model, the sampler and their bookkeeping. gathered: wall time in which a thin batch waited for company.
-    starved: wall time in which requests were open and none of them had a call, as all waited for their tools. kv_used,
-    kv_peak, kv_budget: bytes of keys and values, allocated.
+    requests that gave their room to others. carried: requests that went on with other weights. evicted: requests at
+    rest that lost their keys and values. seconds: wall time in the model, the sampler and their bookkeeping. gathered:
+    wall time in which a thin batch waited for company. starved: wall time in which requests were open and none of them
+    had a call, as all waited for their tools. kv_used, kv_peak, kv_budget: bytes of keys and values, allocated.
     """
 
     generated: int = 0
@@ -25,6 +25,7 @@ class EngineStats:
     steps: int = 0
     rows: int = 0
     preempted: int = 0
+    carried: int = 0
     evicted: int = 0
     seconds: float = 0.0
     gathered: float = 0.0

@@ -32,7 +32,7 @@ class StandIn:
             if back != probe:
                 raise RecipeError(
                     f"the tokenizer of {name} cannot stand in for a server's, as it changes text ({probe!r} comes back "
-                    f"as {back!r}): take another model's, such as model.path = 'base'"
+                    f"as {back!r}): use another model's, such as model.path = 'base'"
                 )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ PROBE = "def area(r):\n    return 3.14 * r**2  # Größe 東京\n"
 @dataclass(slots=True)
 class Weights:
     """What servers are to have. version: its name; None: what they were started with, whatever that is. folder: where
-    they are, None where nothing was written yet."""
+    they are, None where nothing was written yet. steps: how many steps have made each version whose tokens are taken,
+    by its name; with `carried` those before the newest too: a generation then goes on where it takes over."""
 
     version: str | None = None
     folder: Path | None = None
+    steps: dict[str, int] = field(default_factory=dict)
+    carried: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class VLLMClient:
         self._model = ""
         self._checked = False
         self._has: str | None = None  # the version of its weights, as far as we know
+        self.capacity: int | None = None  # tokens of keys and values that it holds, where it tells
         self._preparing = asyncio.Lock()
 
     async def ready(self) -> None:
@@ -77,7 +81,7 @@ class VLLMClient:
             told = {"model": self._model, "prompt": PROBE, "add_special_tokens": False}
             tokens = (await self.remote.post("/tokenize", told))["tokens"]
         except (Refused, LookupError, TypeError) as error:
-            raise EngineError(f"{url} is no vLLM server that can be used: {error}") from error
+            raise EngineError(f"{url} is not a usable vLLM server: {error}") from error
         if _numbers(version) < OLDEST:
             raise EngineError(f"{url} is vLLM {version}; {'.'.join(map(str, OLDEST))} or later is needed")
         if tokens != wanted.tokenizer.encode(PROBE):
@@ -114,15 +118,18 @@ class VLLMClient:
             )
         if about["model_config"].get("logprobs_mode") != "raw_logprobs":
             raise EngineError(f"{url} gives log-probs as sampled from; start it with --logprobs-mode raw_logprobs")
+        cache = about.get("cache_config") or {}
+        blocks, size = cache.get("num_gpu_blocks"), cache.get("block_size")
+        self.capacity = int(blocks) * int(size) if blocks and size else None
         backend = (about.get("weight_transfer_config") or {}).get("backend")
         if wanted.trained and backend != "retcon":
             raise EngineError(f"{url} cannot be given weights (its backend is {backend}); start it as {how}")
 
     async def generate(
         self, ids: Sequence[int], params: Mapping[str, object], *, salt: str | None
-    ) -> tuple[dict[str, Any], str]:
-        """The first choice, with `prompt_logprobs` and `usage` in it, and the version of the weights that all of it
-        comes from. Raises InfrastructureFault, also for tokens of other weights; Refused."""
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The first choice, with `prompt_logprobs` and `usage` in it, and the version of the weights that sampled each
+        of its tokens. Raises InfrastructureFault, also for tokens of weights that are not to be taken; Refused."""
         await self.ready()
         body: dict[str, object] = {"model": self._model, "token_ids": list(ids), "sampling_params": dict(params)}
         if salt is not None:
@@ -130,16 +137,21 @@ class VLLMClient:
         answer = await self.remote.post(GENERATE, body)
         try:
             choice = dict(answer["choices"][0])
-            versions = {str(span["version"]) for span in choice["weight_versions"] or ()}
+            spans = [(str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ()]
             choice |= {"prompt_logprobs": answer.get("prompt_logprobs"), "usage": answer.get("usage") or {}}
         except (LookupError, TypeError, ValueError) as error:
             raise self.remote.no_answer("no generation") from error
+        versions = {version for version, _, _ in spans}
         wanted = self._weights.version
-        if len(versions) != 1 or (wanted is not None and versions != {wanted}):
-            raise self.remote.no_answer(f"tokens of the weights {sorted(versions)}, not {wanted}: it was started anew")
+        if self._weights.carried:
+            taken = bool(versions) and versions <= set(self._weights.steps)
+        else:
+            taken = len(versions) == 1 and versions <= {wanted or next(iter(versions))}
+        if not taken:
+            raise self.remote.no_answer(f"tokens of the weights {sorted(versions)}, not {wanted}: it was restarted")
         if choice.get("finish_reason") == "abort":
             raise self.remote.no_answer("up: it ended the request on its own account")
-        return choice, versions.pop()
+        return choice, [version for version, start, end in spans for _ in range(start, end)]
 
     async def _update(self) -> None:
         wanted, folder = self._weights.version, self._weights.folder
@@ -147,10 +159,14 @@ class VLLMClient:
             return
         try:
             if (await self.remote.get("/weight_info"))["weight_version"] != wanted:
+                if self._weights.carried:
+                    await self.remote.post("/pause?mode=keep", {})
                 await self.remote.post("/init_weight_transfer_engine", {"init_info": {}})
                 await self.remote.post("/start_weight_update", {})
                 await self.remote.post("/update_weights", {"update_info": {"folder": str(folder)}})
                 await self.remote.post("/finish_weight_update", {"weight_version": wanted})
+                if self._weights.carried:  # not before: half of the weights would sample under the old name
+                    await self.remote.post("/resume", {})
         except (Refused, LookupError, TypeError) as error:
             raise InfrastructureFault(f"{self.remote.url} does not take weights: {error}") from error
         self._has = wanted

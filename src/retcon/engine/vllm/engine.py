@@ -5,7 +5,10 @@ through vLLM's own weight transfer (`extension/retcon_vllm.py`). A version has a
 answer says which weights sampled its tokens, and one of other weights is not taken: a server that was started anew in
 between is given the weights again first. What the server has cached is salted with the version.
 
-**Faults.** A request whose way fails goes to the next server at once. Where all are down it waits until one is back,
+**Several servers.** `retcon.engine.pool` says which one a request goes to, and when: where the trajectory's keys and
+values lie, as far as those of all that are there fit.
+
+**Faults.** A request whose way fails goes to another server at once. Where all are down it waits until one is back,
 `patience` seconds at most. A server of our own that has ended is started again meanwhile.
 """
 
@@ -14,8 +17,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import time
-import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError, InfrastructureFault
+from retcon.engine.pool.dispatch import Dispatcher
+from retcon.engine.pool.policy import Policy
 from retcon.engine.types import Generation, SamplingParams, check_params
 from retcon.engine.vllm.client import VLLMClient, Wanted, Weights
 from retcon.engine.vllm.process import Server
@@ -31,9 +34,6 @@ from retcon.models.remote import Refused, Remote
 
 if TYPE_CHECKING:  # it brings torch
     from transformers import PreTrainedModel
-
-LONGEST_PAUSE = 2.0
-"""Seconds before a server that is down is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,6 @@ class VLLMStats:
         return {"engine_prefilled": self.prefilled, "engine_retried": self.retried, "engine_restarted": self.restarted}
 
 
-@dataclass(slots=True)
-class _Place:
-    """A server as the engine sees it. down_until: by the monotonic clock. faults: in a row."""
-
-    client: VLLMClient
-    down_until: float = 0.0
-    faults: int = 0
-
-    def failed(self) -> None:
-        self.faults += 1
-        self.client.lost()
-        self.down_until = time.monotonic() + min(LONGEST_PAUSE, 0.05 * 2**self.faults)
-
-
 class VLLMEngine:
     """A `Generator` over servers, and what training needs of one. model: gives the weights that `follow` sends.
 
@@ -106,14 +92,22 @@ class VLLMEngine:
         self._tokenizer, self._model, self._own = tokenizer, model, own
         self._weights = Weights()
         self._run, self._count = secrets.token_hex(6), 0
-        self._places: list[_Place] = []
+        self._clients: list[VLLMClient] = []
+        self._dispatcher: Dispatcher | None = None
         self._restarting = asyncio.Lock()
         self._trained = trained
+        self.version: int | None = None  # see `CarriesOver`
 
     @property
-    def version(self) -> str | None:
-        """Of the weights that are asked for; None before the first `follow`."""
+    def weights(self) -> str | None:
+        """The name of those that are asked for; None before the first `follow`."""
         return self._weights.version
+
+    @asynccontextmanager
+    async def suspended(self) -> AsyncIterator[None]:
+        """See `CarriesOver`. Servers go on with what they have until `follow`, and then with its keys and values: what
+        they tell of a token is what it was sampled from."""
+        yield
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
@@ -126,15 +120,20 @@ class VLLMEngine:
                 await self._own.start()
             about = self.settings
             wanted = Wanted(about.model, self._tokenizer, self.max_len, about.seeds, self._trained)
-            self._places = [_Place(VLLMClient(self._remote(url), wanted, self._weights)) for url in urls]
-            faults = [fault for place in self._places if (fault := await self._prepare(place)) is not None]
-            if len(faults) == len(self._places):
+            self._clients = [VLLMClient(self._remote(url), wanted, self._weights) for url in urls]
+            faults = [fault for client in self._clients if (fault := await self._prepare(client)) is not None]
+            if len(faults) == len(self._clients):
                 raise EngineError(f"no vLLM server answers: {'; '.join(map(str, faults))}") from faults[0]
+            policy = Policy([client.capacity for client in self._clients], max_requests=about.at_once)
+            self._dispatcher = Dispatcher(policy, about.patience, "vLLM servers")
             yield
         finally:
-            for place in self._places:
-                await place.client.remote.close()
-            self._places = []
+            if self._dispatcher is not None:
+                self._dispatcher.close()
+            self._dispatcher = None
+            for client in self._clients:
+                await client.remote.close()
+            self._clients = []
             if self._own is not None:
                 await self._own.stop()
             self._forget_folder()
@@ -158,15 +157,25 @@ class VLLMEngine:
             asked |= {"stop": list(params.stop), "include_stop_str_in_output": True}
         if self.settings.seeds:
             asked["seed"] = params.seed % 2**31
-        choice, version = await self._ask(request_id, ids, asked)
+        choice, versions = await self._ask(request_id, ids, asked, params.max_tokens)
         try:
             found = tuple(int(i) for i in choice["token_ids"])
             logprobs = tuple(min(0.0, float(one["logprob"])) for one in choice["logprobs"]["content"])
             stopped = choice["finish_reason"] == "stop"
         except (LookupError, TypeError, ValueError) as error:
             raise InfrastructureFault(f"request {request_id}: vLLM's answer cannot be read: {error!r}") from error
+        if len(versions) != len(found):
+            raise InfrastructureFault(
+                f"request {request_id}: vLLM tells the weights of {len(versions)} tokens, and there are {len(found)}"
+            )
         self.stats.generated += len(found)
-        return Generation(found, logprobs, "stop" if stopped else "length", version=version)
+        return Generation(
+            found,
+            logprobs,
+            "stop" if stopped else "length",
+            version=versions[0] if len(set(versions)) == 1 else None,
+            versions=None if self.version is None else tuple(self._weights.steps[v] for v in versions),
+        )
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> tuple[float, ...]:
         """Log-probs of ids[start:], (T - start,) nats under the untempered model. Raises as `generate`."""
@@ -178,7 +187,7 @@ class VLLMEngine:
         *before, last = ids
         asked = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False,
                  "allowed_token_ids": [last], "ignore_eos": True}  # fmt: skip
-        choice, _ = await self._ask(request_id, before, asked)
+        choice, _ = await self._ask(request_id, before, asked, 1)
         try:
             told = choice["prompt_logprobs"]
             scores = [float(told[n][str(ids[n])]["logprob"]) for n in range(start, len(before))]
@@ -189,7 +198,9 @@ class VLLMEngine:
         return tuple(min(0.0, score) for score in scores)
 
     async def release(self, request_id: str) -> None:
-        """The server evicts what nobody asks for."""
+        """The trajectory is over; its server evicts what nobody asks for."""
+        if self._dispatcher is not None:
+            self._dispatcher.release(request_id)
 
     def invalidate(self) -> None:
         """What a server has cached is of a version; `follow` makes another one."""
@@ -204,50 +215,49 @@ class VLLMEngine:
         folder = await asyncio.to_thread(write_weights, self._model())
         self._forget_folder()
         self._weights.folder, self._weights.version = folder, f"{self._run}-{self._count}"
-        await asyncio.gather(*(self._prepare(place) for place in self._places))
+        self._weights.carried = self.version is not None
+        if self.version is not None:
+            self._weights.steps[self._weights.version] = self.version
+        await asyncio.gather(*(self._prepare(client) for client in self._clients))
 
-    async def _prepare(self, place: _Place) -> InfrastructureFault | None:
+    async def _prepare(self, client: VLLMClient) -> InfrastructureFault | None:
         try:
-            await place.client.ready()
+            await client.ready()
         except InfrastructureFault as fault:
-            place.failed()
+            client.lost()
             return fault
         return None
 
-    async def _ask(self, request_id: str, ids: Sequence[int], params: dict[str, object]) -> tuple[dict[str, Any], str]:
-        if not self._places:
+    async def _ask(
+        self, request_id: str, ids: Sequence[int], params: dict[str, object], limit: int
+    ) -> tuple[dict[str, Any], list[str]]:
+        dispatcher = self._dispatcher
+        if dispatcher is None:
             raise EngineError(f"request {request_id}: the engine is not connected: see `VLLMEngine.connected`")
-        began, last = time.monotonic(), ""
-        while True:
-            now = time.monotonic()
-            place = self._place_of(request_id, now)
-            if place is None:
-                if now - began > self.settings.patience:
-                    raise InfrastructureFault(f"request {request_id}: {last or 'all vLLM servers are down'}")
-                await self._restart()
-                await asyncio.sleep(max(0.0, min(p.down_until for p in self._places) - time.monotonic()))
-                continue
+
+        async def ask(number: int) -> tuple[dict[str, Any], list[str]]:
+            client = self._clients[number]
+            await self._restart()
             try:
-                found = await place.client.generate(ids, params, salt=self._weights.version)
-            except Refused as refused:
-                raise EngineError(f"request {request_id}: {refused}") from refused
-            except InfrastructureFault as fault:
-                place.failed()
+                found = await client.generate(ids, params, salt=self._weights.version)
+            except InfrastructureFault:
+                client.lost()
                 self.stats.retried += 1
-                last = str(fault)
-                continue
-            place.faults = 0
+                raise
+            dispatcher.policy.resized(number, client.capacity)  # it may have been down when we connected
             self.stats.prefilled += found[0]["usage"].get("prompt_tokens") or 0
             return found
 
-    def _place_of(self, request_id: str, now: float) -> _Place | None:
-        """The request's own server, where its history is cached; the next one that is up where that is down."""
-        first = zlib.crc32(request_id.encode()) % len(self._places)
-        order = [*self._places[first:], *self._places[:first]]
-        return next((place for place in order if place.down_until <= now), None)
+        def made(found: tuple[dict[str, Any], list[str]]) -> int:
+            return len(found[0].get("token_ids") or ())
+
+        try:
+            return await dispatcher.run(request_id, len(ids), limit, ask, made, group=hash(tuple(ids)))
+        except Refused as refused:
+            raise EngineError(f"request {request_id}: {refused}") from refused
 
     async def _restart(self) -> None:
-        if self._own is None:
+        if self._own is None or self._own.alive:
             return
         async with self._restarting:
             if not self._own.alive:

@@ -1,1 +1,1 @@
-"""What is read out of words and of programs, to tell what a repair may keep."""
+"""What is inferred from words and programs to decide what a repair may keep."""

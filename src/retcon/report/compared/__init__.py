@@ -1,0 +1,1 @@
+"""The report of `retcon compare`: reading its runs, and writing its tables and figures."""

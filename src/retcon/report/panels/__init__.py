@@ -1,1 +1,1 @@
-"""The panels of report.html, one a file (`report/panel.py`)."""
+"""The panels of report.html, one per file (`report/panel.py`)."""

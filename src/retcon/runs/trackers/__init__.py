@@ -1,1 +1,1 @@
-"""The trackers that a recipe can name (`track.to`), one a file: a file's name is the name."""
+"""The trackers that a recipe can name (`track.to`), one per file, which gives it its name."""

@@ -67,7 +67,7 @@ class SandboxClient:
         if tries < 1:
             raise ValueError(f"{tries} tries: it must be 1 or more")
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r} is no URL of a sandbox server: write it as http://host:port")
+            raise ValueError(f"{url!r} is not the URL of a sandbox server: write it as http://host:port")
         self.url = url
         self._tries = tries
         self._limits = limits
@@ -109,7 +109,7 @@ class SandboxClient:
         answer = (await remote.ask("GET", "/health", patience=PROBE_SECONDS)).json()
         await remote.ask("GET", "/v1/ping", patience=PROBE_SECONDS)  # wants the token, unlike /health
         if not isinstance(answer, dict) or "tier" not in answer:
-            raise SandboxUnavailable(f"{self.url} is no retcon sandbox server")
+            raise SandboxUnavailable(f"{self.url} is not a retcon sandbox server")
         self._tier = answer["tier"]
 
     async def close(self) -> None:

@@ -118,7 +118,7 @@ class Remote:
                 raise RequestAnswered(result)
             raise ValueError(f"{said['field']}: {message}" if said.get("field") else message)
         if response.status_code == 401:
-            raise SandboxUnavailable(f"{self.url} wants another token: {message}")
+            raise SandboxUnavailable(f"{self.url} requires another token: {message}")
         if kind == "internal":
             raise ServerBroken(f"{self.url}: {message}")
         raise SandboxUnavailable(f"{self.url} answers {response.status_code}: is it a retcon sandbox server? {message}")

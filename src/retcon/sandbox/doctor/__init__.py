@@ -1,4 +1,4 @@
-"""What the sandbox enforces on this machine, and what to do about what it does not."""
+"""What the sandbox enforces on this machine, and how to get what it does not."""
 
 from retcon.sandbox.doctor.machine import Machine, advice, look
 from retcon.sandbox.doctor.probing import TIERS, Probe, probe, probe_tiers

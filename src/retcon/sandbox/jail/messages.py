@@ -187,7 +187,7 @@ def decoded(body: bytes) -> Message:
         name, fields = json.loads(body)
         kind = _BY_NAME[name]
         if not isinstance(fields, list):
-            raise TypeError(f"the fields of {name} are no list")
+            raise TypeError(f"the fields of {name} are not a list")
         if kind in _RECORDS:
             place, record = _RECORDS[kind]
             if fields[place] is not None:

@@ -34,7 +34,7 @@ def resident(proc: int, pid: int | str) -> int:
     if size:
         return held
     try:
-        threads = _listing(proc, f"{pid}/task")
+        threads = listing(proc, f"{pid}/task")
     except OSError:
         return 0
     return max((_sizes(proc, f"{pid}/task/{thread}/statm")[1] for thread in threads), default=0)
@@ -59,7 +59,7 @@ def children(proc: int, pid: int | None = None) -> list[int]:
             own = os.readlink("self", dir_fd=proc)
             return [int(child) for child in read(proc, f"{own}/task/{own}/children").split()]
         found = []
-        for thread in _listing(proc, f"{pid}/task"):
+        for thread in listing(proc, f"{pid}/task"):
             found += [int(child) for child in read(proc, f"{pid}/task/{thread}/children").split()]
         return found
     except OSError:
@@ -80,7 +80,8 @@ def held(proc: int, baseline: int, apart: Container[int] = ()) -> list[int]:
     return found
 
 
-def _listing(proc: int, path: str) -> list[str]:
+def listing(proc: int, path: str) -> list[str]:
+    """The names in a folder below `proc`, a descriptor of /proc."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
     try:
         return os.listdir(fd)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import PurePosixPath
 
 PATH_BYTES, NAME_BYTES = 4095 - 256, 255  # what the kernel takes, and room for the way to the scratch folder
 
-
-WRITABLE = ("/tmp", "/dev/shm", "/mnt", "/data", "/workspace")
-"""Folders of the tier `namespaces`, in its own root, that files may be put into by their absolute path (`root`)."""
+_PYTHON_BELOW_TMP = any(PurePosixPath(path).is_relative_to("/tmp") for path in (sys.prefix, sys.base_prefix, *sys.path))
+WRITABLE = (*(() if _PYTHON_BELOW_TMP else ("/tmp",)), "/dev/shm", "/mnt", "/data", "/workspace")
+"""Folders of the tier `namespaces`, in its own root, that files may be put into by their absolute path (`root`). Not
+/tmp where this Python lies below it, which the sandbox then has to show."""
 
 
 def inside_scratch(paths: Iterable[str], tier: str = "") -> list[str]:

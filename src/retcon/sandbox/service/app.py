@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -34,6 +34,7 @@ from retcon.sandbox.service.apis.languages import Languages
 from retcon.sandbox.service.apis.own import Batch, Call, Cell, OwnApi, Results
 from retcon.sandbox.service.apis.own_sessions import Checkpoint, Open, Opened, SessionsApi
 from retcon.sandbox.service.calls import Calls
+from retcon.sandbox.service.draining import Draining
 from retcon.sandbox.service.http import answer, serving
 from retcon.sandbox.service.metrics import CONTENT_TYPE, Metrics
 from retcon.sandbox.service.openapi import Endpoint, document, page
@@ -57,7 +58,7 @@ class Health(Struct):
     version: str
 
 
-def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> ASGIApp:
+def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> Front:
     """The service over a sandbox, which the caller opens and closes. tier: what holds around its calls."""
     calls = Calls(sandbox, tier, settings)
     languages = Languages(calls)
@@ -114,7 +115,8 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> ASGIApp:
         routes=routes,
         exception_handlers={HTTPException: _http_error(paths), Exception: _broken},
     )
-    return Front(app, settings.token, calls.metrics)
+    draining = Draining(settings.drain, lambda: calls.gate.inside + calls.gate.waiting + len(sessions))
+    return Front(app, settings.token, calls.metrics, draining=draining)
 
 
 async def _same(response: Response, _: Request) -> Response:
@@ -144,12 +146,24 @@ async def _broken(_: Request, error: Exception) -> Response:
 
 
 class Front:
-    """Asks for the token and counts answers, around everything else."""
+    """Asks for the token and counts answers, around everything else. open_paths: answered without a token. shape: of
+    an error's body. draining: what it does before it ends, if anything."""
 
-    def __init__(self, app: ASGIApp, token: str | None, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str | None,
+        metrics: Metrics,
+        *,
+        open_paths: Sequence[str] = OPEN_PATHS,
+        shape: Callable[[RequestRefused], dict[str, Any]] = RequestRefused.as_own,
+        draining: Draining | None = None,
+    ) -> None:
         self._app = app
+        self.draining = draining
         self._wanted = None if token is None else f"Bearer {token}".encode()
         self._metrics = metrics
+        self._open_paths, self._shape = open_paths, shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -161,11 +175,13 @@ class Front:
                 self._metrics.requests[message["status"]] += 1
             await send(message)
 
-        refused = None if scope["path"] in OPEN_PATHS else self._refused(scope)
+        refused = None if scope["path"] in self._open_paths else self._refused(scope)
+        if refused is None and self.draining is not None:
+            refused = self.draining.refused(scope["method"], scope["path"])
         if refused is None:
             await self._app(scope, receive, counted)
             return
-        response = answer(refused.as_own(), refused.status, {**(refused.headers or {}), "Connection": "close"})
+        response = answer(self._shape(refused), refused.status, {**(refused.headers or {}), "Connection": "close"})
         await response(scope, receive, counted)
 
     def _refused(self, scope: Scope) -> RequestRefused | None:

@@ -44,7 +44,7 @@ def parse(body: bytes, kind: type[T]) -> T:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _named(message: str, kind: type[msgspec.Struct]) -> RequestRefused:

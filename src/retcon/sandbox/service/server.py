@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from retcon.core.errors import RetconError
+from retcon.sandbox.service.draining import Draining
 
 BACKLOG = 2048
 GRACE_SECONDS = 10
@@ -98,9 +99,17 @@ class StopSignals:
             self._server.should_exit = True
 
 
-async def serve(app: ASGIApp, opened: socket.socket, signals: StopSignals) -> None:
-    """Serve until a signal; then what is in flight has `GRACE_SECONDS` to end."""
-    server = _server(app, signals)
+async def serve(
+    app: ASGIApp,
+    opened: socket.socket,
+    signals: StopSignals,
+    *,
+    grace: int = GRACE_SECONDS,
+    draining: Draining | None = None,
+) -> None:
+    """Serve until a signal; then what is in flight has `grace` seconds to end. draining: what is done before, until a
+    second signal at most."""
+    server = _server(app, signals, grace, draining)
     signals.watch(server)
     await server.serve(sockets=[opened])
 
@@ -118,19 +127,32 @@ async def served(app: ASGIApp, opened: socket.socket) -> AsyncIterator[str]:
 
 
 class _Server(uvicorn.Server):
-    """Tells `signals` too of those that it handles while it runs."""
+    """Tells `signals` too of those that it handles while it runs. Drains, where that is asked for, before it exits."""
 
-    def __init__(self, config: uvicorn.Config, signals: StopSignals | None) -> None:
+    def __init__(self, config: uvicorn.Config, signals: StopSignals | None, draining: Draining | None) -> None:
         super().__init__(config)
-        self._signals = signals
+        self._signals, self._draining = signals, draining
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._signals is not None:
             self._signals.told()
-        super().handle_exit(sig, frame)
+        if self._draining is None or not self._draining.seconds or self._draining.on:
+            super().handle_exit(sig, frame)
+        else:
+            self._draining.begin()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._draining is not None and self._draining.over:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
 
-def _server(app: ASGIApp, signals: StopSignals | None = None) -> uvicorn.Server:
+def _server(
+    app: ASGIApp,
+    signals: StopSignals | None = None,
+    grace: int = GRACE_SECONDS,
+    draining: Draining | None = None,
+) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
             app,
@@ -141,7 +163,8 @@ def _server(app: ASGIApp, signals: StopSignals | None = None) -> uvicorn.Server:
             date_header=False,
             log_level="warning",
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=GRACE_SECONDS,
+            timeout_graceful_shutdown=grace,
         ),
         signals,
+        draining,
     )

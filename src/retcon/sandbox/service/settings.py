@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Raises ValueError where a bound is not above 0.
+    """Raises ValueError where a bound is not above 0 (drain: below 0).
 
     limits: of calls that ask for none of their own. max_timeout, max_memory: seconds and MiB that a call may ask for
     at most. workers: calls that the sandbox runs at a time, for the metrics. queue: calls that may wait beside them;
@@ -20,7 +20,7 @@ class Settings:
     SandboxFusion's gives of each (what that service keeps). fusion_wait: seconds that a call of SandboxFusion's API
     waits for a worker at most, beside what its client allows for compiling (verl's gives up after 10). token: bearer
     token that requests must carry, None to ask for none. session_idle: seconds after which an unused session is
-    closed when another opens.
+    closed when another opens. drain: seconds that what is open gets when the server is told to end.
     """
 
     limits: Limits = field(default_factory=lambda: Limits(cpu_seconds=10.0, wall_seconds=10.0))
@@ -35,11 +35,12 @@ class Settings:
     fusion_wait: float = 8.0
     token: str | None = None
     session_idle: float = 3600.0
+    drain: float = 0.0
 
     def __post_init__(self) -> None:
         for bound in fields(self):
             value = getattr(self, bound.name)
-            if isinstance(value, int | float) and not value > 0:
+            if isinstance(value, int | float) and not (value > 0 or (bound.name == "drain" and value == 0)):
                 raise ValueError(f"{bound.name} is {value}: it must be above 0")
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             raise ValueError("the token must be of printable ASCII characters, and not empty")

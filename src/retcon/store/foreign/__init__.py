@@ -1,1 +1,1 @@
-"""Other people's files, a record after another."""
+"""Other people's files, one record after another."""

@@ -28,9 +28,9 @@ class Dump:
     def __init__(self, path: Path, value: object) -> None:
         samples = value.get(_SAMPLES) if isinstance(value, dict) else value
         if not isinstance(value, dict | list) or not isinstance(samples, list):
-            raise RecordError(f"{path} is no rollout dump of slime: it has no list of samples ({_held(value)})")
+            raise RecordError(f"{path} is not a rollout dump of slime: it has no list of samples ({_held(value)})")
         if not all(isinstance(sample, dict) for sample in samples):
-            raise RecordError(f"{path} is no rollout dump of slime: its samples are no dictionaries")
+            raise RecordError(f"{path} is not a rollout dump of slime: its samples are not dictionaries")
         self.path = path
         self.frame = value if isinstance(value, dict) else None
         self.samples: list[dict[object, object]] = samples
@@ -47,7 +47,7 @@ class DumpWriter:
 
     def __init__(self, dump: object, out: IO[bytes]) -> None:
         if not isinstance(dump, Dump):
-            raise TypeError("a source that is no dump")
+            raise TypeError("a source that is not a dump")
         self._dump = dump
         self._out = out
         self._kept: list[object] = []
@@ -78,21 +78,23 @@ def _loaded(path: Path) -> object:
     try:
         import torch
     except ImportError as error:
-        raise MissingExtra(f"{path} takes torch to read: {how_to_install('train')}") from error
+        raise MissingExtra(f"{path} needs torch to be read: {how_to_install('train')}") from error
     try:
         if not zipfile.is_zipfile(path) and path.stat():
-            raise RecordError(f"{path} is no dump that torch wrote: it is no zip; write the samples as JSON Lines")
+            raise RecordError(
+                f"{path} is not a dump that torch wrote: it is not a zip; write the samples as JSON Lines"
+            )
         value: object = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist") from None
     except pickle.UnpicklingError as error:
         found = _GLOBAL.search(str(error))
         raise RecordError(
-            f"{path} is not read, as that could run code: it holds {f'a {found[1]}' if found else 'an object'}, which "
-            "is neither a plain value nor a tensor; write the samples as JSON Lines"
+            f"{path} is not read, because that could run code: it holds {f'a {found[1]}' if found else 'an object'}, "
+            "which is neither a plain value nor a tensor; write the samples as JSON Lines"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise RecordError(f"{path} is no dump that can be read: {error}") from error  # what a torn pickle gives
+        raise RecordError(f"{path} is not a readable dump: {error}") from error  # what a torn pickle gives
     return value
 
 
@@ -104,7 +106,7 @@ def as_json(sample: object, where: str) -> bytes:
         except UnicodeEncodeError:  # a lone surrogate
             return json.dumps(sample, default=_listed).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise RecordError(f"{where}: no JSON can hold it: {error}") from error
+        raise RecordError(f"{where}: it cannot be written as JSON: {error}") from error
 
 
 def _listed(value: object) -> object:

@@ -80,7 +80,7 @@ def eval_source(path: Path) -> Source:
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist") from None
     except (zipfile.BadZipFile, OSError) as error:
-        raise RecordError(f"{path} is no inspect_ai log: {error}") from error
+        raise RecordError(f"{path} is not an inspect_ai log: {error}") from error
     done = [0]
 
     def records() -> Iterator[Record]:
@@ -137,7 +137,7 @@ def values_in(data: bytes, where: str) -> list[bytes]:
             at = _after_space(text, end)
             at = _after_space(text, at + 1) if text[at] == "," else at
     except (ValueError, IndexError, RecursionError) as error:
-        raise RecordError(f"{where}: no list: {error}") from error
+        raise RecordError(f"{where}: not a list: {error}") from error
     return items
 
 

@@ -27,7 +27,7 @@ def parquet_source(path: Path) -> Source:
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:
-        raise RecordError(f"{path} is no Parquet that can be read: {error}") from error
+        raise RecordError(f"{path} is not a readable Parquet file: {error}") from error
     rows = Rows(path, file)
     size = path.stat().st_size
     return Source(path, "parquet", rows.records(), lambda: int(size * rows.share), table=rows)
@@ -73,7 +73,7 @@ class RowsWriter:
 
     def __init__(self, rows: object, out: IO[bytes]) -> None:
         if not isinstance(rows, Rows):
-            raise TypeError("a source that is no Parquet")
+            raise TypeError("a source that is not Parquet")
         import pyarrow.parquet as pq
 
         self._schema = rows.schema
@@ -191,7 +191,7 @@ def arrow(what: str) -> ModuleType:
     try:
         package: ModuleType = importlib.import_module("pyarrow")
     except ImportError as error:
-        raise MissingExtra(f"{what} takes pyarrow to read and write: pip install 'retcon-rl[formats]'") from error
+        raise MissingExtra(f"{what} needs pyarrow to be read and written: pip install 'retcon-rl[formats]'") from error
     return package
 
 
@@ -199,4 +199,4 @@ def _json(row: dict[str, Any], where: str) -> bytes:
     try:
         return msgspec.json.encode(row, enc_hook=str)
     except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError) as error:
-        raise RecordError(f"{where}: no JSON can hold it: {error}") from error
+        raise RecordError(f"{where}: it cannot be written as JSON: {error}") from error

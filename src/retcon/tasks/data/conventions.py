@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retcon.core.errors import nearest
+from retcon.tasks.data.export import exported_meta
 from retcon.tasks.data.fields import (
     Columns,
     DataError,
@@ -167,6 +168,9 @@ def _verl(row: Columns) -> Item:
     about = row.get("extra_info")
     about = about if isinstance(about, dict) else {}
     system, before, asked = prompt(row, "prompt")
+    if (meta := exported_meta(about)) is not None:
+        grader = str(meta.get("grader", ""))
+        return Item(asked, str(truth), _short(about, "id"), system, grader, before=before, meta=meta)
     code = _is_cases(truth)
     if isinstance(truth, list | dict) and not code:
         truth_text = text({"reward_model.ground_truth": truth}, "reward_model.ground_truth")
@@ -203,7 +207,7 @@ def _choices(row: Columns) -> Item:
         about = options if "text" in options else {"label": list(options), "text": list(options.values())}
         labels, options = "".join(map(str, about.get("label", ()))), about["text"]
     if not isinstance(options, list) or not 2 <= len(options) <= len(labels):
-        raise Misfit(column, "is no list of choices")
+        raise Misfit(column, "is not a list of choices")
     answer = first_of(row, ("answer", "answerKey", "answer_index", "label"))
     read = item(row, first_of(row, QUESTIONS), answer)
     right = read.answer

@@ -23,7 +23,7 @@ def hub_rows(id: str, *, subset: str, split: str, revision: str) -> Iterator[Row
         import datasets
     except ImportError:
         raise MissingExtra(
-            f"{id} is no file here, and to load it from the Hugging Face hub takes the datasets package: "
+            f"{id} is not a file here, and loading it from the Hugging Face hub needs the datasets package: "
             f"pip install datasets, {INSTEAD}"
         ) from None
     at = f" at revision {revision}" if revision else ""

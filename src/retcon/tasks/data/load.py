@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.core.errors import nearest
-from retcon.tasks.data.columns import mapped, split_of
 from retcon.tasks.data.conventions import Convention, named, recognised
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, missing
 from retcon.tasks.data.grading import has_tests, refuse_unknown
@@ -21,7 +20,7 @@ from retcon.tasks.data.loaded import Loaded, Placed, ReadSource, Role
 from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
 from retcon.tasks.data.overlap import EvaluationIndex
 from retcon.tasks.data.programs import CODE
-from retcon.tasks.data.rows import Row, read_rows
+from retcon.tasks.data.rows import Row, mapped, read_rows, split_of
 from retcon.tasks.data.text import key
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task

@@ -66,7 +66,7 @@ def imported_tasks(path: str) -> TaskSet:
         except TypeError as error:
             raise DataError(f"{path}: it must make a task set without arguments: {error}") from error
     if not _serves(tasks):
-        raise DataError(f"{path} is no task set: it needs name, system, train(seed), evaluation(count, seed), "
+        raise DataError(f"{path} is not a task set: it needs name, system, train(seed), evaluation(count, seed), "
                         "grade(task, trajectory) (retcon.tasks.registry.TaskSet)")  # fmt: skip
     return tasks
 

@@ -31,7 +31,7 @@ def _mbpp(row: Columns) -> Item:
     column = first_of(row, _MBPP_TESTS)
     tests = row[column]
     if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-        raise Misfit(column, "is no list of tests, each a line of Python")
+        raise Misfit(column, "is not a list of tests, each a line of Python")
     read = item(row, first_of(row, _MBPP_ASKS), "")
     shown = "\n".join(tests)
     asked = (

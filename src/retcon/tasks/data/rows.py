@@ -1,10 +1,13 @@
-"""Rows of files: JSON Lines, a JSON array, CSV and Parquet, plain or compressed, each with the line it stands in."""
+"""Rows of files: JSON Lines, a JSON array, CSV and Parquet, plain or compressed, each with the line it stands in.
+
+And their columns, by the names that settings give them.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
@@ -15,8 +18,9 @@ import msgspec
 from retcon.core.errors import RecordError, nearest
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.foreign.records import Record, open_source
-from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.fields import Columns, DataError, text
 
+SPLIT = "split"
 TABLES = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (".jsonl", ".ndjson", ".json", *TABLES, ".parquet")
 """Of files with rows, before the one of a compression (.gz, .zst)."""
@@ -119,7 +123,7 @@ def _object(record: Record, alone: bool) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         value = _by_python(record, error)
     if alone:
-        raise DataError(f"{record.file} is no list of rows, but one JSON value{_lists_in(value)}; rows are lines of "
+        raise DataError(f"{record.file} is not a list of rows, but one JSON value{_lists_in(value)}; rows are lines of "
                         "objects (.jsonl), or objects in one list")  # fmt: skip
     if not isinstance(value, dict):
         found = type(value).__name__
@@ -134,7 +138,7 @@ def _by_python(record: Record, error: Exception) -> Any:
     except UnicodeDecodeError as wrong:
         raise DataError(_encoding(record.where, record.data, wrong)) from None
     except (ValueError, RecursionError):
-        raise DataError(f"{record.where}: no JSON: {error}") from None
+        raise DataError(f"{record.where}: not JSON: {error}") from None
 
 
 def _lists_in(value: object) -> str:
@@ -197,7 +201,7 @@ def _check_header(header: list[str], path: Path) -> None:
 def _nul(where: str, data: bytes) -> str:
     if data.count(b"\0") * 3 > len(data):
         return f"{where}: this is UTF-16, not UTF-8: iconv -f UTF-16 -t UTF-8 rewrites it"
-    return f"{where}: a NUL byte at position {data.index(0)}: this is no text, or it was damaged"
+    return f"{where}: a NUL byte at position {data.index(0)}: this is not text, or it was damaged"
 
 
 def _encoding(where: str, data: bytes, error: UnicodeDecodeError) -> str:
@@ -207,3 +211,35 @@ def _encoding(where: str, data: bytes, error: UnicodeDecodeError) -> str:
         f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at position {error.start}): "
         "iconv -f LATIN1 -t UTF-8 rewrites it, if it is Latin-1"
     )
+
+
+def mapped(row: Row, columns: Mapping[str, str]) -> Columns:
+    """The row, with the fields that the settings map under their own names in place of their columns."""
+    if not columns:
+        return row.columns
+    found = {name: _look_up(row, column) for name, column in columns.items()}
+    gone = {column if column in row.columns else column.partition(".")[0] for column in columns.values()}
+    return {**{name: value for name, value in row.columns.items() if name not in gone}, **found}
+
+
+def _look_up(row: Row, column: str) -> Any:
+    if column in row.columns:
+        return row.columns[column]
+    value: Any = row.columns
+    for part in column.split("."):
+        if not isinstance(value, dict) or part not in value:
+            there = list(value) if isinstance(value, dict) else list(row.columns)
+            raise DataError(f"{row.where}: no column '{column}'{nearest(part, there)}; there are: {', '.join(there)}")
+        value = value[part]
+    return value
+
+
+def split_of(row: Row, columns: Columns) -> str:
+    about = columns.get("extra_info")
+    holder = columns if SPLIT in columns else about if isinstance(about, dict) and SPLIT in about else None
+    if holder is None:
+        raise DataError(
+            f"{row.where}: no column 'split'{nearest(SPLIT, columns)}, which says what is trained on; it has: "
+            f'{", ".join(columns)}. Map it: columns = {{ split = "…" }}'
+        )
+    return text(holder, SPLIT)

@@ -76,6 +76,11 @@ class DataTasks:
         """16 hexadecimal digits: of the tasks' content, whatever file or order they came in."""
         return str(self.identity["fingerprint"])
 
+    @property
+    def ends(self) -> bool:
+        """Whether a pass comes to an end: none of its parts is a task set."""
+        return all(isinstance(part.tasks, Sequence) for part in self.parts)
+
     def train(self, seed: int) -> Iterator[Task]:
         """One pass. Where sources have weights it is as long as all their tasks together, each source has its share of
         it, and a source that is smaller than its share comes again within it; task sets alone may be endless."""

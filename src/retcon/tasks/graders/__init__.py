@@ -1,1 +1,1 @@
-"""Whether a reply answers a task rightly: one file a kind."""
+"""Whether a reply answers a task correctly: one file per kind."""

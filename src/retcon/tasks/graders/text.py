@@ -73,7 +73,7 @@ def letter(answer: str) -> str:
     """The letter that an answer is, in upper case. Raises ValueError where it is none."""
     found = _LETTER.fullmatch(answer.strip())
     if found is None:
-        raise ValueError(f"answer {answer!r:.80} is no letter: multiple choice is graded by one, such as B or (B)")
+        raise ValueError(f"answer {answer!r:.80} is not a letter: multiple choice is graded by one, such as B or (B)")
     return found.group(1).upper()
 
 

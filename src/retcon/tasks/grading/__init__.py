@@ -1,1 +1,1 @@
-"""How graders are found, opened and called, and what is done with what they say. The graders are in `tasks/graders`."""
+"""How graders are found, opened and called, and what their verdicts lead to. The graders are in `tasks/graders`."""

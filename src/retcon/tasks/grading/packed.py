@@ -31,7 +31,7 @@ def unpack(packed: str) -> object:
     try:
         return json.loads(text_of(data))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"packed tests are no JSON: {error}") from None
+        raise ValueError(f"packed tests are not JSON: {error}") from None
 
 
 def text_of(pickled: bytes) -> str:

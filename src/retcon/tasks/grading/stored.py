@@ -72,7 +72,7 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
     if missing := sorted(wanted - found.keys()):
         where = f"{given} holds" if given is not None else "what is known of the run gives"
         raise RecordError(
-            f"{where} {len(found)} of the {len(wanted)} tasks, and not {missing[0]!r}: name a file that holds them all "
+            f"{where} {len(found)} of the {len(wanted)} tasks, but not {missing[0]!r}: name a file that holds them all "
             "with --tasks (JSON Lines with id and answer)"
         )
     return found
@@ -87,7 +87,7 @@ def _manifests(files: Iterable[Path]) -> list[Mapping[str, Any]]:
             try:
                 found.append(json.loads(path.read_text(encoding="utf-8")))
             except ValueError as error:
-                raise RecordError(f"{path} is no JSON: {error}") from None
+                raise RecordError(f"{path} is not JSON: {error}") from None
     return found
 
 
@@ -129,6 +129,6 @@ def _task(line: bytes, where: str) -> Task:
         raise RecordError(f"{where}: a task is an object with 'id' and 'answer'")
     answer = row.get("answer", "")
     if not isinstance(answer, str | int | float):
-        raise RecordError(f"{where}: 'answer' is no text")
+        raise RecordError(f"{where}: 'answer' is not text")
     meta = {key: value for key, value in row.items() if key not in ("id", "answer", "question")}
     return Task(row["id"], str(row.get("question", "")), str(answer), meta=meta)

@@ -92,7 +92,7 @@ def _imported(path: str) -> Any:
     for part in name.split("."):
         function = getattr(function, part)
     if not callable(function):
-        raise TypeError(f"{path} is no function")
+        raise TypeError(f"{path} is not a function")
     return function
 
 

@@ -1,1 +1,1 @@
-"""The tools that a recipe can name, one a file: a file's name is the name."""
+"""The tools that a recipe can name, one per file, which gives it its name."""

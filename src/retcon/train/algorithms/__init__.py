@@ -1,1 +1,1 @@
-"""The algorithms of [rl], one a file: its advantage, its loss and its own keys. A file's name is its name."""
+"""The algorithms of [rl], one per file, which gives it its name: advantage, loss and its own keys."""

@@ -1,1 +1,1 @@
-"""Demonstrations: what a cold start learns from, made of a teacher, a model, annotated solutions or transcripts."""
+"""Demonstrations, which a cold start learns from: by a teacher, a model, annotated solutions or transcripts."""

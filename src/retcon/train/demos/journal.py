@@ -77,7 +77,7 @@ class FileJournal(Journal):
                 kept = [from_dict(one, f"{self.path}, line {number}") for one in stretch["kept"]]
                 super().add(Made(stretch["stop"] - self.stop, tuple(kept), stretch["rejected"]))
         except (msgspec.DecodeError, LookupError, TypeError) as error:
-            raise CheckpointError(f"{self.path} is broken ({error!r}): remove it, and begin anew") from error
+            raise CheckpointError(f"{self.path} is broken ({error!r}): remove it, and start over") from error
         if changed := list(differing(begun, made_from)):
             raise CheckpointError(
                 f"{self.path} was begun with another recipe or other data ({'; '.join(changed)}): remove it, or name "

@@ -109,7 +109,7 @@ class _Reader:
             if new := [one for one in found if self._add(one.tree)]:
                 words = self._words(line, new, before)
                 if _UNKNOWN.search(words):
-                    raise Unusable("an equation with an unknown, which is no program")
+                    raise Unusable("an equation with an unknown, which is not a program")
                 self._steps[before] = replace(self._steps[before], words=words)
         return self._steps
 
@@ -123,7 +123,7 @@ class _Reader:
             if name is not None:
                 uses.add(name)
             elif not self._given(value):
-                raise Unusable("a number that neither the question nor an earlier step has")
+                raise Unusable("a number that neither the question nor an earlier step contains")
             return name
 
         name = f"x{len(self._steps) + 1}"
@@ -192,7 +192,7 @@ def _steps_in(line: str) -> list[_Found]:
             continue
         tree = _read(match["left"])
         if tree is None:
-            raise Unusable("a step that is no arithmetic")
+            raise Unusable("a step that is not arithmetic")
         if isinstance(tree, ast.Constant) and said is not None and not isinstance(said, ast.Constant):
             tree = said  # `287 x 4 = <<1148=1148>>`
         # What the sentence computes is said by the program; what it says otherwise stays.

@@ -1,1 +1,1 @@
-"""What a step makes smaller: advantages, the loss, and the old log-probs that it compares with."""
+"""What a step minimises: advantages, the loss, and the old log-probs that it compares with."""

@@ -85,29 +85,6 @@ def averaged(terms: Tensor, mask: Tensor, totals: Totals, aggregate: Aggregate) 
     return terms.sum() / (aggregate * max(totals.sequences, 1))
 
 
-def policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    aggregate: Aggregate = "token",
-    totals: Totals | None = None,
-    masked: Tensor | None = None,
-    weights: Tensor | None = None,
-) -> Loss:
-    """The clipped surrogate of tensors, as `batch_loss` has it of a batch: -min(ρ Â, clip(ρ, 1 - ε_low, 1 + ε_high) Â).
-
-    All tensors (B, T); logprobs, old_logprobs: nats, advantages Â; mask: bool, what is learnt from. totals: None for
-    this batch's own. weights: (B, T) float, what each token's term is multiplied by after the clip; None for 1.
-    """
-    batch = Batch(mask, mask, mask, old_logprobs, advantages, weights)
-    clip = (clip_low, clip_high)
-    return batch_loss(logprobs, batch, totals or Totals.of(mask), clip=clip, aggregate=aggregate, masked=masked)
-
-
 def negative_spliced(advantages: Tensor, spliced: Tensor) -> Tensor:
     """Ours, not the paper's: the spliced tokens, (B, T) bool, of rollouts that did worse than their siblings.
 

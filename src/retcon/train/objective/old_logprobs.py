@@ -25,9 +25,11 @@ LARGE = 0.02
 
 
 class Mismatch:
-    """Between log-probs of the trainer and of the engine, of the same tokens under the same weights: pure numerics."""
+    """Between log-probs of the trainer and of the engine, of the same tokens under the same weights: pure numerics;
+    unless they are `stale`, as the engine's may be of older weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stale: bool = False) -> None:
+        self._stale = stale
         self._tokens, self._sum, self._max, self._kl = 0, 0.0, 0.0, 0.0
 
     @property
@@ -45,12 +47,12 @@ class Mismatch:
 
     def metrics(self) -> dict[str, float | None]:
         """mismatch_mean, mismatch_max: |trainer - engine|, nats a token. mismatch_kl: KL(engine ‖ trainer), nats a
-        token (the k3 estimator, see `policy_loss`). None where no token was seen. Warns (ComputeWarning) beyond
-        LARGE."""
+        token (the k3 estimator, see `loss.reduced`). None where no token was seen. Warns (ComputeWarning) beyond
+        LARGE what only numerics can have done."""
         if not self._tokens:
             return dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
         mean = self._sum / self._tokens
-        if mean > LARGE:
+        if mean > LARGE and not self._stale:
             # Without this step's figure, so that Python tells it once and not at every step.
             warnings.warn(
                 f"rollouts came with log-probs that differ from the trainer's by more than {LARGE} nats a token on "

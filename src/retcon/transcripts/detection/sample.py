@@ -92,6 +92,6 @@ def _refuse_unknown(source: Source, detector: Detector, values: dict[int, Json])
     where = ", ".join(map(str, sorted(seen)[:8]))
     raise RecordError(
         f"{source.path}: no call can be read, though {len(seen)} of {len(values)} records looked at have signs of tool "
-        f"use ({seen[first]}): {where}{', …' if len(seen) > 8 else ''}; it is of no known format"
+        f"use ({seen[first]}): {where}{', …' if len(seen) > 8 else ''}; its format is unknown"
         f"{nearest_format(values[first], formats())}"
     )

@@ -201,7 +201,7 @@ def _typed(item: Item) -> tuple[Verdict | None, bool]:
 
 def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
     if not isinstance(item, dict):
-        raise RecordError("a message is no object")
+        raise RecordError("a message is not an object")
     said = "".join(p.text for p in pieces if p.kind == "said" and _THOUGHT not in p.payload)
     moved = {key: value for p in pieces for key, value in p.payload.items() if key != _THOUGHT}
     thought = {str(p.payload[_THOUGHT]): p.text.removesuffix(_APART) for p in pieces if _THOUGHT in p.payload}

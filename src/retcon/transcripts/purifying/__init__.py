@@ -1,1 +1,1 @@
-"""Files from end to end: what goes where, over several cores, counted, and resumed."""
+"""Purifying files from end to end: where outputs go, several cores, counts, resuming."""

@@ -76,8 +76,8 @@ class Purification:
         self.counts: list[Count] = []
         if not resume and assignment.out != STDIN and assignment.state_path.exists():
             raise RecordError(
-                f"{assignment.state_path} is of a run that was interrupted: go on with --resume, "
-                "or remove it to begin anew"
+                f"{assignment.state_path} is from a run that was interrupted: continue with --resume, "
+                "or remove it to start over"
             )
         self._writing: Writer | None = None
         self._state = _load(assignment) if resume else _State(assignment.options())
@@ -229,7 +229,9 @@ def _writer(source: Source, out: IO[bytes], assignment: Assignment, index: int, 
         if source.shape == "eval" and assignment.out == STDIN:
             raise RecordError(f"{source.path}: an .eval log cannot go to standard output; give -o FILE.eval")
     elif name.endswith(".pt") and (joined or source.shape != "dump" or full_name != name):
-        raise RecordError(f"{full_name}: a .pt holds what came from one .pt, and is not compressed; name a .jsonl")
+        raise RecordError(
+            f"{full_name}: a .pt can only hold what came from one .pt, and is never compressed; name a .jsonl"
+        )
     elif not kind and _as_lines(source, name, joined=joined):
         kind = ".jsonl"
     return writer(source, out, kind=kind, going_on=going_on, joined=joined)
@@ -250,14 +252,14 @@ def _load(assignment: Assignment) -> _State:
     except FileNotFoundError:
         done = next((o.path for o in assignment.outputs() if o.path.exists()), None)
         if done is not None:
-            raise RecordError(f"{done} is finished: nothing to go on with; --force makes it anew") from None
-        raise RecordError(f"nothing to go on with: there is no {path}; leave --resume out to begin") from None
+            raise RecordError(f"{done} is finished: nothing to resume; --force makes it again") from None
+        raise RecordError(f"nothing to resume: there is no {path}; leave out --resume to start") from None
     except (msgspec.DecodeError, OSError) as error:
-        raise RecordError(f"{path} cannot be read: {error}; remove it to begin anew") from error
+        raise RecordError(f"{path} cannot be read: {error}; remove it to start over") from error
     options = json.loads(json.dumps(assignment.options()))
     other = [name for name, value in options.items() if state.options.get(name) != value]
     if other:
-        raise RecordError(f"{path} is of a run with another {', '.join(other)}; remove it to begin anew")
+        raise RecordError(f"{path} is from a run with another {', '.join(other)}; remove it to start over")
     return state
 
 

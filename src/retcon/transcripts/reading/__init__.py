@@ -1,1 +1,1 @@
-"""How records become pieces and trajectories, and are put together again."""
+"""How records become pieces and trajectories, and are reassembled."""

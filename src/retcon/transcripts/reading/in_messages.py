@@ -163,7 +163,7 @@ class InMessages:
 
     def _rebuild(self, item: Json, pieces: Sequence[Piece]) -> Json:
         if not isinstance(item, dict):
-            raise RecordError("a message is no object")
+            raise RecordError("a message is not an object")
         return {**item, self.text: with_text(item.get(self.text), "".join(p.text for p in pieces))}
 
 

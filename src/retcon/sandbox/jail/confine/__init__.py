@@ -1,1 +1,1 @@
-"""What a worker gives up before it runs anything, by tier, and what holds around its calls."""
+"""What a worker gives up, by tier, before it runs anything, and what confines its calls."""

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Collection, Iterator
 
-from retcon.sandbox.jail.usage import children, read
+from retcon.sandbox.jail.usage import children, listing, read
 
 SWEEP_SECONDS = 5.0
 PAUSE = 0.00002  # seconds between two looks: those that are looked at may need this processor to stop
@@ -52,7 +52,7 @@ class Tree:
 
     def threads(self, number: int) -> list[str]:
         try:
-            return _listing(self._proc, f"{number}/task")
+            return listing(self._proc, f"{number}/task")
         except OSError:
             return []
 
@@ -222,11 +222,3 @@ def _whole(fd: int) -> bytes:
     while part := os.pread(fd, CHILDREN_BYTES, len(found)):
         found += part
     return found
-
-
-def _listing(proc: int, path: str) -> list[str]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-    try:
-        return os.listdir(fd)
-    finally:
-        os.close(fd)

@@ -121,7 +121,7 @@ class Languages:
                 except SandboxUnavailable as error:
                     raise unavailable(error, "busy") from error
                 if result.status != "ok":  # a fault of the moment: it is asked again
-                    raise unavailable(SandboxUnavailable(f"what is installed cannot be found out: {result.stderr}"))
+                    raise unavailable(SandboxUnavailable(f"the installed packages cannot be listed: {result.stderr}"))
                 there = frozenset(json.loads(result.stdout))
                 self._there = there if self._calls.tier == "namespaces" else there - set(PROCESSES)
             return self._there

@@ -204,7 +204,7 @@ async def _shielded(task: asyncio.Task[Any]) -> Any:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         if task.cancelled():
-            raise SessionLost("what it was doing was given up: nobody waited for the answer") from None
+            raise SessionLost("its work was abandoned: nobody waited for the answer") from None
         raise
 
 

@@ -1,1 +1,1 @@
-"""The kinds of [demos], one a file: what a file here defines can be named by the file's name."""
+"""The kinds of [demos], one per file: what a file defines is named by the file's name."""

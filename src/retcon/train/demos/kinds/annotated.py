@@ -26,7 +26,7 @@ class Annotated(DemosSection):
     @classmethod
     def _has_a_place(cls, value: str) -> str:
         if "{answer}" not in value:
-            raise ValueError("it needs {answer}, where the number goes that was printed")
+            raise ValueError("it needs {answer}, the place of the number that was printed")
         return value
 
     def open(self, setup: DemoSetup) -> OpenSource:

@@ -19,7 +19,7 @@ class Engine(DemosSection):
     model: str = Field("", description="the teacher: a folder, a name of `retcon model list`, or a hub id, which "
         "speaks its own style; empty: the model that will learn")  # fmt: skip
     style: str = Field("auto", description="of a teacher that is another model: as model.style")
-    tries: Positive = Field(4, description="at a problem, until one is right")
+    tries: Positive = Field(4, description="attempts at a problem, until one is right")
 
     def open(self, setup: DemoSetup) -> OpenSource:
         from retcon.train.demos.engine import open_engine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, field_validator
 
 from retcon.config.learning import DemosSection
-from retcon.config.section import Positive, Rate
+from retcon.config.section import Positive, Rate, api_url
 from retcon.engine.openai.messages import INSTRUCTIONS
 
 if TYPE_CHECKING:
@@ -22,14 +22,9 @@ class OpenAI(DemosSection):
     key_env: str = Field("OPENAI_API_KEY", description="environment variable that holds the API's key; empty for none")
     seconds: Rate = Field(120.0, description="wall seconds of a request")
     instructions: str = Field(INSTRUCTIONS, description="what the teacher is told first; those who learn are not")
-    tries: Positive = Field(4, description="at a problem, until one is right")
+    tries: Positive = Field(4, description="attempts at a problem, until one is right")
 
-    @field_validator("url")
-    @classmethod
-    def _url(cls, value: str) -> str:
-        if value and not value.startswith(("http://", "https://")):
-            raise ValueError("it is no URL of a server: write it as http://host:port/v1")
-        return value
+    _url = field_validator("url")(api_url)
 
     def open(self, setup: DemoSetup) -> OpenSource:
         from retcon.train.demos.remote import open_remote

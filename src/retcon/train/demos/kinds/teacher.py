@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 class FamilyTeacher(DemosSection):
     """`kind = "teacher"`. Of a task family with `lessons` (`Taught`), such as numbers."""
 
-    keep: Literal["all", "right"] = Field("all", description="all: wrong answers, too | right: what the grader takes")
-    tries: Positive = Field(1, description="at a problem, where only right ones are kept")
+    keep: Literal["all", "right"] = Field(
+        "all", description="all: wrong answers too | right: only what the grader accepts"
+    )
+    tries: Positive = Field(1, description="attempts at a problem, if only right ones are kept")
 
     def open(self, setup: DemoSetup) -> OpenSource:
         from retcon.train.demos.teacher import open_teacher

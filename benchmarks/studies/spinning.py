@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """The engine in somebody else's program, with two threads, on a busy machine: what waiting for each other costs.
 
-    python benchmarks/spinning.py [--rounds 3] [--busy 2]
+    python benchmarks/studies/spinning.py [--rounds 3] [--busy 2]
 
 32 requests of 39 + 48 ids on the small model of `measure.py`, while other processes compute. Seconds of this process's
 CPU time and of the wall, each way in a process of its own, in turns: *spinning*, as OpenMP does it by default (the

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Trains one of the recipes here with verl: bash recipes/verl/launch.sh cleaner-4b [KEY=VALUE of verl's …]
+#
+#   GPUS=8 NODES=1      of a node, and nodes: 1 to 64 GPUs in all. With several nodes a Ray is there already (ray.sh).
+#   MODEL=…             what to start from; else the recipe's
+#   DATA=data           where the Parquet files are, and are written to where they are not there yet
+#   STAGE=1             of rstar2-14b: 1, 2 or 3
+#   SANDBOX=http://…    servers of `retcon sandbox serve` to run calls on, divided by commas; else each worker has its own
+set -euo pipefail
+
+name=${1:?"which one: cleaner-4b, cleaner-7b or rstar2-14b"}
+shift
+here=$(cd "$(dirname "$0")" && pwd)
+export RECIPES=$here GPUS=${GPUS:-8} NODES=${NODES:-1} DATA=${DATA:-data}
+gpus=$((GPUS * NODES))
+extra=()
+
+case $name in
+  cleaner-4b | cleaner-7b) recipe=$name set=cleaner ;;
+  rstar2-14b)
+    stage=${STAGE:-1} set=rstar2
+    recipe=rstar2-14b/stage$stage
+    : "${MODEL:?"what the stage before made: recipes/rstar2-14b"}"
+    extra+=(retcon.recipe="$recipe" trainer.experiment_name="rstar2-14b-stage$stage")
+    case $stage in
+      1) ;;
+      2) extra+=(data.max_response_length=12288 actor_rollout_ref.rollout.max_model_len=14336
+                 trainer.total_training_steps=85) ;;
+      3) extra+=(data.max_response_length=12288 actor_rollout_ref.rollout.max_model_len=14336
+                 trainer.total_training_steps=125) set=rstar2-hard ;;
+      *) echo "STAGE=$stage: 1, 2 or 3" >&2; exit 2 ;;
+    esac ;;
+  *) echo "$name: cleaner-4b, cleaner-7b or rstar2-14b" >&2; exit 2 ;;
+esac
+
+# Fewer GPUs hold less: weights and optimiser go to the host's memory, and long sequences are divided.
+if ((gpus < 8)); then
+  extra+=(actor_rollout_ref.actor.fsdp_config.param_offload=true
+          actor_rollout_ref.actor.fsdp_config.optimizer_offload=true)
+elif ((gpus < 32)); then
+  extra+=(actor_rollout_ref.actor.fsdp_config.optimizer_offload=true)
+fi
+if ((GPUS == 1)); then
+  extra+=(actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.5)
+fi
+# Two processes a GPU run rollouts, and two units a node hold what they made.
+extra+=(actor_rollout_ref.rollout.agent.num_workers=$((gpus < 4 ? 8 : 2 * gpus))
+        transfer_queue.backend.SimpleStorage.num_data_storage_units=$((2 * NODES < 8 ? 8 : 2 * NODES)))
+if [[ -n ${SANDBOX:-} ]]; then
+  extra+=("retcon.overrides=['sandbox.url=[\"${SANDBOX//,/\",\"}\"]']")
+fi
+
+mkdir -p "$DATA"
+[[ -e $DATA/$set-train.parquet ]] || retcon data export --verl "$DATA/$set-train.parquet" --recipe "$recipe"
+[[ -e $DATA/$set-evaluation.parquet ]] ||
+  retcon data export --verl "$DATA/$set-evaluation.parquet" --recipe "$recipe" --evaluation
+
+exec python -m verl.trainer.main_ppo --config-path "$here" --config-name "$name" \
+  data.train_files="$DATA/$set-train.parquet" data.val_files="$DATA/$set-evaluation.parquet" "${extra[@]}" "$@"

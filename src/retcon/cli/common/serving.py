@@ -1,0 +1,21 @@
+"""What commands that serve have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EXTRA = ("starlette", "uvicorn")
+"""The packages of [serve]."""
+
+
+def token_of(token: str | None, file: Path | None) -> str | None:
+    """The token, or that in a file. Raises ValueError where the file cannot be read or is empty."""
+    if file is None:
+        return token
+    try:
+        found = file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"--token-file {file}: {error.strerror}") from error
+    if not found:
+        raise ValueError(f"--token-file {file}: it is empty")
+    return found

@@ -1,0 +1,97 @@
+"""`retcon data export`: tasks as another trainer reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.data import columns_of, settings_of
+
+if TYPE_CHECKING:
+    from retcon.tasks.registry import TaskSet
+    from retcon.tasks.types import Task
+
+
+def export(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE", help="Files of tasks, data sets of the hub (ORG/NAME), or task sets.", show_default=False
+        ),
+    ] = None,
+    *,
+    verl: Annotated[
+        Path, typer.Option("--verl", metavar="OUT.parquet", help="Where to write them, as verl reads its data.")
+    ],
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe", metavar="RECIPE", help="The tasks of a recipe, in place of files.", show_default=False
+        ),
+    ] = None,
+    evaluation: Annotated[
+        bool, typer.Option("--evaluation", help="What is evaluated on, in place of what is trained on.")
+    ] = False,
+    share: Annotated[
+        float, typer.Option("--share", min=0, max=1, help="Of files: of the questions, to evaluate on.")
+    ] = 0.0,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="How many at most.", show_default="all")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the order.")] = 0,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="FIELD=COLUMN", help="Which column holds what, as [bold]question=text[/]."),
+    ] = None,
+    grader: Annotated[str, typer.Option("--grader", help="Of rows that name none: math, exact, choice, code.")] = "",
+    split: Annotated[str, typer.Option("--split", help="The rows of this split alone.")] = "",
+    system: Annotated[str, typer.Option("--system", help="The system prompt of tasks that bring none.")] = "",
+    against: Annotated[
+        list[str] | None,
+        typer.Option("--against", metavar="FILE", help="An evaluation that they must not overlap with; several times."),
+    ] = None,
+) -> None:
+    """Write tasks for verl's trainer, in the order in which a run of ours with that seed would draw them."""
+    from rich.console import Console
+
+    from retcon.build import build_tasks
+    from retcon.config.load import load_recipe
+    from retcon.config.shipped import find_recipe
+    from retcon.core.errors import RecipeError
+    from retcon.tasks.data.export import verl_rows, write_verl
+
+    if verl.suffix != ".parquet":
+        raise RecipeError(f"--verl {verl}: verl reads Parquet; end the name in .parquet")
+    if bool(files) == bool(recipe):
+        raise RecipeError("name files of tasks, or a recipe that has some (--recipe): one of the two")
+    tasks: TaskSet
+    if recipe:
+        found = load_recipe(find_recipe(recipe))
+        if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
+            found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
+        tasks = build_tasks(found)
+    else:
+        about = {"columns": columns_of(column or []), "grader": grader, "split": split, "system": system,
+                 "against": tuple(against or ())}  # fmt: skip
+        sources: dict[str, object] = (
+            {"path": files[0]} if files and len(files) == 1 else {"sources": tuple(files or ())}
+        )
+        tasks = settings_of(**sources, **about, evaluation_share=share).open()
+    drawn = _drawn(tasks, evaluation, count, seed)
+    name = "evaluation" if evaluation else "train"
+    wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))  # type: ignore[arg-type]
+    Console(highlight=False, soft_wrap=True).print(f"{wrote:,} tasks of {tasks.name}, to {name}: {verl}")
+
+
+def _drawn(tasks: TaskSet, evaluation: bool, count: int | None, seed: int) -> Iterator[Task]:
+    from retcon.core.errors import RecipeError
+    from retcon.tasks.data.tasks import DataTasks
+    from retcon.tasks.registry import training_prompts
+
+    if count is None and not (isinstance(tasks, DataTasks) and tasks.ends):
+        raise RecipeError(f"--count: {tasks.name} makes its tasks as they are drawn, without an end; say how many")
+    if evaluation:
+        return iter(tasks.evaluation(count or len(tasks.held_out), seed))  # type: ignore[attr-defined]
+    return islice(training_prompts(tasks, seed), count)

@@ -1,0 +1,161 @@
+"""`retcon serve-agent`: a model, with its tools and repairs, behind OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.common.arguments import ModelOrURL, Overrides, is_url, need_training
+from retcon.cli.common.conversing import conversing_recipe
+from retcon.cli.common.serving import EXTRA, token_of
+from retcon.core.errors import MissingExtra, RecipeError
+from retcon.core.installing import how_to_install
+
+if TYPE_CHECKING:
+    from retcon.config.schema import Recipe
+    from retcon.sandbox.service.server import StopSignals
+    from retcon.serve.settings import ServeSettings
+
+LAST_SECONDS = 35
+"""Beyond --grace: the sandbox's processes, and a server that the engine started, are ended in it."""
+
+
+def serve_agent(
+    model: ModelOrURL,
+    overrides: Overrides = None,
+    *,
+    repair: Annotated[
+        str, typer.Option("--repair", metavar="KIND", help="Of failed calls: saar, branch, none …")
+    ] = "saar",
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tool",
+            metavar="NAME",
+            help="What runs here for requests that bring no tools: [bold]python[/], or an import path; several times "
+            "for several.",
+            show_default="python",
+        ),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="DIR", help="Keep conversations there as trajectories.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The model's, as clients name it.", show_default="the last of MODEL")
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Where to listen; beyond this machine only with a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")] = 8090,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            envvar="RETCON_SERVE_TOKEN",
+            help="Bearer token (an API key) to ask for. Other users of this machine can read a command line: prefer "
+            "the file.",
+            show_default=False,
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="A file that holds it.", show_default=False)
+    ] = None,
+    answer_tokens: Annotated[
+        int, typer.Option("--answer-tokens", help="Of each message that the model writes, at most.")
+    ] = 1024,
+    session_tokens: Annotated[
+        int, typer.Option("--session-tokens", help="That the model writes in a session, at most; 0 is no bound.")
+    ] = 0,
+    at_once: Annotated[int, typer.Option("--at-once", help="Requests that are taken in; more are refused.")] = 256,
+    sessions: Annotated[int, typer.Option("--sessions", help="Sessions that are open at a time.")] = 4096,
+    idle: Annotated[float, typer.Option("--idle", help="Seconds after which an unused session is ended.")] = 3600,
+    grace: Annotated[
+        int, typer.Option("--grace", min=1, help="Seconds that running requests get when the server is to stop.")
+    ] = 30,
+) -> None:
+    """Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says."""
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise MissingExtra(f"serving needs {', '.join(missing)}: {how_to_install('serve')}")
+    from retcon.models.locating import BASE, locate
+    from retcon.sandbox.service.server import StopSignals, is_local, listen
+    from retcon.serve.settings import ServeSettings
+
+    served = is_url(model)
+    folder = locate(BASE if served else model)
+    given = [f"repair.kind={repair}", *(overrides or ())]
+    recipe = conversing_recipe(model if served else None, folder, tool or ["python"], given)
+    if served and "path" in recipe.model.model_fields_set:
+        folder = locate(recipe.model.path)
+    if recipe.engine.in_process:
+        need_training()
+    called = name or (recipe.engine.subject(folder) if served else model).rstrip("/").rpartition("/")[2]
+    try:
+        secret = token_of(token, token_file)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    settings = ServeSettings(
+        called, recipe.run.seed, answer_tokens, session_tokens, at_once, sessions, idle, token=secret
+    )  # fmt: skip
+    opened = listen(host, port)
+    if secret is None and not is_local(opened):
+        opened.close()
+        raise RecipeError(
+            f"--host {host}: it can be reached from other machines, and whoever reaches it runs programs here: give "
+            "--token-file too, or listen on 127.0.0.1"
+        )
+    signals = StopSignals(last_seconds=grace + LAST_SECONDS)
+    asyncio.run(_serve(opened, recipe, folder, settings, record, signals, grace))
+    typer.echo("stopped", err=True)
+
+
+async def _serve(
+    opened: socket.socket,
+    recipe: Recipe,
+    folder: Path,
+    settings: ServeSettings,
+    record: Path | None,
+    signals: StopSignals,
+    grace: int,
+) -> None:
+    from dataclasses import replace
+
+    from retcon.build import build_engine_chat, build_policy, build_repair, open_context
+    from retcon.cli.common.ledger import alone
+    from retcon.sandbox.service import server
+    from retcon.serve import app
+    from retcon.serve.answering import Agent
+    from retcon.serve.recording import Record
+
+    server.allow_many_connections()
+    chat = build_engine_chat(recipe, folder)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(alone(record) if record is not None else nullcontext())
+        kept = Record(record)
+        engine = build_policy(recipe, folder, chat)
+        made = await stack.enter_async_context(open_context(recipe, engine, chat))
+        context = replace(made, repair=build_repair(recipe), model=recipe.engine.subject(folder))
+        agent = Agent(context, settings, kept)
+        application = await stack.enter_async_context(app.opened(agent))
+        typer.echo(f"listening on {server.address_of(opened)}/v1 · {_about(recipe, settings, agent, kept)}")
+        await server.serve(application, opened, signals, grace=grace)
+
+
+def _about(recipe: Recipe, settings: ServeSettings, agent: object, record: object) -> str:
+    from retcon.serve.answering import Agent
+    from retcon.serve.recording import Record
+
+    assert isinstance(agent, Agent)
+    assert isinstance(record, Record)
+    tools = ", ".join(recipe.rollout.tools)
+    text = "" if agent.provenance.encoded_by is None else " (as text: nothing can be learnt from it)"
+    where = "nothing is recorded" if record.file is None else f"recorded to {record.file}{text}"
+    left = f" ({record.taken_in} of a server before taken in)" if record.taken_in else ""
+    asked = "a token is asked for" if settings.token else "no token"
+    return f"model {settings.name} · runs {tools} · repair {recipe.repair.kind} · {where}{left} · {asked}"

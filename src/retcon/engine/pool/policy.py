@@ -1,0 +1,394 @@
+"""Which replica answers a call, when, and who gives way: decided from events and times that others tell.
+
+Nothing here waits, measures or asks the time, so that a simulator drives the object that serves
+(`benchmarks/scheduling.py`).
+
+- **Admission.** A trajectory is let in where the keys and values of all that are there are expected to fit, now and at
+  every later moment, as they grow and end (`Lengths`; in the spirit of the Past-Future scheduler, arXiv 2507.10150). A
+  trajectory on its way goes before new ones.
+- **Stickiness.** Its next call goes where its keys and values lie, unless that replica is down, or another one is so
+  much faster that computing the history again pays.
+- **Tools.** While its tool runs, a trajectory keeps its room. Where others wait for room it keeps it as long as
+  computing the history again would have cost, room and time weighed against each other; that is never more than twice
+  what one would do who knew how long the tool takes (the ski-rental rule).
+- **Eviction.** Where estimates fell short and a replica would overflow, whole trajectories give way, those first with
+  which the least work is lost; never the oldest one, so that there is always progress.
+- **Faults.** A replica that fails gets no calls for a while that doubles; what was there is computed again elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+
+import numpy as np
+
+from retcon.engine.pool.lengths import Lengths
+from retcon.engine.pool.replicas import Replica, Trajectory
+from retcon.engine.pool.types import Action, Evict, PoolSettings, Send
+from retcon.engine.pool.waiting import Waiting
+
+STALE = 2.0
+"""Seconds after which a replica's load is reckoned anew when something happens there."""
+SLACK = 0.005
+"""Share of a replica's room that may be added before it is looked at again: a call that has all that it may have is
+thought to grow until it comes back."""
+FASTER = 1.5
+"""How much faster another replica must be for a trajectory to move there."""
+
+
+class Policy:
+    """Routes calls over replicas. capacities: tokens of keys and values of each; None where that is unknown. Tell it
+    what happens, then do what `due` says; `wake` tells when to ask it again though nothing happened.
+
+    Times are seconds of one clock, any, that never goes back.
+    """
+
+    def __init__(
+        self, capacities: Sequence[float | None], *, max_requests: int = 256, settings: PoolSettings | None = None
+    ) -> None:
+        self.settings = settings or PoolSettings()
+        self.lengths = Lengths()
+        self.replicas = [
+            Replica(number, math.inf if capacity is None else capacity, max_requests, self.settings.fastest)
+            for number, capacity in enumerate(capacities)
+        ]
+        self._open: dict[Hashable, Trajectory] = {}
+        self._waiting = Waiting()
+        self._away: OrderedDict[Hashable, Trajectory] = OrderedDict()  # those longest away first
+        self._arrivals = 0
+        self._actions: list[Action] = []
+        self._stale: set[int] = set()
+        self._blocked: Trajectory | None = None  # the first that waits, for which there was no room
+        self._failed: list[Replica] = []
+        self._loads: list[tuple[float, int, int]] = [(0.0, r.number, 0) for r in self.replicas]
+        self._checks: list[tuple[float, int]] = []  # when a replica may be full
+        self._bounds = [(0.0, 0.0)] * len(self.replicas)  # (when, tokens at most)
+        self._check_at = [math.inf] * len(self.replicas)
+
+    def anew(self) -> Policy:
+        """One for the same replicas to which nothing happened yet, that knows what this one learnt of lengths."""
+        capacities = [None if math.isinf(r.capacity) else r.capacity for r in self.replicas]
+        policy = Policy(capacities, max_requests=self.replicas[0].max_requests, settings=self.settings)
+        policy.lengths = self.lengths
+        return policy
+
+    # --- what happens ---
+
+    def ask(self, id: Hashable, tokens: int, limit: int, now: float, group: Hashable = None) -> None:
+        """A trajectory of `tokens` wants up to `limit` more. One call at a time."""
+        one = self._open.get(id)
+        self.lengths.can_reach(tokens + limit)
+        if one is None:
+            self._arrivals += 1
+            one = self._open[id] = Trajectory(id, group, self._arrivals, tokens, limit)
+            self.lengths.moved(None, tokens)
+            self._waiting.new(one)
+            return
+        self.lengths.moved(one.tokens, tokens)
+        one.tokens, one.limit, one.away = tokens, limit, None
+        self._away.pop(id, None)
+        home = None if one.home is None else self.replicas[one.home]
+        if home is None or home.down_until > now or home.calls >= home.max_requests:
+            self._leave(one)
+            self._waiting.again(one)
+        elif (other := self._better(one, home, now)) is not None:
+            self._actions.append(Evict(id, home.number, running=False))
+            self._leave(one)
+            self._enter(one, other, now)
+        else:
+            self._send(one, home, now)
+
+    def answered(self, id: Hashable, generated: int, now: float) -> None:
+        """Its call came back with so many tokens; its tool runs, or it is about to be released."""
+        one = self._open[id]
+        replica = self._stop(one, now)
+        replica.faults, replica.relieved = 0, False
+        if one.sent is not None:
+            clock = replica.tick(now)
+            replica.answered(one, generated, now)
+            self._settle(replica, now, max(0.0, replica.clock - clock) * replica.calls)
+        self.lengths.moved(one.tokens, one.tokens + generated)
+        one.tokens += generated
+        one.sent, one.away = None, now
+        self._away[id] = one
+        if now - replica.weighed > STALE:
+            self._stale.add(replica.number)
+
+    def failed(self, id: Hashable, now: float) -> None:
+        """The way to its replica failed: that is down, and the call waits for another place."""
+        one = self._open[id]
+        replica = self._stop(one, now)
+        one.sent = None
+        settings = self.settings
+        if replica.down_until <= now:  # else another of its calls has told already
+            replica.faults += 1
+            pause = settings.pause * 2.0 ** min(replica.faults - 1, 30)
+            replica.down_until = now + min(settings.longest_pause, pause)
+        if replica not in self._failed:
+            self._failed.append(replica)
+        for other in list(replica.residents.values()):
+            if other.sent is None:  # the calls that are out fail by themselves, or come back
+                self._away.pop(other.id, None)
+                self._leave(other)
+        self._waiting.again(one)
+
+    def released(self, id: Hashable, now: float) -> None:
+        """The trajectory is over, or its caller is gone. Unknown ids are ignored."""
+        one = self._open.pop(id, None)
+        if one is None:
+            return
+        if one.sent is not None:
+            self._stop(one, now)
+        elif one.away is None:
+            self._waiting.remove(one)
+        else:
+            self.lengths.ended(one.tokens)
+        if one.admitted:
+            self._waiting.left(one, ended=one.away is not None)
+        self.lengths.moved(one.tokens, None)
+        self._away.pop(id, None)
+        self._leave(one)
+
+    def resized(self, number: int, capacity: float | None) -> None:
+        """A replica is known to hold so many tokens."""
+        self.replicas[number].capacity = math.inf if capacity is None else capacity
+        self._stale.add(number)
+
+    # --- what to do ---
+
+    def due(self, now: float) -> list[Action]:
+        """What is to be done now, in order."""
+        while self._checks and self._checks[0][0] <= now:
+            at, number = heapq.heappop(self._checks)
+            if at == self._check_at[number]:
+                self._relieve(self.replicas[number], now)
+        for replica in [r for r in self._failed if r.down_until <= now]:
+            self._failed.remove(replica)
+            self._stale.add(replica.number)  # it is tried again
+        while (one := self._waiting.first()) is not None:
+            if one is self._blocked and not self._stale and now < self._next_room():
+                break
+            place = self._place_for(one, now)
+            if place is None:
+                self._blocked = one
+                break
+            self._waiting.placed(one)
+            self._enter(one, place, now)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def wake(self, now: float) -> float | None:
+        """When `due` may have something to do though nothing happened; None for never."""
+        times = [at for at, _ in self._checks[:1]]
+        if len(self._waiting):
+            times.append(self._next_room())
+        return min((at for at in times if at < math.inf), default=None)
+
+    @property
+    def waiting(self) -> int:
+        """Calls without a place."""
+        return len(self._waiting)
+
+    def all_down(self, now: float) -> bool:
+        """Whether no replica can be given a call."""
+        return all(replica.down_until > now for replica in self.replicas)
+
+    # --- places ---
+
+    def _place_for(self, one: Trajectory, now: float) -> Replica | None:
+        """Where a waiting call may go: the replica with the smallest load, if it fits there."""
+        while True:
+            replica = self._lightest(now)
+            if replica is None:
+                return None
+            if self._load(replica, one) <= self._allowed(replica) or not replica.residents:
+                return replica
+            if not self._forget_away(now):
+                return None
+
+    def _lightest(self, now: float, besides: Replica | None = None) -> Replica | None:
+        """Of the replicas that take calls, the one with the smallest load."""
+        for number in self._stale:
+            replica = self.replicas[number]
+            replica.room, replica.weighed = self.lengths.room(replica.sizes(now)), now
+            self._rank(replica)
+        self._stale.clear()
+        closed: list[tuple[float, int, int]] = []
+        found = None
+        while self._loads and found is None:
+            entry = self._loads[0]
+            replica = self.replicas[entry[1]]
+            if entry[2] != replica.version:
+                heapq.heappop(self._loads)
+            elif replica.closed(now) or replica is besides:
+                closed.append(heapq.heappop(self._loads))
+            else:
+                found = replica
+        for entry in closed:
+            heapq.heappush(self._loads, entry)
+        return found
+
+    def _rank(self, replica: Replica) -> None:
+        """Its load has changed."""
+        replica.version += 1
+        heapq.heappush(self._loads, (self._load(replica), replica.number, replica.version))
+
+    def _load(self, replica: Replica, new: Trajectory | None = None) -> float:
+        """Share of the replica that its residents are expected to take at the worst moment; with a new one."""
+        calls = self.settings.admit * (replica.calls + (new is not None)) / replica.max_requests
+        if math.isinf(replica.capacity):
+            return calls
+        room = replica.room if new is None else replica.room + self.lengths.room(np.array([float(new.tokens)]))
+        worst = float((room[0] + self.settings.margin * np.sqrt(room[1])).max())
+        return max(calls, worst / replica.capacity)
+
+    def _allowed(self, replica: Replica) -> float:
+        """A replica that is slower than others at the same load takes less, so that it does not end last."""
+        if not replica.rates or not self._slow(replica):
+            return self.settings.admit
+        return self.settings.admit * max(0.25, FASTER * replica.rate / self._middle(replica))
+
+    def _middle(self, replica: Replica) -> float:
+        """Tokens a second of one call on other replicas, in the median; 0 where nothing is known."""
+        rates = sorted(other.rate for other in self._sample(replica) if other.rates and other is not replica)
+        return rates[len(rates) // 2] if rates else 0.0
+
+    def _sample(self, replica: Replica) -> Iterator[Replica]:
+        """Some others, the same each time."""
+        count = len(self.replicas)
+        step = max(1, count // 9)
+        return (self.replicas[(replica.number + n * step) % count] for n in range(1, min(10, count)))
+
+    def _better(self, one: Trajectory, home: Replica, now: float) -> Replica | None:
+        """Where it is better off: nobody waits for room, its replica is a straggler, and what it has to come ends so
+        much sooner on the one with the smallest load that computing its history again is worth it."""
+        if len(self._waiting) or len(home.rates) < 4 or not self._slow(home):
+            return None
+        other = self._lightest(now, besides=home)
+        if other is None or (other.rates and self._slow(other)) or self._load(other, one) > self.settings.admit:
+            return None
+        rest = self.lengths.remaining(one.tokens)
+        return other if rest / home.rate * (1 - 1 / FASTER) > 2 * one.tokens / self.settings.prefill else None
+
+    def _slow(self, replica: Replica) -> bool:
+        """Whether its calls get clearly fewer tokens a second than those of others."""
+        return self._middle(replica) > FASTER * replica.rate
+
+    def _enter(self, one: Trajectory, replica: Replica, now: float) -> None:
+        """Its keys and values will lie there, and its call goes there."""
+        one.home, one.admitted = replica.number, True
+        replica.residents[one.id] = one
+        replica.room = replica.room + self.lengths.room(np.array([float(one.tokens)]))
+        self._send(one, replica, now)
+        self._rank(replica)
+
+    def _send(self, one: Trajectory, replica: Replica, now: float) -> None:
+        one.sent, one.began = now, replica.tick(now)
+        self._settle(replica, now, one.tokens)
+        replica.calls += 1
+        self._watch(replica)
+        self._actions.append(Send(one.id, replica.number))
+
+    def _stop(self, one: Trajectory, now: float) -> Replica:
+        """Its call is no longer out."""
+        assert one.home is not None
+        replica = self.replicas[one.home]
+        self._settle(replica, now)
+        replica.calls -= 1
+        if math.isinf(replica.capacity):
+            self._stale.add(replica.number)  # its load is its calls
+        return replica
+
+    def _leave(self, one: Trajectory) -> None:
+        if one.home is not None:
+            replica = self.replicas[one.home]
+            replica.residents.pop(one.id, None)
+            replica.relieved = False
+            self._stale.add(one.home)
+            one.home = None
+
+    # --- room ---
+
+    def _next_room(self) -> float:
+        """When there may be room though nothing happened: a replica is tried again, or a tool has taken too long."""
+        times = [replica.down_until for replica in self._failed]
+        if self._away:
+            oldest = next(iter(self._away.values()))
+            assert oldest.away is not None
+            times.append(oldest.away + self._hold(oldest))
+        return min(times, default=math.inf)
+
+    def _hold(self, one: Trajectory) -> float:
+        """Seconds that keeping room costs as much as computing what is in it: the room's share of the replica, times
+        the seconds, against tokens over prefill; both grow with the tokens, so that it is the same for all."""
+        capacity = self.replicas[one.home].capacity if one.home is not None else 0.0
+        return capacity / self.settings.prefill
+
+    def _forget_away(self, now: float) -> bool:
+        """Take the room of the trajectory whose tool has run longest, if that is long enough."""
+        while self._away:
+            one = next(iter(self._away.values()))
+            assert one.home is not None
+            if one.away is None or now < one.away + self._hold(one):
+                return False
+            del self._away[one.id]
+            self._actions.append(Evict(one.id, one.home, running=False))
+            self._leave(one)
+            return True
+        return False
+
+    def _settle(self, replica: Replica, now: float, tokens: float = 0.0) -> None:
+        """What the replica's residents take at most, by now and with so many tokens more."""
+        at, bound = self._bounds[replica.number]
+        self._bounds[replica.number] = (now, bound + (now - at) * replica.growing() + tokens)
+
+    def _watch(self, replica: Replica, not_before: float = 0.0) -> None:
+        """Note when the replica may be full."""
+        if math.isinf(replica.capacity):
+            return
+        at, bound = self._bounds[replica.number]
+        room = self.settings.full * replica.capacity - bound
+        when = max(not_before, at + max(0.0, room) / replica.growing()) if replica.calls else math.inf
+        self._check_at[replica.number] = when
+        if when < math.inf:
+            heapq.heappush(self._checks, (when, replica.number))
+
+    def _relieve(self, replica: Replica, now: float) -> None:
+        """Evict as it takes, and look again when the replica may be full."""
+        full = self.settings.full * replica.capacity
+        used = replica.used(now)
+        if used >= full:
+            oldest = min(one.arrived for one in replica.residents.values())
+            goal = (self.settings.admit + self.settings.full) / 2 * replica.capacity
+            by_cost = sorted(
+                (self._lost(one, replica, now), one.arrived, one)
+                for one in replica.residents.values()
+                if one.arrived != oldest
+            )
+            for *_, one in by_cost:
+                used -= one.size(replica.tick(now))
+                self._evict(one, replica, now)
+                if used <= goal:
+                    break
+            replica.relieved = len(replica.residents) > 0
+        self._bounds[replica.number] = (now, used)
+        self._watch(replica, not_before=now + SLACK * replica.capacity / max(1e-9, replica.growing()))
+
+    def _lost(self, one: Trajectory, replica: Replica, now: float) -> float:
+        """Seconds of the replica's work that are done again where it gives way, for each token of room."""
+        size = one.size(replica.tick(now))
+        return 1 / self.settings.prefill + (size - one.tokens) / max(1e-9, replica.growing()) / max(1.0, size)
+
+    def _evict(self, one: Trajectory, replica: Replica, now: float) -> None:
+        running = one.sent is not None
+        if running:
+            self._stop(one, now)
+            one.sent = None
+            self._waiting.again(one)
+        elif one.away is not None:
+            self._away.pop(one.id, None)
+        self._actions.append(Evict(one.id, replica.number, running))
+        self._leave(one)

@@ -1,0 +1,28 @@
+"""The agent loop: `rollout/loop.py` over verl's servers. See `retcon.plugins.verl.shared` for what a worker keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+
+from retcon.core.errors import InfrastructureFault
+from retcon.plugins.verl.output import to_output
+from retcon.plugins.verl.shared import shared
+
+
+@register("retcon")
+class RetconAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
+    """One rollout of the recipe that the section `retcon` of verl's configuration names."""
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """Roll out, repair, grade. row: of verl's data set, with what its worker and our manager add.
+
+        Raises InfrastructureFault for a rollout that a fault ended: verl then has no output of it, and no reward. Its
+        own buffer trains on the others of the group; ours sees to it that two or more are left.
+        """
+        opened = await shared(self.server_manager, self.config, self.tokenizer)
+        rolled = await opened.rollout(row, sampling_params)
+        if rolled.fault:
+            raise InfrastructureFault(f"rollout {rolled.trajectory.id} is worth no reward: {rolled.fault}")
+        return AgentLoopOutput(**to_output(rolled, opened.recipe))

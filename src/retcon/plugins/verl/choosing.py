@@ -1,0 +1,92 @@
+"""Which rollouts of a step are trained on, by the rules of our own trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from retcon.config.schema import Recipe
+from retcon.core.seeds import derive
+from retcon.core.types import Trajectory
+from retcon.select.drop import drop_infrastructure
+from retcon.select.dynamic import DynamicSampling, informative
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of a prompt by their keys: how many there were, and those that are kept, none where faults left
+    fewer than two."""
+
+    rolled: int
+    kept: Mapping[str, Trajectory]
+
+    @property
+    def informative(self) -> bool:
+        """Whether their rewards differ."""
+        return informative(list(self.kept.values()))
+
+
+@dataclass(slots=True)
+class Step:
+    """A step's groups, by the uids of their prompts, and what is to be drawn besides. prompts: that it is to have."""
+
+    recipe: Recipe
+    number: int
+    prompts: int
+    groups: dict[str, Group] = field(default_factory=dict)
+    rounds: int = 0
+
+    @property
+    def made(self) -> int:
+        """G': the rollouts of a prompt."""
+        return int(self.recipe.select.made(self.recipe.rl.group))
+
+    def add(self, uid: str, rolled: Mapping[str, Trajectory]) -> None:
+        """A group that is over. rolled: in the order of their indices, without those that a fault ended."""
+        left = drop_infrastructure(list(rolled.values()))
+        kept: list[Trajectory] = []
+        if left:
+            seed = derive("select", self.recipe.run.seed, self.number, left[0].task)
+            kept = self.recipe.select.select(left, self.recipe.rl.group, seed=seed)
+        chosen = {id(one) for one in kept}
+        self.groups[uid] = Group(len(rolled), {key: one for key, one in rolled.items() if id(one) in chosen})
+
+    def to_draw(self) -> int:
+        """How many fresh prompts to roll out now, in place of groups that faults took or, with dynamic sampling, that
+        teach nothing: a round more is then counted. The bounds are those of [select]."""
+        section = self.recipe.select
+        bound = DynamicSampling(
+            self.prompts, extra=math.floor(section.max_extra * self.prompts), rounds=section.max_rounds
+        )
+        kept = [list(group.kept.values()) for group in self.groups.values()]
+        if section.dynamic:
+            missing = bound.to_draw(kept, rounds=self.rounds)
+        elif self.rounds >= bound.rounds:
+            missing = 0
+        else:
+            missing = max(0, min(self.prompts - sum(map(bool, kept)), self.prompts + bound.extra - len(kept)))
+        self.rounds += bool(missing)
+        return missing
+
+    def trained(self) -> set[str]:
+        """The uids of the groups that an update is made of. Where none would teach anything, all that there are: verl
+        has no step without a batch, and one of equal rewards changes nothing."""
+        there = {uid for uid, group in self.groups.items() if group.kept}
+        if not self.recipe.select.dynamic:
+            return there
+        return {uid for uid in there if self.groups[uid].informative} or there
+
+    def metrics(self) -> dict[str, float]:
+        """Of a step, under the names of verl's trackers."""
+        groups = list(self.groups.values())
+        kept = sum(len(self.groups[uid].kept) for uid in self.trained())
+        return {
+            "retcon/kept": float(kept),
+            "retcon/rollouts": float(sum(group.rolled for group in groups)),
+            "retcon/lost_to_faults": float(sum(self.made - group.rolled for group in groups)),
+            "retcon/groups_skipped": float(sum(not group.kept for group in groups)),
+            "retcon/groups_flat": float(sum(bool(group.kept) and not group.informative for group in groups)),
+            "retcon/extra_groups": float(len(groups) - self.prompts),
+            "retcon/extra_rounds": float(self.rounds),
+        }

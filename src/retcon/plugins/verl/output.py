@@ -1,0 +1,66 @@
+"""From a rollout to what verl takes: ids, mask, reward, and what its trainer may want to know besides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retcon.config.schema import Recipe
+from retcon.core.sample import to_sample
+from retcon.core.types import REPLACED
+from retcon.plugins.verl.briefs import pack
+from retcon.plugins.verl.shared import Rolled
+from retcon.train.objective.shaping import shaped_rewards
+from retcon.train.update import learnt
+
+
+def to_output(rolled: Rolled, recipe: Recipe) -> dict[str, Any]:
+    """The fields of an `AgentLoopOutput`, all of them of the purified history.
+
+    response_mask: 1 on what the model wrote, spliced fixes among it, less what [rl] masks; 0 on observations.
+    response_logprobs: where the servers were asked for them, which no repair goes with; else None, and verl computes
+    them. reward_score: the grader's, with what [rl] takes off it for length.
+    """
+    trajectory, engine = rolled.trajectory, rolled.engine
+    sample = to_sample(trajectory, scored=False)
+    start = sum(len(segment.ids or ()) for segment in trajectory.prompt)
+    known = all(p is not None for p, m in zip(sample.logprobs, sample.mask, strict=True) if m)
+    told = [0.0 if p is None else p for p in sample.logprobs[start:]]
+    asked = any(p is not None for p in sample.logprobs)
+    reward = trajectory.reward if rolled.validating else shaped_rewards([trajectory], recipe.rl, limit=rolled.limit)[0]
+    return {
+        "prompt_ids": list(sample.ids[:start]),
+        "response_ids": list(sample.ids[start:]),
+        "response_mask": list(learnt(trajectory, sample, recipe.rl)[start:]),
+        "response_logprobs": told if asked and known else None,
+        "reward_score": reward,
+        "num_turns": 1 + sum(1 + bool(turn.calls) for turn in trajectory.turns),
+        "metrics": {
+            "generate_sequences": engine.seconds,
+            "tool_calls": trajectory.raw_seconds,
+            "num_preempted": -1 if engine.preempted is None else engine.preempted,
+        },
+        "extra_fields": {
+            "turn_scores": [],
+            "tool_rewards": [],
+            "min_global_steps": min(engine.steps, default=None),
+            "max_global_steps": max(engine.steps, default=None),
+            "reward_extra_info": _told(rolled),
+            "trajectory": pack(trajectory),
+        },
+    }
+
+
+def _told(rolled: Rolled) -> dict[str, float]:
+    """Figures of a rollout, which verl averages while it validates. acc: whether it was right. failed_calls: as they
+    happened. sampled_tokens: abandoned attempts among them."""
+    trajectory = rolled.trajectory
+    repaired = [turn.repair.decision in REPLACED for turn in trajectory.turns if turn.repair]
+    return {
+        "acc": float((trajectory.reward or 0) > 0),
+        "turns": float(len(trajectory.turns)),
+        "calls": float(trajectory.raw_calls),
+        "failed_calls": float(trajectory.raw_failures),
+        "repairs": float(sum(repaired)),
+        "sampled_tokens": float(trajectory.sampled_tokens),
+        "cut_off": float(trajectory.stop in ("length", "turns")),
+    }

@@ -1,0 +1,141 @@
+"""What of verl's configuration the rollouts go by, and what they cannot go with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.config.shipped import find_recipe
+from retcon.core.errors import RecipeError
+from retcon.engine.types import SamplingParams
+from retcon.rollout.context import RolloutLimits
+from retcon.rollout.lengths import open_keys
+
+SECTION = "retcon"
+"""Of verl's configuration: `recipe`, a file or a name, and `overrides`, as those of `retcon train`."""
+KEYS = ("recipe", "overrides")
+ROLLOUT = "actor_rollout_ref.rollout"
+SAMPLER, SAMPLER_PATH = "RetconSampler", "pkg://retcon.plugins.verl.sampler"
+LOSSES = {"splice_weight": "none", "mask_negative_spliced": False, "imitate_spliced": 0.0, "contrast": 0.0}
+"""Keys of [rl] that change a loss in ways that verl's has no room for, and their values that change nothing."""
+
+
+def recipe_of(section: Mapping[str, Any] | None) -> Recipe:
+    """The recipe that the section `retcon` of verl's configuration names. Raises RecipeError."""
+    if not section or not section.get("recipe"):
+        raise RecipeError(f"verl's configuration names no recipe: set {SECTION}.recipe to a file or a shipped name")
+    if unknown := sorted(set(section) - set(KEYS)):
+        raise RecipeError(f"{SECTION}.{unknown[0]} is no key of that section; there are: {', '.join(KEYS)}")
+    return load_recipe(find_recipe(str(section["recipe"])), [str(one) for one in section.get("overrides") or ()])
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """In tokens, by verl: of a prompt, of what follows it, and of what its servers take, None for the model's own."""
+
+    prompt: int
+    response: int
+    server: int | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> Lengths:
+        """Those of verl's configuration."""
+        rollout = config.actor_rollout_ref.rollout
+        return cls(rollout.prompt_length, rollout.response_length, rollout.get("max_model_len"))
+
+    def whole(self, recipe: Recipe) -> int:
+        """Of a trajectory at most: the recipe's, where it says, within verl's."""
+        most = self.prompt + self.response
+        return most if "rollout.max_tokens" in open_keys(recipe) else min(recipe.rollout.max_tokens, most)
+
+    def limits(self, recipe: Recipe, prompt: int) -> RolloutLimits:
+        """Of a rollout with a prompt of so many tokens."""
+        section = recipe.rollout
+        most = min(self.whole(recipe), prompt + self.response)
+        return RolloutLimits(most, section.max_turns, section.lookahead_tokens)
+
+
+def sampling_of(told: Mapping[str, Any], recipe: Recipe) -> SamplingParams:
+    """How verl would have a rollout sampled, with the recipe's min_p, which verl has none of."""
+    whole = SamplingParams(min_p=recipe.rollout.min_p, max_tokens=recipe.rollout.max_tokens)
+    return replace(
+        whole,
+        temperature=float(told["temperature"]),
+        top_p=float(told["top_p"]),
+        top_k=max(0, int(told["top_k"])),  # verl's -1 is off
+    )
+
+
+def refuse_unfit(config: Any, recipe: Recipe) -> None:
+    """Raises RecipeError, before any work, where verl's configuration and the recipe cannot go together.
+
+    A spliced token was sampled with a failure in view, and stands where none is: the log-prob that a server gave with
+    it is not that of the token where it is learnt. verl computes the policy's log-probs on the purified sequence, and
+    those are what a ratio may be made of. It has no mask that would keep the others out of a bypass or of an importance
+    correction, so that with a repair neither can be had.
+    """
+    rollout, purified = config.actor_rollout_ref.rollout, recipe.repair.kind != "none"
+    if not config.trainer.get("use_v1", True):
+        raise RecipeError("trainer.use_v1 = false: verl's older trainer is not served; set it to true")
+    if rollout.name != "vllm":
+        raise RecipeError(f"{ROLLOUT}.name = '{rollout.name}': requests are written in vLLM's terms; set it to vllm")
+    correction = config.algorithm.get("rollout_correction") or {}
+    named = f"with repair.kind = '{recipe.repair.kind}' spliced tokens have no log-prob by which they were sampled"
+    for key in ("bypass_mode", "rollout_is", "rollout_rs"):
+        if purified and correction.get(key):
+            raise RecipeError(
+                f"algorithm.rollout_correction.{key} = {correction.get(key)}: {named}; leave it false or null, so that "
+                "the policy's log-probs are computed on the purified sequence"
+            )
+    if purified and rollout.calculate_log_probs:
+        raise RecipeError(f"{ROLLOUT}.calculate_log_probs = true: {named}; set it to false")
+    for key, nothing in LOSSES.items():
+        if getattr(recipe.rl, key) != nothing:
+            raise RecipeError(f"rl.{key} = {getattr(recipe.rl, key)}: verl's loss knows nothing like it; leave it out")
+    _refuse_selection(config, recipe)
+    _refuse_lengths(Lengths.of(config), recipe, purified)
+
+
+def _refuse_selection(config: Any, recipe: Recipe) -> None:
+    sampler, count = config.trainer.v1.sampler, config.actor_rollout_ref.rollout.n
+    custom = sampler.get("custom_sampler") or {}
+    if custom.get("name") != SAMPLER:
+        if recipe.select.kind != "none" or recipe.select.dynamic:
+            raise RecipeError(
+                f"select.kind = '{recipe.select.kind}', dynamic = {recipe.select.dynamic}: verl's own replay buffer "
+                f"selects nothing; set trainer.v1.sampler.custom_sampler.name to {SAMPLER} and path to {SAMPLER_PATH}"
+            )
+        return
+    made = recipe.select.made(recipe.rl.group)
+    if count != made:
+        raise RecipeError(
+            f"{ROLLOUT}.n = {count}: the recipe rolls out {made} of a prompt, to train on rl.group = "
+            f"{recipe.rl.group}; set it to {made}, or change rl.group"
+        )
+    if not sampler.get("sync_refill_failed_groups"):
+        raise RecipeError(
+            "trainer.v1.sampler.sync_refill_failed_groups = false: verl then draws prompts by the batch, and one that "
+            "faults took cannot be drawn anew; set it to true"
+        )
+    if (config.algorithm.get("filter_groups") or {}).get("enable"):
+        raise RecipeError(f"algorithm.filter_groups.enable = true: {SAMPLER} does not read it; set it to false, and "
+                          "select.dynamic of the recipe to true")  # fmt: skip
+
+
+def _refuse_lengths(lengths: Lengths, recipe: Recipe, purified: bool) -> None:
+    open_ = [key for key in open_keys(recipe) if key != "rollout.max_tokens"]
+    needed = [key for key in open_ if purified or key != "rollout.lookahead_tokens"]
+    if needed:
+        raise RecipeError(f"{needed[0]} is left open, and verl's prompts are not looked at: say it in the recipe")
+    whole = lengths.whole(recipe)
+    most = whole + (recipe.rollout.lookahead_tokens if purified else 0)
+    if lengths.server is not None and lengths.server < most:
+        raise RecipeError(
+            f"{ROLLOUT}.max_model_len = {lengths.server}: a rollout has up to {whole} tokens and a lookahead "
+            f"{most - whole} more; set it to {most} or more"
+        )
+    if recipe.rl.overlong_buffer >= whole:
+        raise RecipeError(f"rl.overlong_buffer = {recipe.rl.overlong_buffer} leaves nothing of {whole} tokens")

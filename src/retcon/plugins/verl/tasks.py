@@ -1,0 +1,35 @@
+"""A row of verl's data set as a task: what `retcon data export --verl` wrote, or anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from retcon.core.errors import RecipeError
+from retcon.tasks.data.conventions import named
+from retcon.tasks.data.fields import Misfit
+from retcon.tasks.data.text import key
+from retcon.tasks.types import Task
+
+OWN = ("raw_prompt", "data_source", "reward_model", "extra_info", "grader")
+"""The columns of a row that say what the task is."""
+
+
+def task_of(row: Mapping[str, Any]) -> Task:
+    """row: as verl gives it to an agent loop, the messages of its prompt as `raw_prompt`.
+
+    A row without an id of its own is named by its question. Raises RecipeError for one that cannot be read.
+    """
+    known = {name: row[name] for name in OWN if row.get(name) is not None}
+    columns = {**known, "prompt": [dict(message) for message in known.pop("raw_prompt", ())]}
+    convention = named("verl")
+    if lacking := convention.lacking(columns):
+        raise RecipeError(f"a row of verl's data set lacks {', '.join(lacking)}: see docs/training/verl.md")
+    try:
+        read = convention.read(columns)
+    except Misfit as misfit:
+        raise RecipeError(f"a row of verl's data set, {known.get('extra_info')}: {misfit}") from None
+    name = read.id or f"{read.source or 'verl'}/{key(read.question)[:12]}"
+    about = {"source": read.source, "reference": read.reference}
+    meta = {**read.meta, "grader": read.grader or convention.grader, **{k: v for k, v in about.items() if v}}
+    return Task(name, read.question, read.answer, read.system, meta, read.before)

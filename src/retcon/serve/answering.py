@@ -1,0 +1,210 @@
+"""From a request to the exchange that answers it, by the coroutine that every rollout goes through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from retcon.core.seeds import derive
+from retcon.core.types import Provenance, Trajectory, Turn
+from retcon.engine.types import SamplingParams, SpeaksText
+from retcon.rollout.context import RolloutContext
+from retcon.rollout.loop import run_rollout
+from retcon.rollout.turns import ids_of
+from retcon.serve.client_tools import client_tools, shown_of
+from retcon.serve.encoding import standing_of
+from retcon.serve.lasting import Lasting
+from retcon.serve.nodes import Exchange
+from retcon.serve.recording import Record
+from retcon.serve.refusing import told, unavailable, wrong
+from retcon.serve.requests import Asked
+from retcon.serve.said import keys_of
+from retcon.serve.sessions import AgentSession, Place, Sessions
+from retcon.serve.settings import ServeSettings
+from retcon.tasks.types import Task
+from retcon.tools.types import StatefulTool, Tool
+
+TOO_LONG = "context_length_exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An exchange, and what its request was told of it. before: ids of the history that it went on from; known: those
+    of them that stood already."""
+
+    session: str
+    exchange: Exchange
+    before: int
+    known: int
+
+
+class Agent:
+    """Answers requests with the model of a context: its tools for those that bring none, its repair for all. Sampling
+    and limits are the context's, but for what a request asks for. record: where conversations go."""
+
+    def __init__(self, context: RolloutContext, settings: ServeSettings, record: Record) -> None:
+        self.settings, self.sessions = settings, Sessions(settings.sessions, settings.idle)
+        self.engine, self._record = Lasting(context.engine), record
+        self._context = replace(context, engine=self.engine)
+        encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
+        self.provenance = Provenance(
+            model=context.model, purified=context.repair is not None, encoded_by=encoded_by
+        )  # fmt: skip
+
+    async def answer(self, asked: Asked, session: str | None, task: str | None) -> Reply:
+        """Raises RequestRefused; a caller that is gone cancels it, which frees what the engine keeps for it."""
+        await self.end_idle()
+        context, names = self._for(asked)
+        place = self.sessions.find(session, task, _begins(asked), asked.messages)
+        async with self._running(place) as id:
+            with told():
+                reply = await self._exchanged(asked, place, context, names, id)
+                self._record.keep(place.session.id, place.session.trajectories(self.provenance))
+        return reply
+
+    async def _exchanged(
+        self, asked: Asked, place: Place, context: RolloutContext, names: Mapping[str, str] | None, id: str
+    ) -> Reply:
+        chat = context.chat.showing([tool.spec for tool in context.tools.values()])
+        standing = standing_of(place, chat, asked.messages)
+        before, history = standing.trajectory, len(ids_of(standing.trajectory.segments))
+        room, turns = context.limits.max_tokens, len(standing.trajectory.turns)
+        if history >= room:
+            said = f"the conversation has {history} tokens, and {room} are all that this server takes with its answer"
+            raise wrong("messages", said, TOO_LONG)
+        alone = names is not None or asked.plain  # a message, of which nothing is run here
+        made = await run_rollout(
+            Task(place.session.task, "", ""),
+            replace(
+                context,
+                limits=replace(context.limits, max_turns=turns + (1 if alone else context.limits.max_turns)),
+                sampling=self._sampling(asked, place),
+            ),
+            id=id,
+            seed=self._seed(asked, place),
+            after=before,
+        )
+        if made.stop == "infrastructure":
+            raise unavailable("it was lost in the middle of an answer")
+        own, stop = made.turns[turns:], made.stop
+        if alone:
+            own = (_alone(own[-1], calls=names is not None),)
+            stop = "turns" if own[-1].calls else _ended(own[-1])
+        shown, whole = shown_of(own[-1], chat, names, asked.stop)
+        exchange = Exchange(
+            keys_of(asked.messages[place.start :]),
+            standing.given,
+            standing.observations,
+            own,
+            shown,
+            whole,
+            stop,
+            place.added,
+        )
+        place.session.add(place, exchange, id)
+        return Reply(place.session.id, exchange, history, history - len(ids_of(standing.given)))
+
+    def _for(self, asked: Asked) -> tuple[RolloutContext, Mapping[str, str] | None]:
+        """The context of one request, and what the client calls its own tools, None where it has none."""
+        if asked.tools:
+            given = client_tools(asked.tools, self._context.chat.family)
+            tools: Mapping[str, Tool | StatefulTool] = dict(given.tools)
+            return replace(self._context, tools=tools), given.names
+        return (replace(self._context, tools={}, repair=None) if asked.plain else self._context), None
+
+    def _sampling(self, asked: Asked, place: Place) -> SamplingParams:
+        """What the request asks for, within what the server allows. Raises RequestRefused."""
+        own, most = self._context.sampling, self.settings.answer_tokens
+        if self.settings.session_tokens:
+            left = self.settings.session_tokens - place.session.tokens
+            if left < 1:
+                said = f"the session has been given {place.session.tokens} tokens, which is all that it gets"
+                raise wrong("session", said, "session_tokens")
+            most = min(most, left)
+        return SamplingParams(
+            own.temperature if asked.temperature is None else asked.temperature,
+            own.top_p if asked.top_p is None else asked.top_p,
+            own.top_k if asked.top_k is None else asked.top_k,
+            own.min_p if asked.min_p is None else asked.min_p,
+            max_tokens=min(most, asked.max_tokens or most),
+            stop=asked.stop,
+        )
+
+    def _seed(self, asked: Asked, place: Place) -> int:
+        if asked.seed is not None:
+            return derive("asked", asked.seed)
+        return derive("served", self.settings.seed, place.session.id, place.session.requests + place.session.running)
+
+    @asynccontextmanager
+    async def _running(self, place: Place) -> AsyncIterator[str]:
+        """The id under which the engine is asked. What it keeps for it goes where there was no answer."""
+        session = place.session
+        id = session.engine_for(place.parent)
+        session.running += 1
+        session.busy.add(id)
+        session.engines.add(id)
+        try:
+            yield id
+        except BaseException:
+            session.engines.discard(id)
+            await self.engine.end(id)
+            raise
+        finally:
+            session.running -= 1
+            session.busy.discard(id)
+            self.sessions.touch(session)
+            if not session.requests and not session.running:
+                self.sessions.close(session)  # nothing came of it
+
+    async def end(self, session: AgentSession) -> list[Trajectory]:
+        """Ends a session, and gives its trajectories, which are on the record then. Raises RequestRefused."""
+        self.sessions.refuse_running(session)
+        return await self._finished(session)
+
+    async def discard(self, session: AgentSession) -> None:
+        """Ends a session of which nothing is kept. Raises RequestRefused."""
+        self.sessions.refuse_running(session)
+        self.sessions.close(session)
+        self._record.drop(session.id)
+        await self._freed(session)
+
+    async def end_idle(self) -> None:
+        for session in self.sessions.idle():
+            await self.end(session)
+
+    async def end_all(self) -> None:
+        """At the end of the server: what is open goes on the record, whatever still runs."""
+        for session in self.sessions:
+            await self._finished(session)
+
+    async def _finished(self, session: AgentSession) -> list[Trajectory]:
+        found = session.trajectories(self.provenance)
+        with told():
+            self._record.finish(session.id, found)
+        self.sessions.close(session)
+        await self._freed(session)
+        return found
+
+    async def _freed(self, session: AgentSession) -> None:
+        for id in session.engines:
+            await self.engine.end(id)
+        session.engines.clear()
+
+
+def _begins(asked: Asked) -> list[str]:
+    """What a conversation is another one for, besides its messages."""
+    plain = "plain" if asked.plain and not asked.tools else ""
+    return [plain, *(json.dumps(spec.as_function(), sort_keys=True) for spec in asked.tools)]
+
+
+def _alone(turn: Turn, *, calls: bool) -> Turn:
+    """What the model wrote: what its calls came to is not known here. calls: whether there are any in it."""
+    kept = turn.calls if calls else ()
+    return replace(turn, segments=turn.generated, calls=kept, observations=(), stop=turn.stop if kept else _ended(turn))
+
+
+def _ended(turn: Turn) -> Literal["length", "answer"]:
+    return "length" if turn.stop == "length" else "answer"

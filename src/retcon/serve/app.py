@@ -1,0 +1,195 @@
+"""The ASGI application: what stands at which path."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from retcon import __version__
+from retcon.core.errors import nearest
+from retcon.core.types import Trajectory
+from retcon.sandbox.service.app import Front
+from retcon.sandbox.service.body import parse
+from retcon.sandbox.service.gate import Gate
+from retcon.sandbox.service.http import Handler, answer, read_body, serving, unless_gone
+from retcon.sandbox.service.metrics import Metrics
+from retcon.sandbox.service.refusal import RequestRefused
+from retcon.serve.answering import Agent
+from retcon.serve.refusing import as_openai, wrong
+from retcon.serve.replies import chunks, completion
+from retcon.serve.requests import PLAIN, Asked, read
+from retcon.serve.sessions import SESSION, TASK, AgentSession
+from retcon.serve.streaming import Events
+from retcon.store import jsonl
+
+
+class RewardBody(msgspec.Struct, forbid_unknown_fields=True):
+    """trajectory: which one of the session, None for all that have none of their own. end: whether that is all."""
+
+    reward: float
+    trajectory: str | None = None
+    end: bool = True
+
+
+class Endpoint:
+    """The handlers. Each may raise RequestRefused."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._settings, self._began = agent, agent.settings, int(time.time())
+        self._gate = Gate(agent.settings.at_once)
+
+    def routes(self) -> list[Route]:
+        session = "/v1/sessions/{session}"
+        return [
+            _route("POST", "/v1/chat/completions", self.chat),
+            _route("GET", "/v1/models", self.models),
+            _route("GET", "/v1/models/{model}", self.model),
+            _route("GET", "/health", self.health),
+            _route("GET", "/v1/sessions", self.sessions),
+            _route("GET", session, self.session),
+            _route("GET", f"{session}/trajectories", self.trajectories),
+            _route("POST", f"{session}/reward", self.reward),
+            _route("POST", f"{session}/end", self.end),
+            _route("DELETE", session, self.discard),
+        ]
+
+    async def chat(self, request: Request) -> Response:
+        asked = read(await read_body(request, self._settings.max_body), self._settings.name)
+        id = f"chatcmpl-{secrets.token_hex(12)}"
+        names = request.headers.get(SESSION), request.headers.get(TASK)
+        self._gate.enter()
+        if asked.stream:
+            return Events(self._streamed(asked, names, id), self._gate.leave)
+        try:
+            reply = await unless_gone(request, self._agent.answer(asked, *names))
+        finally:
+            self._gate.leave()
+        return answer(completion(asked, reply, id), headers={SESSION: reply.session})
+
+    async def _streamed(self, asked: Asked, names: tuple[str | None, str | None], id: str) -> Iterable[bytes]:
+        return chunks(asked, await self._agent.answer(asked, *names), id)
+
+    async def models(self, _: Request) -> Response:
+        name = self._settings.name
+        return answer({"object": "list", "data": [self._model(one) for one in (name, name + PLAIN)]})
+
+    async def model(self, request: Request) -> Response:
+        name, names = request.path_params["model"], (self._settings.name, self._settings.name + PLAIN)
+        if name not in names:
+            raise RequestRefused(404, "model_not_found", f"there is no model '{name}'{nearest(name, names)}")
+        return answer(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._began, "owned_by": "retcon"}
+
+    async def health(self, _: Request) -> Response:
+        about = {"status": "ok", "version": __version__, "model": self._settings.name}
+        return answer({**about, "sessions": len(self._agent.sessions), "running": self._gate.inside})
+
+    async def sessions(self, _: Request) -> Response:
+        return answer({"object": "list", "data": [_about(one) for one in self._agent.sessions]})
+
+    async def session(self, request: Request) -> Response:
+        return answer(_about(self._named(request)))
+
+    async def trajectories(self, request: Request) -> Response:
+        lines = map(jsonl.line_of, self._named(request).trajectories(self._agent.provenance))
+        return Response(b"".join(lines), media_type="application/jsonl")
+
+    async def reward(self, request: Request) -> Response:
+        try:
+            body = parse(await read_body(request, self._settings.max_body), RewardBody)
+        except RequestRefused as refused:
+            raise wrong(refused.field, refused.message, refused.kind) from refused
+        session = self._named(request)
+        if not math.isfinite(body.reward):
+            raise wrong("reward", f"{body.reward} is no finite number")
+        known = [t.id for t in session.trajectories(self._agent.provenance)]
+        if body.trajectory is not None and body.trajectory not in known:
+            hint = nearest(body.trajectory, known)
+            raise wrong("trajectory", f"the session has no trajectory '{body.trajectory}'{hint}")
+        session.rewards[body.trajectory or ""] = body.reward
+        if body.end:
+            return await self.end(request)
+        return answer(_about(session))
+
+    async def end(self, request: Request) -> Response:
+        session = self._named(request)
+        return answer({**_about(session), "open": False, "data": list(map(_brief, await self._agent.end(session)))})
+
+    async def discard(self, request: Request) -> Response:
+        session = self._named(request)
+        await self._agent.discard(session)
+        return answer({**_about(session), "open": False})
+
+    def _named(self, request: Request) -> AgentSession:
+        return self._agent.sessions.get(request.path_params["session"])
+
+
+@asynccontextmanager
+async def opened(agent: Agent) -> AsyncIterator[ASGIApp]:
+    """The application over an agent, for as long as the block lasts; in the end all sessions are."""
+    endpoint = Endpoint(agent)
+    routes = endpoint.routes()
+    paths = [route.path for route in routes]
+    handlers: dict[Any, Any] = {HTTPException: partial(_no_such, paths), Exception: _broken}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    try:
+        yield Front(app, agent.settings.token, Metrics(), open_paths=("/health",), shape=as_openai)
+    finally:
+        await agent.end_all()
+
+
+def _route(method: str, path: str, handler: Handler) -> Route:
+    return Route(path, serving(handler, as_openai), methods=[method])
+
+
+def _about(session: AgentSession) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "object": "session",
+        "task": session.task,
+        "open": True,
+        "requests": session.requests,
+        "running": session.running,
+        "trajectories": sum(1 for _ in session.nodes()),
+        "tokens": session.tokens,
+        "reward": session.rewards.get(""),
+    }
+
+
+def _brief(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "id": trajectory.id,
+        "turns": len(trajectory.turns),
+        "calls": trajectory.raw_calls,
+        "failed": trajectory.raw_failures,
+        "reward": trajectory.reward,
+    }
+
+
+async def _no_such(paths: list[str], request: Request, error: HTTPException) -> Response:
+    """Answers what no route takes."""
+    said = f"{request.url.path} does not take {request.method}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        said = f"nothing is at {request.url.path}{nearest(request.url.path, paths)}"
+    return answer(as_openai(RequestRefused(error.status_code, "no_such_endpoint", said)), error.status_code)
+
+
+async def _broken(_: Request, error: Exception) -> Response:
+    """A fault of this program: its traceback goes to the log, not to the client."""
+    return answer(as_openai(RequestRefused(500, "internal", f"{type(error).__name__}: see the server's log")), 500)

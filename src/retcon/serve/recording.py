@@ -1,0 +1,55 @@
+"""What goes through the endpoint, in a folder: whole conversations in one file, those that are open in one each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from retcon.core.types import Trajectory
+from retcon.store import jsonl
+from retcon.store.whole import PARTIAL, explained
+
+FILE = "trajectories.jsonl"
+OPEN = "open"
+
+
+class Record:
+    """`FOLDER/trajectories.jsonl`, a line a trajectory, and `FOLDER/open/SESSION.jsonl` until a session ends; nothing
+    where folder is None.
+
+    What a server that was killed has left open is taken in when the next one begins. Raises RecordError, StorageError.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._open = None if folder is None else folder / OPEN
+        self.file = None if folder is None else folder / FILE
+        self.taken_in = 0
+        if self._open is not None:
+            with explained(self._open):
+                self._open.mkdir(parents=True, exist_ok=True)
+            for left in sorted(self._open.glob("[!.]*.jsonl")):
+                found = list(jsonl.read(left))
+                self.finish(left.stem, found)
+                self.taken_in += len(found)
+
+    def keep(self, session: str, trajectories: Sequence[Trajectory]) -> None:
+        """What a session has come to so far. Whole whenever this process is killed; it is not waited for until it is on
+        the disk, as each answer waits for this."""
+        if self._open is not None:
+            target = self._open / f"{session}.jsonl"
+            partial = target.with_name(f"{PARTIAL}{target.name}")
+            with explained(target):
+                partial.write_bytes(b"".join(map(jsonl.line_of, trajectories)))
+                partial.replace(target)
+
+    def finish(self, session: str, trajectories: Sequence[Trajectory]) -> None:
+        """The session is over."""
+        if self.file is not None:
+            with jsonl.Appender(self.file) as file:
+                for trajectory in trajectories:
+                    file.add(trajectory)
+        self.drop(session)
+
+    def drop(self, session: str) -> None:
+        if self._open is not None:
+            (self._open / f"{session}.jsonl").unlink(missing_ok=True)

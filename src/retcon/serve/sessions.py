@@ -1,0 +1,203 @@
+"""Which conversation a request goes on with: by the session that it names, or by what it says again."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from retcon.core.seeds import derive
+from retcon.core.types import Provenance, Trajectory
+from retcon.sandbox.service.gate import RETRY_AFTER_SECONDS
+from retcon.sandbox.service.refusal import RequestRefused
+from retcon.serve.nodes import Exchange, Node, recorded
+from retcon.serve.refusing import wrong
+from retcon.serve.said import Key, Said, keys_of
+
+SESSION = "x-retcon-session"
+TASK = "x-retcon-task"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_LONGEST_TASK = 200
+
+
+@dataclass(slots=True, eq=False)
+class AgentSession:
+    """Conversations of one id. task: what its trajectories are rollouts of. nameless: what it began with, where no
+    request named it. roots: first exchanges, by what was told before them (`Place.first`). requests: that were
+    answered; running: that are being. rewards: by trajectory, and of all others under no name. busy: ids under which
+    the engine is being asked; engines: that it keeps something for."""
+
+    id: str
+    task: str
+    used: float
+    nameless: str = ""
+    roots: dict[str, list[Node]] = field(default_factory=dict)
+    requests: int = 0
+    running: int = 0
+    branches: int = 0
+    tokens: int = 0
+    rewards: dict[str, float] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
+    engines: set[str] = field(default_factory=set)
+
+    def nodes(self) -> Iterator[Node]:
+        """The last exchange of each of its trajectories, in the order in which they began."""
+        for roots in self.roots.values():
+            for root in roots:
+                yield from root.leaves()
+
+    def trajectories(self, provenance: Provenance) -> list[Trajectory]:
+        found = []
+        for n, leaf in enumerate(self.nodes()):
+            id = f"{self.id}/{n}"
+            reward = self.rewards.get(id, self.rewards.get(""))
+            found.append(recorded(leaf, id=id, task=self.task, reward=reward, provenance=provenance))
+        return found
+
+    def engine_for(self, parent: Node | None) -> str:
+        """The id under which an exchange after `parent` asks the engine: the conversation's own, unless another branch
+        of it has that."""
+        if parent is not None and not parent.children and parent.engine not in self.busy:
+            return parent.engine
+        self.branches += 1
+        return f"{self.id}/{self.branches}"
+
+    def add(self, place: Place, exchange: Exchange, engine: str) -> Node:
+        node = Node(exchange, place.parent, engine)
+        if place.parent is None:
+            self.roots.setdefault(place.first, []).append(node)
+        else:
+            place.parent.children.append(node)
+        self.tokens += exchange.sampled_tokens
+        self.requests += 1
+        return node
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request goes on: after `parent` (None: nowhere, it begins), with its messages from `start` on. first:
+    names what its conversation began with. added: what the client added to the message before. same_calls: whether the
+    calls in that have the ids that they were given."""
+
+    session: AgentSession
+    parent: Node | None
+    start: int
+    first: str
+    added: str = ""
+    same_calls: bool = False
+
+
+class Sessions:
+    """The sessions that are open; most: how many may be. idle: seconds after which an unused one may go."""
+
+    def __init__(self, most: int, idle: float) -> None:
+        self._most, self._idle = most, idle
+        self._open: OrderedDict[str, AgentSession] = OrderedDict()  # the one that was used last, last
+        self._nameless: dict[str, list[AgentSession]] = {}  # by what their conversations began with
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[AgentSession]:
+        return iter(list(self._open.values()))
+
+    def get(self, id: str) -> AgentSession:
+        """Raises RequestRefused (404)."""
+        if id not in self._open:
+            raise RequestRefused(404, "no_such_session", f"no session '{id}' is open", field="session")
+        return self._open[id]
+
+    def find(self, name: str | None, task: str | None, begins: Sequence[str], messages: Sequence[Said]) -> Place:
+        """Where a request goes on. name: of its session, None where it names none: one that has said the same, else a
+        new one. begins: what its conversation began with besides messages (tools, mode).
+
+        Raises RequestRefused for a name or task that is none, and where too many sessions are open.
+        """
+        spoken = next((n for n, message in enumerate(messages) if message.role == "assistant"), len(messages))
+        keys = keys_of(messages)
+        first = f"{derive(*begins, *(part for key in keys[:spoken] for part in key)):016x}"
+        task = _task(task, first)
+        if name is not None:
+            if not _NAME.fullmatch(name):
+                raise wrong(SESSION, f"{SESSION}: up to 100 letters, digits, '_', '-' and '.', not '{name[:120]}'")
+            found = self._place(self._open.get(name) or self._new(name, task), first, messages, keys)
+        else:
+            known = reversed(self._nameless.get(first, []))
+            places = [place for one in known if (place := self._place(one, first, messages, keys)).parent is not None]
+            found = max(places, key=_fit) if places else Place(self._new("", task, first), None, 0, first)
+        self.touch(found.session)
+        return found
+
+    def idle(self) -> list[AgentSession]:
+        """Those that may be ended for new ones."""
+        since = time.monotonic() - self._idle
+        return [one for one in self._open.values() if one.used < since and not one.running]
+
+    def touch(self, session: AgentSession) -> None:
+        session.used = time.monotonic()
+        if session.id in self._open:
+            self._open.move_to_end(session.id)
+
+    @staticmethod
+    def refuse_running(session: AgentSession) -> None:
+        """Raises RequestRefused (409) where a request of the session is running."""
+        if session.running:
+            raise RequestRefused(409, "busy", f"a request of the session '{session.id}' is running", field="session")
+
+    def close(self, session: AgentSession) -> None:
+        """It is open no more; nothing happens to one that is not."""
+        self._open.pop(session.id, None)
+        others = [one for one in self._nameless.get(session.nameless, ()) if one is not session]
+        if others:
+            self._nameless[session.nameless] = others
+        else:
+            self._nameless.pop(session.nameless, None)
+
+    def _new(self, id: str, task: str, nameless: str = "") -> AgentSession:
+        if len(self._open) >= self._most:
+            raise RequestRefused(
+                503,
+                "busy",
+                f"{len(self._open)} sessions are open, which is all that this server keeps: end some, or try again",
+                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+            )
+        session = AgentSession(id or secrets.token_hex(8), task, time.monotonic(), nameless)
+        self._open[session.id] = session
+        if nameless:
+            self._nameless.setdefault(nameless, []).append(session)
+        return session
+
+    @staticmethod
+    def _place(session: AgentSession, first: str, messages: Sequence[Said], keys: Sequence[Key]) -> Place:
+        """After the exchange that says the most of the messages again. keys: theirs."""
+        found = [Place(session, None, 0, first)]
+        ends = [(0, "", session.roots.get(first, []))]
+        while ends:
+            start, added, children = ends.pop()
+            for child in children:
+                end, exchange = start + len(child.exchange.keys), child.exchange
+                if exchange.added != added or end >= len(keys) or keys[start:end] != exchange.keys:
+                    continue
+                if (more := exchange.goes_on(messages[end])) is not None:
+                    same = [c.id for c in messages[end].calls] == [c.id for c in exchange.shown.calls]
+                    found.append(Place(session, child, end + 1, first, more, same))
+                    ends.append((end + 1, more, child.children))
+        return max(found, key=_fit)
+
+
+def _fit(place: Place) -> tuple[int, bool, bool, float]:
+    """Of places where the same was said: the longest, whose calls have the same ids, that nobody went on from, the last
+    that was used."""
+    free = place.parent is not None and not place.parent.children and place.parent.engine not in place.session.busy
+    return (place.start, place.same_calls, free, place.session.used)
+
+
+def _task(task: str | None, first: str) -> str:
+    if task is None:
+        return f"asked/{first}"
+    if not (task.isprintable() and 0 < len(task) <= _LONGEST_TASK):
+        raise wrong(TASK, f"{TASK}: up to {_LONGEST_TASK} printable characters")
+    return task

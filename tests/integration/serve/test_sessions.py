@@ -1,0 +1,272 @@
+"""Conversations as they are recorded: continued from what was sampled, branched where they were rewritten, rewarded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="serving needs the [serve] extra")
+
+from playing import call
+from retcon.core.sample import to_sample
+from retcon.core.types import Trajectory
+from retcon.serve.recording import FILE, OPEN, Record
+from retcon.store import jsonl
+from servers.agent import SAAR, SEARCH, Asking, Message, asked, asking, said, user
+
+
+def numbered(_: str, text: str, n: int) -> str:
+    return f"answer {text.count('<|im_start|>assistant')}"
+
+
+def ids_of(trajectory: Trajectory) -> tuple[int, ...]:
+    return tuple(i for s in trajectory.segments for i in s.ids or ())
+
+
+def learnt(trajectory: Trajectory) -> list[str]:
+    return [s.text for s in trajectory.segments if s.kind in ("sampled", "spliced")]
+
+
+async def conversed(client: Asking, *questions: str, session: str | None = None) -> tuple[list[Message], Any]:
+    told: list[Message] = []
+    answer: Any = None
+    for question in questions:
+        answer = await client.chat([*told, user(question)], session=session)
+        told += [user(question), said(answer)]
+    return told, answer
+
+
+@pytest.mark.parametrize("session", [None, "mine.1"])
+def test_a_conversation_goes_on_from_what_was_sampled(session: str | None) -> None:
+    async def play(client: Asking) -> None:
+        _, answer = await conversed(client, "One?", "Two?", "Three?", session=session)
+        id = answer["retcon"]["session"]
+        assert session in (None, id)
+        (kept,) = client.trajectories(id)
+        assert learnt(kept) == [f"answer {n}<|im_end|>" for n in (1, 2, 3)]
+        *_, last = client.engine.seen
+        assert ids_of(kept)[: len(last[1])] == last[1]
+        assert {request for request, _ in client.engine.seen} == {f"{id}/1"}  # one row of keys and values
+        assert client.engine.released == []
+        sample = to_sample(kept)
+        assert sum(sample.mask) == kept.sampled_tokens == answer["usage"]["completion_tokens"] * 3
+
+    asked(play, numbered)
+
+
+def test_what_was_sampled_is_not_encoded_again_though_its_text_would_be_other_ids() -> None:
+    """The repaired history: the client has seen its answer alone."""
+
+    async def play(client: Asking) -> None:
+        _, answer = await conversed(client, "One?", "Two?")
+        (kept,) = client.trajectories(answer["retcon"]["session"])
+        assert [s.kind for s in kept.turns[0].generated] == ["sampled", "spliced"]
+        assert [o.text for turn in kept.turns for o in turn.observations] == ["<1 + 1>"]
+        assert client.engine.seen[-1][1] == ids_of(kept)[: len(client.engine.seen[-1][1])]
+        assert answer["retcon"]["turns"] == 1
+
+    asked(play, [call("x + 1", "a "), call("1 + 1", "b "), "two", "three"], repair=SAAR)
+
+
+def test_a_rewritten_history_becomes_a_branch_that_learns_nothing_twice() -> None:
+    async def play(client: Asking) -> None:
+        told, answer = await conversed(client, "One?", "Two?", session="s")
+        await client.chat([*told[:2], user("Two, in other words?")], session="s")
+        await client.chat([user("One?"), {"role": "assistant", "content": "made up"}, user("Two?")], session="s")
+        assert answer["retcon"]["known_tokens"] > 0
+        first, second, third = client.trajectories("s")
+        assert [t.id for t in (first, second, third)] == ["s/0", "s/1", "s/2"]
+        assert learnt(first) == ["answer 1<|im_end|>", "answer 2<|im_end|>"]
+        assert learnt(second) == ["answer 2<|im_end|>"]
+        assert learnt(third) == ["answer 2<|im_end|>"]
+        assert [s.kind for s in second.prompt].count("sampled") == 0
+        assert "answer 1" in "".join(s.text for s in second.prompt)
+        assert "made up" in "".join(s.text for s in third.prompt)
+        assert [seen for _, seen in client.engine.seen[2:]] == [
+            ids_of(t)[: len(seen)] for t, (_, seen) in zip((second, third), client.engine.seen[2:], strict=True)
+        ]
+        assert len({request for request, _ in client.engine.seen}) == 3
+
+    asked(play, numbered)
+
+
+def test_branches_of_branches_are_learnt_once_each() -> None:
+    async def play(client: Asking) -> None:
+        told, _ = await conversed(client, "One?", session="s")
+        other = await client.chat([*told, user("b")], session="s")
+        await client.chat([*told, user("c")], session="s")
+        await client.chat([*told, user("b"), said(other), user("d")], session="s")
+        await client.chat([*told, user("b"), said(other), user("e")], session="s")
+        found = client.trajectories("s")
+        assert sorted(len(learnt(t)) for t in found) == [1, 1, 3]
+        assert sum(t.sampled_tokens for t in found) == client.agent.sessions.get("s").tokens
+
+    asked(play, numbered)
+
+
+def test_two_requests_of_a_session_at_once_do_not_share_a_row() -> None:
+    async def play(client: Asking) -> None:
+        told, _ = await conversed(client, "One?", session="s")
+        await asyncio.gather(*(client.chat([*told, user("Two?")], session="s") for _ in range(2)))
+        assert len({request for request, _ in client.engine.seen[1:]}) == 2
+        assert len(client.trajectories("s")) == 2
+
+    asked(play, numbered)
+
+
+def test_conversations_that_say_the_same_are_told_apart_by_the_ids_of_their_calls() -> None:
+    async def play(client: Asking) -> None:
+        firsts = [await client.chat([user("Who?")], tools=[SEARCH]) for _ in range(3)]
+        for first in firsts[::-1]:
+            (made,) = first["choices"][0]["message"]["tool_calls"]
+            told = [user("Who?"), said(first), {"role": "tool", "tool_call_id": made["id"], "content": "Ada"}]
+            second = await client.chat(told, tools=[SEARCH])
+            assert second["retcon"]["session"] == first["retcon"]["session"]
+        assert len(client.agent.sessions) == 3
+
+    tool = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'
+    asked(play, [tool, "Ada."], style="hermes")
+
+
+def test_another_set_of_tools_is_another_conversation() -> None:
+    async def play(client: Asking) -> None:
+        told, first = await conversed(client, "One?")
+        second = await client.chat([*told, user("Two?")], tools=[SEARCH])
+        assert second["retcon"]["session"] != first["retcon"]["session"]
+        assert second["retcon"]["known_tokens"] == 0
+
+    asked(play, numbered, style="hermes")
+
+
+def test_rewards_are_posted_and_sessions_end_on_the_record(tmp_path: Path) -> None:
+    async def play(client: Asking) -> None:
+        for name in ("a", "b", "c"):
+            told, _ = await conversed(client, "One?", "Two?", session=name)
+        await client.chat([*told[:2], user("Other?")], session="c")
+        assert (await client.http.post("/v1/sessions/a/reward", json={"reward": 1})).json()["open"] is False
+        await client.http.post("/v1/sessions/c/reward", json={"reward": 0.5, "trajectory": "c/1", "end": False})
+        ended = (await client.http.post("/v1/sessions/c/reward", json={"reward": -1})).json()
+        assert [one["reward"] for one in ended["data"]] == [-1.0, 0.5]
+        listed = (await client.http.get("/v1/sessions")).json()["data"]
+        assert [(one["id"], one["requests"]) for one in listed] == [("b", 2)]
+        assert sorted(path.stem for path in (tmp_path / OPEN).iterdir()) == ["b"]
+        lines = (await client.http.get("/v1/sessions/b/trajectories")).text.splitlines()
+        assert json.loads(lines[0])["id"] == "b/0"
+        gone = await client.http.post("/v1/sessions/a/reward", json={"reward": 1})
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "no_such_session")
+        assert {request.partition("/")[0] for request in client.engine.released} == {"a", "c"}
+
+    asked(play, numbered, record=tmp_path)
+    found = {t.id: t for t in jsonl.read(tmp_path / FILE)}
+    assert {id: t.reward for id, t in found.items()} == {"a/0": 1.0, "c/0": -1.0, "c/1": 0.5, "b/0": None}
+    assert len({t.task for t in found.values()}) == 1
+    assert list((tmp_path / OPEN).iterdir()) == []
+
+
+def test_the_header_names_the_task_and_a_session_can_be_thrown_away(tmp_path: Path) -> None:
+    async def play(client: Asking) -> None:
+        await client.post([user("One?")], session="a", task="sums/1")
+        await client.post([user("One?")], session="b", task="sums/2")
+        await client.http.delete("/v1/sessions/b")
+        for name, reward in (("reward", "NaN"), ("reward", '"1"'), ("rewards", "1")):
+            body = f'{{"{name}": {reward}}}'
+            wrong = await client.http.post("/v1/sessions/a/reward", content=body)
+            assert wrong.status_code == 400, body
+        assert (await client.http.post("/v1/sessions/a/end")).json()["task"] == "sums/1"
+
+    asked(play, numbered, record=tmp_path)
+    (kept,) = jsonl.read(tmp_path / FILE)
+    assert (kept.task, kept.reward) == ("sums/1", None)
+
+
+def test_what_a_killed_server_left_open_is_taken_in_by_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asking(numbered, record=tmp_path) as client:
+            await conversed(client, "One?", "Two?", session="a")
+            (tmp_path / "kept").write_bytes((tmp_path / OPEN / "a.jsonl").read_bytes())
+        (tmp_path / FILE).unlink()
+        (tmp_path / "kept").rename(tmp_path / OPEN / "a.jsonl")
+
+    asyncio.run(main())
+    assert Record(tmp_path).taken_in == 1
+    (kept,) = jsonl.read(tmp_path / FILE)
+    assert len(kept.turns) == 2
+    assert Record(tmp_path).taken_in == 0
+
+
+def test_unused_sessions_end_when_others_open(tmp_path: Path) -> None:
+    async def play(client: Asking) -> None:
+        await conversed(client, "One?", session="a")
+        client.agent.sessions.get("a").used -= 10
+        await conversed(client, "One?", session="b")
+        assert [one.id for one in client.agent.sessions] == ["b"]
+        full = await client.post([user("One?")], session="c")
+        assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+
+    asked(play, numbered, record=tmp_path, idle=5, sessions=1)
+
+
+def test_a_history_that_was_never_sampled_here_is_told_and_not_learnt() -> None:
+    async def play(client: Asking) -> None:
+        made = {"id": "z", "type": "function", "function": {"name": "search", "arguments": '{"query": "Ada"}'}}
+        told: list[Message] = [
+            {"role": "developer", "content": "Be brief."},
+            user("Who?"),
+            {"role": "assistant", "content": None, "tool_calls": [made]},
+            {"role": "tool", "tool_call_id": "z", "content": [{"type": "text", "text": "Lovelace"}]},
+            user("And?"),
+        ]
+        answer = await client.chat(told, tools=[SEARCH])
+        (kept,) = client.trajectories(answer["retcon"]["session"])
+        assert learnt(kept) == ["answer 2<|im_end|>"]
+        text = "".join(s.text for s in kept.prompt)
+        parts = ("Be brief.", "Who?", '"query": "Ada"', "<tool_response>\nLovelace", "And?")
+        places = [text.index(part) for part in parts]
+        assert places == sorted(places)
+
+    asked(play, numbered, style="hermes")
+
+
+@pytest.mark.parametrize("style", ["markdown", "hermes", "qwen"])
+def test_what_a_harness_writes_on_a_message_is_told_after_it(style: str) -> None:
+    """smolagents does: `Calling tools: …`, in place of calls too."""
+
+    async def play(client: Asking) -> None:
+        told, answer = await conversed(client, "One?")
+        told = [user("One?"), {"role": "assistant", "content": "answer 1\nCalling tools: f"}, user("Two?")]
+        second = await client.chat(told)
+        assert second["retcon"]["session"] == answer["retcon"]["session"]
+        assert second["retcon"]["known_tokens"] == answer["usage"]["total_tokens"]
+        third = await client.chat([*told, said(second), user("Three?")])
+        other = await client.chat([user("One?"), {"role": "assistant", "content": "answer 1 and g"}, user("Two?")])
+        first, branch = client.trajectories(third["retcon"]["session"])
+        assert len(learnt(first)) == 3
+        assert learnt(branch) == ["answer 3<|im_end|>"]
+        assert other["retcon"]["known_tokens"] == answer["usage"]["total_tokens"]
+        text = first.text
+        assert "answer 1<|im_end|>\n<|im_start|>assistant\nCalling tools: f<|im_end|>\n<|im_start|>user\nTwo?" in text
+        assert [s.kind for s in first.segments if "Calling" in s.text] == ["prompt"]
+
+    asked(play, numbered, style=style)
+
+
+def test_calls_that_a_harness_writes_as_text_are_known_by_their_ids() -> None:
+    tool = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'
+
+    async def play(client: Asking) -> None:
+        first = await client.chat([user("Who?")], tools=[SEARCH])
+        (made,) = first["choices"][0]["message"]["tool_calls"]
+        written: Message = {"role": "assistant", "content": f"Calling tools:\n[{made}]"}
+        second = await client.chat([user("Who?"), written, user("Observation: Ada")], tools=[SEARCH])
+        assert second["retcon"]["session"] == first["retcon"]["session"]
+        (kept,) = client.trajectories(second["retcon"]["session"])
+        assert [len(turn.calls) for turn in kept.turns] == [1, 0]
+        dropped: Message = {"role": "assistant", "content": "Calling tools"}
+        third = await client.chat([user("Who?"), dropped, user("Observation: Ada")], tools=[SEARCH])
+        assert third["retcon"]["known_tokens"] == 0
+
+    asked(play, [tool, "Ada.", "Who knows."], style="hermes")

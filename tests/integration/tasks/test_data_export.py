@@ -1,0 +1,69 @@
+"""`retcon data export --verl`: tasks of any source as verl's rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="Parquet needs the [formats] extra")
+
+import pyarrow.parquet
+from typer.testing import CliRunner
+
+from datafiles import questions, tasks, write
+from retcon.cli.app import app
+from retcon.core.errors import RecipeError, RetconError
+from retcon.tasks.registry import task_set, training_prompts
+
+
+def export(out: Path, *words: object) -> list[dict[str, Any]]:
+    result = CliRunner().invoke(app, ["data", "export", "--verl", str(out), *map(str, words)])
+    if isinstance(result.exception, RetconError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(out).to_pylist()
+    assert f"{len(rows)} tasks" in result.output
+    return rows
+
+
+def test_what_is_trained_on_and_what_is_evaluated_on_are_all_that_there_is(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "a.jsonl", questions(40)), tmp_path / "out.parquet"
+    train = export(out, file, "--share", 0.2, "--system", "Think.")
+    assert train[0]["prompt"][0] == {"role": "system", "content": "Think."}
+    held_out = export(out, file, "--share", 0.2, "--evaluation")
+    assert {row["extra_info"]["split"] for row in held_out} == {"evaluation"}
+    asked = [row["prompt"][-1]["content"] for row in (*train, *held_out)]
+    assert sorted(asked) == sorted(str(row["question"]) for row in questions(40))
+    assert len(held_out) > 0
+
+
+def test_a_task_set_comes_in_the_order_of_a_run(tmp_path: Path) -> None:
+    rows = export(tmp_path / "out.parquet", "numbers", "--count", 5, "--seed", 3)
+    drawn = [task.id for task, _ in zip(training_prompts(task_set("numbers"), 3), range(5), strict=False)]
+    assert [row["extra_info"]["id"] for row in rows] == drawn
+    assert [task.id for task in tasks(str(tmp_path / "out.parquet"), name="numbers")] == drawn
+
+
+def test_the_tasks_of_a_recipe(tmp_path: Path) -> None:
+    recipe, out = tmp_path / "mine.toml", tmp_path / "out.parquet"
+    path = write(tmp_path / "a.jsonl", questions(12))
+    recipe.write_text(f'[task]\nkind = "file"\npath = "{path}"\nmax_prompt_tokens = 100\nevaluation_share = 0\n')
+    assert len(export(out, "--recipe", recipe)) == 12
+    assert len(export(out, "--recipe", recipe, "--count", 3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("numbers",), "--count: numbers makes its tasks as they are drawn"),
+        ((), "one of the two"),
+        (("numbers", "--recipe", "mini/grpo"), "one of the two"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=says):
+        export(tmp_path / "out.parquet", *words)
+    with pytest.raises(RecipeError, match="end the name in"):
+        export(tmp_path / "out.jsonl", "numbers", "--count", 1)

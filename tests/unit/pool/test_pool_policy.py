@@ -1,0 +1,239 @@
+"""Which replica answers what, when, and who gives way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from retcon.engine.pool.policy import Policy
+from retcon.engine.pool.types import Evict, PoolSettings, Send
+
+RATE = 10.0
+"""Tokens a second of one call, in all of these."""
+
+
+def pool(*capacities: float | None, **settings: Any) -> Policy:
+    about: dict[str, Any] = {"admit": 1.0, "full": 1.0, "margin": 0.0, "fastest": RATE, "prefill": 100.0} | settings
+    return Policy(capacities, settings=PoolSettings(**about))
+
+
+def sent(policy: Policy, now: float) -> dict[object, int]:
+    """Trajectories that go to a replica now; nobody gives way."""
+    actions = policy.due(now)
+    assert all(isinstance(action, Send) for action in actions)
+    return {action.id: action.replica for action in actions}
+
+
+def ended(policy: Policy, name: str, tokens: int, now: float, group: object = None) -> None:
+    """A trajectory of one call comes and goes."""
+    policy.ask(name, tokens - 1, 1, now, group)
+    assert name in sent(policy, now)
+    policy.answered(name, 1, now)
+    policy.released(name, now)
+
+
+def test_calls_are_spread_and_a_trajectory_stays_where_its_keys_and_values_lie() -> None:
+    policy = pool(1000, 1000)
+    for name in "abcd":
+        policy.ask(name, 50, 50, 0.0)
+    first = sent(policy, 0.0)
+    assert sorted(first.values()) == [0, 0, 1, 1]
+    for name in "abcd":
+        policy.answered(name, 10, 1.0)
+        policy.ask(name, 70, 30, 2.0)
+    assert sent(policy, 2.0) == first
+
+
+def test_before_anything_is_known_as_many_are_let_in_as_fit_at_full_length() -> None:
+    policy = pool(1000)
+    for n in range(8):
+        policy.ask(n, 100, 200, 0.0)
+    assert len(sent(policy, 0.0)) == 3
+    assert policy.waiting == 5
+    policy.answered(0, 5, 1.0)
+    policy.released(0, 1.0)
+    assert len(sent(policy, 1.0)) == 1
+
+
+def test_once_lengths_are_known_more_are_let_in() -> None:
+    policy = pool(1000)
+    policy.ask("longest", 100, 800, 0.0)
+    sent(policy, 0.0)
+    policy.answered("longest", 1, 0.1)
+    policy.released("longest", 0.1)
+    for n in range(200):
+        ended(policy, f"short {n}", 120, 0.2)
+    for n in range(8):
+        policy.ask(n, 100, 800, 1.0)
+    assert len(sent(policy, 1.0)) >= 6  # at full length one fits
+
+
+def test_trajectories_that_are_still_open_count_where_the_short_ones_have_ended() -> None:
+    """Ten ended at 110 tokens, as forty did that are at 500 now and have not: a new one may well get longer."""
+    seen, blind = pool(None), pool(None)
+    for policy in (seen, blind):
+        policy.ask("x", 1, 899, 0.0)
+    for n in range(40):
+        seen.ask(f"open {n}", 500, 400, 0.0)
+    for policy in (seen, blind):
+        for n in range(40):
+            ended(policy, f"short {n}", 110, 0.0)
+    assert seen.lengths.remaining(50) > 1.5 * blind.lengths.remaining(50)
+
+
+def test_while_its_tool_runs_a_trajectory_keeps_its_room_unless_others_have_waited_as_long_as_it_is_worth() -> None:
+    policy = pool(1000)  # a full replica is computed in 10 s
+    policy.ask("away", 600, 100, 0.0)
+    assert sent(policy, 0.0) == {"away": 0}
+    policy.answered("away", 50, 1.0)
+    policy.ask("new", 400, 100, 2.0)
+    assert policy.due(2.0) == []
+    assert policy.wake(2.0) == 11.0
+    assert policy.due(10.9) == []
+    assert policy.due(11.0) == [Evict("away", 0, running=False), Send("new", 0)]
+    policy.ask("away", 700, 10, 12.0)  # it goes before whoever comes later
+    policy.ask("later", 10, 10, 12.0)
+    assert policy.due(12.0) == []
+    policy.answered("new", 100, 13.0)
+    policy.released("new", 13.0)
+    assert sent(policy, 13.0) == {"away": 0, "later": 0}
+
+
+def test_nobody_loses_room_that_nobody_waits_for() -> None:
+    policy = pool(1000)
+    policy.ask("away", 600, 100, 0.0)
+    sent(policy, 0.0)
+    policy.answered("away", 50, 1.0)
+    assert policy.wake(1.0) is None or policy.due(policy.wake(1.0) or 0.0) == []
+    assert policy.due(1e6) == []
+    policy.ask("away", 700, 10, 1e6)
+    assert sent(policy, 1e6) == {"away": 0}
+
+
+def test_where_estimates_fell_short_the_one_with_the_least_to_lose_gives_way_and_never_the_oldest() -> None:
+    """Three of 200 tokens, thought to end soon, grow by 10 a second from 0, 0.1 and 20 s on: 1,000 are full at 33 s."""
+    policy = pool(1000, admit=0.99)
+    policy.ask("longest", 1, 899, 0.0)
+    sent(policy, 0.0)
+    policy.answered("longest", 1, 0.0)
+    policy.released("longest", 0.0)
+    for n in range(300):
+        ended(policy, f"short {n}", 210, 0.0)
+    for name, at in (("oldest", 0.0), ("long at it", 0.1), ("just begun", 20.0)):
+        policy.ask(name, 200, 700, at)
+        assert sent(policy, at) == {name: 0}
+    now = 20.0
+    while not (actions := policy.due(now)):
+        wake = policy.wake(now)
+        assert wake is not None
+        assert wake > now
+        now = wake
+    assert actions == [Evict("just begun", 0, running=True)]
+    assert 20.0 < now <= 33.5
+    assert policy.waiting == 1
+    for name in ("long at it", "oldest"):
+        policy.answered(name, 700, 70.0)
+        policy.released(name, 70.0)
+    assert sent(policy, 70.0) == {"just begun": 0}
+
+
+def test_calls_of_a_dead_replica_go_elsewhere_and_it_is_tried_again_later() -> None:
+    policy = pool(None, None)
+    policy.ask("a", 10, 10, 0.0)
+    policy.ask("b", 10, 10, 0.0)
+    first = sent(policy, 0.0)
+    dead = first["a"]
+    policy.failed("a", 1.0)
+    assert sent(policy, 1.0) == {"a": 1 - dead}
+    policy.ask("c", 10, 10, 1.05)
+    assert sent(policy, 1.05) == {"c": 1 - dead}
+    assert not policy.all_down(1.05)
+    policy.ask("d", 10, 10, 1.2)  # the pause was 0.1 s
+    assert sent(policy, 1.2) == {"d": dead}
+    policy.failed("d", 1.3)
+    policy.ask("e", 10, 10, 1.45)  # it has doubled
+    assert sent(policy, 1.45)["e"] == 1 - dead
+
+
+def test_a_replica_that_stays_dead_is_tried_again_after_the_longest_pause_however_often_it_failed() -> None:
+    policy = pool(None)
+    policy.ask("a", 10, 10, 0.0)
+    now = 0.0
+    for _ in range(2000):
+        assert sent(policy, now) == {"a": 0}
+        policy.failed("a", now)
+        now += 2.0
+    assert policy.wake(now - 2.0) == now
+
+
+def test_where_all_are_down_calls_wait_for_the_first_to_be_tried_again() -> None:
+    policy = pool(None)
+    policy.ask("a", 10, 10, 0.0)
+    sent(policy, 0.0)
+    policy.failed("a", 1.0)
+    assert policy.all_down(1.0)
+    assert policy.due(1.0) == []
+    assert policy.wake(1.0) == pytest.approx(1.1)
+    assert sent(policy, 1.1) == {"a": 0}
+
+
+def test_a_trajectory_leaves_a_straggler_when_what_is_left_ends_sooner_elsewhere() -> None:
+    """Turns of 100 tokens take 2 s on one replica and 20 s on the other."""
+    policy = pool(100_000, 100_000, fastest=100.0, prefill=10_000.0)
+    for name in ("a", "b"):
+        policy.ask(name, 100, 9_900, 0.0)
+    place = sent(policy, 0.0)
+    now, tokens = {"a": 0.0, "b": 0.0}, {"a": 100, "b": 100}
+    for _ in range(4):
+        for name, seconds in (("b", 2.0), ("a", 20.0)):
+            now[name] = max(now.values()) + seconds
+            tokens[name] += 100
+            policy.answered(name, 100, now[name])
+            if name == "b" or _ < 3:
+                policy.ask(name, tokens[name], 10_000 - tokens[name], now[name])
+                assert sent(policy, now[name]) == {name: place[name]}
+    policy.ask("a", tokens["a"], 10_000 - tokens["a"], now["a"])
+    assert policy.due(now["a"]) == [Evict("a", place["a"], running=False), Send("a", place["b"])]
+
+
+def test_longer_groups_go_first_once_some_of_each_have_told() -> None:
+    policy = pool(400)
+    for n in range(6):
+        policy.ask(("short", n), 50, 150, 0.0, group="short")
+    for n in range(6):
+        policy.ask(("long", n), 50, 150, 0.0, group="long")
+    order: list[object] = []
+    now = 0.0
+    while len(order) < 12:
+        for name in sent(policy, now):
+            order.append(name)
+            policy.answered(name, 140 if name[0] == "long" else 10, now + 1)  # type: ignore[index]
+            policy.released(name, now + 1)
+        now += 1
+    kinds = [name[0] for name in order]  # type: ignore[index]
+    assert kinds[:4].count("long") == 2
+    assert kinds[4:] == ["long"] * 4 + ["short"] * 4
+
+
+def test_a_caller_that_is_gone_leaves_nothing_behind() -> None:
+    policy = pool(1000)
+    for n in range(8):
+        policy.ask(n, 100, 200, 0.0)
+    sent(policy, 0.0)
+    for n in range(8):
+        policy.released(n, 1.0)
+        policy.released(n, 1.0)
+    assert policy.waiting == 0
+    assert all(not replica.residents and replica.calls == 0 for replica in policy.replicas)
+    policy.ask("again", 100, 900, 2.0)
+    assert sent(policy, 2.0) == {"again": 0}
+
+
+def test_no_more_calls_than_a_replica_takes() -> None:
+    policy = Policy([None, None], max_requests=2)
+    for n in range(6):
+        policy.ask(n, 10, 10, 0.0)
+    assert sorted(sent(policy, 0.0).values()) == [0, 0, 1, 1]
+    policy.answered(0, 5, 1.0)
+    assert len(sent(policy, 1.0)) == 1

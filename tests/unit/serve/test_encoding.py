@@ -1,0 +1,61 @@
+"""What follows a turn, in every family of chats."""
+
+from __future__ import annotations
+
+import pytest
+
+from conversing import chat_of, text_of
+from retcon.chat.chat import Chat
+from retcon.chat.registry import names
+from retcon.core.types import Turn
+from retcon.serve.encoding import followed, opened
+from retcon.serve.said import Called, Said
+
+
+def turn_of(chat: Chat, text: str, calls: bool = False) -> Turn:
+    written = chat.wrote(text, [("python", {"code": "print(1)"})] if calls else ())
+    return Turn((written,), chat.parse(written.ids or (), prefix="0.0").calls, stop="call" if calls else "answer")
+
+
+@pytest.mark.parametrize("family", names())
+def test_what_a_client_added_stands_between_the_turn_and_the_users_words(family: str) -> None:
+    chat = chat_of(family)
+    turn = turn_of(chat, "sampled")
+    _, segments = followed(chat, turn, (), [Said("user", "and then")], added="Calling tools: f")
+    text = text_of(segments)
+    assert "sampled" not in text
+    assert text.index("Calling tools: f") < text.index("and then")
+    plain = text_of(chat.answered(["and then"], last_id=(turn.segments[0].ids or (0,))[-1]))
+    assert text.endswith(plain[plain.index("and then") :])
+    assert {s.kind for s in segments} <= {"prompt", "scaffold"}
+
+
+@pytest.mark.parametrize("family", names())
+def test_results_are_told_as_a_rollout_tells_them(family: str) -> None:
+    chat = chat_of(family)
+    turn = turn_of(chat, "I run it.", calls=True)
+    said = [Said("tool", "1", call_id="a"), Said("user", "Go on.")]
+    observations, segments = followed(chat, turn, [Called("a", "python", "{}")], said)
+    assert [(o.call_id, o.text, o.status) for o in observations] == [(turn.calls[0].id, "1", "ok")]
+    last = (turn.segments[0].ids or (0,))[-1]
+    told = chat.observations(turn.calls, observations, last_id=last, told=["Go on."], written=turn.text)
+    assert segments == told
+
+
+@pytest.mark.parametrize("family", names())
+def test_a_conversation_of_elsewhere_reads_as_one_of_here(family: str) -> None:
+    """The text of a history that was told is that of one that was sampled in the same words."""
+    chat = chat_of(family)
+    turn = turn_of(chat, "I run it.", calls=True)
+    _, here = followed(chat, turn, [Called("a", "python", "")], [Said("tool", "1", call_id="a", at=2)])
+    call = Called("a", "python", '{"code": "print(1)"}')
+    told = [
+        Said("system", "Solve it.", at=0),
+        Said("user", "What?", at=1),
+        Said("assistant", "I run it.", (call,), at=2),
+        Said("tool", "1", call_id="a", at=3),
+    ]
+    there = opened(chat, told)
+    before = text_of(chat.opened([("system", "Solve it."), ("user", "What?")]))
+    assert text_of(there) == before + turn.text + text_of(here)
+    assert {s.kind for s in there} <= {"prompt", "scaffold", "observation"}

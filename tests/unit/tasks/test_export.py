@@ -1,0 +1,81 @@
+"""Tasks as rows of verl's data sets, and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="Parquet needs the [formats] extra")
+
+import pyarrow.parquet
+
+from datafiles import ROWS, tasks, write
+from retcon.core.errors import RecordError
+from retcon.plugins.verl.tasks import task_of
+from retcon.tasks.data.export import verl_rows, write_verl
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.types import Task
+
+SPOKEN = Task(
+    "odd/1", "And 6 times 7?\nSay «42».", r"\frac{1}{2}", "Be brief.", {"grader": "exact", "tests": [{"in": [None]}]},
+    (("user", "What is 1 and 1?"), ("assistant", "2")),
+)  # fmt: skip
+
+
+def exported(file: Path, given: list[Task], system: str | None = None) -> list[dict[str, Any]]:
+    assert write_verl(file, verl_rows(given, split="train", system=system, source="mine")) == len(given)
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_task_of_every_convention_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+    given = tasks(write(tmp_path / "a.jsonl", [ROWS[name]]))
+    (row,) = exported(tmp_path / "a.parquet", given)
+    assert tasks(str(tmp_path / "a.parquet"), name="a") == given
+    assert task_of({**row, "raw_prompt": row.pop("prompt")}) == given[0]
+
+
+def test_what_is_said_before_and_what_graders_need_come_back(tmp_path: Path) -> None:
+    (row,) = exported(tmp_path / "a.parquet", [SPOKEN])
+    assert [message["role"] for message in row["prompt"]] == ["system", "user", "assistant", "user"]
+    assert (row["data_source"], row["agent_name"]) == ("mine", "retcon")
+    assert row["reward_model"] == {"style": "rule", "ground_truth": SPOKEN.answer}
+    assert tasks(str(tmp_path / "a.parquet"), name="odd") == [SPOKEN]
+
+
+def test_the_system_prompt_of_the_set_goes_to_tasks_that_bring_none(tmp_path: Path) -> None:
+    first, second = exported(tmp_path / "a.parquet", [SPOKEN, replace(SPOKEN, id="odd/2", system=None)], "Think.")
+    assert [row["prompt"][0]["content"] for row in (first, second)] == ["Be brief.", "Think."]
+
+
+def test_a_row_that_somebody_else_made_is_read_by_its_columns() -> None:
+    task = task_of({**ROWS["verl"], "raw_prompt": ROWS["verl"]["prompt"], "prompt": None, "uid": "x"})
+    assert (task.system, task.question, task.answer) == ("Be brief.", "What is 6 times 7?", "42")
+    assert (task.id, task.meta["grader"], task.meta["source"]) == ("3", "math", "openai/gsm8k")
+
+
+def test_what_cannot_be_written_is_refused_and_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    exported(file, [SPOKEN])
+    before = file.read_bytes()
+    with pytest.raises(DataError, match="task odd/1: what it holds besides cannot be written as JSON"):
+        exported(file, [replace(SPOKEN, meta={"set": {1}})])
+    with pytest.raises(DataError, match="no task"):
+        exported(file, [])
+    assert file.read_bytes() == before
+    with pytest.raises(RecordError, match="folder"):
+        exported(tmp_path, [SPOKEN])
+
+
+def test_the_rows_of_a_file_come_in_the_order_of_a_run(tmp_path: Path) -> None:
+    from retcon.tasks.registry import training_prompts
+
+    rows = [{"question": f"What is {n} and 1?", "answer": n + 1} for n in range(20)]
+    settings = FileTaskSettings(path=write(tmp_path / "a.jsonl", rows), evaluation_share=0)
+    drawn = list(training_prompts(settings.open(), seed=3))
+    assert [task_of({**row, "raw_prompt": row["prompt"]}) for row in exported(tmp_path / "a.parquet", drawn)] == drawn
