@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WORKLOADS = Path(__file__).parents[2] / "workloads"
 
@@ -91,11 +91,11 @@ def recorded(name: str, per_replica: int, longer: int) -> Load:
 
     def load(replicas: int, seed: int) -> list[Job]:
         draw = random.Random(f"{name} {seed}")
-        groups: dict[int, list[dict[str, list[list[float]]]]] = {}
+        groups: dict[int, list[dict[str, Any]]] = {}
         for line in (WORKLOADS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[1:]:
             one = json.loads(line)
             groups.setdefault(one["group"], []).append(one)
-        limit = longer * max(job_of(one, 0, longer, 0).final for group in groups.values() for one in group) // longer
+        limit = max(job_of(one, 0, longer, 0).final for group in groups.values() for one in group)
         jobs: list[Job] = []
         group = 0
         while len(jobs) < replicas * per_replica:
@@ -106,10 +106,10 @@ def recorded(name: str, per_replica: int, longer: int) -> Load:
     return load
 
 
-def job_of(one: dict[str, list[list[float]]], group: int, longer: int, limit: int) -> Job:
+def job_of(one: dict[str, Any], group: int, longer: int, limit: int) -> Job:
     """A line of a workload as a trajectory."""
     turns = tuple(Turn(int(s) * longer, int(o) * longer, float(t)) for s, o, t in one["turns"])
-    return Job(group, int(one["prompt"]) * longer, turns, limit)  # type: ignore[call-overload]
+    return Job(group, int(one["prompt"]) * longer, turns, limit)
 
 
 def geometric(draw: random.Random, mean: float) -> int:

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 
-from parts.fleet.world import Restart
+from parts.fleet.world import Restart, number_of
 from retcon.engine.pool.types import Action, Send
 
 RETRY = 1.0
@@ -83,7 +83,7 @@ class Static(Immediate):
         self._jobs = jobs
 
     def choose(self, id: Hashable, group: Hashable, now: float) -> int:
-        return int(id) * len(self.calls) // self._jobs  # type: ignore[call-overload]
+        return number_of(id) * len(self.calls) // self._jobs
 
 
 class LeastRequests(Immediate):

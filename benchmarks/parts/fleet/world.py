@@ -21,6 +21,12 @@ class Restart:
     id: Hashable
 
 
+def number_of(id: Hashable) -> int:
+    """Here trajectories are numbers; to a policy they are anything."""
+    assert isinstance(id, int)
+    return id
+
+
 class Policy(Protocol):
     """`retcon.engine.pool.policy.Policy`, or one to compare it with."""
 
@@ -148,7 +154,7 @@ class World:
         elif kind == _DOWN:
             self._versions[number] += 1
             for call, made in self.replicas[number].kill(now):
-                self._failed(int(call.id), made, now)  # type: ignore[call-overload]
+                self._failed(number_of(call.id), made, now)
         elif kind == _UP:
             self.replicas[number].up = True
         elif kind == _READ:
@@ -158,7 +164,7 @@ class World:
 
     def _advance(self, number: int, now: float) -> None:
         for call, generated in self.replicas[number].advance(now):
-            id = int(call.id)  # type: ignore[call-overload]
+            id = number_of(call.id)
             state = self.states[id]
             state.at = None
             state.sampled += generated
@@ -188,14 +194,14 @@ class World:
                 break
             for action in actions:
                 if isinstance(action, Send):
-                    self._send(int(action.id), action.replica, now)  # type: ignore[call-overload]
+                    self._send(number_of(action.id), action.replica, now)
                 elif isinstance(action, Evict):
                     if action.running:
-                        self._abort(int(action.id), now)  # type: ignore[call-overload]
+                        self._abort(number_of(action.id), now)
                         self.outcome.evicted += 1
                     self.replicas[action.replica].forget(action.id)
                 else:
-                    self._restart(int(action.id), now)  # type: ignore[call-overload]
+                    self._restart(number_of(action.id), now)
         for number in self._touched:
             replica = self.replicas[number]
             boundary = replica.boundary()

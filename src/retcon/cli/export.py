@@ -13,7 +13,7 @@ from retcon.cli.data import columns_of, settings_of
 
 if TYPE_CHECKING:
     from retcon.tasks.registry import TaskSet
-    from retcon.tasks.types import Task
+    from retcon.tasks.types import Split, Task
 
 
 def export(
@@ -80,8 +80,8 @@ def export(
         )
         tasks = settings_of(**sources, **about, evaluation_share=share).open()
     drawn = _drawn(tasks, evaluation, count, seed)
-    name = "evaluation" if evaluation else "train"
-    wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))  # type: ignore[arg-type]
+    name: Split = "evaluation" if evaluation else "train"
+    wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))
     Console(highlight=False, soft_wrap=True).print(f"{wrote:,} tasks of {tasks.name}, to {name}: {verl}")
 
 
@@ -90,8 +90,11 @@ def _drawn(tasks: TaskSet, evaluation: bool, count: int | None, seed: int) -> It
     from retcon.tasks.data.tasks import DataTasks
     from retcon.tasks.registry import training_prompts
 
-    if count is None and not (isinstance(tasks, DataTasks) and tasks.ends):
-        raise RecipeError(f"--count: {tasks.name} makes its tasks as they are drawn, without an end; say how many")
+    held_out = count
+    if count is None:
+        if not (isinstance(tasks, DataTasks) and tasks.ends):
+            raise RecipeError(f"--count: {tasks.name} makes its tasks as they are drawn, without an end; say how many")
+        held_out = len(tasks.held_out)
     if evaluation:
-        return iter(tasks.evaluation(count or len(tasks.held_out), seed))  # type: ignore[attr-defined]
+        return iter(tasks.evaluation(held_out or 0, seed))
     return islice(training_prompts(tasks, seed), count)

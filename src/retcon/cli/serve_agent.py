@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import AsyncExitStack, nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +12,8 @@ import typer
 
 from retcon.cli.common.arguments import ModelOrURL, Overrides, is_url, need_training
 from retcon.cli.common.conversing import conversing_recipe
-from retcon.cli.common.serving import EXTRA, token_of
-from retcon.core.errors import MissingExtra, RecipeError
-from retcon.core.installing import how_to_install
+from retcon.cli.common.serving import need_serving, token_of
+from retcon.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
@@ -81,8 +79,7 @@ def serve_agent(
     ] = 30,
 ) -> None:
     """Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says."""
-    if missing := [name for name in EXTRA if find_spec(name) is None]:
-        raise MissingExtra(f"serving needs {', '.join(missing)}: {how_to_install('serve')}")
+    need_serving()
     from retcon.models.locating import BASE, locate
     from retcon.sandbox.service.server import StopSignals, is_local, listen
     from retcon.serve.settings import ServeSettings

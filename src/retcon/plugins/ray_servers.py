@@ -12,6 +12,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Keeper:
     def __init__(self, token: str, options: Sequence[str]) -> None:
         self._token, self._options = token, tuple(options)
         self._process: subprocess.Popen[str] | None = None
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  a pipe that nobody reads would fill, and stop it
 
     def start(self) -> str:
         """Its URL. Raises SandboxUnavailable where it does not start."""
@@ -45,13 +47,15 @@ class Keeper:
             [*words, "--port", "0", *self._options],
             env={**os.environ, "RETCON_SANDBOX_TOKEN": self._token},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
         )
         assert self._process.stdout is not None
         said = self._process.stdout.readline()
         if not said.startswith("listening on "):
-            raise SandboxUnavailable(f"no server on {ray.util.get_node_ip_address()}: {self._process.communicate()[1]}")
+            self._process.wait()
+            self._errors.seek(0)
+            raise SandboxUnavailable(f"no server on {ray.util.get_node_ip_address()}: {self._errors.read()}")
         return said.split()[2]
 
     def stop(self) -> None:

@@ -41,7 +41,7 @@ def client_tools(specs: Sequence[ToolSpec], family: Family) -> ClientTools:
     """Raises RequestRefused where the family cannot say which tool it calls, and it is not plain which is meant."""
     if family.names_calls:
         return ClientTools({spec.name: ClientTool(spec) for spec in specs}, {spec.name: spec.name for spec in specs})
-    runs = [spec for spec in specs if "code" in (spec.parameters.get("properties") or ())]  # type: ignore[operator]
+    runs = [spec for spec in specs if _takes_code(spec)]
     if len(runs) != 1:
         raise wrong(
             "tools",
@@ -49,6 +49,11 @@ def client_tools(specs: Sequence[ToolSpec], family: Family) -> ClientTools:
             f"takes 'code' is what they can be for, and there are {len(runs)}",
         )
     return ClientTools({PYTHON: ClientTool(replace(runs[0], name=PYTHON))}, {PYTHON: runs[0].name})
+
+
+def _takes_code(spec: ToolSpec) -> bool:
+    arguments = spec.parameters.get("properties")
+    return isinstance(arguments, Mapping) and "code" in arguments
 
 
 def shown_of(turn: Turn, chat: Chat, names: Mapping[str, str] | None, stops: Sequence[str]) -> tuple[Said, str]:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+
+from retcon.core.errors import MissingExtra
+from retcon.core.installing import how_to_install
 
 EXTRA = ("starlette", "uvicorn")
 """The packages of [serve]."""
+
+
+def need_serving() -> None:
+    """Raises MissingExtra, with what to install, where [serve] is not there."""
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise MissingExtra(f"serving needs {', '.join(missing)}: {how_to_install('serve')}")
 
 
 def token_of(token: str | None, file: Path | None) -> str | None:

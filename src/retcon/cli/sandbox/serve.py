@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from retcon.cli.common.arguments import TierName
-from retcon.cli.common.serving import EXTRA, token_of
-from retcon.core.errors import MissingExtra
-from retcon.core.installing import how_to_install
+from retcon.cli.common.serving import need_serving, token_of
 
 if TYPE_CHECKING:
     from retcon.sandbox.pool import SandboxPool
@@ -106,8 +103,7 @@ def serve(
     ] = 0,
 ) -> None:
     """Serve the sandbox over HTTP: its own API, code-judge's and SandboxFusion's."""
-    if missing := [name for name in EXTRA if find_spec(name) is None]:
-        raise MissingExtra(f"serving needs {', '.join(missing)}: {how_to_install('serve')}")
+    need_serving()
     from retcon.sandbox.pool import SandboxPool, default_workers
     from retcon.sandbox.service.settings import MIB, Settings
     from retcon.sandbox.types import Limits, SessionBounds
