@@ -163,8 +163,8 @@ class CarriesOver(Protocol):
     """Of the weights, as it is told: told once, each token says by which it was sampled."""
 
     def suspended(self) -> AbstractAsyncContextManager[None]:
-        """Within, nothing is computed and weights may change. What was under way goes on afterwards with what it has:
-        its keys and values are computed anew, by the weights of that time."""
+        """Within, nothing computes with the weights of this process, which may change. What is under way loses none of
+        its tokens; the engine says whether its keys and values are kept or computed anew."""
         ...
 
 

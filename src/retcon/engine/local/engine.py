@@ -190,7 +190,8 @@ class LocalEngine:
 
     @asynccontextmanager
     async def suspended(self) -> AsyncIterator[None]:
-        """See `CarriesOver`. The forward that is under way ends first; calls that come meanwhile wait."""
+        """See `CarriesOver`. The forward that is under way ends first; calls that come meanwhile wait. Keys and values
+        of what is under way are computed anew afterwards."""
         self._held = True
         try:
             if self._server is not None and not self._server.done():
