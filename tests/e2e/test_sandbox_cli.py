@@ -112,7 +112,8 @@ def test_bad_input_is_one_message(words: tuple[str, ...], part: str) -> None:
 
 
 def test_serving_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_command, "find_spec", lambda name: None)
+    for package in ("starlette", "uvicorn"):
+        monkeypatch.setitem(sys.modules, package, None)  # as Python marks one that is not to be had
     with pytest.raises(MissingExtra, match=r"needs starlette, uvicorn: pip install .*\[serve\]"):
         serve_command.serve()
 
