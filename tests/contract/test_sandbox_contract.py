@@ -314,3 +314,16 @@ def test_a_closed_sandbox_refuses(opened: Opener) -> None:
 
     with pytest.raises(SandboxUnavailable, match="not open"):
         using(opened, work)
+
+
+DRAW = "import random, numpy\nprint(random.random(), numpy.random.rand())"
+
+
+def test_random_numbers_repeat_with_a_seed_and_never_without(opened: Opener) -> None:
+    async def main() -> list[str]:
+        async with opened() as sandbox:
+            return [(await sandbox.run(DRAW, seed=seed)).stdout for seed in (5, 5, 6, None, None)]
+
+    first, again, *others = asyncio.run(main())
+    assert first == again
+    assert len({first, *others}) == 4

@@ -370,3 +370,21 @@ def test_a_checkpoint_too_many_or_too_large_is_refused_and_the_session_goes_on(o
         assert await value(session, "1") == "1"
 
     using(opened, work)
+
+
+def test_random_numbers_of_a_session_follow_from_its_seed_and_go_on_from_cell_to_cell(opened: Opener) -> None:
+    async def drawn(sandbox: Sandbox, seed: int | None) -> list[str | None]:
+        session = await sandbox.session(seed=seed)
+        try:
+            return [await value(session, code) for code in ("import random; random.random()", "random.random()")]
+        finally:
+            await session.close()
+
+    async def main() -> list[list[str | None]]:
+        async with opened() as sandbox:
+            return [await drawn(sandbox, seed) for seed in (5, 5, 6, None, None)]
+
+    first, again, *others = asyncio.run(main())
+    assert first == again
+    assert len({tuple(one) for one in (first, *others)}) == 4
+    assert all(a != b for a, b in (first, *others))

@@ -69,7 +69,7 @@ class MemorySandbox:
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         return await MemorySession(self).run(program, **options)
 
-    async def session(self, *, limits: Limits | None = None) -> MemorySession:
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> MemorySession:
         return MemorySession(self)
 
     async def close(self) -> None:

@@ -12,6 +12,9 @@ Tier = Literal["namespaces", "landlock", "rlimits"]
 """What holds around a call, the strongest first (docs/sandbox/sandbox.md)."""
 
 
+SEEDS = 1 << 63
+"""How many seeds there are."""
+
 MOST = 10**9
 """Of any limit: the kernel takes no infinity, nor numbers beyond 64 bits when they become bytes."""
 
@@ -87,7 +90,8 @@ class Program:
     Of calls alone, as a session's cells find their files in the next: fetch: relative paths of files to hand back as
     they are when the call has ended. One that is not there, is no ordinary file, lies behind a symbolic link or is
     longer than what is left of 8 MiB for all is left out. wait: seconds that it may wait until it starts, which count
-    nowhere else; as long as it takes where None.
+    nowhere else; as long as it takes where None. seed: of the preloaded generators of random numbers (`random`,
+    numpy's and sympy's global ones), from 0 and below 2**63; another one in each call where None.
 
     In the tier `namespaces` files and fetch may name absolute paths too, below the folders `pool.paths.WRITABLE`.
 
@@ -103,6 +107,7 @@ class Program:
     fetch: Sequence[str] = ()
     echo: bool = True
     wait: float | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         """Code may be any text: Python refuses what is none of its own. stdin may hold what `surrogateescape` makes of
@@ -119,6 +124,7 @@ class Program:
                 raise ValueError(f"file {path!r} is named by a {type(path).__name__}: its path must be a text")
             if not isinstance(content, bytes | bytearray | memoryview):
                 raise ValueError(f"the content of file {path!r} is a {type(content).__name__}: it must be bytes")
+        check_seed(self.seed)
         if self.timeout is not None or self.memory is not None:
             Limits().with_(self.timeout, self.memory)
 
@@ -138,6 +144,13 @@ class ProgramOptions(TypedDict, total=False):
     fetch: Sequence[str]
     echo: bool
     wait: float | None
+    seed: int | None
+
+
+def check_seed(seed: int | None) -> None:
+    """Raises ValueError for one that is no whole number from 0 and below 2**63."""
+    if seed is not None and (type(seed) is not int or not 0 <= seed < SEEDS):
+        raise ValueError(f"seed is {seed!r}: it must be a whole number from 0 and below 2**63")
 
 
 def as_program(asked: str | Program, options: ProgramOptions) -> Program:
@@ -159,6 +172,8 @@ def as_cell(asked: str | Program, options: ProgramOptions) -> Program:
     if program.fetch or program.wait is not None:
         name = "fetch" if program.fetch else "wait"
         raise ValueError(f"{name} is for calls: a session's cell hands no files back and waits for nobody")
+    if program.seed is not None:
+        raise ValueError("seed is for calls: a session has one from its start, `session(seed=…)`")
     return program
 
 
@@ -236,8 +251,9 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def session(self, *, limits: Limits | None = None) -> Session:
-        """A fresh interpreter that keeps its state. limits: of each of its cells, the sandbox's own where None.
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
+        """A fresh interpreter that keeps its state. limits: of each of its cells, the sandbox's own where None. seed:
+        as `Program.seed`, once at the start.
 
         Raises SandboxUnavailable where there is no room for one more, or the sandbox is not open.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from retcon.core.errors import RetconError
+from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Sandbox
 from retcon.tools.schema import python_spec
@@ -12,7 +13,8 @@ from retcon.tools.wording import Wording
 class PythonTool:
     """Implements `retcon.tools.types.Tool` over a sandbox: a fresh interpreter for every call.
 
-    output_chars: characters of an observation at most (`retcon.tools.wording`).
+    output_chars: characters of an observation at most (`retcon.tools.wording`). Random numbers follow from the call's
+    id and its code, so that a rollout repeats.
     """
 
     def __init__(self, sandbox: Sandbox, *, name: str = "python", output_chars: int = 2000) -> None:
@@ -26,7 +28,7 @@ class PythonTool:
         if malformed is not None:
             return malformed
         try:
-            result = await self._sandbox.run(call.code)
+            result = await self._sandbox.run(call.code, seed=derive("python", call.id, call.code))
         except (RetconError, OSError) as error:
             return self._wording.fault(call, error)
         return self._wording.observation(call, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
+from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Sandbox, Session
 from retcon.tools.schema import python_spec
@@ -16,7 +17,7 @@ class PythonSessions:
     """Implements `retcon.tools.types.StatefulTool` over a sandbox: a session for every trajectory.
 
     output_chars: characters of an observation at most (`retcon.tools.wording`). limits: of each call, the sandbox's own
-    where None.
+    where None. Random numbers follow from the trajectory's id, so that a rollout repeats.
     """
 
     def __init__(
@@ -30,10 +31,10 @@ class PythonSessions:
 
     async def open(self, trajectory: str) -> OpenTool:
         try:
-            session = await self._sandbox.session(limits=self._limits)
+            session = await self._sandbox.session(limits=self._limits, seed=derive("python", trajectory))
         except (RetconError, OSError) as error:
             raise InfrastructureFault(f"no interpreter for trajectory {trajectory}: {error}") from error
-        return PythonSession(self._sandbox, session, self._wording, self._limits)
+        return PythonSession(self._sandbox, session, self._wording, self._limits, trajectory)
 
 
 class PythonSession:
@@ -45,13 +46,17 @@ class PythonSession:
     Where the sandbox lost the session (evicted, worker died), every further call is `infrastructure`.
     """
 
-    def __init__(self, sandbox: Sandbox, session: Session, wording: Wording, limits: Limits | None) -> None:
+    def __init__(
+        self, sandbox: Sandbox, session: Session, wording: Wording, limits: Limits | None, trajectory: str
+    ) -> None:
         self.name = wording.name
         self.spec = python_spec(self.name, keeps_state=True)
         self._sandbox = sandbox
         self._session = session
         self._wording = wording
         self._limits = limits
+        self._trajectory = trajectory
+        self._restarts = 0
         self._notice = ""  # for the next observation
         self._named = 0
         self._checkpoints: dict[str, tuple[Session, str, str]] = {}  # session, its name there, notice
@@ -118,7 +123,9 @@ class PythonSession:
         the sandbox's fault."""
         if isinstance(cause, SessionLost) and not cause.by_own_code:
             raise cause
-        left, self._session = self._session, await self._sandbox.session(limits=self._limits)
+        self._restarts += 1
+        seed = derive("python", self._trajectory, self._restarts)
+        left, self._session = self._session, await self._sandbox.session(limits=self._limits, seed=seed)
         self._notice = RESTARTED
         await self._close_unless_needed(left)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.types import Result
 
 SMALL_BUDGET = 200
+
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]{6,16}(?=>)")
+"""As a repr has it, `<function f at 0x7f51411e20c0>`: another one in every process."""
 
 
 class Wording:
@@ -14,7 +19,8 @@ class Wording:
 
     From 200 on they show stdout, the value of the last expression and, after a failure, the traceback, the middle cut
     where it is too long. Below, where there is no room for both ends: the head of the output, or Python's own last line
-    (`NameError: name 'x' is not defined`). Raises ValueError where `output_chars` is below 1.
+    (`NameError: name 'x' is not defined`). Addresses in the reprs of objects, which are others in every process, are
+    shown as `0x...`, so that the same rollout reads the same again. Raises ValueError where `output_chars` is below 1.
     """
 
     def __init__(self, name: str, output_chars: int) -> None:
@@ -51,10 +57,12 @@ class Wording:
 
     def _text(self, result: Result, notice: str) -> str:
         if result.status == "ok":
-            return self._cut(_joined(notice, _joined(result.stdout, result.value or "")))
-        if self._output_chars < SMALL_BUDGET:
-            return self._cut(_last_line(result))
-        return self._cut(_joined(notice, _joined(result.stdout, result.stderr)))
+            shown = _joined(notice, _joined(result.stdout, result.value or ""))
+        elif self._output_chars < SMALL_BUDGET:
+            shown = _last_line(result)
+        else:
+            shown = _joined(notice, _joined(result.stdout, result.stderr))
+        return self._cut(_ADDRESS.sub("0x...", shown))
 
     def _cut(self, text: str) -> str:
         if self._output_chars < SMALL_BUDGET:

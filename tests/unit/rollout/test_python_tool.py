@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.types import Observation, ToolCall
-from retcon.sandbox.types import Limits, Result
+from retcon.sandbox.types import Result
 from retcon.tools.python import PythonTool
 
 ERROR = Result(
@@ -26,11 +25,11 @@ class Answers:
     def __init__(self, answer: Result | Exception) -> None:
         self.answer = answer
         self.asked: list[str] = []
+        self.seeds: list[object] = []
 
-    async def run(
-        self, code: str, *, stdin: str = "", limits: Limits | None = None, files: Mapping[str, bytes] | None = None
-    ) -> Result:
+    async def run(self, code: str, **options: object) -> Result:
         self.asked.append(code)
+        self.seeds.append(options["seed"])
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -56,6 +55,29 @@ def observe(answer: Result | Exception, *, output_chars: int = 2000) -> Observat
 )
 def test_a_success_shows_what_was_printed_then_the_value(result: Result, text: str) -> None:
     assert observe(result) == Observation("c1", text, "ok")
+
+
+def test_an_address_is_shown_as_one_and_other_hexadecimal_numbers_as_they_are() -> None:
+    said = "<map object at 0x7f51411e20c0> [<A.f at 0x55d0c1>] 0xdeadbeef at 0x7f51411e20c0, <b at 0x7f"
+    shown = "<map object at 0x...> [<A.f at 0x...>] 0xdeadbeef at 0x7f51411e20c0, <b at 0x7f"
+    assert observe(Result("ok", stdout=said)).text == shown
+    assert (
+        observe(Result("ok", value="<map object at 0x7f51411e20c0>"), output_chars=24).text == "<map object at 0x...>"
+    )
+    unmet = Result("error", "TypeError", stderr="TypeError: bad <object object at 0x7f51411e20c0>\n")
+    assert [observe(unmet, output_chars=chars).text for chars in (199, 200)] == [
+        "TypeError: bad <object object at 0x...>"
+    ] * 2
+
+
+def test_random_numbers_follow_from_the_calls_id_and_code() -> None:
+    sandbox = Answers(Result("ok"))
+    tool = PythonTool(sandbox)
+    for id, code in (("a", "1"), ("a", "1"), ("b", "1"), ("a", "2")):
+        asyncio.run(tool(ToolCall(id, "python", {"code": code}, 0)))
+    first, again, other_id, other_code = sandbox.seeds
+    assert first == again
+    assert len({first, other_id, other_code}) == 3
 
 
 def test_a_failure_shows_what_was_printed_then_the_traceback() -> None:

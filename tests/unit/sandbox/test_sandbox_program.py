@@ -41,6 +41,9 @@ def test_an_unknown_keyword_is_named() -> None:
         ({"files": {"a": "x"}}, "the content of file 'a' is a str"),
         ({"timeout": 0}, "limit cpu_seconds is 0"),
         ({"memory": -1}, "limit memory_mb is -1"),
+        ({"seed": -1}, "seed is -1: it must be a whole number from 0 and below 2\\*\\*63"),
+        ({"seed": 1 << 63}, "seed is 9223372036854775808"),
+        ({"seed": True}, "seed is True"),
     ],
 )
 def test_what_is_no_program_is_refused_by_name_when_it_is_made(options: dict[str, Any], said: str) -> None:
@@ -57,17 +60,18 @@ def test_its_limits_come_before_the_sandboxs_and_its_clock_before_both() -> None
     assert with_limits(Program("1", limits=outer), own).limits == outer
 
 
-@pytest.mark.parametrize("option", ["fetch", "wait"])
-def test_a_cell_has_neither_files_to_hand_back_nor_a_queue(option: str) -> None:
-    options: Any = {"fetch": ["a"]} if option == "fetch" else {"wait": 1.0}
+@pytest.mark.parametrize(("option", "value"), [("fetch", ["a"]), ("wait", 1.0), ("seed", 0)])
+def test_a_cell_has_neither_files_to_hand_back_nor_a_queue_nor_a_seed(option: str, value: object) -> None:
+    options: Any = {option: value}
     with pytest.raises(ValueError, match=f"{option} is for calls"):
         as_cell("1", options)
 
 
 def test_the_body_of_a_call_says_what_was_given_and_leaves_the_rest_to_the_server() -> None:
     assert call_body(Program("")) == {"code": "pass", "stdin": "", "echo": True, "fetch": []}
-    whole = call_body(Program("1", timeout=1.0, memory=2, wait=3.0, files={"a": b"\0"}, limits=Limits()))
+    whole = call_body(Program("1", timeout=1.0, memory=2, wait=3.0, seed=0, files={"a": b"\0"}, limits=Limits()))
     assert (whole["timeout"], whole["memory"], whole["wait"], whole["files"]) == (1.0, 2, 3.0, {"a": "AA=="})
+    assert whole["seed"] == 0
     assert whole["limits"]["output_bytes"] == Limits().output_bytes
 
 

@@ -28,7 +28,7 @@ from retcon.sandbox.client.remote import (
     wall_seconds,
     with_limits,
 )
-from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Tier, as_cell, as_program
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Tier, as_cell, as_program, check_seed
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between tries, doubled each time
@@ -142,20 +142,25 @@ class SandboxClient:
             return Result("infrastructure", stderr=str(error))
         return read_result(response)
 
-    async def session(self, *, limits: Limits | None = None) -> ClientSession:
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> ClientSession:
         """See `Sandbox.session`."""
+        check_seed(seed)
         try:
-            return await repeated(self._tries, lambda: self.open_session(limits or self._limits))
+            return await repeated(self._tries, lambda: self.open_session(limits or self._limits, seed))
         except ServerUnavailable as error:
             raise SandboxUnavailable(f"no session: {error}") from error
 
-    async def open_session(self, limits: Limits | None, *, on_end: Callable[[], None] = lambda: None) -> ClientSession:
+    async def open_session(
+        self, limits: Limits | None, seed: int | None, *, on_end: Callable[[], None] = lambda: None
+    ) -> ClientSession:
         """Ask for a session without repeating it. on_end: called once it is closed or lost.
 
         Raises ServerUnavailable, SandboxUnavailable.
         """
         remote = self._connected()
         body = {} if limits is None else {"limits": msgspec.to_builtins(limits)}
+        if seed is not None:
+            body["seed"] = seed
         answer = (await remote.ask("POST", "/v1/sessions", body)).json()
         self._tier = answer["tier"]
         return ClientSession(remote, answer["session"], self._tries, on_end)

@@ -162,6 +162,8 @@ def call_body(program: Program) -> dict[str, Any]:
     body = cell_body(program) | {"fetch": list(program.fetch)}
     if program.wait is not None:
         body["wait"] = program.wait
+    if program.seed is not None:
+        body["seed"] = program.seed
     return body
 
 

@@ -12,7 +12,7 @@ from typing import Self, Unpack
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.client.client import FIRST_PAUSE, LONGEST_PAUSE, ClientSession, SandboxClient, repeated
 from retcon.sandbox.client.remote import ServerUnavailable, with_limits
-from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program, check_seed
 
 WEAKEST_FIRST: tuple[Tier, ...] = ("rlimits", "landlock", "namespaces")
 
@@ -107,14 +107,15 @@ class SandboxRouter:
         except ServerUnavailable as error:
             return Result("infrastructure", stderr=str(error))
 
-    async def session(self, *, limits: Limits | None = None) -> Session:
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
         """See `Sandbox.session`."""
+        check_seed(seed)
 
         async def once() -> ClientSession:
             server = self._choose()
             server.load += 1
             try:
-                return await server.client.open_session(limits or self._limits, on_end=server.less)
+                return await server.client.open_session(limits or self._limits, seed, on_end=server.less)
             except BaseException as error:
                 server.less()
                 if isinstance(error, ServerUnavailable):

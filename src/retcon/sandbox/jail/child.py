@@ -94,21 +94,23 @@ def run(call: RunCall, token: bytes, streams: Streams, setup: int, setting: Sett
             os.write(setup, f"{type(error).__name__}: {error}".encode()[: select.PIPE_BUF])
             raise
         os.closerange(RECORD_FD + 1, FDS)
-        reseed()
+        reseed(call.seed)
         code = _program(call.code, token, call.limits.output_bytes, call.echo)
     finally:
         leave(code)
 
 
-def reseed() -> None:
-    """Give preloaded generators of random numbers a fresh state; `random` does it itself.
+def reseed(seed: int | None = None) -> None:
+    """Give preloaded generators of random numbers the state of `seed`, or a fresh one; that `random` gives itself.
 
     With a number: without one numpy takes five times as long, in each call, whether it draws a number or not.
     """
+    if seed is not None and (module := sys.modules.get("random")) is not None:
+        module.seed(seed)
     for name in SEEDED:
         module = sys.modules.get(name)
         if module is not None:
-            module.seed(int.from_bytes(os.urandom(4), "big"))
+            module.seed(int.from_bytes(os.urandom(4), "big") if seed is None else seed & 0xFFFFFFFF)
 
 
 def enter(

@@ -70,7 +70,8 @@ class Facts(NamedTuple):
 
 
 class RunCall(NamedTuple):
-    """Host to worker: run a program. files: path to content in base64. fetch: paths to hand back."""
+    """Host to worker: run a program. files: path to content in base64. fetch: paths to hand back. seed: of its random
+    numbers, None for any."""
 
     code: str
     stdin: str
@@ -78,6 +79,7 @@ class RunCall(NamedTuple):
     files: dict[str, str]
     echo: bool
     fetch: list[str]
+    seed: int | None = None
 
 
 class Outcome(NamedTuple):
@@ -104,9 +106,11 @@ class CallEnded(NamedTuple):
 
 
 class OpenSession(NamedTuple):
-    """Host to worker: be the keeper of a session from here on. limits: that no cell's own exceed."""
+    """Host to worker: be the keeper of a session from here on. limits: that no cell's own exceed. seed: as in
+    `RunCall`."""
 
     limits: Bounds
+    seed: int | None = None
 
 
 class RunCell(NamedTuple):

@@ -72,7 +72,7 @@ class Worker:
     def serve(self) -> None:
         while (asked := wire.receive(self.channel)) is not None:
             if isinstance(asked, OpenSession):  # this worker is the session's from here on
-                Keeper(self.channel, self.setting, self.nothing, asked.limits, self.resident).serve()
+                Keeper(self.channel, self.setting, self.nothing, asked, self.resident).serve()
                 return
             if not isinstance(asked, RunCall):
                 raise ValueError(f"a worker runs calls, and was told to {type(asked).__name__}")

@@ -23,7 +23,17 @@ from retcon.sandbox.pool.profiles import Chooser, find, with_packages
 from retcon.sandbox.pool.request import call
 from retcon.sandbox.pool.session import Sessions
 from retcon.sandbox.pool.worker_handle import WorkerHandle
-from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, SessionBounds, Tier, as_program
+from retcon.sandbox.types import (
+    Limits,
+    Program,
+    ProgramOptions,
+    Result,
+    Session,
+    SessionBounds,
+    Tier,
+    as_program,
+    check_seed,
+)
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
 ATTEMPTS = 2  # of a call whose worker died: no call has an effect outside its worker
@@ -146,11 +156,12 @@ class SandboxPool:
             profile = await self._choose.choose(asked.code, self._fleet.zygotes)
             return await self._run(profile, message, latest)
 
-    async def session(self, *, limits: Limits | None = None) -> Session:
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
         """See `Sandbox.session`."""
         if not self._fleet.is_open:
             raise SandboxUnavailable("the sandbox is not open: use `async with SandboxPool(...)`")
-        return await self._sessions.open(limits or self.limits)
+        check_seed(seed)
+        return await self._sessions.open(limits or self.limits, seed)
 
     async def _session_worker(self, code: str) -> WorkerHandle:
         return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes))

@@ -13,7 +13,7 @@ def call(program: Program, limits: Limits, tier: str) -> RunCall:
     """limits: that it runs under. tier: the worker's. Raises ValueError for a path that is not the program's own."""
     files = _encoded(program, tier)
     fetch = inside_scratch(program.fetch, tier)
-    return RunCall(program.code, program.stdin, bounds(limits), files, program.echo, fetch)
+    return RunCall(program.code, program.stdin, bounds(limits), files, program.echo, fetch, program.seed)
 
 
 def cell(program: Program, limits: Limits) -> RunCell:

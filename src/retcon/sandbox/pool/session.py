@@ -28,11 +28,12 @@ class PoolSession:
     Its worker comes with the first cell, whose imports say which one is best; checkpoints taken before are made then.
     """
 
-    def __init__(self, limits: Limits, sessions: Sessions) -> None:
+    def __init__(self, limits: Limits, seed: int | None, sessions: Sessions) -> None:
         self.id = uuid.uuid4().hex
         self.memory = 0
         self.worker: WorkerHandle | None = None
         self._limits = limits
+        self._seed = seed
         self._sessions = sessions
         self._one = asyncio.Lock()
         self._users = 0
@@ -76,7 +77,7 @@ class PoolSession:
     async def _start(self, code: str) -> WorkerHandle:
         """Raises SandboxUnavailable, SessionLost."""
         self.worker = worker = await self._sessions.start(code)
-        await self._ask(worker, OpenSession(bounds(self._limits)), OPERATION_SECONDS)
+        await self._ask(worker, OpenSession(bounds(self._limits), self._seed), OPERATION_SECONDS)
         for name in self._checkpoints:
             await self._keep(worker, name)
         return worker
@@ -193,7 +194,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def open(self, limits: Limits) -> PoolSession:
+    async def open(self, limits: Limits, seed: int | None = None) -> PoolSession:
         """Raises SandboxUnavailable."""
         try:
             async with asyncio.timeout(self._bounds.wait_seconds):
@@ -203,7 +204,7 @@ class Sessions:
                 f"all {self._bounds.open} sessions of the sandbox are in use, and none was closed within "
                 f"{self._bounds.wait_seconds:g} s: close some, or open the pool with more (sessions=SessionBounds(…))"
             ) from None
-        session = PoolSession(limits, self)
+        session = PoolSession(limits, seed, self)
         self._open[session] = None
         self.rests(session)
         return session

@@ -40,7 +40,7 @@ from retcon.sandbox.jail import child, kernel, wire
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent
-from retcon.sandbox.jail.messages import Bounds, RunCell
+from retcon.sandbox.jail.messages import Bounds, OpenSession, RunCell
 from retcon.sandbox.jail.program import (
     compile_program,
     exit_code,
@@ -119,12 +119,13 @@ class OpenFile(NamedTuple):
     inherited: bool
 
 
-def serve_cells(streams: child.Streams, setting: child.Setting, limits: Bounds, keeper: int) -> NoReturn:
-    """Run cells until the control channel closes. limits: those that no cell's own exceed. keeper: its process id."""
+def serve_cells(streams: child.Streams, setting: child.Setting, asked: OpenSession, keeper: int) -> NoReturn:
+    """Run cells until the control channel closes. asked: with the limits that no cell's own exceed. keeper: its process
+    id."""
     try:
-        child.enter({}, limits, streams, setting, Confinement.confine_session)
+        child.enter({}, asked.limits, streams, setting, Confinement.confine_session)
         os.closerange(CONTROL_FD + 1, child.FDS)
-        child.reseed()
+        child.reseed(asked.seed)
         die_with_parent()
         Interpreter(setting.scratch, keeper).serve()
     finally:

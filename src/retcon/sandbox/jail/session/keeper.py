@@ -28,6 +28,7 @@ from retcon.sandbox.jail.messages import (
     Kept,
     MakeCheckpoint,
     Message,
+    OpenSession,
     Outcome,
     RollBack,
     RunCell,
@@ -55,16 +56,16 @@ ENDED = "The interpreter has ended: its variables are gone."
 class Keeper:
     """Serves one session, until the worker's channel closes.
 
-    limits: those of memory, files and processes that no cell's own exceed. baseline: resident bytes of the warm
-    interpreter.
+    asked: with the limits of memory, files and processes that no cell's own exceed. baseline: resident bytes of the
+    warm interpreter.
     """
 
     def __init__(
-        self, channel: socket.socket, setting: child.Setting, nothing: int, limits: Bounds, baseline: int
+        self, channel: socket.socket, setting: child.Setting, nothing: int, asked: OpenSession, baseline: int
     ) -> None:
         self._channel = channel
         self._setting = setting
-        self._limits = limits
+        self._limits = asked.limits
         self._proc = setting.confinement.proc
         self._tree = Tree(self._proc, reaches=setting.confinement.kill_reaches)
         self._copies: dict[str, Copy] = {}
@@ -79,11 +80,13 @@ class Keeper:
         self._writable = Writable(setting.confinement, setting.scratch)
         self._control = Control()
         self._output = Output()
-        ceiling = limits._replace(cpu_seconds=FOREVER, processes=limits.processes + CHECKPOINTS + 2)
+        most = asked.limits.processes + CHECKPOINTS + 2
+        ceiling = asked.limits._replace(cpu_seconds=FOREVER, processes=most)
         keeper = os.getpid()
         pid = os.fork()
         if pid == 0:
-            serve_cells((nothing, *self._output.writes, self._control.theirs.fileno()), setting, ceiling, keeper)
+            streams = (nothing, *self._output.writes, self._control.theirs.fileno())
+            serve_cells(streams, setting, asked._replace(limits=ceiling), keeper)
         self._interpreter: Child | None = Child(pid, self._tree.number(pid))
 
     def serve(self) -> None:

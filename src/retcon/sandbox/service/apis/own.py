@@ -18,11 +18,12 @@ from retcon.sandbox.service.body import check_paths, check_text, decode_files, p
 from retcon.sandbox.service.calls import Calls
 from retcon.sandbox.service.http import ClientGone, answer, encoded, read_body, unless_gone
 from retcon.sandbox.service.refusal import RequestRefused
-from retcon.sandbox.types import MOST, Limits, Program, Result
+from retcon.sandbox.types import MOST, SEEDS, Limits, Program, Result
 
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(gt=0, le=MOST)]
 Output = Annotated[int, Meta(gt=0, le=64 << 20)]
+Seed = Annotated[int, Meta(ge=0, le=SEEDS - 1)]
 """Bytes: held by the worker and by this process until the answer is sent."""
 STRENGTH = {"rlimits": 0, "landlock": 1, "namespaces": 2}
 NUL = "SyntaxError: source code string cannot contain null bytes"
@@ -54,10 +55,12 @@ class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Call(Cell, forbid_unknown_fields=True, kw_only=True):
-    """A cell that runs on its own. tier: the weakest that the caller takes. wait: seconds that it may wait to start."""
+    """A cell that runs on its own. tier: the weakest that the caller takes. wait: seconds that it may wait to start.
+    seed: of preloaded generators of random numbers, another one in each call where absent."""
 
     fetch: list[str] = []
     wait: Seconds | None = None
+    seed: Seed | None = None
     tier: Literal["namespaces", "landlock", "rlimits"] | None = None
 
 
@@ -120,7 +123,7 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
             f"{at}tier", f"tier '{call.tier}' is unavailable here: this server's is '{calls.tier}'"
         )
     paths = check_paths(call.fetch, f"{at}fetch", calls.tier)
-    return replace(checked_cell(calls, call, calls.settings.limits, at), fetch=paths, wait=call.wait)
+    return replace(checked_cell(calls, call, calls.settings.limits, at), fetch=paths, wait=call.wait, seed=call.seed)
 
 
 def checked_cell(calls: Calls, cell: Cell, limits: Limits, at: str = "") -> Program:

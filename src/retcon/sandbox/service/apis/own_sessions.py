@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
-from retcon.sandbox.service.apis.own import Cell, LimitFields, checked_cell, checked_limits
+from retcon.sandbox.service.apis.own import Cell, LimitFields, Seed, checked_cell, checked_limits
 from retcon.sandbox.service.body import parse
 from retcon.sandbox.service.calls import Calls, unavailable
 from retcon.sandbox.service.http import ClientGone, answer, read_body, unless_gone
@@ -30,6 +30,7 @@ RECONNECT_SECONDS = 10.0
 
 class Open(Struct, forbid_unknown_fields=True, kw_only=True):
     limits: LimitFields | None = None
+    seed: Seed | None = None
 
 
 class Opened(Struct):
@@ -81,7 +82,7 @@ class SessionsApi:
         limits = checked_limits(self._calls, asked.limits, self._calls.settings.limits)
         await self._close_idle()
         try:
-            session = await unless_gone(request, self._calls.sandbox.session(limits=limits))
+            session = await unless_gone(request, self._calls.sandbox.session(limits=limits, seed=asked.seed))
         except SandboxUnavailable as error:
             raise unavailable(error, "busy") from error  # no room for one more; there may be later
         self._entries[session.id] = Entry(session, limits)
