@@ -17,9 +17,9 @@ from retcon.build import build_chat, build_repair, build_tasks, build_training_e
 from retcon.config.load import load_recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.types import Trajectory
+from retcon.http.server import listen, served
 from retcon.models.loading import load_model
 from retcon.models.locating import locate
-from retcon.sandbox.service.server import listen, served
 from retcon.serve import app
 from retcon.serve.answering import Agent
 from retcon.serve.recording import Record

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from training import Zygote
 
-# A busy machine is slow, not wrong: no deadline. Few examples, since the whole suite must stay quick.
-settings.register_profile("retcon", deadline=None, max_examples=40)
+# A busy machine is slow, not wrong: no deadline, and no fault where drawing takes long. Few examples, since the whole
+# suite must stay quick.
+settings.register_profile("retcon", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("retcon")
 
 # Under nohup, and in the background of a script, SIGINT is ignored, here and in all that is started from here: tests

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from retcon.core.types import (
+    Branch,
     Cut,
     Kind,
     Observation,
@@ -56,7 +57,8 @@ def call_turns(draw: st.DrawFn, call_id: str, *, fails: bool) -> Turn:
     judged = {"rule": draw(st.none() | st.just("traceback")), "line": draw(st.none() | st.just(0))} if fails else {}
     observation = Observation(call_id, draw(texts), status, error, seconds, **judged, extra=draw(extras))
     around = draw(segments("scaffold")), draw(segments("observation")), draw(segments("scaffold"))
-    return Turn((sampled, *around), (call,), (observation,), "call", extra=draw(extras))
+    entropy = draw(st.none() | st.floats(0, 12))
+    return Turn((sampled, *around), (call,), (observation,), "call", entropy=entropy, extra=draw(extras))
 
 
 @st.composite
@@ -84,6 +86,16 @@ def turns(draw: st.DrawFn, call_id: str, *, scored: bool = True) -> Turn:
 
 
 @st.composite
+def branches(draw: st.DrawFn, turns: int) -> Branch:
+    """Where a rollout of so many turns left another one."""
+    shared, tokens = draw(st.integers(0, turns)), draw(st.integers(1, 99))
+    nats = draw(st.floats(0, 12)), draw(st.floats(-12, 12))
+    return Branch(
+        "t0", draw(texts), shared, tokens, *nats, draw(st.sampled_from(["entropy", "surprisal"])), draw(extras)
+    )
+
+
+@st.composite
 def trajectories(draw: st.DrawFn, *, scored: bool = True) -> Trajectory:
     """A whole rollout. scored=False leaves spliced ids without log-probs, as a purifier hands them over."""
     count = draw(st.integers(0, 2))
@@ -99,4 +111,6 @@ def trajectories(draw: st.DrawFn, *, scored: bool = True) -> Trajectory:
     answer = draw(texts) if stop == "answer" else None
     prompt = tuple(draw(st.lists(segments("prompt"), min_size=1, max_size=2)))
     origin = draw(st.none() | st.builds(Origin, texts, texts, json_values, extras))
-    return Trajectory("t1", draw(texts), prompt, tuple(lived), reward, stop, provenance, answer, origin, draw(extras))
+    branch = draw(st.none() | branches(len(lived)))
+    more = {"origin": origin, "branch": branch, "extra": draw(extras)}
+    return Trajectory("t1", draw(texts), prompt, tuple(lived), reward, stop, provenance, answer, **more)

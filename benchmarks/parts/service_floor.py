@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from retcon.sandbox.service.server import address_of, listen
+from retcon.http.server import address_of, listen
 
 
 def create_app(workers: int, timeout: float) -> Starlette:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retcon.chat.chat import Chat
 from retcon.chat.opening import open_chat
@@ -15,10 +15,11 @@ from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.schema import ToolSpec
 from retcon.engine.types import Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
-from retcon.purify.mixing import Schedule, constant
+from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, with_lengths
+from retcon.rollout.strategy import Strategy
 from retcon.sandbox.client import SandboxRouter, token_from_environment
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds
@@ -131,6 +132,12 @@ def build_repair(recipe: Recipe) -> Repair | None:
     return repair
 
 
+def build_strategy(recipe: Recipe) -> Strategy | None:
+    """Where the rollouts of a training group branch; None: nowhere."""
+    section: Any = recipe.strategy
+    return section if section.branching else None
+
+
 def build_evaluation_repair(recipe: Recipe) -> Repair | None:
     """That of `evaluate.repair`: as [repair] says where it is of that kind, else with that kind's defaults."""
     kind = recipe.evaluate.repair
@@ -143,6 +150,13 @@ def build_schedule(recipe: Recipe) -> Schedule:
     """The share of rollouts that is purified, step by step."""
     section = recipe.repair
     return Schedule(section.probability_schedule) if section.probability_schedule else constant(section.probability)
+
+
+def mixing(recipe: Recipe, context: RolloutContext, step: int) -> RolloutContext:
+    """The context of the rollouts of a step, a share of which is purified."""
+    section = recipe.repair
+    probes = Probes(section.probes, section.least_probability) if section.probes else None
+    return replace(context, probability=build_schedule(recipe).at(step), probes=probes)
 
 
 def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, Tool | StatefulTool]:
@@ -170,7 +184,14 @@ async def open_context(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIt
     own sampling and without a repair; the engine is the caller's. Raises EngineError for one that is down,
     SandboxUnavailable, RecipeError for tools."""
     connected = engine.connected() if isinstance(engine, Connects) else nullcontext()
-    async with connected, open_sandbox(recipe.sandbox) as sandbox:
+    async with connected, open_connected(recipe, engine, chat) as context:
+        yield context
+
+
+@asynccontextmanager
+async def open_connected(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[RolloutContext]:
+    """As `open_context`, over an engine that is connected already."""
+    async with open_sandbox(recipe.sandbox) as sandbox:
         tools = build_tools(recipe, sandbox)
         yield RolloutContext(engine, chat, tools, build_limits(recipe), build_sampling(recipe))
 
@@ -193,13 +214,15 @@ def build_engine(
     reserved: int = 0,
     folder: Path | None = None,
     trained: bool = False,
+    least: int = 0,
 ) -> Generator:
-    """The recipe's engine. model: gives the weights, in this process, to an engine that asks for them. The others: as
-    in `EngineSetup`. Raises EngineError, CheckpointError."""
+    """The recipe's engine. model: gives the weights, in this process, to an engine that asks for them. least: tokens
+    that a request may have at any rate, though the recipe's own rollouts have fewer. The others: as in `EngineSetup`.
+    Raises EngineError, CheckpointError."""
     setup = EngineSetup(
         model=model,
         tokenizer=chat.tokenizer,
-        max_len=recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens,
+        max_len=max(least, recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens),
         max_requests=min(max_requests, MAX_REQUESTS),
         kv_memory_mb=recipe.compute.kv_memory_mb,
         reserved=reserved,
@@ -220,10 +243,18 @@ def build_training_engine(
     max_requests: int,
     reserved: int = 0,
     folder: Path | None = None,
+    least: int = 0,
 ) -> TrainableEngine:
     """As `build_engine`, over weights that change. Raises RecipeError for an engine that cannot follow them."""
     engine = build_engine(
-        recipe, lambda: model, chat, max_requests=max_requests, reserved=reserved, folder=folder, trained=True
+        recipe,
+        lambda: model,
+        chat,
+        max_requests=max_requests,
+        reserved=reserved,
+        folder=folder,
+        trained=True,
+        least=least,
     )
     if not isinstance(engine, TrainableEngine):
         raise RecipeError(

@@ -11,6 +11,7 @@ from conversing import TOOLS, chat_of, ids_of
 from playing import TASK
 from retcon.chat import registry
 from retcon.engine.types import Generation, SamplingParams
+from retcon.purify.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import run_rollout
@@ -66,3 +67,31 @@ def test_a_fix_takes_the_place_of_the_failure(name: str, gamma: float, words: st
     assert [call.code.strip() for call in turn.calls] == ["print(1)"]
     assert "no a" not in chat.tokenizer.decode(engine.seen[2])
     assert engine.seen[2] == ids_of([*made.prompt, *turn.segments])
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_line_takes_the_place_of_the_failure(name: str) -> None:
+    """The words before the call stay, the turn is closed as the family closes it, and the line is what a tool said."""
+    chat = chat_of(name, None)
+    bad, good = ([("python", {"code": code})] for code in ("print(a)", "print(1)"))
+    failure, fix, answer = chat.wrote("I try.", bad), chat.wrote("Better.", good), chat.wrote("It is 1.")
+    engine = Replies(failure.ids, fix.ids, answer.ids)
+    answers = {"print(1)": ("1", "ok", None), "print(a)": ("NameError: no a", "error", "NameError")}
+    tool = ScriptedTool(lambda code: answers[code.strip()], spec=TOOLS[0])
+    context = RolloutContext(
+        engine, chat, {"python": tool}, RolloutLimits(10_000, 6), SamplingParams(max_tokens=5000), Describe()
+    )
+    made = asyncio.run(run_rollout(TASK, context, id="t", seed=0))
+    turn, *_ = made.turns
+    assert turn.repair is not None
+    assert turn.repair.decision == "described"
+    assert ids_of(turn.generated) == list(failure.ids)[: len(ids_of(turn.generated))]
+    assert "I try." in turn.text
+    shown = chat.tokenizer.decode(engine.seen[1])
+    assert engine.seen[1] == ids_of([*made.prompt, *turn.segments])
+    assert "print(a)" not in shown
+    opened = chat.tokenizer.decode(ids_of(made.prompt))
+    closed = shown.removeprefix(opened + turn.text)
+    ended = turn.text.endswith(chat.family.closes)
+    assert closed.startswith(chat.family.ends[0]) != ended, "the turn is closed before its observation, and once"
+    assert "[python failed: NameError: no a]" in closed

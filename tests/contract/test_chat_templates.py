@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from conversing import TOOLS, Turned, conversed, ids_of, real_folder, text_of
+from conversing import DATA, TOOLS, Turned, bytes_of, conversed, ids_of, real_folder, text_of
 from retcon.chat.chat import Chat
 from retcon.chat.opening import open_chat
+from retcon.chat.registry import recognised
 from retcon.chat.template import Template, load_template
+from retcon.chat.templated import Templated
 from retcon.core.errors import RecipeError
 
 pytestmark = pytest.mark.torch  # for the tokenizers package
@@ -116,6 +118,82 @@ def test_a_call_in_a_thought_is_none(qwen3: Path) -> None:
     assert not chat.parse(chat.tokenizer.encode(f"<think>\n{block}\n</think>\n\nno"), prefix="0").calls
     (call,) = chat.parse(chat.tokenizer.encode(f"<think>\n{block}\n</think>\n\n{block}"), prefix="0").calls
     assert call.start is not None
+
+
+@pytest.mark.parametrize("words", ["I try.", ""])
+def test_qwen3_coder_with_its_tags(qwen3: Path, words: str) -> None:
+    """Over Qwen3's tokenizer, whose cutting of text is Qwen3-Coder's too."""
+    file = DATA / "qwen3_coder/chat_template.jinja"
+    if not file.is_file():
+        pytest.skip(f"no {file}: Qwen3-Coder's chat template (set RETCON_DATA)")
+    (qwen3 / file.name).write_bytes(file.read_bytes())
+    chat, template = open_chat(qwen3, system="Solve it.", tools=TOOLS), own(qwen3)
+    assert chat.style == "qwen3_coder"
+    calls: list[tuple[str, dict[str, object]]] = [("python", CODE), ("search", OTHER)]
+    turns: list[Turned] = [(words, calls[:1], ["42\nis it"]), (words, calls, ["", '{"a": "é"}']), ("so", (), ["Why?"])]
+    whole = [
+        *TALK,
+        message("assistant", words, tool_calls=called(("python", CODE))),
+        message("tool", "42\nis it"),
+        message("assistant", words, tool_calls=called(*calls)),
+        message("tool", ""),
+        message("tool", '{"a": "é"}'),
+        message("assistant", "so"),
+        message("user", "Why?"),
+    ]
+    for count, end in ((0, 2), (1, 4), (2, 7), (3, 9)):
+        text, ids = together(chat, turns[:count])
+        assert text == template.render(whole[:end], SHOWN)
+        assert ids == chat.tokenizer.encode(text, special=True)
+    parsed = chat.parse(chat.wrote(words, calls).ids or (), prefix="0")
+    assert [(call.name, call.arguments) for call in parsed.calls] == calls
+
+
+OFFICIAL = {
+    "Qwen-Qwen2.5-7B-Instruct": "qwen",
+    "Qwen-Qwen3-0.6B": "qwen",
+    "Qwen-QwQ-32B": "qwen",
+    "Qwen3-Coder": "qwen3_coder",
+    "Qwen3.5-4B": "qwen3_coder",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen3_coder",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama3",
+    "meta-llama-Llama-3.3-70B-Instruct": "llama3",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
+    "unsloth-mistral-Devstral-Small-2507": "mistral",
+    "openai-gpt-oss-120b": "harmony",
+}
+"""Templates as models are published with them, all of which show tools; llama.cpp's sources hold them."""
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_published_templates_frame_what_is_put_together(name: str) -> None:
+    """Up to the model's turn, and from its end on: a call itself is what the model writes, not what is put together."""
+    file = DATA.parent / "templates" / f"{name}.jinja"
+    if not file.is_file():
+        pytest.skip(f"no {file}: models/templates of llama.cpp (set RETCON_DATA)")
+    text = file.read_text(encoding="utf-8")
+    family = recognised(text, name)
+    assert family.name == OFFICIAL[name]
+    template = Template(text, {"bos_token": "<bos>", "eos_token": family.ends[0]}, where=name)
+    chat = Chat(bytes_of(family.name), style=family.name, system="Solve it.", tools=TOOLS,
+                framing=Templated(template, family))  # fmt: skip
+    call = called(("python", CODE))[0] | {"id": "retcon000"}
+    asked = [
+        *TALK,
+        message("assistant", "", tool_calls=[call]),
+        message("tool", "42", name="python", tool_call_id="retcon000"),
+    ]
+    prompt, turn = conversed(chat, [("", [("python", CODE)], ["42"])])
+    assert text_of(prompt) == template.render(TALK, SHOWN)
+    whole = template.render(asked, SHOWN)
+    history = template.render(TALK, SHOWN, opening=False)
+    assert whole.startswith(history) or family.name == "mistral"  # which moves the tools to the last question
+    assert whole.endswith(text_of(turn[1:]))
+    told = template.render([TALK[1], message("assistant", "It is 42."), message("user", "Why?")])
+    assert told.endswith(text_of(conversed(chat, [("It is 42.", (), ["Why?"])])[1][1:]))
 
 
 @pytest.mark.parametrize("words", ["x", "  x", "\n\nx", "it.", "it.\n", ""])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig
 
-from engines import GREEDY, MAX_LEN, VOCAB, assert_exact, make_model, model_of, prompts, run
+from engines import GREEDY, MAX_LEN, VOCAB, assert_exact, make_model, model_of, plain_logits, prompts, run
 from retcon.core.errors import EngineError
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
@@ -141,6 +141,60 @@ def test_a_generation_goes_on_under_other_weights() -> None:
         assert fresh.versions == (4,) * len(fresh.ids)
 
     run(main())
+
+
+def test_a_fork_goes_on_from_the_keys_and_values_of_another(qwen3: Any) -> None:
+    """Only the last token of what both begin with is computed again; the source goes on as it would have."""
+    (prompt,) = prompts(5, (20,))
+    two, other = SamplingParams(max_tokens=6, seed=1), SamplingParams(max_tokens=6, seed=2)
+
+    async def main(forks: bool) -> tuple[Generation, Generation, int]:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        first = await engine.generate("source", prompt, two)
+        if forks:
+            engine.fork("branch", "source", len(prompt))
+        before = engine.stats.prefilled
+        branch = await engine.generate("branch", prompt, other)
+        fed = engine.stats.prefilled - before
+        await engine.release("branch")
+        await engine.generate("source", [*prompt, *first.ids], two)
+        await engine.release("source")
+        assert not any(slab.places for slab in engine._scheduler._memory.slabs)
+        return first, branch, fed
+
+    (first, branch, fed), (_, alone, _) = run(main(True)), run(main(False))
+    assert fed <= 1
+    assert branch.ids == alone.ids
+    assert_exact(qwen3, prompt, branch)
+    assert branch.ids != first.ids
+
+
+def test_a_fork_of_nobody_computes_all_of_it(qwen3: Any) -> None:
+    (prompt,) = prompts(5, (20,))
+
+    async def main() -> Generation:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        engine.fork("branch", "nobody", 20)
+        found = await engine.generate("branch", prompt, GREEDY)
+        engine.fork("branch", "branch", 20)
+        return found
+
+    assert_exact(qwen3, prompt, run(main()))
+
+
+def test_entropies_are_those_of_the_models_own_distributions(qwen3: Any) -> None:
+    (prompt,) = prompts(6, (12,))
+    params = SamplingParams(temperature=0.7, top_k=5, max_tokens=8, seed=3, entropies=3)
+
+    async def main() -> tuple[Generation, Generation]:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        return await asyncio.gather(engine.generate("a", prompt, params), engine.generate("b", prompt, GREEDY))
+
+    found, unasked = run(main())
+    logits = plain_logits(qwen3, [*prompt, *found.ids[:2]])[-3:]
+    wanted = torch.distributions.Categorical(logits=logits).entropy().tolist()
+    assert found.entropies == pytest.approx(wanted, abs=1e-4)
+    assert unasked.entropies is None
 
 
 def test_the_models_mode_is_restored_and_unused() -> None:

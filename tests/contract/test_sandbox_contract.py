@@ -34,9 +34,9 @@ async def _pool(tier: str) -> AsyncIterator[Sandbox]:
 @asynccontextmanager
 async def _over_http() -> AsyncIterator[Sandbox]:
     """A client of a server that stands before a pool, all in this process."""
+    from retcon.http.server import listen, served
     from retcon.sandbox.client import SandboxClient
     from retcon.sandbox.service.app import create_app
-    from retcon.sandbox.service.server import listen, served
     from retcon.sandbox.service.settings import Settings
 
     async with SandboxPool(workers=1) as pool:

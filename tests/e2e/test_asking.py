@@ -71,10 +71,10 @@ def test_a_server_that_is_lost_says_why_and_shows_what_there_was() -> None:
         done = retcon("ask", server.url, "6 times 7?", "engine.attempts=1")
     assert done.returncode == 2
     assert "Let me see." in done.stdout
-    assert "does not answer: RemoteProtocolError" in done.stderr
+    assert "does not answer: ServerDisconnectedError" in done.stderr
     down = retcon("ask", server.url, "6 times 7?", "engine.attempts=1")
     assert down.returncode == 2
-    assert "does not answer: ConnectError" in down.stderr
+    assert "does not answer: ClientConnectorError" in down.stderr
     assert "Traceback" not in down.stderr
 
 

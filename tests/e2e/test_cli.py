@@ -15,7 +15,7 @@ from retcon.store import jsonl
 
 COMMANDS = (
     "quickstart", "sft", "dpo", "train", "eval", "difficulty", "report", "recipes", "show", "regrade", "purify", "diff",
-    "doctor", "ask", "serve-agent",
+    "doctor", "ask", "serve-agent", "audit",
 )  # fmt: skip
 
 

@@ -24,20 +24,45 @@ SMALL = (
 FIGURES = ("pass1_t1", "pass8_t1", "pass1", "failed_calls_t1", "failed_calls", "tokens", "rollouts", "wall_s", "cpu_s")
 
 
+TRACKER = """
+from retcon.runs.tracker import Tracker
+
+
+class Lines(Tracker):
+    def __init__(self, run):
+        self.file = (run.folder / f"{run.name}.txt").open("a")
+
+    def log(self, step, metrics):
+        print(step, *metrics, file=self.file)
+
+    def close(self):
+        self.file.close()
+"""
+
+
 def quickstart(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "retcon", "quickstart", *words, "--out", str(out)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "400"},
+        env={**os.environ, "PYTHONPATH": f"src{os.pathsep}{out.parent}", "COLUMNS": "400"},
         check=False,
     )
 
 
 def test_it_trains_compares_and_tells_and_does_nothing_twice(tmp_path: Path) -> None:
     out = tmp_path / "quick"
-    done = quickstart(out, *SMALL, "--arms", "baseline,saar,roc")
+    (tmp_path / "tracked.py").write_text(TRACKER)
+    done = quickstart(out, *SMALL, "track.to=tracked:Lines", "--arms", "baseline,saar,roc")
     assert done.returncode == 0, done.stderr
+    for name, steps, metric in (
+        ("cold_start", 4, "loss"),
+        ("saar-seed-1", 2, "reward"),
+        ("baseline-seed-1", 2, "reward"),
+    ):
+        lines = (out.joinpath(*name.split("-", 1)) / f"{name}.txt").read_text().splitlines()
+        assert [line.split()[0] for line in lines] == [str(step + 1) for step in range(steps)]
+        assert all(metric in line.split() for line in lines)
     for said in ("pass@1, T = 1", "failed calls, T = 1", "baseline", "saar", "roc", "summary.json", "What to try next"):
         assert said in done.stdout
 

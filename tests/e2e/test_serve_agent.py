@@ -174,3 +174,31 @@ def test_a_record_of_what_a_client_ran_is_purified_afterwards(tmp_path: Path) ->
     assert ([turn.failures for turn in before.turns], before.raw_failures) == ([1, 0, 0], 1)
     assert ([turn.failures for turn in after.turns], after.reward) == ([0, 0], 1.0)
     assert "print(6 * y)" not in after.text
+
+
+ENGINE = """
+from pathlib import Path
+import httpx
+from retcon.config.schema import EngineSection
+from retcon.engine.scripted import ScriptedEngine
+
+class Asking(ScriptedEngine):
+    async def generate(self, *request):
+        httpx.get(Path("URL").read_text() + "/health", timeout=60).raise_for_status()
+        return await super().generate(*request)
+
+class Kind(EngineSection):
+    def build(self, setup):
+        return Asking(setup.tokenizer, ["It is 42."])
+"""
+
+
+def test_health_is_answered_while_a_model_computes(tmp_path: Path) -> None:
+    """Its forward waits for the answer."""
+    here = tmp_path / "url"
+    (tmp_path / "asking.py").write_text(ENGINE.replace("URL", str(here)))
+    where = os.pathsep.join(["src", str(tmp_path)])
+    with server("base", "engine.kind=asking:Kind", PYTHONPATH=where) as (_, url, _line):
+        here.write_text(url.removesuffix("/v1"))
+        answer = ask(url)
+        assert answer.status_code == 200, answer.text

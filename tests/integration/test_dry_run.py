@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,15 +12,18 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from typer.testing import CliRunner
 
+from retcon.chat.tokenizer import load_tokenizer
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, MissingExtra, RecipeError
+from retcon.config.stages import stages_of
+from retcon.core.errors import CheckpointError, ComputeWarning, MissingExtra, RecipeError
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.runs.tracker import Tracker
+from retcon.store import jsonl
 from retcon.train.rl import run_rl
-from training import make_base
+from training import make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch
 PROBLEMS = Path(__file__).parents[2] / "examples/own_data/problems.jsonl"
@@ -52,12 +57,93 @@ def test_a_training_is_planned_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
+STAGES = """
+[[stages]]
+name = "short"
+steps = 3
+[[stages]]
+name = "long"
+optimizer = "new"
+rollout.max_tokens = 150
+rl.prompts = 2
+"""
+
+
+def test_each_stage_is_planned(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.toml").write_text(STAGES)
+    monkeypatch.chdir(tmp_path)
+    rates = "stages.long.select.pass_rates=rates.jsonl"
+    said = dry("train", "mine.toml", *SMALL, "rollout.max_tokens=120", rates, "--from", base, "--out", tmp_path / "o")
+    for part in (
+        "stage 2, long: rates.jsonl is not there yet: the run will stop before this stage",
+        "stage 1, short: steps 1 to 3\n", "a step: 1 prompts × 4 rollouts, 480 tokens at most; 3 steps",
+        "stage 2, long: steps 4 to 7, with a new optimiser\n", "2 prompts × 4 rollouts, 1,200 tokens at most; 4 steps",
+        "\n3 steps: ", "\n4 steps: ", "7 steps in all: ",
+    ):  # fmt: skip
+        assert part in said, part
+    assert said.count("peak, at most") == 2
+    assert said.count("stage 2, long: rollout.lookahead_tokens = ") == 1, "derived for its own limit"
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.toml"]
+
+
+def test_the_stage_that_may_not_fit_is_named(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.toml").write_text(STAGES)
+    recipe = load_recipe(tmp_path / "mine.toml", [*SMALL, "stages.long.rollout.max_tokens=2000000"])
+    monkeypatch.setattr(module, "available_memory", lambda: 2 * 2**30)
+    needs = [(stage, needs_of("rl", stage.recipe, base, place_training(recipe, base))) for stage in stages_of(recipe)]
+    with pytest.warns(ComputeWarning, match=r"^stage 2, long takes up to .* most of it is activations") as caught:
+        list(map(refuse_unfit, [needed for _, needed in needs], [tmp_path] * 2, [stage for stage, _ in needs]))
+    assert len(caught) == 1
+
+
 def test_an_evaluation_of_a_file_is_planned(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = dry("eval", base, "--data", PROBLEMS, "evaluate.samples=1", "rollout.max_turns=1", "rollout.max_tokens=200")
     assert "problems: 50 of problems × 1 rollouts in each of 2 settings" in said
     assert "100 rollouts in all: " in said
     assert not list(tmp_path.iterdir())
+
+
+def foretold(said: str) -> int:
+    """Tokens of a step's update, by a plan."""
+    found = re.search(r"updates: [\d.]+ s a step \(([\d,]+) tokens", said)
+    assert found is not None, said
+    return int(found[1].replace(",", ""))
+
+
+def test_a_supervised_training_is_planned_and_takes_the_tokens_that_were_foretold(base: Path, tmp_path: Path) -> None:
+    file = make_demonstrations(base, tmp_path / "demonstrations.jsonl")
+    words = ("sft", "quickstart/cold_start", "sft.steps=3", "sft.batch=10", f"model.path={base}", "compute.device=cpu")
+    before = sorted(tmp_path.iterdir())
+    said = dry(*words, "--demonstrations", file, "--out", tmp_path / "out")
+    lengths = [sum(len(s.ids or ()) for s in t.segments) for t in jsonl.read(file)]
+    assert f"samples: 30, the longest of {max(lengths):,} tokens; 10 a step, 3 steps" in said
+    assert foretold(said) == round(10 * sum(lengths) / 30)
+    for part in ("optimiser", "gradients", "activations", "peak, at most", "3 steps: ", "measured peak"):
+        assert part in said, part
+    assert "KV blocks" not in said
+    assert sorted(tmp_path.iterdir()) == before
+    done = CliRunner().invoke(app, [*map(str, words), "--demonstrations", str(file), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(
+        RecipeError, match=r"absent\.jsonl is not there: the plan is of the demonstrations to learn from"
+    ):
+        dry(*words, "--demonstrations", tmp_path / "absent.jsonl", "--out", tmp_path / "new")
+
+
+def test_a_preference_training_is_planned_with_both_sides_of_its_pairs(base: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    prompt, chosen, rejected = ("What is 6 times 7?\n", "It is 42.<|im_end|>", "It is 41, as 6 + 35 is.<|im_end|>")
+    pairs.write_text(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}) + "\n")
+    words = ("dpo", "dpo.steps=2", "dpo.batch=1", f"model.path={base}", "compute.device=cpu", "--pairs", pairs)
+    said = dry(*words, "--out", tmp_path / "out")
+    tokenizer = load_tokenizer(base)
+    lengths = [sum(len(tokenizer.encode(text, special=True)) for text in (prompt, side)) for side in (chosen, rejected)]
+    assert f"samples: 2, the longest of {max(lengths):,} tokens; 2 a step, 2 steps" in said
+    assert foretold(said) == sum(lengths)
+    assert not (tmp_path / "out").exists()
+    done = CliRunner().invoke(app, [*map(str, words), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
 
 
 def test_what_does_not_fit_is_refused_by_both_before_anything_is_written(

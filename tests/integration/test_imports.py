@@ -32,9 +32,24 @@ brought = sorted({"torch", "transformers"} & set(sys.modules))
 assert not brought, brought
 """
 
+MODELLING = """
+import importlib, pkgutil, sys
+import retcon.engine.local, retcon.planning, retcon.train
+
+for package in (retcon.engine.local, retcon.planning, retcon.train):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+brought = sorted(name for name in sys.modules if name.partition(".")[0] == "transformers")
+assert not brought, brought
+"""
+
 
 @pytest.mark.torch
-@pytest.mark.parametrize("program", [PROGRAM, LISTS], ids=["no variable is set", "all kinds are listed without torch"])
+@pytest.mark.parametrize(
+    "program",
+    [PROGRAM, LISTS, MODELLING],
+    ids=["no variable is set", "all kinds are listed without torch", "transformers waits for a model"],
+)
 def test_what_an_import_does_not_do(program: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -16,6 +16,7 @@ from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe, shipped_recipes
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
+from retcon.purify.weights import accepted_splices
 from retcon.store import jsonl
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns, shaped_rewards
 from retcon.train.rl import run_rl
@@ -34,11 +35,12 @@ FLAT = (-1.0,) * 16
 @dataclass(frozen=True)
 class Made:
     """lines: metrics of each step. groups: the first step's rollouts of each prompt, those that selection left out
-    among them."""
+    among them. steps: the rollouts of each step that were kept."""
 
     recipe: Recipe
     lines: list[Mapping[str, Any]]
     groups: list[list[Trajectory]]
+    steps: list[list[Trajectory]]
 
     @property
     def rollouts(self) -> list[Trajectory]:
@@ -67,13 +69,15 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(name: str, *overrides: str, rewards: Sequence[Sequence[float]] = (RIGHT_THEN_WRONG,)) -> Made:
+        """rewards: none for the recipe's own tasks."""
         recipe = load_recipe(find_recipe(name), [*SMALL, *overrides])
         out = tmp_path_factory.mktemp("run") / "out"
         lines: list[Mapping[str, Any]] = []
-        run_rl(recipe, start, out, tasks=Graded(rewards=tuple(map(tuple, rewards))), on_step=lines.append)
-        made = list(jsonl.read(out / "trajectories/step-000001.jsonl"))
-        tasks = dict.fromkeys(t.task for t in made)
-        return Made(recipe, lines, [[t for t in made if t.task == task] for task in tasks])
+        graded = Graded(rewards=tuple(map(tuple, rewards))) if rewards else None
+        run_rl(recipe, start, out, tasks=graded, on_step=lines.append)
+        steps = [list(jsonl.read(file)) for file in sorted((out / "trajectories").iterdir())]
+        tasks = dict.fromkeys(t.task for t in steps[0])
+        return Made(recipe, lines, [[t for t in steps[0] if t.task == task] for task in tasks], steps)
 
     return run
 
@@ -176,7 +180,7 @@ def test_simpletir(run: Run) -> None:
 
 
 def test_masked_failures(run: Run) -> None:
-    made = run("mini/masked-failures")
+    made = run("mini/ours/masked-failures")
     failed = [in_failed_turns(t) for t in made.rollouts]
     assert any(map(any, failed))
     for before, after, bad in zip(map(to_sample, made.rollouts), made.samples, failed, strict=True):
@@ -201,14 +205,141 @@ def test_importance(run: Run) -> None:
     assert line["kl"] == pytest.approx(0, abs=1e-9), "the trainer's own log-probs are those of π_old"
 
 
+def test_stages_rstar2(run: Run) -> None:
+    short = ("rl.steps=3", "stages.1.steps=1", "stages.2.steps=1", "stages.short.rollout.max_tokens=45")
+    made = run("mini/stages/rstar2", *short, rewards=())
+    assert [line["stage"] for line in made.lines] == [1, 2, 3]
+    longest = [max(len(to_sample(t).ids) for t in step) for step in made.steps]
+    assert longest[0] <= 45 < longest[1], "the limit grows"
+    assert made.lines[2]["prompt_tokens"] > made.lines[1]["prompt_tokens"], "harder problems are longer"
+    assert [line["kept"] for line in made.lines] == [16, 16, 16]
+    assert len({t.task for step in made.steps for t in step}) == 6, "no prompt comes twice"
+
+
+def test_stages_recovery(run: Run) -> None:
+    made = run("mini/stages/recovery", "stages.raw.steps=1")
+    raw, purified = made.lines
+    assert (raw["stage"], purified["stage"]) == (1, 2)
+    assert raw["shallow"] + raw["deep"] == 0
+    assert raw["failures"] == raw["raw_failures"] > 0
+    assert purified["shallow"] + purified["deep"] > 0
+    assert purified["failures"] < purified["raw_failures"]
+    assert purified["lr"] == raw["lr"], "the rest of the run goes on as it was"
+
+
+def branching(made: Made) -> list[Trajectory]:
+    """The rollouts that left another; what they share with it is there once in a group, and no id is told twice."""
+    groups = {id(group): {t.id: t for t in group} for group in made.groups}
+    found = [(groups[id(group)], t) for group in made.groups for t in group if t.branch is not None]
+    for group, t in found:
+        assert t.branch is not None
+        parent = group[t.branch.parent]
+        assert t.turns[: t.branch.turns] == parent.turns[: t.branch.turns]
+        shared = sum(len(s.ids or ()) for s in (*t.prompt, *(s for u in t.turns[: t.branch.turns] for s in u.segments)))
+        assert shared == t.branch.tokens
+    return [t for _, t in found]
+
+
+def sampled(made: Made) -> list[object]:
+    """What of its rollouts does not depend on the clock."""
+    return [(t.id, t.branch, *((s.ids, s.logprobs) for s in t.segments)) for t in made.rollouts]
+
+
+def test_arpo(run: Run) -> None:
+    made = run("mini/arpo", "compute.micro_batch_tokens=8192", ONE)
+    line, found = made.lines[0], branching(made)
+    assert [len(group) for group in made.groups] == [8, 8]
+    assert line["branches"] == len(found) > 0
+    assert line["branch_entropy"] > 0
+    assert line["branch_surprisal"] is None, "the local engine knows the entropies"
+    assert line["entropy_after_tools"] is not None
+    assert line["branch_shared_tokens"] == sum(t.branch.tokens for t in found if t.branch)
+    assert line["branch_shared_calls"] > 0
+    assert line["sampled_tokens"] == sum(t.sampled_tokens for t in made.rollouts)
+    without = run("mini/arpo", "compute.micro_batch_tokens=8192", "compute.share_prompts=false", ONE)
+    assert sampled(without) == sampled(made), "the same trees each time"
+    assert without.lines[0]["shared"] == 0 < line["shared"]
+    assert line["loss"] == pytest.approx(without.lines[0]["loss"], abs=1e-5)
+    assert line["grad_norm"] == pytest.approx(without.lines[0]["grad_norm"], rel=1e-4)
+
+
+def test_arpo_goes_with_a_repair_with_sessions_and_with_weights_that_change_meanwhile(run: Run) -> None:
+    with_all = ("sandbox.sessions=true", "repair.kind=saar", "rl.max_staleness=1")
+    made = run("mini/arpo", "rl.steps=3", "strategy.probability=1.0", *with_all)
+    assert all(len(group) == 8 for group in made.groups)
+    assert branching(made)
+    assert [line["rollouts"] for line in made.lines] == [16] * 3
+    assert all(line["branches"] > 0 and line["infrastructure"] == 0 for line in made.lines)
+    assert made.lines[0]["shallow"] + made.lines[0]["deep"] > 0
+    assert max(line["staleness_max"] for line in made.lines) == 1
+
+
+def test_aepo(run: Run) -> None:
+    made = run("mini/aepo", "rl.lr=1e-2", "rl.minibatches=4")
+    assert [len(group) for group in made.groups] == [8, 8]
+    assert branching(made)
+    for group in made.groups:
+        assert group[0].branch is None
+        assert not any(t.branch and t.branch.root == group[0].id for t in group), "the first one is measured"
+    other = run("mini/aepo", "rl.lr=1e-2", "rl.minibatches=4", "rl.algorithm=dapo")
+    assert sampled(other) == sampled(made)
+    assert made.lines[0]["clip_fraction"] < other.lines[0]["clip_fraction"], "above the clip no gradient is cut off"
+
+
 def test_there_is_a_test_of_every_one() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert {name.removeprefix("mini/").replace("-", "_") for name in MINI} <= tested
+    assert {
+        name.removeprefix("mini/").removeprefix("ours/").replace("-", "_").replace("/", "_") for name in MINI
+    } <= tested
 
 
 def test_branch(run: Run) -> None:
-    made = run("mini/branch")
+    made = run("mini/ours/branch")
     line = made.lines[0]
     assert line["resampled"] > 0, "fresh tries took the place of failures"
     assert line["failures"] < line["raw_failures"]
     assert len(made.samples) > len(made.rollouts), "and are learnt from, beside what they took the place of"
+
+
+def test_describe(run: Run) -> None:
+    made = run("mini/ours/describe")
+    line = made.lines[0]
+    assert line["described"] > 0
+    assert line["failures"] == line["raw_failures"], "a failure stays a failure"
+    turns = [turn for t in made.rollouts for turn in t.turns if turn.repair and turn.repair.decision == "described"]
+    assert all(o.text.startswith("[python failed: ") for turn in turns for o in turn.observations)
+    assert line["spliced_tokens"] == 0
+    assert line["mismatch_max"] < 1e-3, "what is learnt has the log-probs that it was sampled with"
+
+
+def test_adaptive(run: Run) -> None:
+    made = run("mini/ours/adaptive")
+    assert not any(t.provenance.purified for group in made.groups for t in group[:2])
+    assert 0 < made.lines[0]["purified"] < 12, "neither none nor all: a half-failing model"
+    armed = [t for t in made.rollouts if t.provenance.purified]
+    assert made.lines[0]["purified"] == len(armed)
+
+
+def test_imitate(run: Run) -> None:
+    line = run("mini/ours/imitate", ONE).lines[0]
+    assert line["imitation"] > 0
+    assert line["spliced_positive"] > 0
+
+
+def test_accept(run: Run) -> None:
+    made = run("mini/ours/accept", ONE, "rl.prompts=8", "rl.steps=1")
+    weights = [w for t in made.rollouts for w in accepted_splices(t) if w is not None]
+    assert set(weights) == {0.0, 1.0}, "some splices are learnt, some are not"
+    assert made.lines[0]["spliced_weight"] == pytest.approx(sum(weights) / len(weights))
+
+
+def test_veto(run: Run) -> None:
+    made, without = run("mini/ours/veto", ONE), run("mini/ours/veto", ONE, "rl.mask_negative_spliced=false")
+    assert made.lines[0]["spliced_negative"] > 0
+    assert made.lines[0]["grad_norm"] != without.lines[0]["grad_norm"]
+
+
+def test_truncated(run: Run) -> None:
+    line = run("mini/ours/truncated", ONE).lines[0]
+    assert 0 < line["spliced_weight"] < 2
+    assert line["spliced_weight"] != 1

@@ -285,7 +285,7 @@ def test_the_server_is_asked_what_it_serves_before_any_work() -> None:
         assert not server.asked
         rolled(engine_of(server, model="big"))
         assert server.asked[0].body["model"] == "big"
-    with pytest.raises(EngineError, match=r"the model at http.* does not answer: ConnectError"):
+    with pytest.raises(EngineError, match=r"the model at http.* does not answer: ClientConnectorError"):
         rolled(engine_of(server, attempts=2))
 
 

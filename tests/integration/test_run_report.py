@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
+from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError
 from retcon.report.pages.runs import draw_runs
 from retcon.report.reading import named, some_trajectories, view
@@ -21,9 +22,16 @@ from retcon.store import jsonl
 pytest.importorskip("matplotlib", reason="pictures need matplotlib, of the extra [report]")
 
 
-def run(folder: Path, kind: Any, lines: list[dict[str, float]], *overrides: str, finished: bool = False) -> Path:
+def run(
+    folder: Path,
+    kind: Any,
+    lines: list[dict[str, float]],
+    *overrides: str,
+    finished: bool = False,
+    recipe: Path | None = None,
+) -> Path:
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(manifest(kind, load_recipe(None, overrides), {"start": "ab"}, None)))
+    (folder / "run.json").write_text(json.dumps(manifest(kind, load_recipe(recipe, overrides), {"start": "ab"}, None)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n + 1, **x}) + "\n" for n, x in enumerate(lines)))
     if finished:
         (folder / "final").mkdir()
@@ -61,6 +69,23 @@ def test_a_run_that_goes_on_has_a_page_of_the_steps_so_far(tmp_path: Path) -> No
     assert (out / "report/reward.png").is_file()
     assert load_recipe(out / "report/recipe.toml").rl.steps == 9, "what repeats it"
     assert f"retcon train {out}/report/recipe.toml --from MODEL" in page
+
+
+def test_a_page_says_and_marks_where_stages_begin(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    stages = '[[stages]]\nname = "short"\nsteps = 2\n[[stages]]\nname = "long"\nrl.lr = 0.1\n'
+    file.write_text(f"[rl]\nsteps = 9\n{stages}")
+    lines = [{"reward": n / 4, "stage": 1 + (n > 1)} for n in range(4)]
+    staged, bare = run(tmp_path / "staged", "rl", lines, recipe=file), run(tmp_path / "bare", "rl", lines, "rl.steps=9")
+    for folder in (staged, bare):
+        report(folder)
+    page = (staged / "report/report.html").read_text()
+    assert "<td>stages</td><td>short 1–2, long 3–9</td>" in page
+    assert "<td>stages</td>" not in (bare / "report/report.html").read_text()
+    pictures = [(folder / "report/reward.png").read_bytes() for folder in (staged, bare)]
+    assert pictures[0] != pictures[1], "the border is drawn"
+    again = load_recipe(staged / "report/recipe.toml")
+    assert stages_of(again) == stages_of(load_recipe(file))
 
 
 def test_runs_of_several_kinds_share_a_page_and_its_pictures(tmp_path: Path) -> None:

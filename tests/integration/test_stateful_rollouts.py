@@ -6,12 +6,13 @@ import asyncio
 from dataclasses import replace
 
 from playing import TASK, Play, call, play_on
-from retcon.build import open_context
+from retcon.build import build_limits, build_strategy, open_context
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.engine.scripted import ScriptedEngine
 from retcon.purify.saar import Saar
+from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits
@@ -71,6 +72,32 @@ def test_no_history_is_committed_that_the_interpreter_would_not_have_told():
     assert decisions(p) == ["unrepaired", None]
     assert [t.observations[0].error_type for t in p.turns[:1]] == ["NameError"]
     assert [a.observations[0].error_type for a in p.turns[0].abandoned[:1]] == ["NameError"]
+
+
+def test_branches_have_the_variables_and_files_of_what_they_left():
+    """Parent and branches overwrite the same names, each in its own state."""
+    begin, again = "n = 1\nopen('n.txt', 'w').write('1')", "n + int(open('n.txt').read())"
+    own = "n = n * 10 + {}\nopen('n.txt', 'w').write(str(n))\nn"
+
+    def replies(id: str, text: str, _: int) -> str:
+        told = text.count("<|im_start|>tool")
+        return call([begin, own.format(id.rpartition("/")[2]), again][told]) if told < 3 else DONE
+
+    async def work() -> list[list[str]]:
+        strategy = ("kind=arpo", "initial=1", "siblings=3", "probability=1", "entropy_weight=0")
+        recipe = load_recipe(None, ["rollout.max_tokens=2000", *map("strategy.{}".format, strategy)])
+        engine = ScriptedEngine(ByteTokenizer(), replies)
+        async with SandboxPool(workers=1, limits=Limits(cpu_seconds=1.0)) as pool:
+            context = RolloutContext(
+                engine, Chat(ByteTokenizer()), {"python": PythonSessions(pool)}, build_limits(recipe),
+                strategy=build_strategy(recipe),
+            )  # fmt: skip
+            group = await rollout_group(TASK, context, count=4, seed=0, step=1, grade=lambda _, t: t)
+            assert pool.open_sessions == 0
+        assert [t.branch and t.branch.turns for t in group] == [None, 1, 1, 1]
+        return [[o.text for turn in t.turns for o in turn.observations][1:] for t in group]
+
+    assert asyncio.run(work()) == [["10", "20"], ["11", "22"], ["12", "24"], ["13", "26"]]
 
 
 def test_the_recipe_says_whether_rollouts_have_sessions():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from playing import LIMITS, TASK, call
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
+from retcon.models.placing import start_model
 from retcon.plugins.trl import ROUNDS, Rollouts
 from retcon.rollout.context import RolloutContext
 from retcon.tools.scripted import Answer, ScriptedTool
@@ -58,6 +60,35 @@ def test_rollouts_that_a_fault_took_are_made_again_one_by_one_too(lost: int, tmp
     assert all(t.stop == "answer" for t in made)
 
 
+def test_a_recipe_in_stages_is_refused() -> None:
+    with pytest.raises(RecipeError, match="mini/stages/rstar2 has stages, and TRL's trainer has none"):
+        Rollouts("mini/stages/rstar2")
+
+
 def test_where_faults_do_not_end_nothing_is_learnt(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureFault, match=f"{ROUNDS} times over"):
         group_of(2, lost=1000, base=make_base(tmp_path / "base", positions=1024))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "purified"),
+    [
+        (["repair.probability=0.0"], [0, 0]),
+        (["repair.probability=1.0"], [4, 4]),
+        (["repair.probability_schedule=[[1, 1.0], [2, 0.0]]"], [4, 0]),
+        (["repair.probability=1.0", "repair.probes=1", "repair.least_probability=1.0"], [3, 3]),
+    ],
+)
+def test_a_share_of_the_rollouts_is_purified_as_in_training(
+    overrides: list[str], purified: list[int], tmp_path: Path
+) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    model: Any = start_model(base, 0)
+    short = ["rollout.max_tokens=40", "rollout.lookahead_tokens=8", "sandbox.workers=1", "compute.device=cpu"]
+    with Rollouts("quickstart/saar", [*short, *overrides], model=base) as rollouts:
+        for step, count in enumerate(purified):
+            trainer = SimpleNamespace(
+                state=SimpleNamespace(global_step=step), accelerator=SimpleNamespace(process_index=0)
+            )
+            made = rollouts._wait(rollouts._rolled(["go"] * 4, model, trainer, True))
+            assert sum(t.provenance.purified for t in made) == count

@@ -37,8 +37,8 @@ import importlib, pkgutil, retcon
 
 RIGHT = (  # [train], [serve], TRL
     "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.common.demonstrations", "retcon.cli.common.plan",
-    "retcon.engine.local", "retcon.models", "retcon.planning", "retcon.plugins", "retcon.sandbox.service",
-    "retcon.serve",
+    "retcon.engine.local", "retcon.http", "retcon.models", "retcon.planning", "retcon.plugins",
+    "retcon.sandbox.service", "retcon.serve",
 )  # fmt: skip
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     name = module.name

@@ -121,6 +121,44 @@ def test_reinforced_with_prompts_drawn_in_place_of_others(zygote, world, cold):
     assert tasks[0] == tasks[1], "the same prompts"
 
 
+def test_reinforced_in_stages(zygote, world, cold):
+    """A kill may fall anywhere, also between a stage's last step and the next one's first, which begins with a new
+    optimiser, another number of prompts, and no repairs."""
+    stages = [
+        {"name": "short", "steps": 2, "rollout": {"max_turns": 2}},
+        {"name": "raw", "steps": 3, "optimizer": "new", "repair": {"kind": "none"}, "rl": {"prompts": 3}},
+        {"name": "long", "rl": {"lr": 1e-4}},
+    ]
+    bare = small_recipe(world / "base", rl={"checkpoint_every": 3}, select={"dynamic": True, "max_rounds": 1})
+    values = bare.model_dump(mode="json", exclude_unset=True)
+    recipe = type(bare).model_validate({**values, "stages": stages})
+    assert list(zygote.run("rl", recipe, cold / "final", world / "staged"))[-1] == ("exit", "0")
+    lines = metrics(world / "staged")
+    assert [line["stage"] for line in lines] == [1, 1, 2, 2, 2, 3, 3, 3]
+    assert all(any(line["grad_norm"] > 0 for line in part) for part in (lines[:2], lines[2:5], lines[5:]))
+
+    out = world / "staged-killed"
+    begun = []
+    for last in (2, 3, 1, 2):  # at a border, before or after its checkpoint; past it; then at the next one
+        pid = first = 0
+        for name, value in zygote.run("rl", recipe, cold / "final", out):
+            if name == "pid":
+                pid = int(value)
+            elif name == "step":
+                first = first or int(value)
+                if int(value) - first + 1 == last:
+                    os.kill(pid, signal.SIGKILL)
+        begun.append(first)
+    events = list(zygote.run("rl", recipe, cold / "final", out))
+    assert events[-1] == ("exit", "0")
+    begun.append(next(int(value) for name, value in events if name == "step"))
+    assert begun[0] == 1
+    assert begun[2] > 2, "went on from the border's checkpoint, or a later one"
+    assert_same_run(world / "staged", out)
+    kept = [sorted(p.name for p in (run / "trajectories").iterdir()) for run in (world / "staged", out)]
+    assert kept[0] == kept[1] == [f"step-00000{step}.jsonl" for step in (1, 3, 6, 8)]
+
+
 def assert_same_adapters(one, other):
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (one / "final/adapter" / name).read_bytes() == (other / "final/adapter" / name).read_bytes(), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from dataclasses import replace
 
 import torch
 
@@ -39,6 +40,16 @@ def rounded(value: float | None) -> float | None:
 @acts("rl.dual_clip", (0.0, 4.0), (3.0, 3.0), given=ONE)
 def what_a_wrong_token_costs_that_is_four_times_as_likely(recipe: Recipe, lab: Lab) -> float | None:
     return rounded(updated(recipe, lab, sample(lab, 4, -1.0, change=math.log(4))).metrics["loss"])
+
+
+@acts("rl.entropy_advantage", (0.0, True), (0.5, False), given=[*ONE, "rl.algorithm=aepo"])
+def whether_all_tokens_of_a_right_rollout_weigh_the_same(recipe: Recipe, lab: Lab) -> bool:
+    """π as it was: the loss of Â = 1 is -1 then, and with other weights, whose mean is 1, of tokens that are twice as
+    likely as they were for the first half, it is not what plain ones give."""
+    one = sample(lab, 4, 1.0)
+    learnt = [n for n, m in enumerate(one.mask) if m]
+    far = replace(one, logprobs=tuple(p and p - math.log(1.1) * (n in learnt[:2]) for n, p in enumerate(one.logprobs)))
+    return rounded(updated(recipe, lab, far).metrics["loss"]) == -1.05
 
 
 @acts("rl.loss_tokens", (1, -4.0), (8, -0.5), given=[*ONE, "rl.algorithm=dr_grpo"])

@@ -124,7 +124,9 @@ def where_a_teacher_is(recipe: Recipe, lab: Lab) -> str:
     try:
         shown(recipe, lab)
     except RetconError as error:
-        return "empty" if "it is empty" in str(error) else "down" if "does not answer: Connect" in str(error) else ""
+        return (
+            "empty" if "it is empty" in str(error) else "down" if "does not answer: ClientConnect" in str(error) else ""
+        )
     return "there"
 
 

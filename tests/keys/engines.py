@@ -60,7 +60,9 @@ def where_the_model_is(recipe: Recipe, lab: Lab) -> str:
     try:
         talk(recipe, lab, lambda _: said("42"))
     except RetconError as error:
-        return "empty" if "it is empty" in str(error) else "down" if "does not answer: Connect" in str(error) else ""
+        return (
+            "empty" if "it is empty" in str(error) else "down" if "does not answer: ClientConnect" in str(error) else ""
+        )
     return "there"
 
 

@@ -1,4 +1,4 @@
-"""[model] style, [rollout], [repair], how many rollouts [rl] and [select] ask for: rollouts of a scripted model."""
+"""[model] style, [rollout], [strategy], [repair], how many rollouts [rl] and [select] ask for: of a scripted model."""
 
 from __future__ import annotations
 
@@ -177,6 +177,21 @@ def rollouts_that_are_purified_step_by_step(recipe: Recipe, lab: Lab) -> list[in
     return [sum(t.provenance.purified for t in roll(recipe, lab, step=step).group) for step in (1, 2)]
 
 
+@acts("repair.probes", (0, [True] * 4), (1, [False, True, True, True]), given=(*SAAR, "rl.group=4"))
+def which_of_a_group_are_purified(recipe: Recipe, lab: Lab) -> list[bool]:
+    return [t.provenance.purified for t in roll(recipe, lab, lambda _, text, n: FAILING[n]).group]
+
+
+@acts("repair.least_probability", (0.0, 0), (1.0, 3), given=(*SAAR, "rl.group=4", "repair.probes=1"))
+def rollouts_that_are_purified_where_no_first_try_fails(recipe: Recipe, lab: Lab) -> int:
+    return sum(t.provenance.purified for t in roll(recipe, lab).group)
+
+
+@acts("repair.chars", (12, "[python fa…]"), (80, "[python failed: error]"), given=(*ROOM, 'repair.kind="describe"'))
+def line_in_place_of_a_failed_call(recipe: Recipe, lab: Lab) -> str:
+    return roll(recipe, lab, [call("print(a)"), "1"]).first.turns[0].observations[0].text
+
+
 @acts("repair.failures", (["error"], [True, False]), (["timeout", "limit"], [False, True]), given=SAAR)
 def failures_that_are_repaired(recipe: Recipe, lab: Lab) -> list[bool]:
     statuses: tuple[Status, ...] = ("error", "timeout")
@@ -196,3 +211,72 @@ def rollouts_of_a_prompt_to_choose_from(recipe: Recipe, lab: Lab) -> int:
 @acts("rl.max_staleness", (0, None), (1, 1), given=["rl.steps=2"])
 def age_of_the_weights_that_a_step_learns_from(recipe: Recipe, lab: Lab) -> object:
     return lab.reinforced(recipe)[1][-1].get("staleness_max")
+
+
+GROUP = (*ROOM[:3], "rl.group=8")
+ARPO = (*GROUP, 'strategy.kind="arpo"', "strategy.initial=2", "strategy.probability=1.0")
+AEPO = (*GROUP, 'strategy.kind="aepo"', "strategy.probability=1.0")
+THREE_CALLS = [call("print(1)"), call("print(2)"), call("print(3)"), "1"]
+
+
+def grown(recipe: Recipe, lab: Lab) -> Rolled:
+    return roll(recipe, lab, THREE_CALLS)
+
+
+def branched(recipe: Recipe, lab: Lab) -> list[int]:
+    """Which of the group's rollouts left another one."""
+    return [n for n, t in enumerate(grown(recipe, lab).group) if t.branch is not None]
+
+
+@acts("strategy.kind", ("independent", (0, False)), ("arpo", (4, True)), ("aepo", (4, False)), given=GROUP)
+def rollouts_that_left_another_and_whether_they_left_the_first(recipe: Recipe, lab: Lab) -> tuple[int, bool]:
+    """That one is measured by aepo, and has no branches."""
+    found = grown(recipe, lab)
+    left = [t.branch.root for t in found.group if t.branch is not None]
+    return len(left), found.first.id in left
+
+
+@acts("strategy.initial", (2, [2, 3, 4, 5, 6, 7]), (6, [6, 7]), given=ARPO)
+def rollouts_that_do_not_begin_with_the_prompt(recipe: Recipe, lab: Lab) -> list[int]:
+    return branched(recipe, lab)
+
+
+@acts("strategy.entropy_tokens", (1, {1}), (7, {7}), given=ARPO)
+def entropies_that_are_asked_for(recipe: Recipe, lab: Lab) -> set[int]:
+    return {params.entropies for params in grown(recipe, lab).engine.params}
+
+
+@acts("strategy.siblings", (1, 1), (3, 3), given=(*ARPO, "strategy.entropy_weight=0"))
+def rollouts_that_left_another_at_one_point(recipe: Recipe, lab: Lab) -> int:
+    points = [(t.branch.parent, t.branch.turns) for t in grown(recipe, lab).group if t.branch is not None]
+    return max(map(points.count, points))
+
+
+@acts("strategy.probability", (0.0, 0), (1.0, 6), given=(*ARPO, "strategy.entropy_weight=0"))
+def rollouts_that_left_another_with_this_probability(recipe: Recipe, lab: Lab) -> int:
+    return len(branched(recipe, lab))
+
+
+@acts("strategy.threshold", (0.0, 6), (1.0, 0), given=ARPO)
+def rollouts_that_left_another_above_it(recipe: Recipe, lab: Lab) -> int:
+    return len(branched(recipe, lab))
+
+
+@acts("strategy.entropy_weight", (0.0, True), (9.0, False), given=(*ARPO, "strategy.probability=0.5"))
+def whether_branches_have_nothing_to_do_with_the_rise(recipe: Recipe, lab: Lab) -> bool:
+    """With a large weight, rollouts branch where the surprisal has risen and nowhere else."""
+    rises = [t.branch.rise for t in grown(recipe, lab).group if t.branch is not None]
+    return min(rises) < 0
+
+
+@acts("strategy.balance", (1e-6, 4), (1e6, 2), given=AEPO)
+def rollouts_from_the_start_by_the_first_one(recipe: Recipe, lab: Lab) -> int:
+    """Of 8, where its later turns surprise more than its first: half, or as few as there can be."""
+    return min(branched(recipe, lab), default=8)
+
+
+@acts("strategy.penalty", (0.0, {1, 2}), (1.0, {1, 3}), given=(*AEPO, "strategy.initial=1", "rl.group=3"))
+def turns_after_which_the_first_rollout_is_left(recipe: Recipe, lab: Lab) -> set[int]:
+    """Never twice in a row, where the penalty takes all of it."""
+    found = grown(recipe, lab)
+    return {t.branch.turns for t in found.group if t.branch is not None and t.branch.parent == found.first.id}

@@ -70,7 +70,7 @@ def trained(rollouts: Rollouts, start: Path, out: Path, reward: Any = None, data
     return trainer
 
 
-@pytest.mark.parametrize("recipe", ["quickstart/saar", "mini/branch", "mini/rstar2"])
+@pytest.mark.parametrize("recipe", ["quickstart/saar", "mini/ours/branch", "mini/rstar2"])
 def test_a_run_trains_on_whole_groups_of_graded_rollouts(recipe: str, start: Path, tmp_path: Path) -> None:
     with Kept(recipe, SMALL, model=start) as rollouts:
         trainer = trained(rollouts, start, tmp_path)

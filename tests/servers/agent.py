@@ -17,10 +17,10 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import Reply, ScriptedEngine
 from retcon.engine.types import Generator, SamplingParams
+from retcon.http.server import listen, served
 from retcon.purify.saar import Saar
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.sandbox.service.server import listen, served
 from retcon.serve import app
 from retcon.serve.answering import Agent
 from retcon.serve.recording import Record

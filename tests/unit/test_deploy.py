@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from retcon.cli.app import app
-from retcon.sandbox.service.server import LAST_SECONDS
+from retcon.http.server import LAST_SECONDS
 
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with the [train] extra")
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -1,35 +1,12 @@
-"""The optimiser: what decays, what it is made with, and the learning rate of a step."""
+"""The learning rate of a step."""
 
 import math
 
 import pytest
-import torch
-from torch import nn
 
-from retcon.train.optim import adamw, apply, learning_rate, rising_steps
+from retcon.train.optim import learning_rate, rising_steps
 
 pytestmark = pytest.mark.torch
-
-
-def test_matrices_decay_and_norms_and_biases_do_not():
-    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
-    model[0].bias.requires_grad_(False)
-    optimizer = adamw(model, 0.1, weight_decay=0.5, betas=(0.8, 0.9))
-    decaying, others = optimizer.param_groups
-    assert [p is model[0].weight for p in decaying["params"]] == [True]
-    assert [id(p) for p in others["params"]] == [id(model[1].weight), id(model[1].bias)]
-    assert (decaying["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
-    assert {(group["lr"], group["betas"]) for group in optimizer.param_groups} == {(0.1, (0.8, 0.9))}
-
-
-def test_a_step_has_its_own_rate_cuts_the_gradient_and_drops_it():
-    model = nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=7.0)
-    before = model.weight.item()
-    model.weight.grad = torch.full_like(model.weight, 4.0)
-    assert apply(model, optimizer, lr=0.5, max_grad_norm=2.0) == pytest.approx(4.0)
-    assert before - model.weight.item() == pytest.approx(0.5 * 2.0, rel=1e-4)
-    assert model.weight.grad is None
 
 
 def test_the_rate_goes_up_in_a_line_and_down_in_a_cosine():

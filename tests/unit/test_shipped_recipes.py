@@ -76,7 +76,7 @@ def test_one_is_explained() -> None:
     assert re.search(r"rl\.dual_clip +3\.0 +0\.0", text)
     assert re.search(r'task\.kind +"file" +"numbers"', text)
     assert not re.search(r"rl\.clip_low +", text), "it has the default's value"
-    assert "(script: INITIAL_ROLLOUTS=8, BEAM_SIZE=2" in text.partition("not here yet")[2]
+    assert "(deep_research.py)" in text.partition("not here yet")[2]
 
 
 def test_an_unknown_one_names_the_nearest() -> None:

@@ -72,6 +72,11 @@ def test_what_cannot_go_together_is_refused_by_name(key: str, value: object, say
         refuse_unfit(configured(key, value), cleaner())
 
 
+def test_probes_cannot_be_waited_for() -> None:
+    with pytest.raises(RecipeError, match=r"repair\.probes = 2: verl rolls out"):
+        refuse_unfit(configured(), cleaner("repair.probes=2"))
+
+
 def test_without_a_repair_the_servers_log_probs_are_those_of_every_token() -> None:
     refuse_unfit(configured("actor_rollout_ref.rollout.calculate_log_probs", True), cleaner("repair.kind=none"))
     refuse_unfit(configured("algorithm.rollout_correction.bypass_mode", True), cleaner("repair.kind=none"))
@@ -82,6 +87,11 @@ def test_without_a_repair_the_servers_log_probs_are_those_of_every_token() -> No
 def test_a_loss_that_verl_does_not_have_is_refused(key: str) -> None:
     with pytest.raises(RecipeError, match=f"rl.{key.partition('=')[0]}"):
         refuse_unfit(configured(), cleaner(f"rl.{key}"))
+
+
+def test_rollouts_that_branch_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"strategy.kind = 'arpo'.*set it to independent"):
+        refuse_unfit(configured(), cleaner("strategy.kind=arpo"))
 
 
 def test_a_selection_needs_its_sampler() -> None:
@@ -97,6 +107,11 @@ def test_the_section_names_a_recipe() -> None:
     for section, says in (({}, "names no recipe"), ({"recipe": "cleaner-4b", "override": []}, "retcon.override is no")):
         with pytest.raises(RecipeError, match=says):
             recipe_of(section)
+
+
+def test_a_recipe_in_stages_is_refused() -> None:
+    with pytest.raises(RecipeError, match="mini/stages/rstar2 has stages, and verl's trainer has none"):
+        recipe_of({"recipe": "mini/stages/rstar2"})
 
 
 def test_a_rollout_stays_within_the_recipes_tokens_and_verls() -> None:

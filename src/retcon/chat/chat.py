@@ -80,12 +80,11 @@ class Chat:
         text = self.tokenizer.decode(ids)
         ended = bool(ids) and ids[-1] in self.stop_ids
         body = self.tokenizer.decode(ids[:-1]) if ended else text
-        found = self.family.find_calls(body)
-        return Parsed(text, tuple(_name(found, prefix, Beginnings(self.tokenizer, ids, text).of)))
+        return Parsed(text, tuple(_name(self._calls(body), prefix, Beginnings(self.tokenizer, ids, text).of)))
 
     def parse_text(self, text: str, *, prefix: str) -> Parsed:
         """As `parse`, for engines that give text only: `start` is None."""
-        return Parsed(text, tuple(_name(self.family.find_calls(self._body(text)), prefix, lambda _: None)))
+        return Parsed(text, tuple(_name(self._calls(self._body(text)), prefix, lambda _: None)))
 
     def wrote(self, text: str, calls: Sequence[Written] = ()) -> Segment:
         """A whole turn of the model's, of kind `sampled`, that somebody else wrote; it ends as the model's own do.
@@ -132,6 +131,9 @@ class Chat:
     def observations_in(self, ids: Sequence[int]) -> list[str]:
         """What tools answered so far, in order, in a conversation of which these are the ids."""
         return self.family.observations_in(self.tokenizer.decode(ids))
+
+    def _calls(self, body: str) -> Iterator[FoundCall]:
+        return (self.family.typed(call, self.tools) for call in self.family.find_calls(body))
 
     def _body(self, text: str) -> str:
         for control in (*self.family.stops, *self.family.ends):

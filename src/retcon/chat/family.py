@@ -41,8 +41,13 @@ class Family(Framing, Protocol):
     """Control tokens that the shipped framing needs, besides the first of `ends`."""
     ends: tuple[str, ...]
     """Control tokens that end a turn well; the first closes a turn that was ended otherwise."""
+    past_ends: tuple[str, ...] = ()
+    """Others that a template writes in their place once the conversation has gone on; the model samples none of them
+    as an end."""
     stops: tuple[str, ...] = ()
     """Others that end a generation, where the tokenizer has them."""
+    closes: tuple[str, ...] = ()
+    """Control tokens that end a message within a turn, where a turn can have several."""
     piecewise: bool = False
     """Whether glue and words are encoded apart, and not as the whole text is."""
     names_calls: bool = True
@@ -58,6 +63,10 @@ class Family(Framing, Protocol):
         The first call's `char` is where all that belongs to calls begins, so that a turn can be cut there.
         """
         ...
+
+    def typed(self, call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
+        """The call, with arguments of the types that its tool's schema says, where its writing does not say them."""
+        return call
 
     def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
         """A whole turn as a model of the family writes it, without its end."""

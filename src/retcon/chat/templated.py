@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from retcon.chat.family import Family
 from retcon.chat.template import Refused, Template
@@ -14,6 +15,8 @@ from retcon.core.schema import ToolSpec
 
 PROBES = ("x", "  a b\t", "\nx\n\ny\n", '{"a": "é\\n"}', '<b>"it\'s" & co</b>')
 PROBED = ToolSpec("probe", "a probe", {"type": "object", "properties": {"code": {"type": "string"}}})
+KEPT = 64
+"""Of what was rendered, the last that is kept of each kind: a server's clients bring tools without end."""
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Message = dict[str, object]
@@ -23,7 +26,13 @@ def _inside_json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-_MANNERS: tuple[Callable[[str], str], ...] = (str, str.strip, str.rstrip, str.lstrip, _inside_json)
+def _without_first_lines(text: str) -> str:
+    return text.lstrip("\n")
+
+
+_MANNERS: tuple[Callable[[str], str], ...] = (
+    str, str.strip, str.rstrip, str.lstrip, _without_first_lines, _inside_json,
+)  # fmt: skip
 """What templates do to what a message says: nothing, or they trim it, or write it as a JSON string."""
 
 
@@ -37,7 +46,9 @@ class Templated:
     def __init__(self, template: Template, family: Family) -> None:
         self._template = template
         self._family = family
-        self._glue: dict[object, list[str]] = {}
+        self._opening = lru_cache(KEPT)(self._around_messages)
+        self._observing = lru_cache(KEPT)(self._around_observations)
+        self._answering = lru_cache(KEPT)(self._around_told)
         instead = f"set model.style = {family.name!r} for that family's shipped template"
         try:
             if PROBED.description not in template.render([_message("user", "x")], [PROBED.as_function()]):
@@ -47,34 +58,34 @@ class Templated:
             raise RecipeError(f"{error}: {instead}") from error
 
     def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
-        key = (tuple(role for role, _ in messages), tuple(tools))
-        if key not in self._glue:
-            marks = [_mark(n) for n in range(len(messages))]
-            placed = [_message(role, mark) for (role, _), mark in zip(messages, marks, strict=True)]
-            self._glue[key] = _between(self._template.render(placed, [t.as_function() for t in tools]), marks)
-        return list(_filled(self._glue[key], [words(self._manner[role](text)) for role, text in messages]))
+        around = self._opening(tuple(role for role, _ in messages), tuple(tools))
+        return list(_filled(around, [words(self._manner[role](text)) for role, text in messages]))
 
     def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
-        key = ("observed", tuple(answer.name for answer in answers), len(told))
-        if key not in self._glue:
-            self._glue[key] = self._around([answer.name for answer in answers], len(told))
-        around = self._glue[key]
+        around = self._observing(tuple(answer.name for answer in answers), len(told))
         for n, answer in enumerate(answers):
             label = answer.label if _LABEL.fullmatch(answer.label) else _label(n)
-            around = [part.replace(_label(n), label) for part in around]
+            around = tuple(part.replace(_label(n), label) for part in around)
         said = [Piece("observation", self._manner["tool"](answer.text)) for answer in answers]
         return list(_filled(around, [*said, *(words(self._manner["user"](text)) for text in told)]))
 
     def answered(self, told: Sequence[str]) -> list[Piece]:
-        key = ("answered", len(told))
-        if key not in self._glue:
-            marks = [_mark(n) for n in range(len(told) + 1)]
-            messages = [_message("user", "x"), _message("assistant", marks[0])]
-            text = self._template.render([*messages, *(_message("user", mark) for mark in marks[1:])])
-            self._glue[key] = _between(self._after_end(text, marks[0]), marks[1:])
-        return list(_filled(self._glue[key], [words(self._manner["user"](text)) for text in told]))
+        return list(_filled(self._answering(len(told)), [words(self._manner["user"](text)) for text in told]))
 
-    def _around(self, names: Sequence[str], told: int) -> list[str]:
+    def _around_messages(self, roles: tuple[str, ...], tools: tuple[ToolSpec, ...]) -> tuple[str, ...]:
+        """The glue around messages of these roles, which open a conversation. Raises Refused."""
+        marks = [_mark(n) for n in range(len(roles))]
+        placed = [_message(role, mark) for role, mark in zip(roles, marks, strict=True)]
+        return _between(self._template.render(placed, [t.as_function() for t in tools]), marks)
+
+    def _around_told(self, told: int) -> tuple[str, ...]:
+        """The glue around what the user says after an answer. Raises Refused."""
+        marks = [_mark(n) for n in range(told + 1)]
+        messages = [_message("user", "x"), _message("assistant", marks[0])]
+        text = self._template.render([*messages, *(_message("user", mark) for mark in marks[1:])])
+        return _between(self._after_end(text, marks[0]), marks[1:])
+
+    def _around_observations(self, names: tuple[str, ...], told: int) -> tuple[str, ...]:
         """The glue around the observations that answer calls of these names. Raises Refused.
 
         Templates differ in how many calls a turn may have, and whether arguments are an object or its text.
@@ -98,10 +109,10 @@ class Templated:
     def _after_end(self, text: str, mark: str) -> str:
         """What stands after the end of the turn that the mark is in."""
         start = text.rfind(mark) + len(mark)
-        found = [(at, end) for end in self._family.ends if (at := text.find(end, start)) >= 0]
+        known = (*self._family.ends, *self._family.past_ends)
+        found = [(at, end) for end in known if (at := text.find(end, start)) >= 0]
         if start < len(mark) or not found:
-            ends = " or ".join(self._family.ends)
-            raise Refused(f"{self._template.where}: the template does not end a turn with calls by {ends}")
+            raise Refused(f"{self._template.where}: the template does not end a turn by {' or '.join(known)}")
         at, end = min(found)
         return text[at + len(end) :]
 
@@ -154,7 +165,7 @@ def _label(n: int) -> str:
     return f"retcon{n:03d}"
 
 
-def _between(text: str, marks: Sequence[str]) -> list[str]:
+def _between(text: str, marks: Sequence[str]) -> tuple[str, ...]:
     """What stands around the marks, of which each must be there once, in order. Raises Refused."""
     parts: list[str] = []
     for mark in marks:
@@ -162,7 +173,7 @@ def _between(text: str, marks: Sequence[str]) -> list[str]:
         if not found or mark in text:
             raise Refused("the template leaves out, repeats or moves a message")
         parts.append(before)
-    return [*parts, text]
+    return (*parts, text)
 
 
 def _filled(around: Sequence[str], said: Sequence[Piece]) -> Iterator[Piece]:

@@ -25,6 +25,11 @@ class Tokenizer(Protocol):
         """The control tokens, as text."""
         ...
 
+    @property
+    def size(self) -> int:
+        """Number of tokens, added ones among them."""
+        ...
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`, (T,).
 

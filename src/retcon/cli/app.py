@@ -12,6 +12,7 @@ import typer
 
 from retcon import __version__
 from retcon.cli.ask import ask
+from retcon.cli.audit import audit
 from retcon.cli.common.interrupt import Interrupted
 from retcon.cli.compare.command import compare
 from retcon.cli.data import data
@@ -72,6 +73,7 @@ app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("compare")(compare)
 app.command("difficulty")(difficulty)
+app.command("audit")(audit)
 app.command("ask")(ask)
 app.command("serve-agent")(serve_agent)
 app.command("report")(report)

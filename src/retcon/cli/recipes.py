@@ -120,7 +120,22 @@ def changes(recipe: Recipe) -> list[Change]:
                 known = () if default is PydanticUndefined else (default,)
                 written = [json.dumps(to_jsonable_python(one), ensure_ascii=False) for one in (value, *known)]
                 found.append(Change(f"{name}.{key}", written[0], "".join(written[1:])))
-    return found
+    return [*found, *_stage_changes(recipe)]
+
+
+def _stage_changes(recipe: Recipe) -> Iterator[Change]:
+    """What its stages have otherwise than the recipe has it; of what they alone have there is no default."""
+    import json
+
+    whole = recipe.model_dump(mode="json")
+    for number, stage in enumerate(whole.get("stages", ()), start=1):
+        for name, value in stage.items():
+            if isinstance(value, dict):
+                for key, own in value.items():
+                    there = (json.dumps(whole[name][key], ensure_ascii=False),) if key in whole[name] else ()
+                    yield Change(f"stages.{number}.{name}.{key}", json.dumps(own, ensure_ascii=False), "".join(there))
+            elif value not in (0, "keep"):
+                yield Change(f"stages.{number}.{name}", json.dumps(value, ensure_ascii=False), "")
 
 
 def markdown_list(shipped: Sequence[About]) -> str:

@@ -65,7 +65,8 @@ def _repeat(run: Viewed, out: Path, count: int) -> Iterator[str]:
 
     file = out / ("recipe.toml" if count == 1 else f"recipe-{run.name.replace('/', '-')}.toml")
     try:
-        recipe = Recipe.model_validate({s: _without_name(s, keys) for s, keys in run.recipe.items()})
+        sections = {s: _without_name(s, keys) if isinstance(keys, dict) else keys for s, keys in run.recipe.items()}
+        recipe = Recipe.model_validate(sections)
     except ValueError:  # pydantic's, of a recipe that another version wrote
         yield f"# {run.name}: the recipe in its run.json is of retcon {run.version or '?'}, not of {__version__}"
         return

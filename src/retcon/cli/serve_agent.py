@@ -12,12 +12,12 @@ import typer
 
 from retcon.cli.common.arguments import ModelOrURL, Overrides, is_url, need_training
 from retcon.cli.common.conversing import conversing_recipe
-from retcon.cli.common.serving import need_serving, token_of
+from retcon.cli.common.serving import TokenFile, need_serving, token_of, token_option
 from retcon.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
-    from retcon.sandbox.service.server import StopSignals
+    from retcon.http.server import StopSignals
     from retcon.serve.settings import ServeSettings
 
 LAST_SECONDS = 35
@@ -52,19 +52,8 @@ def serve_agent(
         str, typer.Option("--host", help="Where to listen; beyond this machine only with a token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")] = 8090,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            envvar="RETCON_SERVE_TOKEN",
-            help="Bearer token (an API key) to ask for. Other users of this machine can read a command line: prefer "
-            "the file.",
-            show_default=False,
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="A file that holds it.", show_default=False)
-    ] = None,
+    token: Annotated[str | None, token_option("RETCON_SERVE_TOKEN")] = None,
+    token_file: TokenFile = None,
     answer_tokens: Annotated[
         int, typer.Option("--answer-tokens", help="Of each message that the model writes, at most.")
     ] = 1024,
@@ -80,8 +69,8 @@ def serve_agent(
 ) -> None:
     """Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says."""
     need_serving()
+    from retcon.http.server import StopSignals, is_local, listen
     from retcon.models.locating import BASE, locate
-    from retcon.sandbox.service.server import StopSignals, is_local, listen
     from retcon.serve.settings import ServeSettings
 
     served = is_url(model)
@@ -125,7 +114,9 @@ async def _serve(
 
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
     from retcon.cli.common.ledger import alone
-    from retcon.sandbox.service import server
+    from retcon.engine.threaded import Threaded
+    from retcon.engine.types import Connects, SpeaksText
+    from retcon.http import server
     from retcon.serve import app
     from retcon.serve.answering import Agent
     from retcon.serve.recording import Record
@@ -136,6 +127,8 @@ async def _serve(
         stack.enter_context(alone(record) if record is not None else nullcontext())
         kept = Record(record)
         engine = build_policy(recipe, folder, chat)
+        if recipe.engine.in_process and not isinstance(engine, Connects | SpeaksText):
+            engine = await stack.enter_async_context(Threaded(engine))
         made = await stack.enter_async_context(open_context(recipe, engine, chat))
         context = replace(made, repair=build_repair(recipe), model=recipe.engine.subject(folder))
         agent = Agent(context, settings, kept)

@@ -73,12 +73,16 @@ def _table(trajectories: list[Trajectory]) -> Table:
     table.add_column("failed raw", justify="right")
     table.add_column("purified", justify="right")
     table.add_column("repaired")
+    branching = any(t.branch is not None for t in trajectories)
+    if branching:
+        table.add_column("branch of, after turn")
     for t in trajectories:
         decisions = ", ".join(turn.repair.decision for turn in t.turns if turn.repair is not None)
         good = (t.reward or 0) > 0
         reward = Text("–" if t.reward is None else f"{t.reward:g}", "green" if good else "red" if t.reward else "dim")
         numbers = [str(n) for n in (len(t.turns), t.raw_failures, t.failures)]
-        table.add_row(Text(t.id), reward, t.stop, *numbers, Text(decisions, "cyan"))
+        left = Text("" if t.branch is None else f"{t.branch.parent}, {t.branch.turns}")
+        table.add_row(Text(t.id), reward, t.stop, *numbers, Text(decisions, "cyan"), *([left] if branching else []))
     return table
 
 

@@ -135,6 +135,12 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
         """What the loss, and the KL penalty, are averaged over."""
         return "token"
 
+    @property
+    def entropy_weight(self) -> float:
+        """By how much more a token weighs, for each standard deviation by which its entropy is above the step's mean
+        (`retcon.train.objective.entropy_weights`); 0: entropies are not looked at."""
+        return 0.0
+
     def advantages_of_step(self, groups: Sequence[Sequence[float]]) -> list[list[float]]:
         """Â of each rollout of each group of a step, whose groups need not be of one size."""
         return [self.advantages(rewards) for rewards in groups]

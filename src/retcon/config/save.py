@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Literal, get_args, get_origin
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from retcon.config.keys import own_keys, variants
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import Chosen, Section
+from retcon.config.stages import CHANGED, OWN, StageSection
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
@@ -17,6 +19,9 @@ def recipe_to_toml(recipe: Recipe) -> str:
     lines: list[str] = []
     for name in SECTIONS:
         lines += ["", *_section(name, getattr(recipe, name))]
+    if recipe.stages:
+        for table in recipe.model_dump(mode="json")["stages"]:
+            lines += ["", *_stage(table)]
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -33,7 +38,27 @@ def reference() -> str:
             if isinstance(section, Chosen) and keys:
                 lines.append(f"# {section.chosen_by} = {json.dumps(kind)} has besides:")
                 lines += [f"# {_line(about(), key)}" for key in keys]
+    lines += ["", *_stages_explained()]
     return "\n".join(lines[1:]) + "\n"
+
+
+def _stage(table: Mapping[str, Any]) -> list[str]:
+    lines = ["[[stages]]", *(f"{key} = {_toml(table[key])}" for key in OWN)]
+    for section, keys in table.items():
+        if section not in OWN:
+            lines += [f"[stages.{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+    return lines
+
+
+def _stages_explained() -> list[str]:
+    """Without a default, as there is none: an empty recipe has no stages."""
+    notes = {key: _note(StageSection.model_fields[key]) for key in OWN}
+    shown = {"name": "short", "steps": 30, "optimizer": "keep"}
+    return [
+        "# [[stages]]",
+        *(f"# {key} = {_toml(shown[key])}  # {notes[key]}" for key in OWN),
+        f"# rollout.max_tokens = 160  # and any key of {', '.join(CHANGED)} that it has otherwise than above",
+    ]
 
 
 def _section(name: str, section: Section) -> list[str]:
@@ -44,7 +69,8 @@ def _line(section: Section, key: str) -> str:
     note = _note(type(section).model_fields[key])
     if isinstance(section, Chosen) and key == section.chosen_by:
         note = f"{note}: {' | '.join(section.kinds.names)}, or an import path"
-    return f"{key} = {_toml(getattr(section, key))}" + (f"  # {note}" if note else "")
+    value = section.model_dump(mode="json", include={key})[key]
+    return f"{key} = {_toml(value)}" + (f"  # {note}" if note else "")
 
 
 def _note(field: FieldInfo) -> str:
@@ -58,5 +84,11 @@ def _note(field: FieldInfo) -> str:
 def _toml(value: object) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items() if item is not None)
+            + "}"
+        )
     # JSON's strings, numbers and booleans are TOML's too; only the DEL character must be escaped besides.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -13,7 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from retcon.config.learning import DemosSection, DPOSection, RLSection, SFTSection
 from retcon.config.section import (
@@ -27,6 +34,7 @@ from retcon.config.section import (
     one_or_several,
     server_urls,
 )
+from retcon.config.stages import StageSection, check_stages, written
 from retcon.core.errors import RecipeError, nearest
 from retcon.core.schema import ToolSpec
 
@@ -122,6 +130,10 @@ class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):
     probability_schedule: tuple[tuple[Positive, Probability], ...] = Field((), description="p over a run, in place of "
         "probability: [[step, p], …] with straight lines between; [[1, 1.0], [40, 0.0]] falls to 0 at step 40"
     )  # fmt: skip
+    probes: NonNegative = Field(0, description="ours: rollouts of a prompt that are made first and not purified; p of "
+        "the others is then least_probability + (p - least_probability) · the share of their first tries that failed; "
+        "0: p is the same for all")  # fmt: skip
+    least_probability: Probability = Field(0.0, description="of probes: p of a prompt at which no first try fails")
 
     @model_validator(mode="after")
     def _steps_do_not_decrease(self) -> RepairSection:
@@ -130,8 +142,31 @@ class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):
             raise ValueError(f"the steps of probability_schedule must not decrease: {steps}")
         return self
 
+    def check(self, recipe: Any) -> None:
+        made = recipe.select.made(recipe.rl.group)
+        if self.probes and recipe.strategy.branching:
+            raise ValueError(f"repair: probes = {self.probes}: rollouts that branch off each other cannot wait for the "
+                             "first of them; set it to 0, or strategy.kind to independent")  # fmt: skip
+        if self.kind != "none" and self.probes >= made:
+            raise ValueError(f"repair: probes = {self.probes} leaves none of the {made} rollouts of a prompt to "
+                             "purify: take fewer")  # fmt: skip
+
     def build(self) -> Any:
         raise NotImplementedError
+
+
+class StrategySection(Chosen, what="rollout strategy", kinds="retcon.rollout.strategies"):
+    """How the rollouts of a training prompt come to be. branching: whether some begin where others have come to; such a
+    kind is itself what decides (`retcon.rollout.strategy.Strategy`)."""
+
+    branching: ClassVar[bool] = False
+    matters_to: ClassVar = {"rl": None}
+    kind: str = Field("independent", description="how the rollouts of a prompt come to be")
+
+    @property
+    def measures(self) -> bool:
+        """See `Strategy`."""
+        return False
 
 
 class SelectSection(Chosen, what="selection", kinds="retcon.select.kinds"):
@@ -293,6 +328,7 @@ class Recipe(Section):
     engine: Annotated[EngineSection, OneKind()] = Field(default_factory=partial(_default, EngineSection))
     task: Annotated[TaskSection, OneKind()] = Field(default_factory=partial(_default, TaskSection))
     rollout: RolloutSection = RolloutSection()
+    strategy: Annotated[StrategySection, OneKind()] = Field(default_factory=partial(_default, StrategySection))
     repair: Annotated[RepairSection, OneKind()] = Field(default_factory=partial(_default, RepairSection))
     select: Annotated[SelectSection, OneKind()] = Field(default_factory=partial(_default, SelectSection))
     sandbox: SandboxSection = SandboxSection()
@@ -302,13 +338,24 @@ class Recipe(Section):
     rl: Annotated[RLSection, OneKind()] = Field(default_factory=partial(_default, RLSection))
     evaluate: EvaluateSection = EvaluateSection()
     track: TrackSection = TrackSection()
+    stages: tuple[StageSection, ...] = ()
 
     @model_validator(mode="after")
     def _sections_go_together(self) -> Recipe:
-        for name in type(self).model_fields:
+        for name in SECTIONS:
             getattr(self, name).check(self)
+        check_stages(self)
         return self
 
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        return written(self, handler, info)
 
-SECTIONS: dict[str, type[Section]] = {name: field.annotation for name, field in Recipe.model_fields.items()}  # type: ignore[misc]
-"""Every section of a recipe by name; of those with kinds what all kinds share."""
+
+SECTIONS: dict[str, type[Section]] = {
+    name: field.annotation  # type: ignore[misc]
+    for name, field in Recipe.model_fields.items()
+    if name != "stages"
+}
+"""Every section of a recipe by name; of those with kinds what all kinds share. Its stages (`retcon.config.stages`) are
+no section."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo
@@ -75,6 +76,12 @@ class Section(BaseModel):
             return ()
         return cls.matters_to[work] or tuple(cls.model_fields)
 
+    @classmethod
+    def with_changes(cls, keys: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys of this section as they were set, with these changed; where that chooses another kind, without those
+        that this kind lacks."""
+        return {**keys, **changes}
+
     def check(self, recipe: Recipe) -> None:
         """Raises ValueError, which begins with `section: `, where this section does not go with the others."""
 
@@ -107,6 +114,14 @@ class Chosen(Section):
         if not isinstance(named, str):
             raise RecipeError(f"it must be a name: {', '.join(cls.kinds.names)}, or an import path")
         return cls.kinds.find(named)
+
+    @classmethod
+    def with_changes(cls, keys: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+        if cls.chosen_by in changes:
+            with suppress(RecipeError):  # unknown: whoever reads the section tells
+                fields = cls.kind_in(changes).model_fields
+                keys = {key: value for key, value in keys.items() if key in fields}
+        return {**keys, **changes}
 
 
 class OneKind:

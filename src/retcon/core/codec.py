@@ -12,9 +12,11 @@ from typing import Any, TypeVar, get_args
 
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import (
+    Branch,
     Cut,
     Decision,
     Kind,
+    Measure,
     Observation,
     Origin,
     Provenance,
@@ -29,7 +31,7 @@ from retcon.core.types import (
 )
 
 T = TypeVar("T")
-Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Origin | Trajectory
+Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Origin | Branch | Trajectory
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, object]:
@@ -125,6 +127,21 @@ def _trajectory(value: object, at: _At) -> Trajectory:
         provenance=obj.optional("provenance", _provenance, Provenance()),
         answer=obj.nullable("answer", _text),
         origin=obj.nullable("origin", _origin),
+        branch=obj.nullable("branch", _branch),
+        extra=obj.extra(),
+    )
+
+
+def _branch(value: object, at: _At) -> Branch:
+    obj = _Object(value, at)
+    return Branch(
+        parent=obj.required("parent", _text),
+        root=obj.required("root", _text),
+        turns=obj.required("turns", _integer),
+        tokens=obj.required("tokens", _integer),
+        uncertainty=obj.required("uncertainty", _number),
+        rise=obj.required("rise", _number),
+        measure=obj.optional("measure", _choice(Measure), "entropy"),
         extra=obj.extra(),
     )
 
@@ -161,6 +178,7 @@ def _turn(value: object, at: _At) -> Turn:
         stop=obj.optional("stop", _choice(TurnStop), "answer"),
         abandoned=obj.optional("abandoned", _tuple_of(_turn), ()),
         repair=obj.nullable("repair", _repair),
+        entropy=obj.nullable("entropy", _number),
         extra=obj.extra(),
     )
 

@@ -24,13 +24,14 @@ def first_tries(trajectory: Trajectory) -> FirstTries:
     """The first tries of a trajectory as it was sampled, whether or not failures were then repaired.
 
     An attempt that comes right after a failed one, in the history or in a lookahead, is a repair and no first try; so
-    that the figure means the same with purification and without.
+    that the figure means the same with purification and without. Those of a beginning that it shares are another's.
     """
     made = failed = 0
     repairing = False
-    for attempt in (attempt for turn in trajectory.turns for attempt in turn.raw()):
+    shared = len(trajectory.turns) - len(trajectory.own_turns)
+    for own, attempt in ((n >= shared, attempt) for n, turn in enumerate(trajectory.turns) for attempt in turn.raw()):
         fails = attempt.failures > 0
-        if attempt.observations and not repairing:
+        if own and attempt.observations and not repairing:
             made += 1
             failed += fails
         repairing = fails

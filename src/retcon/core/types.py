@@ -15,12 +15,13 @@ Kind = Literal["prompt", "scaffold", "sampled", "spliced", "observation"]
 Status = Literal["ok", "error", "timeout", "limit", "malformed", "infrastructure"]
 TurnStop = Literal["call", "answer", "length"]
 Stop = Literal["answer", "turns", "length", "infrastructure"]
-Decision = Literal["shallow", "deep", "resampled", "unrepaired", "answered"]
+Decision = Literal["shallow", "deep", "resampled", "described", "unrepaired", "answered"]
+Measure = Literal["entropy", "surprisal"]
 
 KINDS: tuple[Kind, ...] = ("prompt", "scaffold", "sampled", "spliced", "observation")
 TRAINED: frozenset[Kind] = frozenset({"sampled", "spliced"})
 REPLACED: frozenset[Decision] = frozenset({"shallow", "deep", "resampled"})
-"""Decisions that put something else in the place of a failed turn."""
+"""Decisions that put what worked in the place of a failed turn."""
 
 Extra = Mapping[str, object]
 """Fields that a newer version wrote and this one does not know: kept, and written back."""
@@ -145,10 +146,10 @@ class Turn:
     segments: what the model wrote (`sampled`, `spliced`), then for each call its observation, with the template's glue
     (`scaffold`) before, between and after, up to where the model's next turn opens.
     abandoned: attempts that a purifier took out, in the order in which they were sampled, each as it was. After a
-    repair (REPLACED) they are all attempts, the fix as it was sampled last among them; after `unrepaired`
-    they are the lookahead attempts that followed the committed failure; after `answered` they are those that the
-    answer had not seen: cut off after this turn, so that nothing could follow, or not shown; the others are turns of
-    their own.
+    repair (REPLACED) they are all attempts, the fix as it was sampled last among them; after `described` the failure
+    alone, of which the turn keeps what stands before the call; after `unrepaired` the lookahead attempts that followed
+    the committed failure; after `answered` those that the answer had not seen: cut off after this turn, so that nothing
+    could follow, or not shown; the others are turns of their own.
     """
 
     segments: tuple[Segment, ...]
@@ -157,6 +158,7 @@ class Turn:
     stop: TurnStop = "answer"
     abandoned: tuple[Turn, ...] = ()
     repair: RepairRecord | None = None
+    entropy: float | None = None
     extra: Extra = field(default_factory=dict)
 
     @property
@@ -199,6 +201,26 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a rollout left another one, whose beginning is its own: those turns were sampled once, for `parent`.
+
+    parent, root: ids of the trajectory that it left, and of the one that its tree began with. turns, tokens: that it
+    shares with its parent, the prompt's tokens among them. uncertainty, rise: of the parent's next turn, for which it
+    branched: nats a token, and by how much that is more than in its first turn. measure: what that is: the entropy of
+    the model's distributions, or the surprisal of what was drawn from them.
+    """
+
+    parent: str
+    root: str
+    turns: int
+    tokens: int
+    uncertainty: float
+    rise: float
+    measure: Measure = "entropy"
+    extra: Extra = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Which record of a file a trajectory was read from.
 
@@ -218,7 +240,7 @@ class Trajectory:
 
     prompt: what the model was given before its first turn; it belongs to no turn, so that an attempt at the first turn
     looks like any other. answer: the final answer that the grader read, None where the model gave none. origin: of one
-    in an audit of transcripts.
+    in an audit of transcripts. branch: of one that left another after some turns, which are its own all the same.
     """
 
     id: str
@@ -230,6 +252,7 @@ class Trajectory:
     provenance: Provenance = Provenance()
     answer: str | None = None
     origin: Origin | None = None
+    branch: Branch | None = None
     extra: Extra = field(default_factory=dict)
 
     @property
@@ -264,14 +287,19 @@ class Trajectory:
         return sum(a.failures for t in self.turns for a in t.raw())
 
     @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """Those that were sampled for this trajectory, not for one that it branched off."""
+        return self.turns[self.branch.turns :] if self.branch is not None else self.turns
+
+    @property
     def raw_seconds(self) -> float:
-        """Wall seconds of executed calls, those of abandoned attempts among them."""
-        return math.fsum(o.seconds for t in self.turns for a in t.raw() for o in a.observations)
+        """Wall seconds of calls executed for this trajectory, those of abandoned attempts among them."""
+        return math.fsum(o.seconds for t in self.own_turns for a in t.raw() for o in a.observations)
 
     @property
     def sampled_tokens(self) -> int:
         """Tokens that the model generated for this trajectory, abandoned attempts among them."""
-        return sum(len(s.ids or ()) for t in self.turns for a in t.raw() for s in a.generated)
+        return sum(len(s.ids or ()) for t in self.own_turns for a in t.raw() for s in a.generated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +309,9 @@ class Sample:
     ids: (T,). mask: (T,) 1 where the id is learnt from. logprobs: (T,) nats, None where mask is 0. spliced: (T,) 1 on
     spliced ids. advantages: (T,), or None before they are known. weights: (T,) what a token's loss is multiplied by,
     None for 1; None as a whole where nothing is weighed. reference: (T,) nats, log-probs under the reference policy,
-    None where there is none. source: id of the trajectory, by which errors name it; it tells no samples apart.
+    None where there is none. source: id of the trajectory, by which errors name it; it tells no samples apart, nor does
+    tree: the id of the trajectory that its tree began with, whose beginning is computed once for all of them; empty for
+    none.
     """
 
     ids: tuple[int, ...]
@@ -292,3 +322,4 @@ class Sample:
     weights: tuple[float | None, ...] | None = None
     reference: tuple[float, ...] | None = None
     source: str = field(default="", compare=False)
+    tree: str = field(default="", compare=False)

@@ -32,6 +32,8 @@ class SamplingParams:
     max_tokens: tokens at most. stop_ids: generation ends after one of them. stop: generation ends after the token that
     completes one of these strings in the text that was generated. What ended it is part of what was generated.
     seed: of this request's own random stream; the same seed and the same ids give the same generation.
+    entropies: of how many tokens, from the first on, the entropy of their distribution is wanted; an engine that cannot
+    tell it does not.
     """
 
     temperature: float = 1.0
@@ -42,6 +44,7 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int = 0
+    entropies: int = 0
 
 
 def check_params(request_id: str, params: SamplingParams) -> None:
@@ -68,6 +71,8 @@ class Generation:
     where it was greedy; None where the engine knows none.
     version: of the weights that sampled all of it, where the engine tells. versions: (T,), of those that sampled each
     token, from an engine that carries a generation over a change of weights (`CarriesOver`).
+    entropies: (up to SamplingParams.entropies,) nats, of the untempered, untruncated distributions that the first
+    tokens were drawn from; None where none were asked for, or the engine does not know them.
     """
 
     ids: tuple[int, ...]
@@ -76,6 +81,7 @@ class Generation:
     sampling_logprobs: tuple[float, ...] | None = None
     version: str | None = None
     versions: tuple[int, ...] | None = None
+    entropies: tuple[float, ...] | None = None
 
 
 class Generator(Protocol):
@@ -142,6 +148,16 @@ class SetsAside(Protocol):
 
     def set_aside(self, request_id: str) -> None:
         """Nobody knows when this one is asked again: what is kept for it stays, and nothing waits for it until then."""
+        ...
+
+
+@runtime_checkable
+class Forks(Protocol):
+    """An engine that can begin one trajectory with what it has kept of another."""
+
+    def fork(self, request_id: str, source_id: str, length: int) -> None:
+        """The first generation of `request_id` will follow the first `length` tokens of what `source_id` was asked
+        last, which is not under way now. Without room for it, and of unknown ids, nothing is kept."""
         ...
 
 

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.nn import functional
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from retcon.config.schema import ComputeSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
 from retcon.models.waiting import calm_threads
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 TrainDtype = Literal["float32", "bfloat16"]
 RolloutDtype = Literal["float32", "bfloat16", "float16"]
@@ -192,6 +194,8 @@ def _device(wanted: str, machine: Machine) -> tuple[str, Gpu | None]:
 
 
 def _attention(wanted: Literal["auto", "sdpa", "eager"], config: PretrainedConfig) -> Attention:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     sdpa = getattr(kind, "_supports_sdpa", False)
     if wanted == "sdpa" and not sdpa:

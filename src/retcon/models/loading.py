@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging
 
 from retcon.core.errors import CheckpointError, nearest
 from retcon.models.locating import locate
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
     """What the model is that `locate` finds. Raises CheckpointError where there is none or it cannot be read."""
+    from transformers import AutoConfig
+
     folder = locate(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
@@ -34,6 +37,8 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
 
     Raises CheckpointError where there is none, or a file of it is missing or broken.
     """
+    from transformers import AutoModelForCausalLM
+
     folder = locate(path)
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise CheckpointError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}")
@@ -57,6 +62,8 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Within, transformers shows no progress bars of its own: they break the lines of whoever shows progress."""
+    from transformers.utils import logging
+
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

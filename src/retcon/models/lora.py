@@ -7,18 +7,20 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from retcon.config.schema import ALL_LINEAR, LoraSection
 from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, nearest
 from retcon.core.installing import how_to_install
 from retcon.core.seeds import derive
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 NAME = "default"  # peft's, of a model's only adapter
@@ -33,6 +35,8 @@ class Adapter:
 
     def __init__(self, model: PreTrainedModel, section: LoraSection, *, seed: int) -> None:
         peft = _peft()
+        from transformers.pytorch_utils import Conv1D
+
         config = peft.LoraConfig(
             r=section.rank,
             lora_alpha=section.alpha,
@@ -92,6 +96,9 @@ def check_lora(section: LoraSection, config: PretrainedConfig) -> None:
     if section.rank == 0:
         return
     _peft()
+    from transformers import AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     # The output layer is left out: it may be the embedding too, which no merge could change for one of them alone.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
@@ -14,6 +14,9 @@ from retcon.models.devices import USES, Placement, Use, place
 from retcon.models.loading import load_config, load_model
 from retcon.models.locating import BASE, locate
 from retcon.models.lora import check_lora
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SCRATCH = "scratch"
 
@@ -49,6 +52,8 @@ def start_model(path: str | Path, seed: int, attention: str | None = None) -> Pr
 
     Raises CheckpointError for a model whose logits are not plainly those of its output layer.
     """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     folder = model_folder(path)
     if str(path) == SCRATCH:
         with torch.random.fork_rng(devices=[]):

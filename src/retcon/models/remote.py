@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import httpx
-
 from retcon.core.errors import EngineError, InfrastructureFault
+from retcon.http.asking import Answer, Connections, NoAnswer
 
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses that say nothing about the request."""
@@ -55,11 +54,7 @@ class Remote:
         self._key = os.environ.get(key_env, "") if key_env else ""
         self._seconds, self._attempts, self._wait = seconds, attempts, wait
         self._room = asyncio.Semaphore(at_once)
-        self._client = httpx.AsyncClient(
-            timeout=seconds,
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else None,
-            limits=httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once),
-        )
+        self._connections = Connections(self._key, proxies=True)
         self.retried = 0
 
     async def get(self, path: str) -> Any:
@@ -77,7 +72,7 @@ class Remote:
 
     async def close(self) -> None:
         """Its connections end."""
-        await self._client.aclose()
+        await self._connections.close()
 
     async def _ask(self, method: str, path: str, body: Mapping[str, object] | None) -> Any:
         why, wait = "", 0.0
@@ -89,15 +84,18 @@ class Remote:
                 wait = min(LONGEST_WAIT, self._wait * 2**attempt)
                 try:
                     async with asyncio.timeout(self._seconds):
-                        answer = await self._client.request(method, f"{self.url}{path}", json=body)
-                except (httpx.TransportError, TimeoutError) as error:
-                    why = f"{type(error).__name__}: {error}"
+                        answer = await self._connections.ask(method, f"{self.url}{path}", body, seconds=self._seconds)
+                except TimeoutError:
+                    why = f"no answer in {self._seconds:g} seconds"
                     continue
-                if answer.is_success:
+                except NoAnswer as error:
+                    why = str(error)
+                    continue
+                if answer.ok:
                     return self._read(answer)
-                why = f"status {answer.status_code}: {self._without_key(answer.text)[:200]}"
-                if answer.status_code not in AGAIN:
-                    raise Refused(f"the {self.who} at {self.url}: {why}", answer.status_code, _code(answer))
+                why = f"status {answer.status}: {self._without_key(answer.text)[:200]}"
+                if answer.status not in AGAIN:
+                    raise Refused(f"the {self.who} at {self.url}: {why}", answer.status, _code(answer))
                 wait = _asked_to_wait(answer, wait)
                 if wait > LONGEST_WAIT:
                     why += f" (it asks to wait {wait:.0f} seconds)"
@@ -107,9 +105,9 @@ class Remote:
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "…") if self._key else text
 
-    def _read(self, answer: httpx.Response) -> Any:
+    def _read(self, answer: Answer) -> Any:
         try:
-            return answer.json() if answer.content else None
+            return answer.json() if answer.body else None
         except ValueError as error:
             raise self.no_answer("no JSON") from error
 
@@ -153,7 +151,7 @@ def key_is_missing(key_env: str) -> bool:
     return bool(key_env) and key_env != USUAL_KEY and key_env not in os.environ
 
 
-def _asked_to_wait(answer: httpx.Response, usual: float) -> float:
+def _asked_to_wait(answer: Answer, usual: float) -> float:
     """Seconds by the header Retry-After, which says a number or a date; `usual` where it says neither."""
     said = answer.headers.get("Retry-After", "").strip()
     if said.isdecimal():
@@ -164,7 +162,7 @@ def _asked_to_wait(answer: httpx.Response, usual: float) -> float:
         return usual
 
 
-def _code(answer: httpx.Response) -> str | None:
+def _code(answer: Answer) -> str | None:
     try:
         error = answer.json()["error"]
         code = error.get("code") or error.get("type")

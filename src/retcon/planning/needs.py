@@ -10,10 +10,9 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
@@ -21,6 +20,9 @@ from retcon.core.memory import available_memory
 from retcon.models.devices import Placement
 from retcon.models.loading import load_config
 from retcon.runs.manifest import RunKind
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 Work = RunKind | Literal["eval"]
 Phase = Literal["always", "rollouts", "update"]
@@ -31,6 +33,13 @@ KEPT = 2
 """Checkpoints that lie beside each other; while a third is written there are three."""
 ROWS = 256
 """Rollouts that are decoded side by side at most (`build.MAX_REQUESTS`)."""
+
+SCORED_KEYS = 1024
+"""Keys up to which a training in bfloat16 on a CPU keeps the weights of attention (`train.kernels.attention.SHORT`)."""
+VALUE = {"float32": 4.0, "bfloat16": 2.75}
+"""Bytes of an activation on a CPU, in the mean: norms, and what they get, stay float32."""
+UNMEASURED = 3.0
+"""The same in bfloat16 elsewhere, where nothing was measured and norms keep more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,13 @@ def needs_of(work: Work, recipe: Recipe, folder: Path, place: Placement, *, long
         parts.append(Part("optimiser", moments, "always", "two moments, float32"))
         parts.append(Part("gradients", 4 * trained, "update", "float32"))
         tokens = max(recipe.compute.micro_batch_tokens, longest or (recipe.rollout.max_tokens if work == "rl" else 0))
-        each = _activations(text, recipe.compute.checkpointing, place.dtype)
+        if place.dtype != "float32":
+            multiplied = parameters if text.tie_word_embeddings else _linear(text, parameters)
+            parts.append(Part("cast weights", 2 * multiplied, "update", f"{place.dtype}, as products read them"))
+        whole_scores = cpu and place.dtype == "bfloat16"
+        keys = min(SCORED_KEYS, longest or recipe.rollout.max_tokens) if whole_scores else 0
+        value = VALUE[place.dtype] if cpu or place.dtype == "float32" else UNMEASURED
+        each = _activations(text, recipe.compute.checkpointing, value, keys)
         parts.append(Part("activations", tokens * each, "update", f"{tokens:,} tokens of a micro-batch"))
         logits = min(recipe.compute.logits_chunk, tokens * text.vocab_size)
         parts.append(Part("logits", 3 * 4 * logits, "update", f"{logits / 1e6:,.1f} M at once, and their gradient"))
@@ -108,14 +123,15 @@ def needs_of(work: Work, recipe: Recipe, folder: Path, place: Placement, *, long
 
 
 ESTIMATED = ("activations", "logits", "entropies", "KV blocks")
-"""Parts that are reckoned by a formula that no run was measured against, or that make do with less."""
+"""Parts that are bounds by a formula, above what small models were measured to take
+(`tests/integration/train/test_memory.py`), or that make do with less."""
 
 
-def refuse_unfit(needs: Needs, out: Path) -> None:
+def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
     """Raises RecipeError where the memory of the device, or the disk of `out`, which need not exist yet, cannot hold
-    what is needed: names the largest part, and which key makes it smaller. What is an estimate (ESTIMATED) refuses
-    nothing: where it alone makes the difference, there is a ComputeWarning. A run that is finished needs nothing; one
-    that goes on has most of its disk already."""
+    what is needed: names the largest part, and which key makes it smaller. of: what takes it, such as a stage. What is
+    an estimate (ESTIMATED) refuses nothing: where it alone makes the difference, there is a ComputeWarning. A run that
+    is finished needs nothing; one that goes on has most of its disk already."""
     if (out / "final").is_dir():
         return
     free = _free(needs.device)
@@ -123,7 +139,7 @@ def refuse_unfit(needs: Needs, out: Path) -> None:
         phase = _peak_phase(needs)
         largest = max((p for p in needs.memory if p.phase in ("always", phase)), key=lambda part: part.bytes)
         said = (
-            f"this takes up to {gib(needs.peak)} of memory and {gib(free)} are free on {needs.device}: most of it is "
+            f"{of} takes up to {gib(needs.peak)} of memory and {gib(free)} are free on {needs.device}: most of it is "
             f"{largest.name} ({gib(largest.bytes)}; {largest.about}). {_advice(largest.name)}; --dry-run "
             "shows every part"
         )
@@ -163,6 +179,8 @@ def _free(device: str) -> int | None:
 
 def _parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, int]:
     """(all, those that are trained)."""
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
     whole = sum(p.numel() for p in model.parameters())
@@ -190,19 +208,22 @@ def _kv_bytes(text: Any, wide: int) -> int:
     return int(text.num_hidden_layers * 2 * heads * size * wide)
 
 
-def _activations(text: Any, checkpointing: bool, dtype: str) -> int:
-    """Bytes of a token that a backward needs, in all layers.
+def _activations(text: Any, checkpointing: bool, value: float, keys: int = 0) -> int:
+    """Bytes of a token that a forward and backward have at once at most, in all layers. value: bytes of one activation.
+    keys: of a row of attention whose weights are kept, 0 where torch's fused attention keeps none.
 
     Of a layer, in values: the inputs of its norms and of their products, queries, keys and values before and after
-    their rotation, what attention gives, and four of the width inside the feed-forward part.
+    their rotation, what attention gives, and four of the width inside the feed-forward part. With checkpointing there
+    is one such layer, whose widest gradients are beside it, and what goes into each of the others.
     """
     hidden, layers = text.hidden_size, text.num_hidden_layers
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     values = 6 * hidden + 3 * size * (text.num_attention_heads + 2 * heads) + 4 * inner
-    wide = 4 if dtype == "float32" else 3  # norms, and what they get, stay float32
-    return int(wide * values + (layers - 1) * wide * hidden) if checkpointing else int(wide * values * layers)
+    layer = value * values + 2 * keys * text.num_attention_heads
+    kept = layer * layers
+    return int(min(kept, layer + value * (inner + 2 * hidden) + 4 * hidden * layers) if checkpointing else kept)
 
 
 def _disk(work: Work, recipe: Recipe, parameters: int, trained: int) -> int:

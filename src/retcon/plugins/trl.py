@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from retcon.build import build_tasks, settle
+from retcon.build import build_tasks, mixing, settle
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
@@ -66,6 +66,8 @@ class Rollouts:
     def __init__(self, recipe: str | Path, overrides: Sequence[str] = (), *, model: str | Path = "") -> None:
         settings = load_recipe(find_recipe(str(recipe)), overrides)
         settings.engine.refuse_training(settings)
+        if settings.stages:
+            raise RecipeError(f"{recipe} has stages, and TRL's trainer has none: train with a recipe of one of them")
         self._folder = model_folder(locate(str(model or settings.model.path)))
         self._tasks = build_tasks(settings, self._folder)
         self.recipe, _ = settle(settings, self._folder, self._tasks)
@@ -128,10 +130,10 @@ class Rollouts:
         groups = [(self._task(question), len(list(same))) for question, same in groupby(map(_question, prompts))]
         rollouts = await self._opened(model, groups)
         await rollouts.sync()
-        context = rollouts.context
-        if not training:
-            context = replace(context, repair=None)
         step, seed = trainer.state.global_step, derive("trl", self.recipe.run.seed, trainer.accelerator.process_index)
+        context = rollouts.context
+        # TRL counts the steps that are done, a recipe from its first one.
+        context = mixing(self.recipe, context, step + 1) if training else replace(context, repair=None)
         try:
             return [
                 trajectory

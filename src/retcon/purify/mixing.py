@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from retcon.core.seeds import derive
+from retcon.core.tries import first_tries
+from retcon.core.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,23 @@ def purified(probability: float, seed: int, step: int, prompt_id: str, index: in
     A pure draw from (seed, step, prompt, index); raising `probability` only adds rollouts to those that are purified.
     """
     return derive("purify", seed, step, prompt_id, index) < probability * 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """p by how often first tries at a prompt fail. Ours.
+
+    count: rollouts of a prompt, the first of its group, that are not purified, whatever p is: the probes. least: the p
+    of a prompt at which none of their first tries fails, if p is not less by itself.
+    """
+
+    count: int
+    least: float = 0.0
+
+    def share(self, probability: float, made: Sequence[Trajectory]) -> float:
+        """p of the group's other rollouts, of which `made` are the probes: least + (probability - least) · f, where f
+        is the share of the probes' first tries that failed (see `retcon.core.tries`), 0 where they made none."""
+        tries = [first_tries(trajectory) for trajectory in made if trajectory.stop != "infrastructure"]
+        tried, failed = sum(t.made for t in tries), sum(t.failed for t in tries)
+        least = min(self.least, probability)
+        return least + (probability - least) * (failed / tried if tried else 0.0)

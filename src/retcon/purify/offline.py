@@ -13,12 +13,12 @@ from math import inf
 from typing import Literal
 
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
+from retcon.purify.failing import FAILURES, has_failed
 from retcon.purify.fixes import another_end, line_of, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
 from retcon.purify.noop import is_noop, is_program
 from retcon.purify.reading.names import assertions, effects, handlers, needs, reads
 from retcon.purify.reading.words import referring, says_something, takes_back
-from retcon.purify.saar import FAILURES
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
 
@@ -304,9 +304,8 @@ class _After:
 
 def failed(turn: Turn) -> bool:
     """Whether a turn failed, with an output for each of its calls; not one that was judged before."""
-    statuses = {o.status for o in turn.observations}
     complete = bool(turn.calls) and len(turn.calls) == len(turn.observations)
-    return complete and turn.repair is None and "infrastructure" not in statuses and not FAILURES.isdisjoint(statuses)
+    return complete and has_failed(turn, FAILURES)
 
 
 def _works(turn: Turn) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from retcon.core.errors import nearest
 from retcon.core.types import RepairRecord, Status, Turn
+from retcon.purify.failing import FAILURES, check_failures, has_failed
 from retcon.purify.noop import is_noop
 from retcon.purify.splice import purify
 from retcon.purify.types import Lookahead
 
 Shown = Literal["all", "first", "latest"]
-FAILURES: frozenset[Status] = frozenset({"error", "timeout", "limit", "malformed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +40,11 @@ class Saar:
             raise ValueError(f"gamma must be in [0, 1], not {self.gamma}")
         if self.lookahead not in get_args(Shown):
             raise ValueError(f"lookahead must be 'all', 'first' or 'latest', not {self.lookahead!r}")
-        for status in self.failures - FAILURES:
-            why = "never counts" if status in get_args(Status) else f"is not a status{nearest(status, FAILURES)}"
-            raise ValueError(f"failures: {status!r} {why}; choose from {', '.join(sorted(FAILURES))}")
+        check_failures(self.failures)
 
     def failed(self, turn: Turn) -> bool:
-        """Whether a call of this turn failed. A turn with an infrastructure fault did not, nor one already judged."""
-        statuses = {o.status for o in turn.observations}
-        return turn.repair is None and "infrastructure" not in statuses and not self.failures.isdisjoint(statuses)
+        """See `has_failed`."""
+        return has_failed(turn, self.failures)
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
         """The purified turn; or the failure as it happened; or the failure and what led from it to an answer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from retcon.purify.matching import bounds
+from retcon.purify.matching.bounds import bounds
 
 
 def similarity(a: str, b: str) -> float:

@@ -59,8 +59,8 @@ def _deep(fix: Turn) -> tuple[Segment, ...]:
 def _shallow(failure: Turn, fix: Turn) -> tuple[tuple[Segment, ...], tuple[ToolCall, ...]]:
     """r_t as it was sampled, then the fix from its first call on; its calls at the places that they now have."""
     at, of = failure.calls[0], fix.calls[0]
-    reasoning, _ = _cut(failure.generated, at)
-    _, rest = _cut(fix.generated, of)
+    reasoning, _ = cut(failure.generated, at)
+    _, rest = cut(fix.generated, of)
     calls = tuple(
         replace(call, char=call.char - of.char + at.char, start=_moved(call.start, of.start, at.start))
         for call in fix.calls
@@ -76,7 +76,7 @@ def _spliced(segment: Segment) -> Segment:
     return Segment("spliced", segment.text, segment.ids)
 
 
-def _cut(segments: Sequence[Segment], call: ToolCall) -> tuple[list[Segment], list[Segment]]:
+def cut(segments: Sequence[Segment], call: ToolCall) -> tuple[list[Segment], list[Segment]]:
     """What was written before a call, and from it on; a segment that the call begins within is divided there."""
     before: list[Segment] = []
     after: list[Segment] = []

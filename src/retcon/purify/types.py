@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from retcon.core.types import Turn
+from retcon.core.types import Observation, Segment, ToolCall, Turn
 
 
 class Lookahead(Protocol):
@@ -28,6 +28,13 @@ class Lookahead(Protocol):
         """
         ...
 
+    def told(
+        self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]
+    ) -> tuple[Segment, ...]:
+        """What follows on h_t ⊕ written, where these observations answer these calls, up to where the model's next turn
+        opens: the template's glue and the observations, with their ids. The turn is closed where `written` is not."""
+        ...
+
     def fits(self, *turns: Turn) -> bool:
         """Whether h_t ⊕ turns is within the rollout's budget, with room to go on if the last of them is no answer."""
         ...
@@ -38,7 +45,7 @@ class Repair(Protocol):
 
     @property
     def attempts(self) -> int:
-        """Attempts that are asked for at a failed turn, at most. 0: never asked, and nothing is kept to go back to."""
+        """Attempts that are made at a failed turn, at most. 0: none, so that no state is kept to go back to."""
         ...
 
     def failed(self, turn: Turn) -> bool:

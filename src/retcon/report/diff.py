@@ -52,7 +52,7 @@ def show_change(change: Change) -> RenderableType:
     """Heading, reason, then failure and fix: side by side where there is room, else one below the other."""
     first = change.turn.raw()[0]
     rows: list[RenderableType] = [_heading(change), _facts(change, first)]
-    if change.repair.decision in ("unrepaired", "answered"):
+    if change.repair.decision in ("described", "unrepaired", "answered"):
         rows.append(Group(*_lines(" ", _said(first)), *_lines("-", program(first.calls)), *_lines("!", _output(first))))
     else:
         skipped = len(change.turn.abandoned) - 2

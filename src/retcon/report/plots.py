@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -76,10 +77,12 @@ def draw(
     *,
     places: Mapping[str, np.ndarray] | None = None,
     formats: Sequence[str] = ("png",),
+    stages: Mapping[str, Sequence[tuple[str, int, int]]] = MappingProxyType({}),
 ) -> Path:
     """Writes `<name>.<format>` of one curve into `out`; the first file. series: name to (seeds, steps), NaN where a
     step has no value. names: of all that are compared, so that each looks alike in every picture. places: where each
-    column of a series stands on the axis, (steps,); the step's number where None."""
+    column of a series stands on the axis, (steps,); the step's number where None. stages: of a run, each with its name,
+    first and last step; where one begins that is not the first, there is a line."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -110,6 +113,12 @@ def draw(
                 linewidth=2,
                 label=name,
             )
+            for stage, first, _ in stages.get(name, ())[1:]:
+                axes.axvline(first - 0.5, color=look.colour, linestyle=":", linewidth=1)
+                axes.annotate(
+                    stage, (first - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(3, -3), fontsize=8,
+                    textcoords="offset points", color=look.colour, va="top",
+                )  # fmt: skip
         axes.set(xlabel=curve.over.replace("_", " ") if curve.over else "step", ylabel=curve.axis)
         axes.set_title(curve.title, loc="left", fontweight="bold")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

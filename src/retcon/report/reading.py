@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,21 @@ LOOK = 400
 
 @dataclass(frozen=True, slots=True)
 class Viewed:
-    """kind: sft, dpo, rl or eval. recipe: section to key to value. steps: of the whole run, None of an evaluation.
+    """kind: sft, dpo, rl or eval. recipe: as run.json has it. steps: of the whole run, None of an evaluation.
     metrics: of the steps so far. finished: whether there is a final model, or a result. places: what it computed on.
-    result: of its evaluation, if there is one."""
+    result: of its evaluation, if there is one. stages: (name, first step, last step) of each."""
 
     folder: Path
     name: str
     kind: str
-    recipe: dict[str, dict[str, Any]]
+    recipe: dict[str, Any]
     steps: int | None
     metrics: Sequence[Metrics]
     finished: bool
     version: str
     places: Sequence[str] = ()
     result: Result | None = None
+    stages: Sequence[tuple[str, int, int]] = ()
 
     def last(self, metric: str) -> float | None:
         return self.metrics[-1].get(metric) if self.metrics else None
@@ -64,14 +66,23 @@ def _training(folder: Path, name: str) -> Viewed:
         about = json.loads((folder / NAME).read_text(encoding="utf-8"))
         kind, recipe = str(about["kind"]), dict(about["recipe"])
         steps = int(recipe[SECTION[kind]]["steps"])
+        stages = _stages(recipe.get("stages", ()), steps) if kind == "rl" else []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / NAME} cannot be read ({error!r}): is it of another version?") from error
     metrics = read_metrics(folder / "metrics.jsonl", cut_off=True)
     evaluated = folder / "eval" / "result.json"
     return Viewed(
         folder, name, kind, recipe, steps, metrics, (folder / "final").is_dir(), str(about.get("version", "")),
-        about.get("places", ()), read_result(evaluated) if evaluated.is_file() else None,
+        about.get("places", ()), read_result(evaluated) if evaluated.is_file() else None, stages,
     )  # fmt: skip
+
+
+def _stages(tables: Sequence[Mapping[str, Any]], steps: int) -> list[tuple[str, int, int]]:
+    ends = list(accumulate(int(table["steps"]) for table in tables))
+    ends = [*ends[:-1], steps] if ends else []  # the last one may have left its number out
+    return [
+        (str(table["name"]), before + 1, last) for table, before, last in zip(tables, [0, *ends], ends, strict=False)
+    ]
 
 
 def named(folders: Sequence[Path]) -> dict[str, Path]:

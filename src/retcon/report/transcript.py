@@ -68,8 +68,14 @@ def show_turn(number: int, turn: Turn) -> RenderableType:
 
 
 def _header(trajectory: Trajectory) -> RenderableType:
+    branch = trajectory.branch
+    left = [] if branch is None else [
+        f"branches off {branch.parent} after turn {branch.turns}, {branch.tokens} tokens shared",
+        f"{branch.measure} there {branch.uncertainty:.2f} nats a token, {branch.rise:+.2f} over the first turn's",
+    ]  # fmt: skip
     facts = [
         f"task {trajectory.task}",
+        *left,
         _calls(trajectory.calls, trajectory.failures),
         f"as sampled: {_calls(trajectory.raw_calls, trajectory.raw_failures)}",
         f"{trajectory.sampled_tokens} tokens sampled",
@@ -94,7 +100,7 @@ def _opening(n: int, turn: Turn) -> Iterator[RenderableType]:
     """A line that begins the turn and, where a purifier looked at it, one with what it decided."""
     yield Rule(plain(f"turn {n} · {turn.stop}"), align="left", style="dim", characters="─")
     if turn.repair is not None:
-        style = {"unrepaired": "yellow", "answered": "yellow"}.get(turn.repair.decision, "green")
+        style = dict.fromkeys(("described", "unrepaired", "answered"), "yellow").get(turn.repair.decision, "green")
         yield Row("repair", plain(_decision(turn.repair)), style)
 
 
@@ -104,6 +110,7 @@ def _decision(repair: RepairRecord) -> str:
         "shallow": "shallow: program replaced",
         "deep": "deep: reasoning and program replaced",
         "resampled": "resampled: a fresh try in place of the failed one",
+        "described": "described: a line in place of the failed call",
         "unrepaired": "not repaired",
         "answered": "the lookahead answered without a call",
     }
@@ -153,6 +160,8 @@ def _attempts(turn: Turn, repair: RepairRecord) -> Iterator[RenderableType]:
             prose, program = (_STAYS, _STAYS) if origin else (_OUT, _OUT)
         elif repair.decision in ("deep", "resampled"):
             prose, program = (_IN, _IN) if final else (_OUT, _OUT)
+        elif repair.decision == "described":
+            prose, program = _STAYS, _OUT
         else:
             prose, program = _STAYS if origin else _OUT, _IN if final else _OUT
         label = "first" if origin else f"attempt {n}"

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from retcon.chat.chat import Chat
 from retcon.engine.types import Generator, SamplingParams
+from retcon.purify.mixing import Probes
 from retcon.purify.types import Repair
+from retcon.rollout.strategy import Strategy
 from retcon.tools.types import StatefulTool, Tool
 
 
@@ -33,8 +35,9 @@ class RolloutContext:
 
     tools: by name; those that keep state are opened for each trajectory alone. sampling: its seed and stop_ids are set
     for each generation. repair: what to do about failed turns, None to leave them. probability: p, the share of a
-    group's rollouts that have the repair. model: who writes, for the record. A frozen value: `dataclasses.replace`
-    makes another one of it.
+    group's rollouts that have the repair. probes: how p follows the group's own first rollouts, None where it does
+    not. model: who writes, for the record. strategy: where a group's rollouts branch; None: nowhere. A frozen value:
+    `dataclasses.replace` makes another one of it.
     """
 
     engine: Generator
@@ -44,4 +47,6 @@ class RolloutContext:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     repair: Repair | None = None
     probability: float = 1.0
+    probes: Probes | None = None
     model: str | None = None
+    strategy: Strategy | None = None

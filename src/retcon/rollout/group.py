@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from retcon.core.seeds import derive
-from retcon.core.types import Provenance, Trajectory
-from retcon.engine.types import SpeaksText
-from retcon.purify.mixing import purified
+from retcon.core.types import Trajectory
+from retcon.rollout.branching import branching_group
 from retcon.rollout.context import RolloutContext
-from retcon.rollout.loop import run_rollout
+from retcon.rollout.member import rollout_member
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task
 
@@ -22,32 +20,21 @@ T = TypeVar("T")
 async def rollout_group(
     task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade
 ) -> list[Trajectory]:
-    """`count` graded rollouts of one task, in order, their ids `{task.id}/{step}/{index}`.
+    """`count` graded rollouts of one task, in order (see `rollout_member`), which branch where the context's strategy
+    says so. Where the context has probes, these are rolled out first, and the others once they have ended. The first
+    error ends the others."""
 
-    Each is purified with the context's probability, a draw from (seed, step, task, index), and sampled from a seed that
-    does not depend on it. A rollout that an infrastructure fault ended keeps reward None. The first error ends the
-    others.
-    """
-    return await _all(rollout_member(task, context, index, seed=seed, step=step, grade=grade) for index in range(count))
+    async def members(indices: range, context: RolloutContext) -> list[Trajectory]:
+        return await _all(rollout_member(task, context, index, seed=seed, step=step, grade=grade) for index in indices)
 
-
-async def rollout_member(
-    task: Task, context: RolloutContext, index: int, *, seed: int, step: int, grade: Grade
-) -> Trajectory:
-    """The rollout at `index` of the group that `rollout_group` makes, whoever makes the others."""
-    encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
-    armed = purified(context.probability, seed, step, task.id, index)
-    trajectory = await run_rollout(
-        task,
-        context if armed else replace(context, repair=None),
-        id=f"{task.id}/{step}/{index}",
-        seed=derive("rollout", seed, step, task.id, index),
-        provenance=Provenance(step=step, index=index, model=context.model, encoded_by=encoded_by),
-    )
-    if trajectory.stop == "infrastructure":
-        return trajectory
-    graded = grade(task, trajectory)
-    return await graded if isinstance(graded, Awaitable) else graded
+    if context.strategy is not None:
+        return await branching_group(task, context, count=count, seed=seed, step=step, grade=grade)
+    probes = context.probes
+    if probes is None or context.repair is None:
+        return await members(range(count), context)
+    made = await members(range(min(probes.count, count)), replace(context, repair=None))
+    share = probes.share(context.probability, made)
+    return made + await members(range(len(made), count), replace(context, probability=share))
 
 
 async def rollout_groups(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.core.errors import InfrastructureFault
-from retcon.core.types import Turn
+from retcon.core.types import Observation, Segment, ToolCall, Turn
 from retcon.rollout.context import RolloutLimits
 from retcon.rollout.state import TurnState
 from retcon.rollout.turns import TurnSampler, broken, ids_of
@@ -45,6 +45,14 @@ class TurnLookahead:
 
     async def happened(self, turns: Sequence[Turn]) -> bool:
         return await self._state.would_repeat([(turn.calls, turn.observations) for turn in turns[1:]])
+
+    def told(
+        self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]
+    ) -> tuple[Segment, ...]:
+        chat, ids = self._sampler.chat, ids_of(written) or self._history
+        text = "".join(segment.text for segment in written)
+        last = None if text.endswith(chat.family.closes) else ids[-1]
+        return chat.observations(calls, observations, last_id=last, written=text)
 
     def fits(self, *turns: Turn) -> bool:
         if self._number + len(turns) > self._limits.max_turns:

@@ -7,11 +7,13 @@ protocols alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Provenance, RepairRecord, Stop, Trajectory, Turn
+from retcon.engine.types import Generation
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.lookahead import TurnLookahead
@@ -20,6 +22,9 @@ from retcon.rollout.turns import TurnSampler, broken, ids_of, within
 from retcon.tasks.types import Task
 
 log = logging.getLogger(__name__)
+
+Watch = Callable[[Trajectory, Generation], Awaitable[None]]
+"""Is told of each turn, at its first try and before its calls run, what came before it and what the model wrote."""
 
 
 async def run_rollout(
@@ -31,6 +36,7 @@ async def run_rollout(
     provenance: Provenance | None = None,
     on_turn: Callable[[Turn], None] = lambda _: None,
     after: Trajectory | None = None,
+    watch: Watch | None = None,
 ) -> Trajectory:
     """One trajectory, ungraded. Generate, run the calls, and again, until the model answers or a limit is reached.
 
@@ -40,7 +46,7 @@ async def run_rollout(
     so that without a failure a repair changes nothing. Whether the context has a repair decides; its probability is for
     whoever rolls out many (`rollout_group`). on_turn: told each turn once it is committed. after: what has been said
     and done before, up to where the model's next turn opens, in place of a prompt made of the task: the trajectory goes
-    on from its ids, its turns are the first, and count as such.
+    on from its ids, its turns are the first, and count as such. watch: see `Watch`.
 
     Ends with stop `infrastructure` where a tool says so, a tool's state is unavailable or the engine cannot be reached
     (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
@@ -49,7 +55,6 @@ async def run_rollout(
     engine, limits, repair = context.engine, context.limits, context.repair
     chat = context.chat.showing([tool.spec for tool in context.tools.values()])
     sampler = TurnSampler(id, engine, chat, context.sampling, seed)
-    armed = repair if repair is not None and repair.attempts else None
     prompt = chat.prompt(task.question, task.system, task.before) if after is None else after.prompt
     turns: list[Turn] = [] if after is None else list(after.turns)
     history = list(ids_of((*prompt, *(s for turn in turns for s in turn.segments))))
@@ -63,12 +68,13 @@ async def run_rollout(
                     number=len(turns),
                     attempt=0,
                     room=limits.max_tokens - len(history),
-                    run=state.run if armed else opened.run,
+                    run=state.run if repair is not None and repair.attempts else opened.run,
+                    told=partial(watch, Trajectory(id, task.id, prompt, tuple(turns))) if watch else None,
                 )
                 committed: Sequence[Turn] = [turn]
-                if armed and not broken(turn) and armed.failed(turn):
+                if repair is not None and not broken(turn) and repair.failed(turn):
                     lookahead = TurnLookahead(sampler, limits, history, len(turns), state)
-                    committed, stop = await _repaired(armed, turn, lookahead)
+                    committed, stop = await _repaired(repair, turn, lookahead)
                 committed = within(committed, limits.max_tokens - len(history), chat)
                 turns.extend(committed)
                 for one in committed:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from retcon.chat.chat import Chat
 from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, Segment, ToolCall, Turn
-from retcon.engine.types import Generator, SamplingParams
+from retcon.engine.types import Generation, Generator, SamplingParams
 
+Told = Callable[[Generation], Awaitable[None]]
+"""Is told what the model has written, before its calls are run."""
 Run = Callable[[Sequence[ToolCall]], Awaitable[tuple[Observation, ...]]]
 """How calls are run: one observation per call, in order."""
 
@@ -26,7 +29,9 @@ class TurnSampler:
     sampling: SamplingParams
     seed: int
 
-    async def turn(self, history: Sequence[int], *, number: int, attempt: int, room: int, run: Run) -> Turn:
+    async def turn(
+        self, history: Sequence[int], *, number: int, attempt: int, room: int, run: Run, told: Told | None = None
+    ) -> Turn:
         """The turn that follows `history` (ids, (T,)), of at most `room` ids that the model writes.
 
         number, attempt: which turn of the trajectory and which try at it (0 where nothing failed): they name the
@@ -41,15 +46,18 @@ class TurnSampler:
         )
         with self._reaching_engine():
             generation = await self.engine.generate(self.id, history, params)
+        if told is not None:
+            await told(generation)
+        entropy = fmean(generation.entropies) if generation.entropies else None
         parsed = self.chat.parse(generation.ids, prefix=f"{number}.{attempt}")
         written = Segment("sampled", parsed.text, generation.ids, generation.logprobs, generation.versions)
         if generation.stop == "length":
-            return Turn((written,), stop="length")
+            return Turn((written,), stop="length", entropy=entropy)
         if not parsed.calls:
-            return Turn((written,), stop="answer")
+            return Turn((written,), stop="answer", entropy=entropy)
         observations = await run(parsed.calls)
         answered = self.chat.observations(parsed.calls, observations, last_id=generation.ids[-1], written=parsed.text)
-        return Turn((written, *answered), parsed.calls, observations, stop="call")
+        return Turn((written, *answered), parsed.calls, observations, stop="call", entropy=entropy)
 
     async def scored(self, history: Sequence[int], turn: Turn) -> Turn:
         """The turn with log-probs on its spliced tokens, under `history` and what of the turn goes before them, as far

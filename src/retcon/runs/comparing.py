@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from retcon.config.schema import Recipe
 from retcon.config.section import Section, Work
@@ -12,13 +13,30 @@ Values = Mapping[str, Mapping[str, object]]
 
 
 def relevant(recipe: Recipe, work: Work) -> dict[str, dict[str, object]]:
-    """What of the recipe `work` depends on, as its sections declare (`Section.matters_to`), as JSON."""
+    """What of the recipe `work` depends on, as its sections declare (`Section.matters_to`), as JSON, `flat`."""
     found: dict[str, dict[str, object]] = {}
     for name in type(recipe).model_fields:
         section = getattr(recipe, name)
         keys = section.keys_for(work) if isinstance(section, Section) else ()
         if keys:
             found[name] = section.model_dump(mode="json", include=set(keys))
+    if work == "rl":
+        whole = flat(recipe.model_dump(mode="json"))
+        found |= {name: keys for name, keys in whole.items() if name.partition(".")[0] == "stages"}
+    return found
+
+
+def flat(recipe: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    """A whole recipe as `Values`, its stages among the sections: `stages.2` with keys such as `rollout.max_tokens`, and
+    `stages` with their names, which is empty where there are none."""
+    stages = recipe.get("stages", ())
+    found = {name: dict(keys) for name, keys in recipe.items() if name != "stages"}
+    found["stages"] = {"names": [stage["name"] for stage in stages]} if stages else {}
+    for number, stage in enumerate(stages, start=1):
+        keys: dict[str, object] = {}
+        for name, value in stage.items():
+            keys |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        found[f"stages.{number}"] = keys
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
-from retcon.runs.manifest import NAME, RunKind, check_place, manifest, note_place
+from retcon.runs.manifest import NAME, RunKind, check_place, manifest, note_inputs, note_place
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store import jsonl
 from retcon.store.whole import explained, remove_partial, write_json, write_whole
@@ -87,7 +87,9 @@ def open_run(
     """
     root = Path(root)
     about = manifest(kind, recipe, inputs, tasks)
-    if not check_place(root, recipe, about):
+    if check_place(root, recipe, about):
+        note_inputs(root, inputs)
+    else:
         write_json(root / NAME, about)
     for folder in (root, root / "checkpoints"):
         remove_partial(folder)

@@ -13,13 +13,15 @@ from typing import Any, Literal
 from retcon import __version__
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
-from retcon.runs.comparing import differing, relevant
+from retcon.runs.comparing import differing, flat, relevant
 from retcon.runs.tracking import find_trackers
 from retcon.store.whole import explained, write_json
 
 FORMAT = 1
 NAME = "run.json"
 RunKind = Literal["sft", "dpo", "rl"]
+NOT_THERE = "not there yet"
+"""In place of an input's fingerprint: what a later stage of the run will need, and nobody has made yet."""
 
 
 def manifest(kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None) -> dict[str, Any]:
@@ -56,6 +58,15 @@ def check_free(root: Path, kind: RunKind, recipe: Recipe) -> None:
     find_trackers(recipe.track)
 
 
+def note_inputs(root: Path, inputs: Mapping[str, str]) -> None:
+    """Keep in the manifest inputs that were not there when the run began."""
+    file = root / NAME
+    about = json.loads(file.read_text(encoding="utf-8"))
+    came = {name: value for name, value in inputs.items() if about["inputs"].get(name) == NOT_THERE != value}
+    if came:
+        write_json(file, {**about, "inputs": {**about["inputs"], **came}})
+
+
 def note_place(root: Path, line: str) -> None:
     """Keep in the manifest what the run computes on from here, where that is not what it computed on before."""
     file = root / NAME
@@ -77,21 +88,21 @@ def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
             f"{__version__} with format {FORMAT}: use that version, or start in another folder"
         )
     try:
-        found_kind, found_recipe, found_inputs = there["kind"], dict(there["recipe"]), dict(there["inputs"])
-    except (KeyError, TypeError, ValueError) as error:
+        found_kind, found_recipe, found_inputs = there["kind"], flat(there["recipe"]), dict(there["inputs"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _unreadable(file, error) from error
     kind: RunKind = about["kind"]
     if found_kind != kind:
         raise CheckpointError(f"{root} holds a run of kind '{found_kind}', not '{kind}': choose another folder")
-    now = {section: about["recipe"][section] for section in relevant(recipe, kind)}
-    changed = list(differing(found_recipe, now))
+    now = flat(about["recipe"])
+    changed = list(differing(found_recipe, {section: now[section] for section in relevant(recipe, kind)}))
     if changed:
         raise CheckpointError(
             f"{root} was started with another recipe: {'; '.join(changed)}. Use the old values to continue, or "
             "choose another folder"
         )
     for name, value in about["inputs"].items():
-        if found_inputs.get(name) != value:
+        if found_inputs.get(name) not in (value, NOT_THERE):
             was = found_inputs.get(name, "not recorded")
             raise CheckpointError(f"{root} was started from other {name} ({was}, now {value}): choose another folder")
 

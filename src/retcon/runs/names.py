@@ -23,6 +23,7 @@ class Name:
 
 
 ALL = (
+    Name("stage", "number of the stage, from 1; absent where the recipe has no stages"),
     Name("reward", "mean of the rollouts' rewards", "critic/score/mean", "reward"),
     Name("reward_std", "standard deviation of the rewards within a group, mean over groups", "", "reward_std"),
     Name("same_reward", "share of groups whose rewards are all equal, which teach nothing", "", "frac_reward_zero_std"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,12 +23,11 @@ from starlette.types import ASGIApp
 from retcon import __version__
 from retcon.core.errors import nearest
 from retcon.core.types import Trajectory
-from retcon.sandbox.service.app import Front
-from retcon.sandbox.service.body import parse
-from retcon.sandbox.service.gate import Gate
-from retcon.sandbox.service.http import Handler, answer, read_body, serving, unless_gone
-from retcon.sandbox.service.metrics import Metrics
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.body import parse
+from retcon.http.front import Front
+from retcon.http.gate import Gate
+from retcon.http.handling import Handler, answer, read_body, serving, unless_gone
+from retcon.http.refusal import RequestRefused
 from retcon.serve.answering import Agent
 from retcon.serve.refusing import as_openai, wrong
 from retcon.serve.replies import chunks, completion
@@ -149,7 +149,7 @@ async def opened(agent: Agent) -> AsyncIterator[ASGIApp]:
     handlers: dict[Any, Any] = {HTTPException: partial(_no_such, paths), Exception: _broken}
     app = Starlette(routes=routes, exception_handlers=handlers)
     try:
-        yield Front(app, agent.settings.token, Metrics(), open_paths=("/health",), shape=as_openai)
+        yield Front(app, agent.settings.token, ("/health",), as_openai, Counter())
     finally:
         await agent.end_all()
 

@@ -14,8 +14,8 @@ from retcon.core.errors import (
     SandboxUnavailable,
     StorageError,
 )
-from retcon.sandbox.service.gate import RETRY_AFTER_SECONDS
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.gate import RETRY_AFTER_SECONDS
+from retcon.http.refusal import RequestRefused
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from retcon.core.types import REPLACED, Turn
-from retcon.sandbox.service.http import encoded
+from retcon.http.handling import encoded
 from retcon.serve.answering import Reply
 from retcon.serve.nodes import Exchange
 from retcon.serve.requests import Asked

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from retcon.core.errors import RecipeError, nearest
 from retcon.core.schema import ANYTHING, ToolSpec
-from retcon.sandbox.service.body import parse
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.body import parse
+from retcon.http.refusal import RequestRefused
 from retcon.serve.bodies import ChatBody, MessageBody, PartBody, ToolBody
 from retcon.serve.refusing import wrong
 from retcon.serve.said import Called, Role, Said

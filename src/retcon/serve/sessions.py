@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Trajectory
-from retcon.sandbox.service.gate import RETRY_AFTER_SECONDS
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.gate import RETRY_AFTER_SECONDS
+from retcon.http.refusal import RequestRefused
 from retcon.serve.nodes import Exchange, Node, recorded
 from retcon.serve.refusing import wrong
 from retcon.serve.said import Key, Said, keys_of

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from retcon.sandbox.service.http import answer
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.handling import answer
+from retcon.http.refusal import RequestRefused
 from retcon.serve.refusing import as_openai
 from retcon.serve.replies import WORKING, event
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from retcon.core.tracebacks import error_line
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.types import Result
@@ -79,7 +80,4 @@ def _joined(first: str, second: str) -> str:
 def _last_line(result: Result) -> str:
     """The line of stderr that names what ended the call; a message may go on for further lines after it."""
     lines = [line for line in result.stderr.splitlines() if line.strip()]
-    for line in reversed(lines):
-        if line.partition(":")[0].rpartition(".")[2] == result.error_type:
-            return line
-    return lines[-1] if lines else (result.error_type or "")
+    return error_line(lines, result.error_type) or (lines[-1] if lines else (result.error_type or ""))

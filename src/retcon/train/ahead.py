@@ -4,6 +4,7 @@ A step then does not wait for its longest rollouts with an empty engine: those o
 them, and go on while the step is computed. Groups are taken in the order of their prompts, not in that in which they
 end: what is learnt from is not biased towards short rollouts, and the prompts that a checkpoint counts as drawn are
 those that steps have taken. A run that goes on rolls out anew what was under way: no prompt is lost, none comes twice.
+Nothing is begun for a step beyond the last of a stage: the next one's rollouts are others.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ Group = tuple[Task, list[Trajectory]]
 
 
 class GroupStream:
-    """Groups of the tasks of `prompts`, in their order, begun up to `rl.max_staleness` steps ahead. Within
-    `async with`; what is under way at its end is given up."""
+    """Groups of the tasks of `prompts`, in their order, begun up to `rl.max_staleness` steps ahead, but for none after
+    the step `last`, that of the run where None. Within `async with`; what is under way at its end is given up."""
 
-    def __init__(self, rollouts: TrainingRollouts, prompts: Iterator[Task]) -> None:
+    def __init__(self, rollouts: TrainingRollouts, prompts: Iterator[Task], *, last: int | None = None) -> None:
         self.rollouts = rollouts
+        self._last = rollouts.recipe.rl.steps if last is None else last
         self._prompts = prompts
         self._ahead = rollouts.recipe.rl.max_staleness
         self._under_way: deque[tuple[Task, asyncio.Task[list[list[Trajectory]]]]] = deque()
@@ -61,8 +63,7 @@ class GroupStream:
     def _begin(self, count: int, step: int) -> None:
         """See that `count` groups are under way for this step, and those of the next steps behind them."""
         of_a_step = self.rollouts.recipe.rl.prompts
-        left = self.rollouts.recipe.rl.steps - step  # beyond the last step nothing is begun
-        wanted = count + min(self._ahead, left) * of_a_step
+        wanted = count + min(self._ahead, self._last - step) * of_a_step
         for task in islice(self._prompts, max(0, wanted - len(self._under_way))):
             later = max(0, len(self._under_way) - count) // of_a_step
             group = asyncio.create_task(self.rollouts.of([task], step=step + later))

@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from retcon.core.errors import CheckpointError
 from retcon.models.loading import load_model
@@ -24,6 +22,11 @@ from retcon.models.lora import CONFIG, WEIGHTS, Adapter
 from retcon.runs.cost import Cost
 from retcon.runs.folder import RunFolder
 from retcon.store.whole import whole_folder, write_json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 KEPT = 2
 TOKENIZER_FILES = (
@@ -36,11 +39,11 @@ NEEDED = ("tokenizer.json", STATE, ABOUT)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come. step: steps taken. drawn: prompts drawn from the stream, the data position of a run that
-    rolls out. spent: what it cost."""
+    """How far a run has come. step: steps taken. drawn: prompts drawn in each stage so far, the data position of a run
+    that rolls out. spent: what it cost."""
 
     step: int = 0
-    drawn: int = 0
+    drawn: tuple[int, ...] = ()
     spent: Cost = field(default_factory=Cost)
 
 
@@ -112,7 +115,8 @@ def read_progress(folder: Path) -> Progress:
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         spent = Cost(float(about["cpu_s"]), float(about["wall_s"]))
-        return Progress(int(about["step"]), int(about["drawn"]), spent)
+        drawn = about["drawn"]  # one number where there were no stages yet
+        return Progress(int(about["step"]), tuple(map(int, drawn if isinstance(drawn, list) else [drawn])), spent)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _broken(folder, error) from error
 

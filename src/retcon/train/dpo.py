@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-from transformers import PreTrainedModel
 
 from retcon.build import build_chat
 from retcon.config.learning import DPOSection
@@ -28,6 +28,9 @@ from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
 from retcon.train.trainer import OnStep, Trainer, Training, train
 from retcon.train.watch.diverged import refuse_diverged
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def dpo_loss(

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from retcon.build import (
     build_chat,
@@ -40,6 +40,9 @@ from retcon.train.optim import adamw, apply, torch_settings
 from retcon.train.prompts import PromptStream
 from retcon.train.rollouts import open_rollouts
 from retcon.train.sync import EngineWeights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ROLLOUT_SECONDS = 30.0
 """Wall time that the rollouts of a measurement have."""
@@ -78,13 +81,12 @@ class _Rolled:
     samples: list[Sample]
 
 
-def measure_rl(recipe: Recipe, folder: Path, tasks: TaskSet, place: Placement) -> Measured:
+def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Placement) -> Measured:
     """The rollouts of a first step and an update on some of them, on the real model, with the real sandbox."""
     with torch_settings(place):
         model = _model(recipe, folder, place)
         adapter = Adapter(model, recipe.lora, seed=recipe.run.seed) if recipe.lora.rank else None
         weights = EngineWeights(model, getattr(torch, place.rollout_dtype), adapter)
-        prompts = PromptStream(recipe, tasks, chat=build_chat(recipe, folder, tasks), model="")
         rolled = asyncio.run(_rollouts(recipe, folder, weights, prompts))
         trained = recipe.rl.prompts * recipe.rl.group
         lengths = [len(sample.ids) for sample in rolled.samples]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils import deterministic
-from transformers import PreTrainedModel
 
 from retcon.config.section import Schedule
 from retcon.core.errors import TrainingDiverged
 from retcon.models.devices import Placement, torch_threads
 from retcon.models.loading import without_bars
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @contextmanager

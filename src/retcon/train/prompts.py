@@ -6,7 +6,9 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 from retcon.chat.chat import Chat
@@ -24,27 +26,38 @@ LOOK = 10_000
 """Tasks that are looked at before a run starts, at most: a long run on a large set should not wait for all of them."""
 
 
+@dataclass(slots=True)
+class Position:
+    """Where a run stands in its data: the epoch, from 0, and how many of its tasks were looked at, whether they were
+    drawn or left out."""
+
+    epoch: int = 0
+    looked: int = 0
+
+
 class PromptStream:
-    """The prompts of a run: the task set's training stream, again and again where it ends, without those that leave no
-    room to answer and those that the recipe's pass rates leave out.
+    """The prompts of a run, or of a stage of one: the task set's training stream, again and again where it ends,
+    without those that leave no room to answer and those that the recipe's pass rates leave out. A stage goes on in its
+    data where one before it stopped (`Position`): what that has seen does not come again before the rest has come.
 
     chat: what the prompts are rendered with. model: fingerprint of the model that the run starts from, whose rates
-    count; where the file has none of it, those of the only model that it has. inputs: what the order depends on besides
-    the recipe, name to fingerprint.
+    count; where the file has none of it, those of the only model that it has. steps: that draw of these data until the
+    end of this stage, those of earlier stages among them; rl.steps where None. inputs: what the order depends on
+    besides the recipe, name to fingerprint.
 
-    What the run can come to need is looked at first, all of it where there are pass rates, else LOOK tasks at most.
+    What these steps can come to need is looked at first, all of it where there are pass rates, else LOOK tasks at most.
     Raises RecordError for a file that is broken, RecipeError where it holds rates of several other models, where a task
     has no rate, where none is within the bounds, where no prompt leaves room to answer, or where a step can draw more
     tasks than there are. Warns (TaskWarning) where some prompts are left out for their length.
     """
 
-    def __init__(self, recipe: Recipe, tasks: TaskSet, *, chat: Chat, model: str) -> None:
+    def __init__(self, recipe: Recipe, tasks: TaskSet, *, chat: Chat, model: str, steps: int | None = None) -> None:
         self.tasks = tasks
         self._recipe, self._chat = recipe, chat
         dynamic = dynamic_sampling(recipe)
         self._of_a_step = recipe.rl.prompts + (dynamic.extra if dynamic else 0)
         self._rates = _read(Path(recipe.select.pass_rates), model) if recipe.select.pass_rates else None
-        self._needed = recipe.rl.steps * self._of_a_step
+        self._needed = (recipe.rl.steps if steps is None else steps) * self._of_a_step
         self.inputs = {"tasks": f"{tasks.name} {self._identity()}"}
         if self._rates is None:
             for _ in islice(self._stream(), min(self._needed, LOOK)):
@@ -52,20 +65,37 @@ class PromptStream:
         else:
             self.inputs["pass rates"] = self._check()
 
-    def after(self, drawn: int) -> Iterator[Task]:
-        """The stream after its first `drawn` tasks."""
-        return islice(self._stream(), drawn, None)
+    def after(self, drawn: int, begin: Position | None = None) -> Iterator[Task]:
+        """The stream after its first `drawn` tasks. begin: where it begins in the data."""
+        return islice(self._stream(begin or Position()), drawn, None)
 
-    def _stream(self) -> Iterator[Task]:
-        return epochs(self._epoch, apart=self._of_a_step)
+    def position(self, drawn: int, begin: Position) -> Position:
+        """Where in the data the stream stands once `drawn` tasks of it have been drawn."""
+        at = Position(begin.epoch, begin.looked)
+        for _ in islice(self._stream(begin, at), drawn):
+            pass
+        return at
 
-    def _epoch(self, number: int) -> Iterator[Task]:
-        stream = training_prompts(self.tasks, self._recipe.run.seed, number)
+    def _stream(self, begin: Position | None = None, at: Position | None = None) -> Iterator[Task]:
+        """at: gets the position, task by task."""
+        return epochs(partial(self._epoch, begin or Position(), at), apart=self._of_a_step)
+
+    def _epoch(self, begin: Position, at: Position | None, number: int) -> Iterator[Task]:
+        stream = self._looked(begin.epoch + number, at)
+        if begin.looked:  # what is left of the epoch may be too little for a step, or nothing: the next one is joined
+            after = self._looked(begin.epoch + number + 1, at)
+            stream = chain(islice(stream, begin.looked, None), after) if not number else after
         stream = fitting(stream, self._chat, self._recipe.rollout.max_tokens)
         if self._rates is None:
             return stream
         section = self._recipe.select
         return within(stream, self._rates, low=section.min_pass_rate, high=section.max_pass_rate)
+
+    def _looked(self, epoch: int, at: Position | None) -> Iterator[Task]:
+        for number, task in enumerate(training_prompts(self.tasks, self._recipe.run.seed, epoch), start=1):
+            if at is not None:
+                at.epoch, at.looked = epoch, number
+            yield task
 
     def _identity(self) -> str:
         """A hash of the tasks at the stream's beginning, by content. Warns where prompts are too long."""

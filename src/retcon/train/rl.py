@@ -1,6 +1,6 @@
 """Reinforcement learning: GRPO and DAPO on rollouts that call tools, purified and selected as the recipe says.
 
-From top to bottom: a run, its steps; a step, and what it draws.
+From top to bottom: a run, its stages and their steps; a step, and what it draws.
 """
 
 from __future__ import annotations
@@ -8,36 +8,52 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from transformers import PreTrainedModel
-
-from retcon.build import build_chat, build_tasks, settle
 from retcon.config.schema import Recipe
+from retcon.config.stages import Stage
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
-from retcon.rollout.prompts import refuse_long
 from retcon.runs.folder import RunFolder, open_run
 from retcon.select.drop import drop_infrastructure
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.ahead import GroupStream, beside, staleness
 from retcon.train.objective.shaping import shaped_rewards
-from retcon.train.prompts import PromptStream
-from retcon.train.rollouts import TrainingRollouts, open_rollouts
+from retcon.train.rollouts import open_rollouts, rollouts_for
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
+from retcon.train.stages.running import RunStages
+from retcon.train.stages.settling import settle_stages
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
-from retcon.train.update import to_samples, update
+from retcon.train.update import rate_of, to_samples, update
+from retcon.train.watch.branch_metrics import branch_metrics
 from retcon.train.watch.course import Course
 from retcon.train.watch.rollout_metrics import rollout_metrics
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 KEEP_ROLLOUTS_EVERY = 10
-Reference = PreTrainedModel | None
+Reference: TypeAlias = "PreTrainedModel | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What the steps of a stage have in common."""
+
+    run: RunFolder
+    trainer: Trainer
+    tokenizer: Path
+    stages: RunStages
+    stage: Stage
+    reference: Reference
 
 
 def run_rl(
@@ -58,44 +74,50 @@ def run_rl(
     each step's metrics, on_place where it computes, before it does.
 
     Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
-    RecipeError or RecordError for tasks or pass rates that do not serve (see `PromptStream`), MissingExtra,
+    RecipeError or RecordError for tasks or pass rates that do not serve (see `RunStages`), MissingExtra,
     SandboxUnavailable where a step loses all of its rollouts to faults, TrainingDiverged.
     """
     recipe.engine.refuse_training(recipe)
     folder = model_folder(start)
     start_id = fingerprint(folder)
-    if tasks is None:
-        tasks = build_tasks(recipe, folder)
-        recipe, _ = settle(recipe, folder, tasks)
-    chat = build_chat(recipe, folder, tasks)
-    prompts = PromptStream(recipe, tasks, chat=chat, model=start_id)
-    if recipe.evaluate.every:
-        problems = tasks.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
-        refuse_long(problems, chat, recipe.rollout.max_tokens, "problems")
+    settled = settle_stages(recipe, folder, tasks)
+    recipe = settled.recipe
+    stages = RunStages(settled, folder, model=start_id)
     where = place_training(recipe, folder)
-    refuse_unfit(needs_of("rl", recipe, folder, where), out)
-    run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **prompts.inputs}, tasks=tasks.name)
+    for stage, _ in stages.after(0):
+        refuse_unfit(needs_of("rl", stage.recipe, folder, where), out, stage)
+    run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **stages.inputs}, tasks=stages.tasks.name)
 
     def steps(trainer: Trainer) -> None:
-        asyncio.run(_train(recipe, run, trainer, folder, prompts))
+        asyncio.run(_train(run, trainer, folder, stages))
 
     return train(Training(run, recipe, where, start, recipe.rl), steps, on_step=on_step, on_place=on_place)
 
 
-async def _train(recipe: Recipe, run: RunFolder, trainer: Trainer, tokenizer: Path, prompts: PromptStream) -> None:
-    reference = trainer.reference() if recipe.rl.kl else None  # before the engine looks what memory is free
-    course = Course(recipe.rl, trainer.history())
-    weights, reserved = trainer.engine_weights(), trainer.to_come()
-    async with (
-        open_rollouts(recipe, weights, tokenizer, prompts.tasks, reserved=reserved, version=trainer.step) as rollouts,
-        GroupStream(rollouts, prompts.after(trainer.drawn)) as stream,
-    ):
-        while trainer.step < recipe.rl.steps and not course.over:
-            course.add(await _step(run, trainer, stream, reference, course))
+async def _train(run: RunFolder, trainer: Trainer, tokenizer: Path, stages: RunStages) -> None:
+    reference = trainer.reference() if stages.needs_reference else None  # before the engine looks what memory is free
+    course = Course(stages.recipe.rl, trainer.history())
+    weights = trainer.engine_weights()
+    for stage, tasks in stages.after(trainer.step):
+        prompts = stages.prompts(stage, trainer.drawn, run.checkpoint(trainer.step))
+        trainer.begin(stage.recipe.rl, anew=stage.anew and trainer.step == stage.before)
+        course.data_since(stages.data_since(stage))
+        reserved, least = trainer.to_come(), stages.longest
+        async with (
+            open_rollouts(
+                stage.recipe, weights, tokenizer, tasks, reserved=reserved, version=trainer.step, least=least
+            ) as rollouts,
+            GroupStream(rollouts, prompts, last=stage.last) as stream,
+        ):
+            while trainer.step < stage.last and not course.over:
+                course.add(await _step(Stretch(run, trainer, tokenizer, stages, stage, reference), stream, course))
+        if course.over:
+            return
+        trainer.save()  # a stage's end is kept: what comes goes on from it
 
 
-async def _step(run: RunFolder, trainer: Trainer, stream: GroupStream, reference: Reference, course: Course) -> Metrics:
-    rollouts = stream.rollouts
+async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metrics:
+    run, trainer, stage, rollouts = stretch.run, stretch.trainer, stretch.stage, stream.rollouts
     recipe, step = rollouts.recipe, trainer.step + 1
     began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
@@ -106,19 +128,21 @@ async def _step(run: RunFolder, trainer: Trainer, stream: GroupStream, reference
     async with rollouts.paused():
         rollouts.rest()
         rolled_out = time.perf_counter()
-        learn = partial(_learn, trainer, to_train(recipe, drawn), recipe, step, reference)
+        learn = partial(_learn, trainer, to_train(recipe, drawn), stage, step, stretch.reference)
         losses = await beside(learn) if recipe.rl.max_staleness else learn()
         trained = time.perf_counter()
         await rollouts.sync(step)
 
-    if step % KEEP_ROLLOUTS_EVERY == 0 or step in (1, recipe.rl.steps):
+    if step % KEEP_ROLLOUTS_EVERY == 0 or step in (stage.before + 1, recipe.rl.steps):
         run.keep_trajectories(step, (t for group in drawn.made for t in group))
     made = rollout_metrics(drawn.made)
     seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
-    held_out = await _held_out(trainer, rollouts, step)
+    held_out = await _held_out(stretch, stream, step)
     return trainer.done(  # checkpoint, where it is time, and log
         {
+            **({"stage": stage.number} if stage.name else {}),
             **made,
+            **(branch_metrics(drawn.made) if recipe.strategy.branching else {}),
             **selection_metrics(recipe, drawn),
             **course.drift_after(made),
             **(staleness(drawn.kept, step) if recipe.rl.max_staleness else {}),
@@ -132,13 +156,15 @@ async def _step(run: RunFolder, trainer: Trainer, stream: GroupStream, reference
             "sync_seconds": round(began + seconds - trained, 4),
         },
         drawn=len(drawn.made),
+        stage=stage.number,
     )
 
 
 def _learn(
-    trainer: Trainer, groups: list[list[Trajectory]], recipe: Recipe, step: int, reference: Reference
+    trainer: Trainer, groups: list[list[Trajectory]], stage: Stage, step: int, reference: Reference
 ) -> dict[str, float | None]:
     """Rewards, advantages, samples, and the step's updates."""
+    recipe = stage.recipe
     rewards = [shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens) for group in groups]
     samples = []
     for group, advantages in zip(groups, recipe.rl.advantages_of_step(rewards), strict=True):
@@ -151,20 +177,24 @@ def _learn(
         seed=recipe.run.seed,
         step=step,
         computing=trainer.computing,
-        reference=reference,
+        reference=reference if recipe.rl.kl else None,
+        lr=rate_of(recipe.rl, step, stage.falling),
     )
 
 
-async def _held_out(trainer: Trainer, rollouts: TrainingRollouts, step: int) -> dict[str, float]:
-    """The policy on the evaluation's problems, where the recipe asks for that after this step. What training draws
-    depends on none of it, and it is not part of what the run cost."""
-    recipe = rollouts.recipe
+async def _held_out(stretch: Stretch, stream: GroupStream, step: int) -> dict[str, float]:
+    """The policy on the evaluation's problems, where the recipe asks for that after this step: the same problems, with
+    the same limits and tools, whatever the stage. What training draws depends on none of it, and it is not part of what
+    the run cost."""
+    trainer, stages = stretch.trainer, stretch.stages
+    recipe = stages.recipe
     if not recipe.evaluate.every or (step % recipe.evaluate.every and step != recipe.rl.steps):
         return {}
     with trainer.off_the_clock():
-        found = await rollouts.evaluated()
-        async with rollouts.paused():
-            rollouts.rest()
+        async with rollouts_for(recipe, stream.rollouts, stretch.tokenizer, stages.tasks) as rollouts:
+            found = await rollouts.evaluated()
+            async with rollouts.paused():
+                rollouts.rest()
     return found
 
 

@@ -12,9 +12,11 @@ from retcon.build import (
     build_chat,
     build_plain_sampling,
     build_repair,
-    build_schedule,
+    build_strategy,
     build_training_engine,
     measuring,
+    mixing,
+    open_connected,
     open_context,
     open_graded,
 )
@@ -44,7 +46,7 @@ class TrainingRollouts:
         """A graded group of G' rollouts for every task; all that is random derives from (seed, step, task, index)."""
         return await rollout_groups(
             tasks,
-            replace(self.context, probability=build_schedule(self.recipe).at(step)),
+            replace(mixing(self.recipe, self.context, step), strategy=build_strategy(self.recipe)),
             count=self.recipe.select.made(self.recipe.rl.group),
             seed=self.recipe.run.seed,
             step=step,
@@ -106,20 +108,42 @@ class TrainingRollouts:
 
 @asynccontextmanager
 async def open_rollouts(
-    recipe: Recipe, weights: EngineWeights, tokenizer: Path, tasks: TaskSet, *, reserved: int = 0, version: int = 0
+    recipe: Recipe,
+    weights: EngineWeights,
+    tokenizer: Path,
+    tasks: TaskSet,
+    *,
+    reserved: int = 0,
+    version: int = 0,
+    least: int = 0,
 ) -> AsyncIterator[TrainingRollouts]:
     """The rollouts of `weights`, their sandbox started. reserved: bytes that the trainer will take and keep while
-    rollouts are made. version: as of `sync`. Raises SandboxUnavailable, CheckpointError, EngineError."""
+    rollouts are made. version: as of `sync`. least: tokens that the engine has to take at any rate. Raises
+    SandboxUnavailable, CheckpointError, EngineError."""
     chat = build_chat(recipe, tokenizer, tasks)
     side_by_side = recipe.rl.prompts * recipe.select.made(recipe.rl.group) * (1 + recipe.rl.max_staleness)
     engine = build_training_engine(
-        recipe, weights.model, chat, max_requests=side_by_side, reserved=reserved, folder=tokenizer
+        recipe, weights.model, chat, max_requests=side_by_side, reserved=reserved, folder=tokenizer, least=least
     )
     async with engine, open_context(recipe, engine, chat) as context, open_graded(tasks) as graded:
         _tell_version(recipe, engine, version)
         if isinstance(engine, FollowsWeights):
             await engine.follow()  # a run that goes on has other weights than the folder
         yield TrainingRollouts(recipe, replace(context, repair=build_repair(recipe)), graded, engine, weights)
+
+
+@asynccontextmanager
+async def rollouts_for(
+    recipe: Recipe, rollouts: TrainingRollouts, tokenizer: Path, tasks: TaskSet
+) -> AsyncIterator[TrainingRollouts]:
+    """The same engine's rollouts as another recipe has them, of its tasks: with a sandbox of its own where that, the
+    tasks or the limits are others."""
+    if all(getattr(recipe, section) == getattr(rollouts.recipe, section) for section in ("task", "rollout", "sandbox")):
+        yield replace(rollouts, recipe=recipe)
+        return
+    chat = build_chat(recipe, tokenizer, tasks)
+    async with open_connected(recipe, rollouts.engine, chat) as context, open_graded(tasks) as graded:
+        yield replace(rollouts, recipe=recipe, context=context, tasks=graded)
 
 
 def _tell_version(recipe: Recipe, engine: TrainableEngine, version: int) -> None:

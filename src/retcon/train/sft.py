@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from retcon.build import build_chat, build_tasks
 from retcon.config.learning import SFTSection
@@ -29,6 +29,9 @@ from retcon.train.optim import apply, learning_rate, rising_steps
 from retcon.train.sampled import Samples, sample_final
 from retcon.train.trainer import OnStep, Trainer, Training, train
 from retcon.train.watch.diverged import refuse_diverged
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BETAS = (0.9, 0.95)
 

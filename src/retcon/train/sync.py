@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from retcon.models.lora import Adapter, merged_weight
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class EngineWeights:

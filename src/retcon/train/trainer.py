@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from transformers import PreTrainedModel
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import TrainingDiverged
@@ -34,6 +33,9 @@ from retcon.train.checkpoint import (
 from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.sync import EngineWeights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Metrics = Mapping[str, float | None]
 OnStep = Callable[[Metrics], None]
@@ -111,7 +113,8 @@ def naming_what_is_kept(run: RunFolder) -> Iterator[None]:
 
 
 class Trainer:
-    """Model, optimiser and step of a run that begins or goes on; `step` steps are done, `drawn` prompts were drawn.
+    """Model, optimiser and step of a run that begins or goes on; `step` steps are done, in which so many prompts were
+    drawn in each stage as `drawn` says.
     `computing`: how its steps are to be computed.
 
     The model is that of the newest checkpoint, or the one that the training starts from, on the device of its place;
@@ -122,11 +125,11 @@ class Trainer:
     def __init__(self, training: Training, on_step: OnStep) -> None:
         run, section = training.run, training.section
         self._run, self._recipe, self._place, self._start = run, training.recipe, training.place, training.start
-        self._every, self._on_step = section.checkpoint_every, on_step
+        self._every, self._on_step, self._betas = section.checkpoint_every, on_step, training.betas
         self.computing = computing_of(training.recipe.compute, training.place)
         checkpoint = newest_checkpoint(run)
         progress = Progress() if checkpoint is None else read_progress(checkpoint)
-        self.step, self.drawn, spent = progress.step, progress.drawn, progress.spent
+        self.step, self.drawn, spent = progress.step, list(progress.drawn), progress.spent
         # Steps that a kill undid were paid for all the same: their metrics lines, soon cut, know how much.
         lines = run.read_metrics()
         spent = Cost(
@@ -155,6 +158,14 @@ class Trainer:
             load_adapter(checkpoint, adapter)
         return model, adapter
 
+    def begin(self, section: Steps, *, anew: bool) -> None:
+        """A stage begins, or goes on: its own decay of weights, and no moments of steps before where it is to begin
+        `anew`."""
+        before = self.optimizer.state
+        self.optimizer = adamw(self.model, section.lr, weight_decay=section.weight_decay, betas=self._betas)
+        if not anew:
+            self.optimizer.state.update(before)
+
     def reference(self) -> PreTrainedModel:
         """π_ref: the model that the training started from, loaded once more, without gradients."""
         model = start_model(self._start, self._recipe.run.seed, self._place.attention)
@@ -182,11 +193,12 @@ class Trainer:
         with self._meter.stopped():
             yield
 
-    def done(self, metrics: Metrics, *, drawn: int = 0) -> dict[str, float | None]:
-        """A step is over, which drew `drawn` prompts: log it, checkpoint if it is time, tell `on_step`. Returns its
-        line in metrics.jsonl."""
+    def done(self, metrics: Metrics, *, drawn: int = 0, stage: int = 1) -> dict[str, float | None]:
+        """A step is over, which drew `drawn` prompts in a stage (from 1): log it, checkpoint if it is time, tell
+        `on_step`. Returns its line in metrics.jsonl."""
         self.step += 1
-        self.drawn += drawn
+        self.drawn += [0] * (stage - len(self.drawn))
+        self.drawn[stage - 1] += drawn
         cost = self._meter.read()
         line: dict[str, float | None] = {
             "step": self.step, **metrics, "cpu_s": round(cost.cpu_s, 3), "wall_s": round(cost.wall_s, 3)
@@ -223,7 +235,7 @@ class Trainer:
     def save(self) -> None:
         """A checkpoint of the steps done, unless there is one. Only between steps."""
         if self._saved != self.step:
-            progress = Progress(self.step, self.drawn, self._meter.read())
+            progress = Progress(self.step, tuple(self.drawn), self._meter.read())
             save_checkpoint(
                 self._run,
                 progress,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-
-import torch
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from retcon.config.learning import RLSection
 from retcon.core.sample import to_sample
@@ -17,15 +15,21 @@ from retcon.train.batch import check_scored, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
 from retcon.train.objective.contrast import contrast_samples
+from retcon.train.objective.entropy_weights import weighed_by_entropy
 from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.objective.reference import kl_terms, with_reference
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns
 from retcon.train.optim import apply, learning_rate
 from retcon.train.watch.diverged import refuse_diverged
+from retcon.train.watch.splice_metrics import splice_metrics
 
-SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "entropy")
-METRICS = (*SUMS, "grad_norm", "padding", "skipped")
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "entropy", "imitation")
+METRICS = (*SUMS, "grad_norm", "padding", "shared", "skipped")
 
 
 def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
@@ -37,9 +41,11 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     at repaired turns follow as samples of their own (see `contrast_samples`). Raises UnscoredTokens where ids to be
     learnt have no log-prob.
     """
+    roots = {trajectory.branch.root for trajectory in group if trajectory.branch is not None}
     samples = [
         replace(
             sample,
+            tree=_tree(trajectory, roots),
             mask=learnt(trajectory, sample, config),
             advantages=(advantage,) * len(sample.ids),
             weights=_splice_weights(trajectory, config),
@@ -49,6 +55,13 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     if config.contrast:
         samples += [one for trajectory in group for one in contrast_samples(trajectory, config.contrast)]
     return samples
+
+
+def _tree(trajectory: Trajectory, roots: Collection[str]) -> str:
+    """What tells that samples begin alike: the root of the rollout's tree, empty where nothing branched off."""
+    if trajectory.branch is not None:
+        return trajectory.branch.root
+    return trajectory.id if trajectory.id in roots else ""
 
 
 def _splice_weights(trajectory: Trajectory, config: RLSection) -> tuple[float | None, ...] | None:
@@ -77,10 +90,12 @@ def update(
     step: int,
     computing: Computing = DEFAULT,
     reference: PreTrainedModel | None = None,
+    lr: float | None = None,
 ) -> dict[str, float | None]:
     """`config.minibatches` optimiser steps over the samples of one step (from 1), `config.epochs` times. Returns the
-    means over them, the learning rate, and the mismatch of log-probs (see `Mismatch`) before the first of them.
-    reference: π_ref, where config.kl asks for a penalty.
+    means over them, the learning rate, the mismatch of log-probs (see `Mismatch`) before the first of them, and what
+    became of spliced tokens (see `splice_metrics`).
+    reference: π_ref, where config.kl asks for a penalty. lr: where it does not go by this step of config.steps.
 
     The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredTokens,
     TrainingDiverged.
@@ -91,10 +106,12 @@ def update(
     if config.old_logprobs == "recompute":
         weighing = (config.correction, config.correction_cap)
         samples = recompute(model, samples, mismatch, computing, weighing=weighing)
+    if config.entropy_weight:
+        samples = weighed_by_entropy(model, samples, computing, config.entropy_weight)
     if reference is not None:
         samples = with_reference(reference, samples, computing)
-    rising, schedule = config.warmup_steps, config.schedule
-    lr = learning_rate(step - 1, config.steps, peak=config.lr, rising=rising, schedule=schedule)
+    if lr is None:
+        lr = rate_of(config, step, (0, config.steps))
     batches = minibatches(samples, config.minibatches, seed=seed, step=step, epochs=config.epochs)
     # Until there is something to learn from, the weights are still those that the rollouts were sampled from.
     parts = [
@@ -113,7 +130,17 @@ def update(
     means: dict[str, float | None] = {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in METRICS}
     if not config.entropy_coefficient:
         means["entropy"] = None  # not measured
-    return {**means, **mismatch.metrics(), "lr": lr}
+    if not config.imitate_spliced:
+        means["imitation"] = None
+    return {**means, **mismatch.metrics(), **splice_metrics(samples), "lr": lr}
+
+
+def rate_of(config: RLSection, step: int, course: tuple[int, int]) -> float:
+    """The learning rate of a step (from 1). course: the steps before its warm-up begins, and the one that its schedule
+    ends with."""
+    before, last = course
+    rising, schedule = config.warmup_steps, config.schedule
+    return learning_rate(step - 1 - before, last - before, peak=config.lr, rising=rising, schedule=schedule)
 
 
 def minibatch_update(
@@ -129,9 +156,11 @@ def minibatch_update(
 ) -> dict[str, float]:
     """One optimiser step, with the learning rate `lr`, config.lr where None. Returns loss, clip_fraction, kl (old to
     new), kl_reference (to π_ref, 0 without one), entropy_estimate, entropy (exact; 0 unless config.entropy_coefficient
-    asks for it), grad_norm, padding: the share of padding in what attention computed, of which the linear layers
-    see as much, or none (see `packing`), and skipped: 1 where the policy was already further than config.max_kl from
-    the one that sampled, so that no step was taken. mismatch: gets the log-probs. name: of the minibatch, in errors.
+    asks for it), imitation (what that adds to the loss), grad_norm, padding: the share of padding in what attention
+    computed, of which the linear layers see as much, or none (see `packing`), shared: the share of the samples' tokens
+    that were not computed as others begin with them, too, and skipped: 1 where the policy was already further than
+    config.max_kl from the one that sampled, so that no step was taken. mismatch: gets the log-probs. name: of the
+    minibatch, in errors.
 
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and
     entropy_estimate are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would
@@ -147,12 +176,18 @@ def minibatch_update(
     sums = dict.fromkeys(SUMS, 0.0)
     computed = totals.tokens / sum(sum(s.mask) for s in learnt)
     ids = padded = 0
+    every = sum(len(s.ids) for s in learnt)
     with forwards(model, learnt, computing, entropies=bool(bonus)) as parts:
         for part in parts:
             if mismatch is not None:
                 mismatch.add(part.logprobs, part.batch.old_logprobs, part.batch.mask)
             loss = _loss(part, config, totals)
             value = loss.value
+            if config.imitate_spliced:
+                terms = imitation(part.logprobs, part.batch) * config.imitate_spliced
+                imitated = averaged(terms, part.batch.mask, totals, config.aggregate)
+                value = value + imitated
+                sums["imitation"] += imitated.item()
             if part.batch.reference_logprobs is not None:
                 terms = kl_terms(part.logprobs, part.batch.reference_logprobs, config.kl_estimator)
                 penalty = averaged(terms.masked_fill(~part.batch.mask, 0.0), part.batch.mask, totals, config.aggregate)
@@ -168,7 +203,7 @@ def minibatch_update(
             sums["kl"] += loss.kl.item() * computed
             sums["entropy_estimate"] += loss.entropy_estimate.item() * computed
             ids, padded = ids + part.ids, padded + part.padded
-    told = {**sums, "padding": 1 - ids / padded}
+    told = {**sums, "padding": 1 - ids / padded, "shared": 1 - ids / every}
     if config.max_kl and sums["kl"] > config.max_kl:
         optimizer.zero_grad()
         return {**told, "grad_norm": 0.0, "skipped": 1.0}
@@ -179,9 +214,6 @@ def minibatch_update(
 def _loss(part: Part, config: RLSection, totals: Totals) -> Loss:
     batch = part.batch
     masked = negative_spliced(batch.advantages, batch.spliced) if config.mask_negative_spliced else None
-    if not config.imitate_spliced:
-        loss: Loss = config.loss(part.logprobs, batch, totals, masked=masked)
-        return loss
-    loss = config.loss(part.logprobs, batch, totals, masked=batch.spliced)
-    terms = imitation(part.logprobs, batch) * config.imitate_spliced
-    return replace(loss, value=loss.value + averaged(terms, batch.mask, totals, config.aggregate))
+    masked = batch.spliced if config.imitate_spliced else masked
+    loss: Loss = config.loss(part.logprobs, batch, totals, masked=masked)
+    return loss

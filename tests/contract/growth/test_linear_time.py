@@ -20,9 +20,11 @@ from retcon.chat.encoding import Together
 from retcon.chat.registry import named
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import glue, words
-from retcon.config.load import find_line
+from retcon.config.lines import find_line
 from retcon.core.errors import nearest
 from retcon.core.types import Segment, Trajectory
+from retcon.http.body import parse
+from retcon.http.refusal import RequestRefused
 from retcon.purify.noop import does_nothing
 from retcon.purify.reading import names, trees
 from retcon.purify.reading.words import referring, referring_comments
@@ -30,8 +32,6 @@ from retcon.report.diff import _aligned
 from retcon.report.transcript import _prompt
 from retcon.sandbox.pool.paths import to_write
 from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
-from retcon.sandbox.service.body import parse
-from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.types import Result
 from retcon.tasks.data.overlap import EvaluationIndex
 from retcon.tasks.data.text import canonical
@@ -91,6 +91,9 @@ CALLS = {
                  '<｜tool▁call▁begin｜>s<｜tool▁sep｜>{"', "<｜tool▁call▁begin｜>s<｜tool▁sep｜>{}", " ", "\n"),
     "harmony": ("<|message|>", "to=functions.s<|message|>", 'to=functions.s<|message|>{"', "<|start|>", "to=",
                 "to=python<|message|>", "to=functions.s<|message|>{}", "<|end|>", "<|message|><|end|>", " "),
+    "qwen3_coder": ("<tool_call>", "<function=s>", "<tool_call><function=s><parameter=q>", "<function=s><parameter=q>1",
+                    "<parameter=q>1</parameter>", "</parameter>", "</parameter> ", "<tool_call> ", "</tool_call>",
+                    "<tool_call><function=s></function></tool_call>", "<function=", "</function> "),
     "gemma": ("```tool_code\n", '```tool_code\n{"name": "s", "parameters": {}}\n```\n', "```tool_code\n{", "`", "["),
 }  # fmt: skip
 READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {

@@ -9,9 +9,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from retcon.basemodel.make import copied
 from retcon.basemodel.tokenizer import build_tokenizer
+from retcon.build import build_training_engine
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
+from retcon.config.load import load_recipe
+from retcon.engine.local.engine import LocalEngine
+from retcon.engine.types import TrainableEngine
 from retcon.models.locating import BASE
+from retcon.models.placing import start_model
 
 pytestmark = pytest.mark.torch
 TOKENIZER = load_tokenizer(BASE)
@@ -51,3 +56,11 @@ def test_its_chat_template_is_the_one_that_retcon_renders() -> None:
         [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
     )
     assert ids == [i for s in Chat(TOKENIZER).prompt(question) for i in s.ids or ()]
+
+
+def test_it_can_be_trained_with_the_local_engine() -> None:
+    engine = build_training_engine(load_recipe(None), start_model("base", 0), Chat(TOKENIZER), max_requests=4)
+    assert isinstance(engine, LocalEngine)
+    assert isinstance(engine, TrainableEngine)
+    assert (engine.max_requests, engine.max_len) == (4, 480)
+    engine.close()

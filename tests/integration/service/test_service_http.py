@@ -162,7 +162,7 @@ def test_the_document_needs_no_token() -> None:
 STUCK = """
     import sys, time
     sys.path.insert(0, "src")
-    from retcon.sandbox.service import server
+    from retcon.http import server
 
     async def app(scope, receive, send):
         print("stuck", flush=True)

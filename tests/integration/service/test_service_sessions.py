@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from retcon.core.errors import SessionLost
+from retcon.http.server import listen, served
 from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.service.app import create_app
-from retcon.sandbox.service.server import listen, served
 from retcon.sandbox.service.settings import Settings
 from retcon.sandbox.types import Result
 from servers.serving import MemorySandbox
@@ -128,7 +128,7 @@ def test_a_cell_whose_connection_broke_is_asked_for_again_and_has_run_once() -> 
             size = next((int(h[15:]) for h in request.split(b"\r\n") if h.lower().startswith(b"content-length:")), 0)
             request += await reader.readexactly(size)
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
-            up_writer.write(request.replace(b"keep-alive", b"close"))
+            up_writer.write(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
             answer = await up_reader.read()
             if request in broken or b"/run" not in request.split(b"\r\n")[0]:
                 writer.write(answer)

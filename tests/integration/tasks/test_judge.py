@@ -125,7 +125,7 @@ def test_a_judge_that_is_not_there_is_a_fault(serve: Any) -> None:
     judge = serve((200, "VERDICT: right"))
     judge.shutdown()
     judge.server_close()
-    with pytest.raises(InfrastructureFault, match="does not answer: ConnectError"):
+    with pytest.raises(InfrastructureFault, match="does not answer: ClientConnectorError"):
         grade(judge.url, attempts=2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,7 +115,43 @@ def test_every_way_has_the_same_gradient(model, way, samples):
     plain, metrics = gradient(model, samples, PLAIN)
     found, of_found = gradient(model, samples, WAYS[way])
     assert_alike(plain, found, **exact)
-    assert of_found | {"padding": 0} == pytest.approx(metrics | {"padding": 0}, rel=1e-5)
+    free = {"padding": 0, "shared": 0}
+    assert of_found | free == pytest.approx(metrics | free, rel=1e-5)
+
+
+def branches(rng, root, cuts):
+    """A sample, and one that leaves it, or the one before, after each of so many ids; advantages of their own."""
+    grown = [replace(root, tree="root")]
+    for n, cut in enumerate(cuts):
+        other, own = grown[n // 2], group(rng, 0, (5 + n,))[0]
+        kept = {
+            name: getattr(other, name)[:cut] + getattr(own, name) for name in ("ids", "mask", "logprobs", "spliced")
+        }
+        advantages = (rng.uniform(-1, 1),) * len(kept["ids"])
+        weights = other.weights[:cut] + own.weights
+        grown.append(replace(other, **kept, advantages=advantages, weights=weights))
+    return grown
+
+
+@pytest.mark.parametrize("model", ["qwen", "llama", "gpt2", "stablelm"])
+@pytest.mark.parametrize("way", WAYS)
+def test_branches_have_the_gradient_that_they_have_on_their_own(model, way):
+    exact = {"atol": 1e-12, "rtol": 1e-9} if model == "gpt2" else {"atol": 1e-7, "rtol": 1e-4}
+    rng, model = random.Random(3), made(model)
+    roots = group(rng, 9, (30, 24, 12))
+    trees = [*branches(rng, roots[0], (20, 24, 25, 12)), *branches(rng, roots[1], (15, 15)), roots[2]]
+    trees = [replace(s, tree=f"{s.tree} {n > 4}") if s.tree else s for n, s in enumerate(trees)]
+    plain, metrics = gradient(model, trees, PLAIN)
+    found, of_found = gradient(model, trees, WAYS[way])
+    assert_alike(plain, found, **exact)
+    free = {"padding": 0, "shared": 0}
+    assert of_found | free == pytest.approx(metrics | free, rel=1e-5)
+    assert metrics["shared"] == 0
+    if way == "shared" and why_not_packed(model, 64) is None:
+        whole = sum(len(s.ids) for s in trees)
+        begun = {(s.tree, s.ids[:t]) for s in trees for t in range(10, len(s.ids) + 1)}
+        once = 9 + len(begun) + 1  # the prompt; and of a sample that another one goes on from, the last id twice
+        assert of_found["shared"] == pytest.approx(1 - once / whole)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -74,7 +76,30 @@ def seen(packing):
     return found
 
 
-@given(sampled(), st.booleans())
+@st.composite
+def branched(draw):
+    """Samples of trees, each of which leaves another one somewhere, what they have in common learnt or not."""
+    samples = []
+    prompts = draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=1, max_size=2))
+    for tree in range(draw(st.integers(1, 3))):
+        prompt = tuple(draw(st.sampled_from(prompts)))
+        grown = []
+        for _ in range(draw(st.integers(1, 5))):
+            ids, mask = prompt, (0,) * len(prompt)
+            if grown:
+                other = draw(st.sampled_from(grown))
+                cut = draw(st.integers(len(prompt) + 1, len(other.ids)))
+                ids, mask = other.ids[:cut], other.mask[:cut]
+            own = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=20)))
+            learnt = tuple(draw(st.lists(st.integers(0, 1), min_size=len(own), max_size=len(own))))
+            mask += (1, *learnt[1:]) if not grown else learnt
+            ids += own
+            grown.append(Sample(ids, mask, (None,) * len(ids), (0,) * len(ids), tree=f"tree {tree}"))
+        samples += grown
+    return draw(st.permutations(samples))
+
+
+@given(st.one_of(sampled(), branched()), st.booleans())
 def test_every_id_sees_what_it_sees_in_its_sample_and_no_more(samples, share):
     packing = pack(samples, share=share, dtype=torch.float32, device=torch.device("cpu"))
     contexts = seen(packing)
@@ -86,7 +111,28 @@ def test_every_id_sees_what_it_sees_in_its_sample_and_no_more(samples, share):
         assert sorted(contexts) == sorted(s.ids[: t + 1] for s in samples for t in range(len(s.ids)))
 
 
-@given(sampled(), st.integers(1, 200), st.booleans())
+@given(branched())
+def test_what_the_samples_of_a_tree_begin_with_is_computed_once(samples):
+    packing = pack(samples, share=True, dtype=torch.float32, device=torch.device("cpu"))
+    trees = {}
+    for sample in samples:
+        trees.setdefault((sample.tree, sample.ids[: sample.mask.index(1)]), []).append(sample)
+    shortest = 0
+    for members in trees.values():
+        one_by_one = sorted(members, key=lambda s: s.ids)
+        shortest += len(one_by_one[0].ids)
+        for before, sample in itertools.pairwise(one_by_one):
+            alike = [a == b for a, b in zip(before.ids, sample.ids, strict=False)]
+            shortest += len(sample.ids) - min([*alike, False].index(False), len(sample.ids) - 1, len(before.ids) - 1)
+    assert packing.ids.numel() <= shortest
+    learnt = [(tuple(s.ids[:t]), s.ids[t]) for s in samples for t in range(len(s.ids)) if s.mask[t]]
+    if packing.repeats is not None:
+        first, of = packing.repeats.first.tolist(), packing.repeats.of.tolist()
+        assert [learnt[first[n]] for n in of] == learnt
+        assert len(set(first)) == len(first) < len(learnt)
+
+
+@given(st.one_of(sampled(), branched()), st.integers(1, 200), st.booleans())
 def test_micro_batches_keep_to_the_budget(samples, max_tokens, share):
     found = packed_batches(samples, max_tokens, share=share)
     assert sorted(id(s) for batch in found for s in batch) == sorted(map(id, samples))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import Recipe
@@ -17,6 +18,7 @@ from retcon.train.batch import collate, minibatches
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.objective.shaping import rewards_of
+from retcon.train.optim import adamw, apply
 from retcon.train.update import minibatch_update, to_samples, update
 
 pytestmark = pytest.mark.torch
@@ -273,3 +275,24 @@ def test_each_algorithm_has_a_clip_of_its_own(model, config, clipped):
         old = tuple(p - math.log(ratio) if m else None for p, m in zip(own, one.mask, strict=True))
         metrics = moved(model, [replace(one, logprobs=old)], section)[1]
         assert metrics["clip_fraction"] == expected
+
+
+def test_matrices_decay_and_norms_and_biases_do_not() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+    model[0].bias.requires_grad_(False)
+    optimizer = adamw(model, 0.1, weight_decay=0.5, betas=(0.8, 0.9))
+    decaying, others = optimizer.param_groups
+    assert [p is model[0].weight for p in decaying["params"]] == [True]
+    assert [id(p) for p in others["params"]] == [id(model[1].weight), id(model[1].bias)]
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
+    assert {(group["lr"], group["betas"]) for group in optimizer.param_groups} == {(0.1, (0.8, 0.9))}
+
+
+def test_a_step_has_its_own_rate_cuts_the_gradient_and_drops_it() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=7.0)
+    before = model.weight.item()
+    model.weight.grad = torch.full_like(model.weight, 4.0)
+    assert apply(model, optimizer, lr=0.5, max_grad_norm=2.0) == pytest.approx(4.0)
+    assert before - model.weight.item() == pytest.approx(0.5 * 2.0, rel=1e-4)
+    assert model.weight.grad is None

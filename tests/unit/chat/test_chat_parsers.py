@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from retcon.chat.registry import named
+from retcon.chat.types import FoundCall
+from retcon.core.schema import ToolSpec
 
 P = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>python\n```json\n"
+C = "<tool_call>\n<function=python>\n"
 CALLS = [
     ("llama3", '{"name": "python", "parameters": {"code": "1"}}', [("python", {"code": "1"}, 0)]),
     ("llama3", 'so\n {"name": "s", "arguments": {"q": 1}}', [("s", {"q": 1}, 4)]),
@@ -42,6 +45,20 @@ CALLS = [
     ("gemma", "```tool_code\nprint(1)", [("python", "print(1)", 0)]),
     ("qwen", '<think>\n<tool_call>{}</tool_call></think><tool_call>{"name": "s", "arguments": {}}</tool_call>',
      [("s", {}, 41)]),
+    ("qwen3_coder", C + "<parameter=code>\nx = '</parameter>'\n\nprint(x)\n</parameter>\n</function>\n</tool_call>",
+     [("python", {"code": "x = '</parameter>'\n\nprint(x)"}, 0)]),
+    ("qwen3_coder", "a<tool_call><function=s><parameter=q>1</parameter><parameter=r></parameter></function></tool_call>"
+     "<tool_call><function=t></function></tool_call>", [("s", {"q": "1", "r": ""}, 1), ("t", {}, 98)]),
+    ("qwen3_coder", "so\n<function=s>\n</function>\n</tool_call>", [("s", {}, 3)]),
+    ("qwen3_coder", "write <function=s> or <tool_call>", [("python", "", 22)]),
+    ("qwen3_coder", "write <function=s>", []),
+    ("qwen3_coder", C + "<parameter=code>\n1\n</function>\n</tool_call>",
+     [("python", "<function=python>\n<parameter=code>\n1\n</function>", 0)]),
+    ("qwen3_coder", C + "<parameter=code>\n1\n", [("python", "<function=python>\n<parameter=code>\n1", 0)]),
+    ("qwen3_coder", '<tool_call>\n{"name": "s", "arguments": {}}\n</tool_call>',
+     [("python", '{"name": "s", "arguments": {}}', 0)]),
+    ("qwen3_coder", "<tool_call>no<tool_call><function=s></function></tool_call>", [("s", {}, 13)]),
+    ("qwen3_coder", f"<think>{C}</function></tool_call></think>{C}</function></tool_call>", [("python", {}, 68)]),
 ]  # fmt: skip
 
 
@@ -58,3 +75,36 @@ def test_calls(family: str, text: str, calls: list[tuple[str, object, int]]) -> 
 def test_what_the_model_calls_its_call(family: str, text: str, label: str) -> None:
     (call,) = named(family).find_calls(text)
     assert call.label == label
+
+
+def test_arguments_without_types_get_those_of_the_schema() -> None:
+    """As a server's parser would read them; what the schema does not say stays text, for its check to refuse."""
+    properties = {
+        "code": {"type": "string"}, "top": {"type": "integer"}, "half": {"type": ["number", "null"]},
+        "wide": {"type": "boolean"}, "tags": {"type": "array"}, "kind": {"enum": ["1", "2"]}, "any": {},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "other": {"$ref": "#/$defs/other"},
+    }  # fmt: skip
+    family = named("qwen3_coder")
+    tools = [ToolSpec("s", "", {"type": "object", "properties": properties})]
+
+    def read(**given: str) -> object:
+        return family.typed(FoundCall("s", dict(given), 7, "l"), tools).arguments
+
+    assert read(code="1", top="2", half="0.5", wide="True", tags='["a", 1]', kind="1", any="1", maybe="x") == {
+        "code": "1", "top": 2, "half": 0.5, "wide": True, "tags": ["a", 1], "kind": "1", "any": "1", "maybe": "x",
+    }  # fmt: skip
+    assert read(half="None", maybe="null", other='{"a": 1}') == {"half": None, "maybe": None, "other": {"a": 1}}
+    assert read(top="two", wide="0", new="1", code="null") == {"top": "two", "wide": 0, "new": "1", "code": "null"}
+    call = FoundCall("t", {"top": "2"}, 0)
+    assert family.typed(call, tools) is call
+
+
+def test_arguments_are_written_as_the_models_template_has_them() -> None:
+    given = {"code": "print(1)\n", "top": 2, "wide": True, "tags": ["é"], "about": {"a": None}}
+    (piece,) = named("qwen3_coder").written("so", [("s", given), ("t", {})])
+    assert piece.text == (
+        "so\n\n<tool_call>\n<function=s>\n<parameter=code>\nprint(1)\n\n</parameter>\n<parameter=top>\n2\n</parameter>\n"
+        '<parameter=wide>\nTrue\n</parameter>\n<parameter=tags>\n["é"]\n</parameter>\n'
+        '<parameter=about>\n{"a": null}\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=t>\n</function>\n</tool_call>"
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,10 @@ from conversing import TOOLS, bytes_of, conversed, text_of
 from retcon.chat.chat import Chat
 from retcon.chat.family import Family
 from retcon.chat.registry import named, recognised
-from retcon.chat.template import Template, load_template
-from retcon.chat.templated import Templated
+from retcon.chat.template import Message, Template, load_template
+from retcon.chat.templated import KEPT, Templated
 from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation
 
 pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
@@ -35,6 +39,26 @@ MISTRAL = """{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[
 {%- elif m.role == 'assistant' %}
 {{- m.content + ('[TOOL_CALLS]' + (m.tool_calls | tojson) if m.tool_calls else '') + '</s>' }}
 {%- else %}{{ '[INST]' + m.content + '[/INST]' }}{% endif %}{% endfor %}"""
+TAGS = """{% if tools %}<|im_start|>system
+{{ tools | tojson }}
+Call as <tool_call><function=NAME><parameter=NAME>value</parameter></function></tool_call>.<|im_end|>
+{% endif %}{% for m in messages %}{% if m.tool_calls %}
+{{- '<|im_start|>assistant\\n' }}{% for c in m.tool_calls %}{{ '<tool_call>\\n<function=' + c.function.name + '>\\n' }}
+{%- for name, value in c.function.arguments | items %}{{ '<parameter=' + name + '>\\n' + value + '\\n</parameter>\\n' }}
+{%- endfor %}{{ '</function>\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}
+{%- elif m.role == 'tool' %}{% if loop.previtem.role != 'tool' %}{{ '<|im_start|>user\\n' }}{% endif %}
+{{- '<tool_response>\\n' + m.content + '\\n</tool_response>\\n' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}
+{%- else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+HARMONY = """{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}
+{%- if m.tool_calls %}{% set f = m.tool_calls[0].function %}
+{{- '<|start|>assistant to=functions.' + f.name + '<|message|>' + (f.arguments | tojson) + '<|call|>' }}
+{%- elif m.role == 'tool' %}{{ '<|start|>functions.' + m.name + ' to=assistant<|message|>' + m.content + '<|end|>' }}
+{%- elif m.role == 'assistant' %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last else '<|end|>') }}
+{%- else %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 CODE = {"code": "1"}
 
 
@@ -42,6 +66,20 @@ def framed(text: str, family: str) -> Chat:
     known: Family = named(family)
     template = Template(text, {"bos_token": known.controls[0]}, where="the file")
     return Chat(bytes_of(family), style=family, tools=TOOLS, framing=Templated(template, known))
+
+
+def test_a_turn_that_the_template_ends_otherwise_once_it_is_past_is_followed() -> None:
+    """As gpt-oss's does: <|return|> is sampled, and <|end|> stands in the history."""
+    chat = framed(HARMONY, "harmony")
+    asked = "<|start|>user<|message|>Why?<|end|><|start|>assistant"
+    assert text_of(chat.answered(["Why?"], last_id=chat.tokenizer.special_id("<|return|>"))) == asked
+    (_, turn) = conversed(chat, [("", [("python", CODE)], ["42"])])
+    assert text_of(turn[1:]) == "<|start|>functions.python to=assistant<|message|>42<|end|><|start|>assistant"
+
+
+def test_line_ends_that_a_template_takes_from_a_reply_are_taken() -> None:
+    chat = framed(TAGS.replace("m.content + '<|im_end|>", "m.content.lstrip('\\n') + '<|im_end|>"), "qwen3_coder")
+    assert "user\n  x\n<|im_end|>" in text_of(chat.prompt("\n\n  x\n"))
 
 
 def test_what_a_template_does_to_messages_is_done_to_them() -> None:
@@ -56,6 +94,21 @@ def test_what_a_template_does_to_messages_is_done_to_them() -> None:
         f'{head}"a \\"b\\"\\n"<|eot_id|>{head}""<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n'
     )
     assert [s.text for s in turn if s.kind == "observation"] == ['a \\"b\\"\\n']
+
+
+def test_a_template_whose_calls_are_tags_is_told_from_one_whose_calls_are_json() -> None:
+    assert recognised(TAGS, "the file").name == "qwen3_coder"
+    chat = framed(TAGS, "qwen3_coder")
+    given = {"query": "b", "top": 2}
+    parsed = chat.parse(chat.wrote("so", [("python", CODE), ("search", given)]).ids, prefix="0")
+    assert [(call.name, call.arguments) for call in parsed.calls] == [("python", CODE), ("search", given)]
+    seen = [Observation("0.0", "1", "ok"), Observation("0.1", "", "ok")]
+    shown = (
+        "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n\n</tool_response>\n<|im_end|>\n"
+    )
+    assert text_of(chat.observations(parsed.calls, seen)) == f"{shown}<|im_start|>assistant\n"
+    shipped = Chat(bytes_of("qwen3_coder"), style="qwen3_coder", tools=TOOLS)
+    assert shipped.observations(parsed.calls, seen) == chat.observations(parsed.calls, seen)
 
 
 def test_today_is_the_same_day_tomorrow() -> None:
@@ -80,7 +133,7 @@ def test_observations_name_calls_as_the_model_did() -> None:
         (("tools | tojson", "''"), "does not show the model any tools: set model.style = 'mistral'"),
         (("m.content + (", "m.content | upper + ("), "changes what a message of the role 'assistant' says"),
         (("'[INST]' + m.content", "'[INST]' + m.content + m.content"), "leaves out, repeats or moves a message"),
-        (("'</s>'", "''"), r"does not end a turn with calls by </s>"),
+        (("'</s>'", "''"), r"does not end a turn by </s>"),
         (("{%- elif m.role == 'assistant'", "{% elif m.role == 'system' %}{{ raise_exception('no system') }}"
           "{%- elif m.role == 'assistant'"), "refuses a conversation: no system"),
         (("m.content | tojson", "''"), "leaves out, repeats or moves a message"),
@@ -131,3 +184,37 @@ def test_templates_of_no_family(text: str, why: str) -> None:
         recognised(text, "my file")
     assert recognised(LLAMA, "").name == "llama3"
     assert recognised(MISTRAL, "").name == "mistral"
+
+
+class Counting(Template):
+    """Counts what it renders."""
+
+    rendered = 0
+
+    def render(self, messages: Sequence[Message], tools: Sequence[object] = (), *, opening: bool = True) -> str:
+        self.rendered += 1
+        return super().render(messages, tools, opening=opening)
+
+
+class Parameters(dict[str, object]):
+    """A schema of which it can be told whether anybody still has it."""
+
+
+def test_tool_sets_without_end_are_not_kept_and_the_one_in_use_is() -> None:
+    template = Counting(MISTRAL, {"bos_token": "<s>"})
+    framing = Templated(template, named("mistral"))
+    before = template.rendered
+    schemas: list[weakref.ref[Parameters]] = []
+
+    def shown(n: int) -> str:
+        parameters = Parameters(type="object", title=f"tools of client {n}")
+        schemas.append(weakref.ref(parameters))
+        return "".join(piece.text for piece in framing.opened([("user", "go")], [ToolSpec("t", "", parameters)]))
+
+    first = shown(0)
+    for n in range(1, KEPT + 9):
+        assert f"tools of client {n}" in shown(n)
+        assert shown(0) == first
+    assert template.rendered - before == KEPT + 9
+    gc.collect()
+    assert sum(schema() is not None for schema in schemas) <= KEPT

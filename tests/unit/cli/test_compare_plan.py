@@ -10,6 +10,7 @@ import pytest
 from retcon.cli.compare.arms import named, read_arms
 from retcon.cli.compare.matching import MOST, Match
 from retcon.cli.compare.plan import ComparePlan, Wish, make_plan, open_ledger
+from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.report.compared.reading import run_folder
 
@@ -57,6 +58,16 @@ def test_a_learning_curve_is_measured_unless_the_recipe_says_otherwise(tmp_path:
     assert {arm.settings.evaluate.every for arm in planned(tmp_path, *THREE, "evaluate.every=0").arms} == {0}
 
 
+def test_trackers_get_cold_starts_and_arms_under_names_of_their_own(tmp_path: Path) -> None:
+    plan = planned(tmp_path, *THREE, "track.to=tests:Mine", seeds=1)
+    arms = [plan.trained[arm.name, 0][0] for arm in plan.arms]
+    assert plan.cold[0].recipe.track.name == "cold_start-seed-0"
+    names = [stage.recipe.track.name for stage in arms]
+    assert len(set(names)) == len(THREE)
+    assert all(name.endswith("seed-0") for name in names)
+    assert all("track.to=tests:Mine" in stage.job.words for stage in (plan.cold[0], *arms))
+
+
 def test_overrides_go_where_they_belong(tmp_path: Path) -> None:
     plan = planned(tmp_path, *THREE, "sft.steps=9", "repair.gamma=0.7", "run.seed=4", seeds=1)
     assert plan.seeds == (4,)
@@ -101,6 +112,46 @@ def test_steps_match_the_first_arms(tmp_path: Path, half: str, match: Match, ste
     odd.write_text("[rl]\nprompts = 7\nminibatches = 3\n")
     with pytest.raises(RecipeError, match=f"has .* {match}, and .*odd.toml has .* which does not divide that evenly"):
         planned(tmp_path / "out", "mini/dapo-baseline", str(odd), match=match)
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> str:
+    """A recipe of two stages, of which the second has half as many prompts a step and four minibatches."""
+    file = tmp_path / "staged.toml"
+    file.write_text(
+        "[rl]\nsteps = 80\n[[stages]]\nname = 'whole'\nsteps = 20\n[[stages]]\nname = 'half'\n"
+        "rl.prompts = 6\nrl.minibatches = 4\nrepair.kind = 'saar'\n"
+    )
+    return str(file)
+
+
+@pytest.mark.parametrize(("match", "steps"), [("rollouts", 140), ("updates", 50)])
+def test_the_last_stage_matches_what_is_left(tmp_path: Path, staged: str, match: Match, steps: int) -> None:
+    plan = planned(tmp_path / "out", "mini/dapo-baseline", staged, match=match)
+    assert [arm.settings.rl.steps for arm in plan.arms] == [80, steps]
+    first = planned(tmp_path / "out", staged, "mini/dapo-baseline", match=match)
+    assert [arm.settings.rl.steps for arm in first.arms] == [80, 50 if match == "rollouts" else 140]
+    (tmp_path / "few.toml").write_text("[rl]\nsteps = 20\n")
+    with pytest.raises(RecipeError, match=rf"--match {match}: .* in its last stage, to which 0 are left, which does"):
+        planned(tmp_path / "out", str(tmp_path / "few.toml"), staged, match=match)
+
+
+def test_overrides_of_a_stage_go_to_arms_that_have_it(tmp_path: Path, staged: str) -> None:
+    words = ("stages.half.repair.gamma=0.7", "stages.2.rl.lr=0.5")
+    plan = planned(tmp_path / "out", "mini/dapo-baseline", staged, *words, seeds=1)
+    (_, half) = stages_of(plan.trained["staged", 0][0].recipe)
+    assert (half.recipe.repair.model_dump()["gamma"], half.recipe.rl.lr) == (0.7, 0.5)
+    assert not any(word.startswith("stages.") for word in plan.trained["dapo-baseline", 0][0].job.words)
+    with pytest.raises(RecipeError, match=r"override 'stages\.haf\.rl\.lr=1': no stage 'haf' \(did you mean 'half'"):
+        planned(tmp_path / "out", "mini/dapo-baseline", staged, "stages.haf.rl.lr=1")
+
+
+def test_a_comparison_keeps_the_stages_it_was_made_with(tmp_path: Path, staged: str) -> None:
+    arms = ("mini/dapo-baseline", staged)
+    open_ledger(planned(tmp_path / "out", *arms)).save()
+    open_ledger(planned(tmp_path / "out", *arms)).save()
+    with pytest.raises(CheckpointError, match=r"stages\.2\.rl\.lr was None, is 0\.5"):
+        open_ledger(planned(tmp_path / "out", *arms, "stages.2.rl.lr=0.5"))
 
 
 @pytest.mark.parametrize(

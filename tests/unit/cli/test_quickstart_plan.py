@@ -36,6 +36,26 @@ def test_an_override_reaches_the_stages_that_it_concerns(tmp_path: Path) -> None
     assert {cold_eval.recipe.evaluate.samples, arm_eval.recipe.evaluate.samples} == {9}
 
 
+def test_trackers_get_every_training_under_a_name_of_its_own(tmp_path: Path) -> None:
+    words = ("track.to=tests:Mine", "track.project=mine")
+    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=words)
+    trained = [plan.cold[0], *(pair[0] for pair in plan.arms.values())]
+    assert all(word in stage.job.words for stage in trained for word in words)
+    names = ["cold_start", "baseline-seed-1", "saar-seed-1", "baseline-seed-2", "saar-seed-2"]
+    assert [stage.recipe.track.name for stage in trained] == names
+    assert all(f"track.name={name}" in stage.job.words for name, stage in zip(names, trained, strict=True))
+    mine = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=[*words, "track.name=x"])
+    assert {stage.recipe.track.name for stage in mine.stages if stage.job.words[0] != "eval"} == {"x"}
+    untracked = make_plan(tmp_path, arms=["saar"], seeds=1)
+    assert not any(word.startswith("track.") for stage in untracked.stages for word in stage.job.words)
+
+
+def test_trackers_may_change_from_session_to_session(tmp_path: Path) -> None:
+    open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1)).begin()
+    open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["track.to=tensorboard"])).begin()
+    open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1))
+
+
 def test_an_override_of_a_kind_reaches_the_arms_of_that_kind(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=1, overrides=["repair.gamma=0.3", "rl.clip_high=0.4"])
     (baseline, _), (saar, _) = plan.arms.values()

@@ -21,7 +21,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
 from retcon.engine.scripted import ScriptedEngine
-from retcon.engine.types import SamplingParams, TrainableEngine
+from retcon.engine.types import SamplingParams
 from retcon.purify.saar import Saar
 
 CHAT = Chat(ByteTokenizer())
@@ -50,19 +50,6 @@ def test_training_with_an_engine_that_cannot_be_is_refused_by_name_before_work_s
     with pytest.raises(RecipeError, match=rf"engine\.kind = '{kind}' cannot be trained with: "):
         recipe.engine.refuse_training(recipe)
     load_recipe(None).engine.refuse_training(load_recipe(None))
-
-
-@pytest.mark.torch
-def test_the_local_engine_can_be_trained_with() -> None:
-    pytest.importorskip("torch")
-    from retcon.engine.local.engine import LocalEngine
-    from retcon.models.placing import start_model
-
-    engine = build_training_engine(load_recipe(None), start_model("base", 0), CHAT, max_requests=4)
-    assert isinstance(engine, LocalEngine)
-    assert isinstance(engine, TrainableEngine)
-    assert (engine.max_requests, engine.max_len) == (4, 480)
-    engine.close()
 
 
 def test_repairs_of_training_and_of_evaluation() -> None:

@@ -22,7 +22,7 @@ def test_the_version_stands_in_one_place():
 
 def test_requirements_are_read_with_their_extras():
     found = requirements()
-    assert {"numpy", "cydifflib", "rapidfuzz", "httpx"} <= set(found[""])
+    assert {"numpy", "cydifflib", "rapidfuzz", "aiohttp"} <= set(found[""])
     assert "torch" in found["train"]
     assert found["serve"] == ("starlette", "uvicorn")
 

@@ -10,6 +10,7 @@ from retcon.config.load import load_recipe
 from retcon.config.save import recipe_to_toml, reference
 from retcon.config.schema import SECTIONS, Recipe, RepairSection
 from retcon.config.shipped import find_recipe, shipped_recipes
+from retcon.config.stages import stages_of
 from retcon.core.errors import RecipeError
 
 
@@ -66,8 +67,8 @@ def test_dotted_keys_and_inline_tables_have_lines_too(tmp_path: Path, text: str)
     ("line", "parts"),
     [
         ("gamma = 1.5", ["repair.gamma = 1.5", "less than or equal to 1"]),
-        ('kind = "sar"', ['repair.kind = "sar"', "did you mean 'saar'?", "branch, none, saar, and by import path"]),
-        ("kind = 3", ["repair.kind = 3", "it must be a name: branch, none, saar, or an import path"]),
+        ('kind = "sar"', ['repair.kind = "sar"', "did you mean 'saar'?", "none, saar, and by import path"]),
+        ("kind = 3", ["repair.kind = 3", "it must be a name: branch, describe, none, saar, or an import path"]),
         ('attempts = "3"', ['repair.attempts = "3"', "valid integer"]),
         ("attempts = true", ["repair.attempts = true", "valid integer"]),
         ("gamma = nan", ["repair.gamma", "finite"]),
@@ -167,6 +168,16 @@ def test_a_saved_recipe_reads_back_equal(tmp_path: Path) -> None:
     assert load_recipe(tmp_path / "saved.toml") == recipe
 
 
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_can_be_saved(tmp_path: Path, name: str) -> None:
+    """Tables inside of values, several sources of data, and stages among it."""
+    recipe = load_recipe(shipped_recipes()[name])
+    (tmp_path / "saved.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")
+    saved = load_recipe(tmp_path / "saved.toml")
+    assert saved.model_dump(mode="json") == recipe.model_dump(mode="json")
+    assert stages_of(saved) == stages_of(recipe)
+
+
 def test_the_page_on_recipes_shows_every_key_with_its_default() -> None:
     page = (Path(__file__).parents[3] / "docs" / "training" / "recipes.md").read_text(encoding="utf-8")
     assert f"```toml\n{reference().rstrip()}\n```\n" in page
@@ -184,10 +195,19 @@ def test_an_override_of_a_kind_may_come_after_those_of_its_keys() -> None:
     assert recipe.repair.model_dump()["gamma"] == 0.3
 
 
+def test_probes_leave_rollouts_to_purify() -> None:
+    load_recipe(None, ["repair.kind=saar", "rl.group=4", "repair.probes=3"])
+    with pytest.raises(RecipeError, match=r"probes = 4 leaves none of the 4 rollouts"):
+        load_recipe(None, ["repair.kind=saar", "rl.group=4", "repair.probes=4"])
+    with pytest.raises(RecipeError, match=r"probes = 3: rollouts that branch off each other cannot wait"):
+        load_recipe(None, ["repair.kind=saar", "rl.group=4", "repair.probes=3", "strategy.kind=arpo"])
+
+
 def test_an_override_of_a_kind_drops_what_only_the_other_kind_has(tmp_path: Path) -> None:
     (tmp_path / "saar.toml").write_text('[repair]\nkind = "saar"\ngamma = 0.3\nprobability = 0.5\n')
     recipe = load_recipe(tmp_path / "saar.toml", ["repair.kind=none"])
-    assert recipe.repair.model_dump() == {"kind": "none", "probability": 0.5, "probability_schedule": ()}
+    shared = {"probability": 0.5, "probability_schedule": (), "probes": 0, "least_probability": 0.0}
+    assert recipe.repair.model_dump() == {"kind": "none", **shared}
 
 
 def test_another_algorithm_brings_its_own_clip() -> None:
@@ -238,3 +258,27 @@ def test_a_kind_in_the_folder_that_a_command_is_called_in_is_found(
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     recipe = load_recipe(None, ["select.kind=beside_us:Mine", "select.last=3"])
     assert recipe.select.model_dump()["last"] == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("compute.device=gpu", ["compute.device", "did you mean 'cuda'?"]),
+        ("compute.device=cude:0", ["did you mean 'cuda:0'?"]),
+        ("compute.device=cuda:x", ["no such device"]),
+        ("compute.dtype=float16", ["compute.dtype", "'float32' or 'bfloat16'"]),
+        ("compute.rollout_dtype=half", ["'float16'"]),
+        ("lora.targets=[]", ["lora.targets", "all-linear alone, or one linear layer or more"]),
+        ('lora.targets=["all-linear", "q_proj"]', ["all-linear alone"]),
+        ("lora.rnk=3", ["did you mean 'rank'?"]),
+    ],
+)
+def test_where_to_compute_said_wrong(override: str, parts: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(None, [override])
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_targets_may_be_one_name() -> None:
+    assert load_recipe(None, ["lora.targets=q_proj"]).lora.targets == ("q_proj",)

@@ -39,7 +39,7 @@ def test_names_are_those_of_files_and_nothing_is_imported_for_them() -> None:
     module = "retcon.train.algorithms.grpo"
     known = sys.modules.pop(module, None)
     try:
-        assert Registry("algorithm", "retcon.train.algorithms", RLSection).names[:3] == ("cispo", "dapo", "dr_grpo")
+        assert Registry("algorithm", "retcon.train.algorithms", RLSection).names[:3] == ("aepo", "cispo", "dapo")
         assert module not in sys.modules
     finally:
         if known is not None:
@@ -60,7 +60,7 @@ def test_a_class_is_found_by_its_name_and_by_its_import_path_and_named_again() -
     [
         (
             "sar",
-            r"no repair 'sar' \(did you mean 'saar'\?\); there are: branch, none, saar, .*my_module:MyRepair",
+            r"no repair 'sar' \(did you mean 'saar'\?\); there are: branch, describe, none, saar, .*my_module:MyRepair",
         ),
         ("os:path", "repair 'os:path' is not a subclass of retcon.config.schema.RepairSection"),
         ("os:nothing", "repair 'os:nothing' cannot be imported: .*nothing"),

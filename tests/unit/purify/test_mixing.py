@@ -1,8 +1,21 @@
 """Which rollouts are purified, and the schedule of how many."""
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
-from retcon.purify.mixing import Schedule, constant, linear, purified
+from playing import LIMITS, TASK, call
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.types import Observation, Segment, Trajectory, Turn
+from retcon.engine.scripted import ScriptedEngine
+from retcon.purify.mixing import Probes, Schedule, constant, linear, purified
+from retcon.purify.saar import Saar
+from retcon.rollout.context import RolloutContext
+from retcon.rollout.group import rollout_group
+from retcon.tools.scripted import ScriptedTool
 
 
 def drawn(probability: float, **changed: int) -> list[bool]:
@@ -55,3 +68,77 @@ def test_the_draw_at_a_step_hangs_on_its_p_alone():
 def test_a_schedule_that_is_none_is_refused(points, message):
     with pytest.raises(ValueError, match=message):
         Schedule(points)
+
+
+def lived(*statuses: str, stop: str = "answer") -> Trajectory:
+    """A rollout with a call of each status, a turn each."""
+    turns = tuple(
+        Turn((Segment("sampled", ""),), observations=(Observation("0", "", status),), stop="call")
+        for status in statuses
+    )
+    return Trajectory("t/0", "t", (), turns, stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("made", "share"),
+    [
+        ([lived("ok"), lived("ok")], 0.2),
+        ([lived("error", "ok"), lived("error", "error")], 1.0),
+        ([lived("ok", "error"), lived("ok")], 0.2 + 0.8 / 3),
+        ([lived("error", "ok"), lived("ok", "ok")], 0.2 + 0.8 / 3),  # the second call repairs, and is no first try
+        ([lived(), lived()], 0.2),
+        ([lived("ok"), lived("error", stop="infrastructure")], 0.2),
+    ],
+)
+def test_p_goes_from_least_to_most_by_the_first_tries_that_failed(made, share):
+    assert Probes(2, least=0.2).share(1.0, made) == pytest.approx(share)
+
+
+def test_least_is_no_more_than_p():
+    assert Probes(1, least=0.5).share(0.3, [lived("ok")]) == 0.3
+
+
+def grouped(probes: Probes | None, fails: Callable[[int], bool], *, reverse: bool = False) -> list[Trajectory]:
+    """A group of eight, of which those fail at first that `fails` names by index; with `reverse`, each generation of a
+    rollout waits until those of later ones are done."""
+    order: list[str] = []
+
+    def reply(id: str, text: str, _n: int) -> str:
+        order.append(id)
+        if "tool" in text:
+            return "42"
+        return call("bad" if fails(int(id.rpartition("/")[2])) else "good")
+
+    class Engine(ScriptedEngine):
+        async def generate(self, request_id, ids, params):
+            for _ in range(8 - int(request_id.rpartition("/")[2]) if reverse else 0):
+                await asyncio.sleep(0)
+            return await super().generate(request_id, ids, params)
+
+    tokenizer = ByteTokenizer()
+    tool = ScriptedTool(lambda code: ("", "error" if code == "bad" else "ok", None))
+    context = RolloutContext(
+        Engine(tokenizer, reply), Chat(tokenizer), {"python": tool}, LIMITS, repair=Saar(attempts=1), probes=probes
+    )
+    made = asyncio.run(rollout_group(TASK, context, count=8, seed=3, step=1, grade=lambda _, t: replace(t, reward=1.0)))
+    ended = [id for id in order if id.endswith(("0", "1"))]
+    assert probes is None or order[: len(ended)] == ended, "the probes have ended before the others begin"
+    return made
+
+
+def test_the_probes_are_raw_and_the_others_purified_by_what_they_did():
+    always, never = (grouped(Probes(2), lambda _, it=it: it) for it in (True, False))
+    assert [t.provenance.purified for t in always] == [False] * 2 + [True] * 6
+    assert not any(t.provenance.purified for t in never)
+    half = grouped(Probes(2), lambda index: index % 2 == 0)
+    assert [t.provenance.purified for t in half[2:]] == [purified(0.5, 3, 1, TASK.id, n) for n in range(2, 8)]
+
+
+def test_p_does_not_depend_on_the_order_in_which_rollouts_end():
+    there, back = (grouped(Probes(2), lambda index: index % 2 == 0, reverse=it) for it in (False, True))
+    assert there == back
+
+
+def test_without_probes_nothing_is_different():
+    assert [t.id for t in grouped(None, lambda _: True)] == [f"t/1/{n}" for n in range(8)]
+    assert all(t.provenance.purified for t in grouped(None, lambda _: True))

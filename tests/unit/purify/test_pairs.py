@@ -97,7 +97,7 @@ def test_the_file_has_what_trl_reads_and_the_ids_beside_it(tmp_path):
 
 def test_the_example_of_the_documentation_writes_the_pairs(tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "purify" / "saar.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (program,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "pairs.jsonl" in text)
     (file,) = re.findall(r'"(runs/.*?)"', program)
     p = play([call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
     (tmp_path / file).parent.mkdir(parents=True)

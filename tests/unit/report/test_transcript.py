@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given, settings
 from rich.console import Console, RenderableType
 
-from retcon.core.types import Kind, Observation, Provenance, RepairRecord, Segment, Status, ToolCall, Trajectory, Turn
+from retcon.cli.show import _table
+from retcon.core.types import (
+    Branch,
+    Kind,
+    Observation,
+    Provenance,
+    RepairRecord,
+    Segment,
+    Status,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
 from retcon.report.transcript import show_purification, show_trajectory
 from strategies import trajectories
 
@@ -54,6 +66,17 @@ def deep() -> Turn:
 
 def unrepaired() -> Turn:
     return replace(FAILED, abandoned=(WORSE,), repair=RepairRecord("unrepaired", 1, reason="budget"))
+
+
+def test_a_branch_says_what_it_left_and_where() -> None:
+    left = Branch("run/3-0", "run/3-0", 1, 57, 1.25, 0.5)
+    shown = printed(show_trajectory(replace(lived(FIX), branch=left)), width=300)
+    assert "branches off run/3-0 after turn 1, 57 tokens shared" in shown
+    assert "entropy there 1.25 nats a token, +0.50 over the first turn's" in shown
+    listed = printed(_table([lived(FIX), replace(lived(FIX), branch=left)]), width=200).splitlines()
+    assert "branch of, after turn" in listed[0]
+    assert "run/3-0, 1" in listed[2]
+    assert "branch of" not in printed(_table([lived(FIX)]), width=200)
 
 
 def test_a_trajectory_as_it_stands() -> None:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from retcon.sandbox.service.gate import Gate
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.gate import Gate
+from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.settings import Settings
 
 

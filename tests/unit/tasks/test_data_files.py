@@ -14,6 +14,7 @@ import pytest
 from datafiles import questions, read, tasks, write
 from retcon.core.errors import MissingExtra
 from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.settings import FileTaskSettings
 
 ROWS = [{"question": 'Say "1,5",\ntwice: é', "answer": "1"}, {"question": "And 2?", "answer": "2"}]
 
@@ -35,6 +36,15 @@ def as_parquet() -> bytes:
     return out.getvalue()
 
 
+def as_arrow(kind: str = "new_stream") -> bytes:
+    """In the form that `datasets` writes, or in that of files."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
+    table, out = pyarrow.Table.from_pylist(ROWS), io.BytesIO()
+    with getattr(pyarrow.ipc, kind)(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1)
+    return out.getvalue()
+
+
 def as_zstd() -> bytes:
     package = pytest.importorskip("zstandard", reason="zstandard, of the extra [formats], is not installed")
     return bytes(package.ZstdCompressor().compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
@@ -50,6 +60,8 @@ def as_zstd() -> bytes:
         ("b.csv", lambda: b"\xef\xbb\xbf" + as_csv()),
         ("a.tsv", lambda: as_csv("\t")),
         ("a.parquet", as_parquet),
+        ("a.arrow", as_arrow),
+        ("b.arrow", lambda: as_arrow("new_file")),
         ("a.jsonl.zst", as_zstd),
     ],
 )
@@ -57,6 +69,50 @@ def test_every_kind_of_file_gives_the_same_tasks(name: str, data: Any, tmp_path:
     (tmp_path / name).write_bytes(data())
     found = tasks(str(tmp_path / name))
     assert [(t.question.replace("\r\n", "\n"), t.answer) for t in found] == [(r["question"], r["answer"]) for r in ROWS]
+
+
+def saved(folder: Path) -> Path:
+    """As `save_to_disk` leaves it."""
+    folder.mkdir(parents=True)
+    (folder / "data-00000-of-00001.arrow").write_bytes(as_arrow())
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+    (folder / "dataset_info.json").write_text('{"features": {}}')
+    return folder
+
+
+def test_a_data_set_that_was_saved_to_disk_is_read_without_its_notes(tmp_path: Path) -> None:
+    assert [t.answer for t in tasks(str(saved(tmp_path / "plain")))] == [r["answer"] for r in ROWS]
+    for split in ("train", "test"):
+        saved(tmp_path / "both" / split)
+    (tmp_path / "both/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert len(tasks(str(tmp_path / "both"))) == len(ROWS)
+    found = FileTaskSettings(path=str(tmp_path / "both"), evaluation_split="test", overlap="allow").open()
+    assert len(found.evaluation(9, 0)) == len(list(found.train(0))) == len(ROWS)
+    with pytest.raises(DataError, match=r"both has no split 'tets' \(did you mean 'test'\?\); there are: train, test"):
+        read(str(tmp_path / "both"), split="tets")
+    (tmp_path / "both/dataset_dict.json").write_text("{}")
+    with pytest.raises(DataError, match=r"dataset_dict\.json does not say which splits there are"):
+        read(str(tmp_path / "both"))
+
+
+def test_what_the_package_itself_saves_is_read(tmp_path: Path) -> None:
+    package = pytest.importorskip("datasets", reason="datasets, of no extra, is not installed")
+    package.disable_progress_bars()
+    own = package.Dataset.from_list(ROWS)
+    own.save_to_disk(tmp_path / "one", num_shards=2)
+    package.DatasetDict(train=own, test=own).save_to_disk(tmp_path / "both")
+    for name in ("one", "both"):
+        found = [(t.question.replace("\r\n", "\n"), t.answer) for t in tasks(str(tmp_path / name))]
+        assert found == [(r["question"], r["answer"]) for r in ROWS]
+
+
+def test_a_broken_arrow_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(as_arrow()[:-40])
+    with pytest.raises(DataError, match=r"a\.arrow, row \d+: the Arrow file cannot be read further"):
+        read(str(tmp_path / "a.arrow"))
+    (tmp_path / "a.arrow").write_bytes(b"no arrow at all")
+    with pytest.raises(DataError, match=r"a\.arrow, row 1: the Arrow file cannot be read further"):
+        read(str(tmp_path / "a.arrow"))
 
 
 def test_gzip_is_seen(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import math
 import pickle
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from comparing import answer, trajectory, turn
 from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result
 from retcon.tasks.graders.judge import read_verdict as judged
+from retcon.tasks.graders.mathematics import MathGrader
 from retcon.tasks.graders.mean import MeanGrader
 from retcon.tasks.grading.cases import Call, Check, Stdio, read_tests
 from retcon.tasks.grading.grading import GradeSettings, Grading, reward_of
@@ -33,6 +35,42 @@ TASK = Task("t/0", "which?", "B")
 
 def pack(value: object) -> str:
     return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+
+class Waiting:
+    """A sandbox, and its one session: says what limits the cells had, and that all went well."""
+
+    id = "0"
+
+    def __init__(self) -> None:
+        self.limits: list[Limits | None] = []
+
+    async def session(self, *, limits: Limits | None = None) -> Waiting:
+        return self
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        self.limits.append(options.get("limits"))
+        return Result("ok", value="True")
+
+    async def checkpoint(self) -> str:
+        return "first"
+
+    async def rollback(self, checkpoint: str) -> None:
+        """Nothing changes."""
+
+    async def discard(self, checkpoint: str) -> None:
+        """Nothing is kept."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_busy_machine_makes_no_fault_of_a_comparison() -> None:
+    """What is limited closely is the CPU time; the clock only ends what waits."""
+    sandbox = Waiting()
+    assert asyncio.run(MathGrader(sandbox, seconds=2.0, memory_mb=300).equal("x + 1", r"\boxed{1 + x}"))
+    warm, compared = sandbox.limits
+    assert (warm, compared) == (None, Limits(cpu_seconds=2.0, wall_seconds=20.0, memory_mb=300))
 
 
 def test_graders_are_found_in_their_folder() -> None:

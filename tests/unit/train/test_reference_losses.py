@@ -60,7 +60,8 @@ def test_loss_and_gradient(row: int, name: str) -> None:
     wanted: dict[str, Any] = REFERENCE["losses"][row][name]
     assert value.item() == pytest.approx(wanted["loss"], **ROUNDING)
     gradient = torch.tensor(wanted["gradient"], dtype=torch.float64)
-    torch.testing.assert_close(new.grad, gradient, rtol=ROUNDING["rel"], atol=ROUNDING["abs"])
+    assert new.grad is not None
+    assert new.grad.numpy() == pytest.approx(gradient.numpy(), **ROUNDING)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -68,7 +69,7 @@ def test_kl_estimators(estimator: str) -> None:
     for row, given in enumerate(REFERENCE["losses"]):
         new, _, reference = tensors(row)
         wanted = torch.tensor(given[f"verl {estimator}"], dtype=torch.float64)
-        torch.testing.assert_close(kl_terms(new, reference, estimator), wanted)
+        assert kl_terms(new, reference, estimator).detach().numpy() == pytest.approx(wanted.numpy(), rel=1e-7, abs=1e-7)
 
 
 def test_the_batches_reach_both_clips() -> None:

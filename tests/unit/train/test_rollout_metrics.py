@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from playing import call, play
-from retcon.core.types import Observation, Segment, ToolCall, Turn
+from retcon.core.types import Branch, Observation, Segment, ToolCall, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
+from retcon.train.watch.branch_metrics import branch_metrics
 from retcon.train.watch.rollout_metrics import rollout_metrics
 
 
@@ -37,3 +38,31 @@ def test_repairs_are_counted_by_decision_and_those_that_could_not_be_cut():
     learnt = [s for t in group for s in t.segments if s.kind in ("sampled", "spliced")]
     spliced = sum(len(s.ids) for s in learnt if s.kind == "spliced")
     assert metrics["spliced_share"] == pytest.approx(spliced / sum(len(s.ids) for s in learnt))
+
+
+def test_branches_are_counted_and_what_they_share():
+    root = replace(play([call("print(1)"), call("print(2)"), "42"]).trajectory, reward=1.0)
+    turns = tuple(replace(turn, entropy=entropy) for turn, entropy in zip(root.turns, (1.0, 2.0, 4.0), strict=True))
+    root = replace(root, turns=turns)
+    left = Branch(root.id, root.id, 2, 50, 4.0, 3.0)
+    own = (replace(turns[2], entropy=6.0),)
+    two = [replace(root, id=f"b{n}", turns=(*turns[:2], *own), branch=left) for n in range(2)]
+    surprised = replace(left, parent="b0", measure="surprisal", uncertainty=7.0, rise=5.0)
+    three = replace(root, id="b2", turns=(*turns[:2], *own), branch=surprised)
+    found = branch_metrics([[root, *two, three]])
+    assert (found["branches"], found["branch_points"]) == (3, 2)
+    assert (found["branch_entropy"], found["branch_entropy_rise"]) == (4.0, 3.0)
+    assert (found["branch_surprisal"], found["branch_surprisal_rise"]) == (7.0, 5.0)
+    assert found["entropy_first"] == 1.0
+    assert found["entropy_after_tools"] == pytest.approx((2 + 4 + 6 + 6 + 6) / 5), "what is shared is counted once"
+    shared = (*root.prompt, *(s for turn in turns[:2] for s in turn.segments))
+    assert found["branch_shared_tokens"] == 3 * sum(len(s.ids) for s in shared)
+    assert found["branch_shared_calls"] == 6
+    assert rollout_metrics([[root, *two]])["sampled_tokens"] == root.sampled_tokens + 2 * len(own[0].segments[0].ids)
+
+
+def test_nothing_is_known_of_where_nothing_branched():
+    found = branch_metrics([[replace(play(["42"]).trajectory, reward=1.0)]])
+    assert found["branches"] == 0
+    assert found["branch_entropy"] is None
+    assert found["entropy_after_tools"] is None

@@ -31,6 +31,8 @@ class Harmony(Family):
     marks = (START, MESSAGE, CHANNEL)
     controls = (START, END, MESSAGE, CHANNEL)
     ends = (CALL, RETURN)
+    past_ends = (END,)
+    closes = (END,)
     labels_calls = True
     calls_are_text = False
 

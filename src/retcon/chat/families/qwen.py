@@ -17,7 +17,7 @@ THOUGHT = "</think>"
 class Qwen(Hermes):
     name = "qwen"
     piecewise = False
-    marks = (TURN_START, hermes.OPEN)
+    marks: tuple[str, ...] = (TURN_START, hermes.OPEN)
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         """What the model only thought of is no call."""

@@ -16,7 +16,7 @@ from retcon.cli.common.board import board_for
 from retcon.cli.common.jobs import run_jobs
 from retcon.cli.common.stages import Stage
 from retcon.core.errors import CheckpointError
-from retcon.runs.comparing import differing
+from retcon.runs.comparing import differing, flat
 from retcon.store.whole import explained, write_whole
 
 FORMAT = 1
@@ -43,7 +43,8 @@ class Ledger(Generic[B]):
         self.book = read_book(path, kind)
         self._since: float | None = None
         for stage in stages:
-            recipe = stage.recipe.model_dump(mode="json")
+            # [track] may differ between sessions.
+            recipe = flat(stage.recipe.model_dump(mode="json", exclude={"track"}))
             _check_same(path.parent, self.book.recipes.get(stage.job.name, recipe), recipe)
             self.book.recipes[stage.job.name] = recipe
 

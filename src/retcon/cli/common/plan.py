@@ -14,6 +14,7 @@ from rich.text import Text
 from retcon.build import build_chat, build_tasks, settle
 from retcon.cli.common.progress import duration
 from retcon.config.schema import Recipe
+from retcon.config.stages import Stage
 from retcon.core.errors import RecipeError
 from retcon.core.memory import available_memory
 from retcon.core.types import Sample
@@ -23,32 +24,54 @@ from retcon.rollout.lengths import Derived, context_of
 from retcon.runs.manifest import RunKind, check_free
 from retcon.tasks.registry import TaskSet
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
+from retcon.train.stages.running import RunStages
+from retcon.train.stages.settling import settle_stages
 
 SHARED = 1.3
 """Total times are given from the estimate to so many times it: later rollouts may be longer, the machine busier."""
 
 
 def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
-    """Prints the plan of `retcon train`. Raises what the run itself would before it starts."""
+    """Prints the plan of `retcon train`, stage by stage. Raises what the run itself would before it starts."""
     recipe.engine.refuse_training(recipe)
-    tasks = build_tasks(recipe, folder)
-    recipe, derived = settle(recipe, folder, tasks)
+    settled = settle_stages(recipe, folder)
+    recipe = settled.recipe
     place = place_training(recipe, folder)
     check_free(out, "rl", recipe)
-    needs = needs_of("rl", recipe, folder, place)
+    each = [(stage, tasks, needs_of("rl", stage.recipe, folder, place)) for stage, tasks in settled.each]
+    show = Console(highlight=False, soft_wrap=True)
+    largest = max((needs for _, _, needs in each), key=lambda needs: needs.disk)
+    _head(show, folder, out, largest, place.line, settled.derived)
+    seconds = 0.0
+    for stage, tasks, needs in each:
+        _stage(show, stage, tasks, needs)
+        refuse_unfit(needs, out, stage)
+    stages = RunStages(settled, folder, model="")
+    for stage, _, _ in each:
+        show.print(f"measuring a first step{f' of {stage}' if stage.name else ''} …", style="dim")
+        if stages.waits(stage):
+            rates = stage.recipe.select.pass_rates
+            show.print(f"{stage}: {rates} is not there yet: the run will stop before this stage, to have it measured")
+        measured = measure_rl(stage.recipe, folder, stages.stream(stage), place)
+        _time(show, measured, stage.steps)
+        seconds += stage.steps * measured.step_seconds
+    if recipe.stages:
+        show.print(Text(f"{recipe.rl.steps} steps in all: {duration(seconds)} to {duration(SHARED * seconds)}", "bold"))
+
+
+def _stage(show: Console, stage: Stage, tasks: TaskSet, needs: Needs) -> None:
+    recipe = stage.recipe
     group = recipe.select.made(recipe.rl.group)
     most = recipe.rl.prompts * group * recipe.rollout.max_tokens
-    show = Console(highlight=False, soft_wrap=True)
-    _head(show, folder, out, needs, place.line, derived)
+    if stage.name:
+        anew = ", with a new optimiser" if stage.anew else ""
+        show.print(Text(f"\n{stage}: steps {stage.before + 1} to {stage.last}{anew}", "bold"))
     show.print(f"tasks: {tasks.name}{_counted(tasks)}; nothing is fetched")
     show.print(
-        f"a step: {recipe.rl.prompts} prompts × {group} rollouts, {most:,} tokens at most; {recipe.rl.steps} steps, a "
+        f"a step: {recipe.rl.prompts} prompts × {group} rollouts, {most:,} tokens at most; {stage.steps} steps, a "
         f"checkpoint every {recipe.rl.checkpoint_every}"
     )
     _memory(show, needs)
-    refuse_unfit(needs, out)
-    show.print("measuring a first step …", style="dim")
-    _time(show, measure_rl(recipe, folder, tasks, place), recipe.rl.steps)
 
 
 def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
@@ -130,7 +153,7 @@ def _plan_updates(
     _time(show, measured, steps)
 
 
-def _head(show: Console, folder: Path, out: Path, needs: Needs, place: str, derived: Iterable[Derived]) -> None:
+def _head(show: Console, folder: Path, out: Path, needs: Needs, place: str, derived: Iterable[Derived | str]) -> None:
     trained = "" if needs.trained == needs.parameters else f", {needs.trained / 1e6:,.2f} M of adapters trained"
     show.print(f"model: {folder}, {needs.parameters / 1e6:,.1f} M parameters{trained}")
     show.print(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +59,13 @@ def telling(label: str) -> Iterator[Tell]:
 
 
 @contextmanager
-def telling_steps(label: str, steps: int) -> Iterator[Callable[[Mapping[str, float | None]], None]]:
-    """What gets the metrics of each of `steps` steps, and shows a line of each: above a bar in a terminal."""
+def telling_steps(
+    label: str, steps: int, stages: Sequence[str] = ()
+) -> Iterator[Callable[[Mapping[str, float | None]], None]]:
+    """What gets the metrics of each of `steps` steps, and shows a line of each: above a bar in a terminal. stages:
+    names of the run's."""
     with telling(label) as tell:
-        line = StepLine(steps)
+        line = StepLine(steps, stages)
 
         def told(metrics: Mapping[str, float | None]) -> None:
             # Through sys.stderr, which a bar on the terminal redirects to above itself.
@@ -111,15 +114,18 @@ RECENT = 20
 
 
 class StepLine:
-    """Makes the line of each step. steps: of the whole run, of which a session may take the last ones alone."""
+    """Makes the line of each step. steps: of the whole run, of which a session may take the last ones alone. stages:
+    names of its stages, in their order; none where it has none."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, steps: int, stages: Sequence[str] = ()) -> None:
+        self._steps, self._stages = steps, stages
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
 
     def __call__(self, metrics: Mapping[str, float | None]) -> str:
         step = int(metrics["step"] or 0)
         parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
+        if self._stages and (stage := int(metrics.get("stage") or 0)):
+            parts.append(f"stage {stage}/{len(self._stages)} {self._stages[stage - 1]}")
         # A loss of reinforcement learning says nothing to the eye: its sign and size follow the advantages.
         left_out = {"loss"} if "reward" in metrics else set()
         for shown in FIGURES:

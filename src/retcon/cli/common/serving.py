@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
 
 EXTRA = ("starlette", "uvicorn")
 """The packages of [serve]."""
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="A file that contains the token.", show_default=False),
+]
+
+
+def token_option(variable: str) -> Any:
+    """`--token`. variable: of the environment, which says it too."""
+    said = "Bearer token (an API key) to ask for. Other users of this machine can read a command line: prefer the file."
+    return typer.Option("--token", envvar=variable, help=said, show_default=False)
 
 
 def need_serving() -> None:

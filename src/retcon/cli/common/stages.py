@@ -39,7 +39,7 @@ class Stage:
 def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *, name: str, demos: Path) -> Stage:
     """Supervised training into `folder`, on demonstrations that it writes to `demos` unless they are there. out: where
     everything goes. recipe: a file, or the name of a shipped one. name: of the job."""
-    settings = load_recipe(find_recipe(recipe), overrides)
+    settings, overrides = _settled(out, folder, recipe, overrides)
     words = ("sft", recipe, *overrides, "--demonstrations", str(demos), "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads)
     return Stage(job, settings, folder / "final", tuple(overrides))
@@ -58,7 +58,7 @@ def training(
 ) -> Stage:
     """Reinforcement learning into `folder`, from the model `start`; otherwise as `cold_start`. needs, late: of the
     job."""
-    settings = load_recipe(find_recipe(recipe), overrides)
+    settings, overrides = _settled(out, folder, recipe, overrides)
     words = ("train", recipe, *overrides, "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
     return Stage(job, settings, folder / "final", tuple(overrides))
@@ -76,5 +76,19 @@ def evaluation(
     return Stage(job, load_recipe(find_recipe(recipe), overrides), target / "result.json", tuple(overrides))
 
 
+def _settled(out: Path, folder: Path, recipe: str, overrides: Sequence[str]) -> tuple[Recipe, Sequence[str]]:
+    """The recipe, and the overrides that make it. Its trackers know the run by its place in `out`, where no name is
+    given: the folders alone are called seed-1 in every arm."""
+    settings = load_recipe(find_recipe(recipe), overrides)
+    if settings.track.to and not settings.track.name:
+        overrides = (*overrides, f"track.name={_named(out, folder)}")
+        settings = load_recipe(find_recipe(recipe), overrides)
+    return settings, overrides
+
+
+def _named(out: Path, folder: Path) -> str:
+    return "-".join(folder.relative_to(out).parts)
+
+
 def _log(out: Path, folder: Path) -> Path:
-    return out / "logs" / f"{'-'.join(folder.relative_to(out).parts)}.log"
+    return out / "logs" / f"{_named(out, folder)}.log"

@@ -8,6 +8,7 @@ from typing import Literal
 
 from retcon.cli.compare.arms import Arm
 from retcon.config.learning import RLSection
+from retcon.config.stages import stages_of
 from retcon.core.errors import RecipeError
 from retcon.runs.metrics import read_metrics
 
@@ -32,23 +33,28 @@ KEYS: dict[Match, tuple[str, str]] = {
 
 
 def matched(arms: Sequence[Arm], match: Match) -> list[Arm]:
-    """The arms with as many steps as match the first one's. Raises RecipeError where no whole number of steps does, or
-    where an arm's learning rate goes by a number of steps that is not known."""
+    """The arms with as many steps as match the first one's; of an arm with stages the last one gets more or fewer.
+    Raises RecipeError where no whole number of steps does, or where an arm's learning rate goes by a number of steps
+    that is not known."""
     first, *others = arms
     if match in KEYS:
         for arm in others:
             arm.changed(f"{KEYS[match][0]}=1")  # refuses a schedule that it does not go with
         return [first, *(arm.changed(f"rl.steps={MOST * first.settings.rl.steps}") for arm in others)]
     made = [first]
+    wanted = sum(stage.steps * _of_a_step(stage.recipe.rl, match) for stage in stages_of(first.settings))
     for arm in others:
-        wanted = first.settings.rl.steps * _of_a_step(first.settings.rl, match)
-        steps, left = divmod(wanted, _of_a_step(arm.settings.rl, match))
-        if left:
+        *before, last = stages_of(arm.settings)
+        left = wanted - sum(stage.steps * _of_a_step(stage.recipe.rl, match) for stage in before)
+        own, odd = divmod(left, _of_a_step(last.recipe.rl, match))
+        if odd or own < 1:
+            rest = f" in its last stage, to which {left} are left" if before else ""
             raise RecipeError(
                 f"--match {match}: {first.recipe} has {wanted} {match}, and {arm.recipe} has "
-                f"{_of_a_step(arm.settings.rl, match)} a step, which does not divide that evenly: change rl.steps, "
-                "or what a step has"
+                f"{_of_a_step(last.recipe.rl, match)} a step{rest}, which does not divide that evenly: change "
+                "rl.steps, or what a step has"
             )
+        steps = last.before + own
         made.append(arm if steps == arm.settings.rl.steps else arm.changed(f"rl.steps={steps}"))
     return made
 

@@ -17,7 +17,7 @@ from retcon.core.errors import CheckpointError, RecipeError
 from retcon.report.compared.reading import FAULTS, REPAIRED, run_folder
 
 FILE = "comparison.json"
-COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "demos", "sft")
+COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "demos", "sft", "track")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ def train(
     out: Out = Path("runs/train"),
     dry_run: DryRun = False,
 ) -> None:
-    """Reinforcement learning from a checkpoint, with or without purification, as the recipe says."""
+    """Reinforcement learning from a checkpoint, with or without purification, in one stage or several, as the recipe
+    says."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
     from retcon.models.locating import locate
@@ -41,7 +42,8 @@ def train(
         return
     from retcon.train.rl import run_rl
 
-    with interruptible(kept_run(out)), telling_steps(f"training {recipe}", settings.rl.steps) as on_step:
+    stages = [stage.name for stage in settings.stages]
+    with interruptible(kept_run(out)), telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step:
         final = run_rl(
             settings,
             folder,

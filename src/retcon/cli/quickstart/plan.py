@@ -11,8 +11,10 @@ from retcon.cli.common.stages import Stage, cold_start, evaluation, training
 from retcon.cli.quickstart.sets import DEFAULT, SETS, QuickstartSet
 from retcon.core.errors import RecipeError
 
-COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "demos", "sft")
-ARM_SECTIONS = ("compute", "lora", "engine", "task", "rollout", "repair", "select", "sandbox", "rl", "evaluate")
+COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "demos", "sft", "track")
+ARM_SECTIONS = (
+    "compute", "lora", "engine", "task", "rollout", "repair", "select", "sandbox", "rl", "evaluate", "track",
+)  # fmt: skip
 TALKING = ("model.style", "model.thinking")
 """How the model is talked to must be the same in all stages."""
 REFUSED = ("repair.kind", "select.kind")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from retcon.cli.common.arguments import TierName
-from retcon.cli.common.serving import need_serving, token_of
+from retcon.cli.common.serving import TokenFile, need_serving, token_of, token_option
 
 if TYPE_CHECKING:
+    from retcon.http.server import StopSignals
     from retcon.sandbox.pool import SandboxPool
-    from retcon.sandbox.service.server import StopSignals
     from retcon.sandbox.service.settings import Settings
 
 
@@ -61,19 +60,8 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            envvar="RETCON_SANDBOX_TOKEN",
-            help="Bearer token to require. Other users of this machine can read a command line, so prefer a file.",
-            show_default=False,
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", help="A file that contains the token.", show_default=False),
-    ] = None,
+    token: Annotated[str | None, token_option("RETCON_SANDBOX_TOKEN")] = None,
+    token_file: TokenFile = None,
     timeout: Annotated[
         float, typer.Option("--timeout", help="Seconds that a call gets unless it asks for others.")
     ] = 10.0,
@@ -134,7 +122,7 @@ def serve(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    from retcon.sandbox.service.server import LAST_SECONDS, StopSignals, listen
+    from retcon.http.server import LAST_SECONDS, StopSignals, listen
 
     opened = listen(host, port)
     asyncio.run(_serve(opened, settings, sandbox, StopSignals(drain + LAST_SECONDS)))
@@ -142,7 +130,7 @@ def serve(
 
 
 async def _serve(opened: socket.socket, settings: Settings, sandbox: SandboxPool, signals: StopSignals) -> None:
-    from retcon.sandbox.service import server
+    from retcon.http import server
     from retcon.sandbox.service.app import create_app
 
     files = server.allow_many_connections()

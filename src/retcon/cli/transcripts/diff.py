@@ -14,7 +14,7 @@ from retcon.core.types import REPLACED, Decision
 if TYPE_CHECKING:
     from retcon.report.diff import Change
 
-Kind = Literal["repaired", "shallow", "deep", "resampled", "unrepaired", "answered", "any"]
+Kind = Literal["repaired", "shallow", "deep", "resampled", "described", "unrepaired", "answered", "any"]
 _FIRST = 5
 
 

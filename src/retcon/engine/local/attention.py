@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
-from transformers import AttentionInterface, PreTrainedModel
 
 from retcon.core.errors import EngineError
 from retcon.engine.local.slabs import Slab
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NAME = "retcon"
 UNKNOWN = ("softcap", "s_aux", "position_bias")
@@ -209,9 +211,6 @@ def attention(
     return retcon_plan.attend(module.layer_idx, q, k, v, scale)[None], None  # type: ignore[arg-type]
 
 
-AttentionInterface.register(NAME, attention)
-
-
 def forward(model: PreTrainedModel, plan: ForwardPlan) -> Tensor:
     """Logits (K, V) of the plan's ids, their keys and values stored. Leaves the model as it was."""
     with _attending(model):
@@ -227,6 +226,9 @@ def forward(model: PreTrainedModel, plan: ForwardPlan) -> Tensor:
 
 @contextmanager
 def _attending(model: PreTrainedModel) -> Iterator[None]:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attention)
     config = model.config.get_text_config()
     before = config._attn_implementation
     config._attn_implementation = NAME

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from retcon.core.errors import ComputeWarning
 from retcon.engine.local.attention import ForwardPlan, FreshJob, forward
 from retcon.engine.local.invariance import Invariance, linear_layers, probe
 from retcon.engine.local.lean import Lean, room, why_not
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,10 +21,9 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from transformers import PreTrainedModel
 
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
@@ -39,6 +38,9 @@ from retcon.engine.local.support import check_model
 from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams, check_params
 from retcon.models.waiting import calm_threads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 T = TypeVar("T")
 
@@ -172,6 +174,16 @@ class LocalEngine:
         """Its slot stays, and no forward waits for it until it has a call again. Unknown ids are ignored."""
         if request_id in self._requests:
             self._aside.add(request_id)
+
+    def fork(self, request_id: str, source_id: str, length: int) -> None:
+        """See `Forks`: keys and values are copied, not computed again."""
+        source = self._requests.get(source_id)
+        if source is None or request_id in self._requests:
+            return
+        self._arrivals += 1
+        request = self._requests[request_id] = Request(request_id, self._arrivals)
+        with torch.inference_mode():
+            self._scheduler.fork(request, source, length)
 
     def invalidate(self) -> None:
         """Forget all keys and values, as after a change of the weights, and free them; open requests stay open."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from retcon.engine.local.requests import Request
 from retcon.engine.local.slabs import Memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KEPT = 256
 """Prompts whose last logits are kept at most."""

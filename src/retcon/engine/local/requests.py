@@ -32,6 +32,7 @@ class GenerateCall:
     logprobs: list[float] = field(default_factory=list)
     sampling_logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # of what was made before the weights changed
+    entropies: list[float] = field(default_factory=list)
     draws: RandomStream = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     stopped: bool = False
@@ -55,6 +56,11 @@ class GenerateCall:
         """Positions that are likely to be needed soon: the tokens to feed, and some of those to generate."""
         ids = len(self.ids) + len(self.made)
         return ids + min(self.limit - len(self.made), AHEAD)
+
+    @property
+    def wants_entropy(self) -> bool:
+        """Whether that of the next token's distribution is asked for."""
+        return len(self.made) < self.params.entropies
 
     def take(self, token: int, logprob: float, sampling_logprob: float) -> bool:
         """Add an id; whether it is the last one."""
@@ -88,6 +94,7 @@ class GenerateCall:
                 "stop" if self.stopped else "length",
                 tuple(self.sampling_logprobs),
                 versions=None if version is None else tuple(self.versions),
+                entropies=tuple(self.entropies) if self.params.entropies else None,
             )
         )
         return True

@@ -75,6 +75,12 @@ def argmax(values: Tensor) -> Tensor:
     return cell * CELL + values.gather(1, within.clamp(max=vocab - 1)).argmax(-1)
 
 
+def entropies(logits: Tensor) -> list[float]:
+    """Of each row's distribution: logits (B, V) of any dtype → (B,) nats."""
+    found: list[float] = _cells(torch.special.entr(logits.float().softmax(-1)), "sum").sum(-1).tolist()
+    return found
+
+
 def _cells(values: Tensor, reduction: str) -> Tensor:
     """values (B, V) reduced over stretches of CELL tokens: (B, ⌈V / CELL⌉)."""
     whole = values.shape[-1] // CELL

@@ -20,8 +20,8 @@ from torch import Tensor
 from retcon.engine.local.decoder import Decoder
 from retcon.engine.local.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
 from retcon.engine.local.prompt_cache import PromptCache
-from retcon.engine.local.requests import GenerateCall, Request, ScoreCall, common_prefix
-from retcon.engine.local.sampling import Sampler
+from retcon.engine.local.requests import AHEAD, GenerateCall, Request, ScoreCall, common_prefix
+from retcon.engine.local.sampling import Sampler, entropies
 from retcon.engine.local.slabs import Memory, Place
 from retcon.engine.local.stats import EngineStats
 
@@ -85,6 +85,17 @@ class Scheduler:
         """The request has a call to be answered."""
         self._resting.pop(request.id, None)
         (self._waiting if request.admitted else self._new)[request.id] = request
+
+    def fork(self, request: Request, source: Request, length: int) -> None:
+        """Give a request that was never asked the first `length` positions of one at rest, where there is room."""
+        kept = min(length, len(source.cached)) if source.id in self._resting else 0
+        place = self._memory.take(min(kept + AHEAD, self._memory.max_len)) if kept else None
+        if place is None or source.place is None:
+            return
+        self._memory.copy([(source.place, place, kept)])
+        request.place, request.cached, request.admitted = place, source.cached[:kept], True
+        self._stats.copied += kept
+        self._rest(request)
 
     def remove(self, request: Request) -> None:
         """The request is over; its slot is free."""
@@ -358,6 +369,9 @@ class Scheduler:
     def _sample(self, requests: list[Request], logits: Tensor) -> None:
         """Draw the next id of each request; answer those that end."""
         calls = [r.call for r in requests if isinstance(r.call, GenerateCall)]
+        wanted = [n for n, call in enumerate(calls) if call.wants_entropy]
+        for n, entropy in zip(wanted, entropies(logits[wanted]) if wanted else (), strict=True):
+            calls[n].entropies.append(entropy)
         if self._sampler is None or self._sampler[0] != calls:
             self._sampler = (calls, Sampler([c.params for c in calls], logits.device))
         uniform = torch.tensor([c.draws.draw() for c in calls], dtype=torch.float32, device=logits.device)

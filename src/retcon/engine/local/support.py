@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from retcon.core.errors import EngineError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NEEDED = ("position_ids", "attention_mask", "past_key_values", "logits_to_keep")
 ATTENTION = ("sdpa", "eager")

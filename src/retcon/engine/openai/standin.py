@@ -39,6 +39,11 @@ class StandIn:
     def controls(self) -> Sequence[str]:
         return tuple(_CONTROLS)
 
+    @property
+    def size(self) -> int:
+        """Of the words' vocabulary."""
+        return self._words.size
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         if not special:
             return self._words.encode(text)

@@ -29,7 +29,10 @@ def recipe_of(section: Mapping[str, Any] | None) -> Recipe:
         raise RecipeError(f"verl's configuration names no recipe: set {SECTION}.recipe to a file or a shipped name")
     if unknown := sorted(set(section) - set(KEYS)):
         raise RecipeError(f"{SECTION}.{unknown[0]} is no key of that section; there are: {', '.join(KEYS)}")
-    return load_recipe(find_recipe(str(section["recipe"])), [str(one) for one in section.get("overrides") or ()])
+    recipe = load_recipe(find_recipe(str(section["recipe"])), [str(one) for one in section.get("overrides") or ()])
+    if recipe.stages:
+        raise RecipeError(f"{section['recipe']} has stages, and verl's trainer has none: name a recipe of one of them")
+    return recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,14 @@ def refuse_unfit(config: Any, recipe: Recipe) -> None:
     for key, nothing in LOSSES.items():
         if getattr(recipe.rl, key) != nothing:
             raise RecipeError(f"rl.{key} = {getattr(recipe.rl, key)}: verl's loss knows nothing like it; leave it out")
+    if purified and recipe.repair.probes:
+        raise RecipeError(f"repair.probes = {recipe.repair.probes}: verl rolls out the members of a group each by "
+                          "itself, and none can wait for others; set it to 0")  # fmt: skip
+    if recipe.strategy.branching:
+        raise RecipeError(
+            f"strategy.kind = '{recipe.strategy.kind}': verl rolls out each member of a group by itself: none can "
+            "branch off another; set it to independent"
+        )
     _refuse_selection(config, recipe)
     _refuse_lengths(Lengths.of(config), recipe, purified)
 

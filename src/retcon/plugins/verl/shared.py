@@ -20,7 +20,7 @@ from retcon.plugins.verl.engine import Client, ServerEngine
 from retcon.plugins.verl.settings import Lengths, recipe_of, refuse_unfit, sampling_of
 from retcon.plugins.verl.tasks import task_of
 from retcon.rollout.context import RolloutContext
-from retcon.rollout.group import rollout_member
+from retcon.rollout.member import rollout_member
 from retcon.rollout.prompts import prompt_ids
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import FAMILY

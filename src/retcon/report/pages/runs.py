@@ -52,7 +52,8 @@ def draw_runs(runs: Sequence[Viewed], out: Path) -> dict[Curve, Path]:
     for curve in ALL:
         series = {run.name: values for run in runs if (values := _values(run, curve)) is not None}
         if series:
-            files[curve] = draw(curve, series, [run.name for run in runs], out)
+            stages = {run.name: run.stages for run in runs}
+            files[curve] = draw(curve, series, [run.name for run in runs], out, stages=stages)
     return files
 
 
@@ -109,6 +110,7 @@ def _runs_table(runs: Sequence[Viewed]) -> str:
         ("model", [str(run.recipe.get("model", {}).get("path", "–")) for run in runs]),
         ("tasks", [_tasks(run) for run in runs]),
         ("steps", ["–" if run.steps is None else f"{len(run.metrics):,} of {run.steps:,}" for run in runs]),
+        ("stages", [", ".join(f"{name} {first}–{last}" for name, first, last in run.stages) or "–" for run in runs]),
     ]
     rows += [
         (f"{label}, last {LATE} steps", [_late(run, name, digits) for run in runs]) for name, label, digits in FIGURES

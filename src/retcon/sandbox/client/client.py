@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import quote
 
-import httpx
 import msgspec
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.http.asking import Answer
 from retcon.sandbox.client.remote import (
     Remote,
     RequestAnswered,
@@ -213,7 +213,7 @@ class ClientSession:
             self._lost = why
             self._on_end()
 
-    async def _stated(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+    async def _stated(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
         try:
             return await self._ask(method, path, body)
         except ServerUnavailable as error:
@@ -221,7 +221,7 @@ class ClientSession:
 
     async def _ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, seconds: float = 0.0
-    ) -> httpx.Response:
+    ) -> Answer:
         if self._lost is not None:
             raise SessionLost(f"session {self.id}: {self._lost}")
         key = uuid.uuid4().hex
@@ -237,10 +237,10 @@ def token_from_environment() -> str | None:
     return os.environ.get(TOKEN) or None
 
 
-def read_result(response: httpx.Response) -> Result:
+def read_result(response: Answer) -> Result:
     """Raises ServerUnavailable where it is none: something between here and the server has answered."""
     try:
-        return _result.decode(response.content)
+        return _result.decode(response.body)
     except msgspec.DecodeError as error:
         raise ServerUnavailable(f"{response.url}: not a result: {error}") from error
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-import os
-import ssl
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-import httpx
 import msgspec
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
+from retcon.http.asking import Answer, Connections, NoAnswer
 from retcon.sandbox.types import Limits, Program, Result
 
-CONNECT_SECONDS = 10.0
 RETRIED_STATUS = (502, 503, 504)
 
 
@@ -33,30 +29,19 @@ class ServerUnavailable(Exception):
         self.down = down
 
 
-def _trusted() -> ssl.SSLContext | bool:
-    """Whose certificates are believed: those that OpenSSL's own variables name, else the well-known ones."""
-    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
-    return ssl.create_default_context(cafile=file, capath=folder) if file or folder else True
-
-
 class Remote:
-    """The connections to one server. patience: seconds that an answer may take beyond the call's own wall limit."""
+    """One server. connections: requests at a time, the others wait here. patience: seconds that an answer may take
+    beyond the call's own wall limit."""
 
     def __init__(self, url: str, token: str | None, *, connections: int, patience: float) -> None:
         self.url = url.rstrip("/")
         self._patience = patience
-        # httpx's own queue for connections takes the longer for each request the more of them wait.
         self._turns = asyncio.Semaphore(connections)
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections),
-            trust_env=False,  # a proxy for the outside world has no business between a trainer and its sandbox
-            verify=_trusted() if url.startswith("https:") else False,
-        )
+        # A proxy for the outside world has no business between a trainer and its sandbox.
+        self._connections = Connections(token or "", proxies=False)
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._connections.close()
 
     async def ask(
         self,
@@ -67,7 +52,7 @@ class Remote:
         seconds: float = 0.0,
         patience: float | None = None,
         key: str | None = None,
-    ) -> httpx.Response:
+    ) -> Answer:
         """The answer of a request that was served.
 
         seconds: how long the work itself may take. patience: in place of the client's. key: marks repetitions.
@@ -77,30 +62,25 @@ class Remote:
         or wants another token).
         """
         headers = {} if key is None else {"Idempotency-Key": key}
-        content = None
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-            content = json.dumps(body).encode()
         longest = seconds + (self._patience if patience is None else patience)
-        timeout = httpx.Timeout(longest, connect=CONNECT_SECONDS, pool=None)
         async with self._turns:
             try:
-                response = await self._http.request(method, path, content=content, headers=headers, timeout=timeout)
-            except httpx.TimeoutException as error:
-                raise ServerUnavailable(f"{self.url}: no answer in time ({type(error).__name__})") from error
-            except httpx.TransportError as error:
-                raise ServerUnavailable(f"{self.url}: {error or type(error).__name__}") from error
-        if not response.is_success:
+                response = await self._connections.ask(
+                    method, f"{self.url}{path}", body, seconds=longest, headers=headers
+                )
+            except NoAnswer as error:
+                raise ServerUnavailable(f"{self.url}: {error}") from error
+        if not response.ok:
             self._raise(response)
         return response
 
-    def _raise(self, response: httpx.Response) -> None:
+    def _raise(self, response: Answer) -> None:
         said = _error_in(response)
         message, kind = said.get("message", response.text[:200]), said.get("type")
-        if response.status_code in RETRIED_STATUS:
+        if response.status in RETRIED_STATUS:
             after = response.headers.get("Retry-After", "")
             raise ServerUnavailable(
-                f"{self.url}: {response.status_code} {message}",
+                f"{self.url}: {response.status} {message}",
                 after=float(after) if after.isdigit() else 0.0,
                 down=kind != "busy",
             )
@@ -117,11 +97,11 @@ class Remote:
             if result is not None:
                 raise RequestAnswered(result)
             raise ValueError(f"{said['field']}: {message}" if said.get("field") else message)
-        if response.status_code == 401:
+        if response.status == 401:
             raise SandboxUnavailable(f"{self.url} requires another token: {message}")
         if kind == "internal":
             raise ServerBroken(f"{self.url}: {message}")
-        raise SandboxUnavailable(f"{self.url} answers {response.status_code}: is it a retcon sandbox server? {message}")
+        raise SandboxUnavailable(f"{self.url} answers {response.status}: is it a retcon sandbox server? {message}")
 
 
 class SessionForgotten(SessionLost):
@@ -140,7 +120,7 @@ class RequestAnswered(Exception):
         self.result = result
 
 
-def _error_in(response: httpx.Response) -> dict[str, Any]:
+def _error_in(response: Answer) -> dict[str, Any]:
     try:
         error = response.json().get("error")
     except (ValueError, AttributeError):  # a proxy's page, say
@@ -148,7 +128,7 @@ def _error_in(response: httpx.Response) -> dict[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
-def _result_in(response: httpx.Response) -> Result | None:
+def _result_in(response: Answer) -> Result | None:
     return msgspec.convert(found, Result) if (found := response.json().get("result")) is not None else None
 
 

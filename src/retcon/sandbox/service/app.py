@@ -1,9 +1,8 @@
-"""The ASGI application: what stands at which path, and who may ask."""
+"""The ASGI application: what stands at which path."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -14,10 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retcon import __version__
 from retcon.core.errors import nearest
+from retcon.http.draining import Draining
+from retcon.http.front import Front
+from retcon.http.handling import answer, serving
+from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.apis.code_judge import (
     BatchJudged,
     BatchRan,
@@ -34,20 +36,18 @@ from retcon.sandbox.service.apis.languages import Languages
 from retcon.sandbox.service.apis.own import Batch, Call, Cell, OwnApi, Results
 from retcon.sandbox.service.apis.own_sessions import Checkpoint, Open, Opened, SessionsApi
 from retcon.sandbox.service.calls import Calls
-from retcon.sandbox.service.draining import Draining
-from retcon.sandbox.service.http import answer, serving
-from retcon.sandbox.service.metrics import CONTENT_TYPE, Metrics
+from retcon.sandbox.service.metrics import CONTENT_TYPE
 from retcon.sandbox.service.openapi import Endpoint, document, page
-from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.service.shapes import as_fastapi, as_own
 from retcon.sandbox.types import Result, Sandbox, Tier
 
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")
 """Answered without a token: they say what every server of this version does."""
 _SHAPES = {
-    "retcon": RequestRefused.as_own,
-    "code-judge": RequestRefused.as_fastapi,
-    "SandboxFusion": RequestRefused.as_fastapi,
+    "retcon": as_own,
+    "code-judge": as_fastapi,
+    "SandboxFusion": as_fastapi,
 }
 
 
@@ -116,7 +116,7 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> Front:
         exception_handlers={HTTPException: _http_error(paths), Exception: _broken},
     )
     draining = Draining(settings.drain, lambda: calls.gate.inside + calls.gate.waiting + len(sessions))
-    return Front(app, settings.token, calls.metrics, draining=draining)
+    return Front(app, settings.token, OPEN_PATHS, as_own, calls.metrics.requests, draining)
 
 
 async def _same(response: Response, _: Request) -> Response:
@@ -135,62 +135,11 @@ def _http_error(paths: list[str]) -> Callable[[Request, Exception], Any]:
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             said = f"{request.url.path} does not take {request.method}"
         refused = RequestRefused(error.status_code, "no_such_endpoint", said)
-        return answer(refused.as_own(), error.status_code, dict(error.headers or {}))
+        return answer(as_own(refused), error.status_code, dict(error.headers or {}))
 
     return handler
 
 
 async def _broken(_: Request, error: Exception) -> Response:
     """A fault of this program: its traceback goes to the log, not to the client."""
-    return answer(RequestRefused(500, "internal", f"{type(error).__name__}: see the server's log").as_own(), 500)
-
-
-class Front:
-    """Asks for the token and counts answers, around everything else. open_paths: answered without a token. shape: of
-    an error's body. draining: what it does before it ends, if anything."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        token: str | None,
-        metrics: Metrics,
-        *,
-        open_paths: Sequence[str] = OPEN_PATHS,
-        shape: Callable[[RequestRefused], dict[str, Any]] = RequestRefused.as_own,
-        draining: Draining | None = None,
-    ) -> None:
-        self._app = app
-        self.draining = draining
-        self._wanted = None if token is None else f"Bearer {token}".encode()
-        self._metrics = metrics
-        self._open_paths, self._shape = open_paths, shape
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._metrics.requests[message["status"]] += 1
-            await send(message)
-
-        refused = None if scope["path"] in self._open_paths else self._refused(scope)
-        if refused is None and self.draining is not None:
-            refused = self.draining.refused(scope["method"], scope["path"])
-        if refused is None:
-            await self._app(scope, receive, counted)
-            return
-        response = answer(self._shape(refused), refused.status, {**(refused.headers or {}), "Connection": "close"})
-        await response(scope, receive, counted)
-
-    def _refused(self, scope: Scope) -> RequestRefused | None:
-        given = dict(scope["headers"])
-        if self._wanted is not None:
-            if hmac.compare_digest(given.get(b"authorization", b""), self._wanted):
-                return None
-            said = "give the server's token: Authorization: Bearer …"
-            return RequestRefused(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
-        if b"origin" in given:  # any page may send requests to its reader's own machine, and browsers say that it did
-            return RequestRefused(403, "from_a_browser", "a server without a token takes no requests of web pages")
-        return None
+    return answer(as_own(RequestRefused(500, "internal", f"{type(error).__name__}: see the server's log")), 500)

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
-from retcon.sandbox.service.gate import RETRY_AFTER_SECONDS, Gate
+from retcon.http.gate import RETRY_AFTER_SECONDS, Gate
+from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.metrics import Metrics
-from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.service.settings import Settings
 from retcon.sandbox.types import Limits, Result, Sandbox, Tier
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from retcon.core.errors import RetconError
 from retcon.tasks.graders.text import MARK, final_answer
@@ -13,6 +13,14 @@ from retcon.tasks.graders.text import MARK, final_answer
 Columns = Mapping[str, Any]
 Told = tuple[tuple[str, str], ...]
 """Messages, (role, text)."""
+
+
+class Row(NamedTuple):
+    """where: file and line, item or row, for messages. number: of that line."""
+
+    columns: dict[str, Any]
+    number: int
+    where: str
 
 
 class DataError(RetconError):

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 from retcon.core.errors import nearest
 from retcon.tasks.data.conventions import Convention, named, recognised
-from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, missing
+from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, missing
 from retcon.tasks.data.grading import has_tests, refuse_unknown
-from retcon.tasks.data.hub import hub_rows
 from retcon.tasks.data.loaded import Loaded, Placed, ReadSource, Role
 from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
 from retcon.tasks.data.overlap import EvaluationIndex
+from retcon.tasks.data.packaged.hub import hub_rows
+from retcon.tasks.data.packaged.saved import folder_of, has_splits
 from retcon.tasks.data.programs import CODE
-from retcon.tasks.data.rows import Row, mapped, read_rows, split_of
+from retcon.tasks.data.rows import mapped, read_rows, split_of
 from retcon.tasks.data.text import key
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
@@ -75,7 +76,7 @@ class _Loader:
         if source.grader:
             refuse_unknown(source.grader, source.path)
         convention = named(source.format) if source.format != "auto" else None
-        for row, row_role in self._rows(source, role, on_hub=origin == "hub"):
+        for row, row_role in self._rows(source, role, in_splits=origin == "hub" or has_splits(Path(source.path))):
             read.rows += 1
             columns = mapped(row, source.columns)
             if convention is None:
@@ -88,18 +89,19 @@ class _Loader:
                 self._take(read, row, columns, convention, row_role)
         return read
 
-    def _rows(self, source: TaskSource, role: Role, *, on_hub: bool) -> Iterator[tuple[Row, Role | None]]:
-        """The rows, each with what it is for, None for nothing. Raises DataError where a split has no row."""
+    def _rows(self, source: TaskSource, role: Role, *, in_splits: bool) -> Iterator[tuple[Row, Role | None]]:
+        """The rows, each with what it is for, None for nothing. in_splits: whether those of one split can be had alone.
+        Raises DataError where a split has no row."""
         wanted: dict[str, Role] = {}
         if source.split and role == "train":
             wanted[source.split] = role
         if self._settings.evaluation_split and (role == "evaluation" or not self._settings.evaluation_path):
             wanted[self._settings.evaluation_split] = "evaluation"
-        if on_hub:
+        if in_splits:
             if not source.split and role == "train":
                 wanted = {"train": role, **wanted}
             for split, of_split in (wanted or {"test": role}).items():
-                for row in hub_rows(source.path, subset=source.subset, split=split, revision=source.revision):
+                for row in _rows_of_split(source, split):
                     yield row, of_split
             return
         rest = None if source.split or role == "evaluation" else role
@@ -169,6 +171,12 @@ class _Loader:
         return Task(id, item.question, item.answer, item.system, meta, item.before)
 
 
+def _rows_of_split(source: TaskSource, split: str) -> Iterator[Row]:
+    if has_splits(Path(source.path)):
+        return read_rows(folder_of(Path(source.path), split))
+    return hub_rows(source.path, subset=source.subset, split=split, revision=source.revision)
+
+
 def held_out(same: str, share: float) -> bool:
     """Whether the question with this key is evaluated on: a share of all questions, the same ones everywhere."""
     return int(hashlib.sha256(f"split {same}".encode()).hexdigest()[:15], 16) < share * 16**15
@@ -201,7 +209,8 @@ def _find_overlap(loaded: Loaded) -> None:
 def questions_of(path: str) -> Iterator[tuple[str, str]]:
     """(place, question) of all rows of an evaluation's file. Raises DataError."""
     convention = None
-    for row in read_rows(Path(path)):
+    rows = read_rows(folder_of(Path(path), "test") if has_splits(Path(path)) else Path(path))
+    for row in rows:
         convention = convention or recognised(row.columns, row.where, {})
         try:
             yield row.where, convention.read(row.columns).question

@@ -1,4 +1,4 @@
-"""Rows of files: JSON Lines, a JSON array, CSV and Parquet, plain or compressed, each with the line it stands in.
+"""Rows of files: JSON Lines, a JSON array, CSV, Parquet, Arrow, plain or compressed, each with the line it stands in.
 
 And their columns, by the names that settings give them.
 """
@@ -11,27 +11,20 @@ from collections.abc import Generator, Iterator, Mapping
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from retcon.core.errors import RecordError, nearest
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.foreign.records import Record, open_source
-from retcon.tasks.data.fields import Columns, DataError, text
+from retcon.tasks.data.fields import Columns, DataError, Row, text
+from retcon.tasks.data.packaged.saved import ABOUT, SUFFIX, arrow_rows
 
 SPLIT = "split"
 TABLES = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (".jsonl", ".ndjson", ".json", *TABLES, ".parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".json", *TABLES, ".parquet", SUFFIX)
 """Of files with rows, before the one of a compression (.gz, .zst)."""
-
-
-class Row(NamedTuple):
-    """where: file and line, item or row, for messages. number: of that line."""
-
-    columns: dict[str, Any]
-    number: int
-    where: str
 
 
 def is_data_file(name: str) -> bool:
@@ -64,6 +57,8 @@ def shards(path: Path) -> list[Path] | None:
     else:
         return None
     files = sorted(file for file in found if is_data_file(file.name) and file.is_file())
+    if any(file.suffix == SUFFIX for file in files):
+        files = [file for file in files if file.name not in ABOUT]
     if not files:
         kinds = ", ".join(SUFFIXES)
         there = ", ".join(sorted(file.name for file in found)[:5]) or "nothing"
@@ -89,7 +84,10 @@ def _rows_of(path: Path) -> Iterator[Row]:
         kinds = ", ".join(SUFFIXES)
         raise DataError(f"{path}: files of this kind are not read; there are: {kinds}, also as .gz or .zst")
     delimiter = next((mark for suffix, mark in TABLES.items() if plain.endswith(suffix)), None)
-    rows = _json_rows(path) if delimiter is None else _table_rows(path, delimiter)
+    if plain.endswith(SUFFIX):
+        rows = arrow_rows(path)
+    else:
+        rows = _json_rows(path) if delimiter is None else _table_rows(path, delimiter)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path} is empty: there is no row in it")

@@ -56,8 +56,8 @@ class TaskSource(_Reading):
 class FileTaskSettings(_Reading):
     """The section [task] of kind `file`."""
 
-    path: str = Field("", description="a file (.jsonl, .json, .csv, .tsv, .parquet, also .gz, .zst), a folder or a "
-        "pattern (shards/*.parquet) of those, a family such as numbers, a hub data set ORG/NAME, or my_package."
+    path: str = Field("", description="a file (.jsonl, .json, .csv, .tsv, .parquet, .arrow, also .gz, .zst), a folder "
+        "or a pattern (shards/*.parquet) of those, a family such as numbers, a hub data set ORG/NAME, or my_package."
         "my_module:MyTasks")  # fmt: skip
     sources: tuple[TaskSource, ...] = Field((), description="several, in place of path: each with path and weight, and "
         "what differs from the keys here")  # fmt: skip

@@ -34,6 +34,8 @@ REPLY_CHARS = 4000
 """Of a reply that marks no answer, its end, in which Math-Verify looks for one; a longer marked answer is none, and a
 longer right answer is refused."""
 
+WAITING = 10.0  # wall seconds for each CPU second: on a busy machine an answer must not become a fault
+
 _WARM = r"""
 import json, logging
 logging.disable(logging.CRITICAL)
@@ -54,7 +56,9 @@ gold, reply = (parse(text, parsing_timeout=None) for text in json.load(open("cas
 
 @dataclass(frozen=True, slots=True)
 class MathSettings:
-    seconds: Annotated[float, Field(gt=0, description="CPU and wall seconds of a comparison")] = 10.0
+    seconds: Annotated[
+        float, Field(gt=0, description="CPU seconds of a comparison, and a tenth of its wall seconds")
+    ] = 10.0
     memory_mb: Annotated[int, Field(gt=0, description="memory that a comparison may take, MiB")] = 1024
     at_once: Annotated[int, Field(ge=1, description="answers that are compared at a time")] = 2
 
@@ -65,13 +69,13 @@ class MathGrader:
         async with SandboxPool(packages=PACKAGES) as sandbox, MathGrader(sandbox) as grader:
             await grader.equal("1/2", r"so it is \boxed{0.5}")
 
-    at_once: answers that are compared at a time, each in a session of its own. seconds: CPU and wall, of a comparison.
-    memory_mb: of a session.
+    at_once: answers that are compared at a time, each in a session of its own. seconds: CPU, of a comparison, which may
+    take WAITING times as long on the clock. memory_mb: of a session.
     """
 
     def __init__(self, sandbox: Sandbox, *, at_once: int = 2, seconds: float = 10.0, memory_mb: int = 1024) -> None:
-        self._seconds = seconds
-        limits = Limits(cpu_seconds=60.0, wall_seconds=120.0, memory_mb=memory_mb)
+        self._limits = Limits(cpu_seconds=seconds, wall_seconds=WAITING * seconds, memory_mb=memory_mb)
+        limits = Limits(cpu_seconds=60.0, wall_seconds=600.0, memory_mb=memory_mb)
         self._sessions = WarmSessions(sandbox, _WARM, limits, at_once=at_once)
 
     async def __aenter__(self) -> Self:
@@ -131,7 +135,7 @@ class MathGrader:
     async def _compare(self, texts: list[str]) -> str | None:
         async with self._sessions.one() as session:
             files = {"case.json": json.dumps(texts).encode()}
-            result = await session.run(_COMPARE, files=files, timeout=self._seconds)
+            result = await session.run(_COMPARE, files=files, limits=self._limits)
             if result.status != "ok":
                 last = result.stderr.strip().rpartition("\n")[2]
                 raise InfrastructureFault(f"an answer could not be graded: {result.status}: {last}")

@@ -5,15 +5,18 @@ Scaled dot products without copies of the keys and values that a group of query 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface
 
-from retcon.train.kernels.packing import Bucket, Packing
+from retcon.train.kernels.packing import Bucket, Packing, Prefix
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NAME = "retcon_packed"
 SHORT = 1024
@@ -76,12 +79,21 @@ def _bucket_attention(
     q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)) for x in own)
     prefix = bucket.prefix
     if prefix is not None:
-        shared = (_Take.apply(x, prefix.index, prefix.kept).unflatten(0, (prefix.count, -1)) for x in every)
+        shared = (_beginnings(x, prefix).unflatten(0, (prefix.count, -1)) for x in every)
         k, v = (torch.cat([x.index_select(0, prefix.rows), y], 1) for x, y in zip(shared, (k, v), strict=True))
     mask = None if prefix is None else prefix.mask
     out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, scale=scale, drop=drop)
     flat = out.transpose(1, 2).flatten(0, 1)
     return flat if bucket.kept is None else _Take.apply(flat, bucket.kept, None)
+
+
+def _beginnings(x: Tensor, prefix: Prefix) -> Tensor:
+    """Of all ids' x, those that rows see before themselves. Padding among them has no gradient either way: nobody looks
+    at it."""
+    if prefix.distinct:
+        taken: Tensor = _Take.apply(x, prefix.index, prefix.kept)
+        return taken
+    return x.index_select(0, prefix.index)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float | None, drop: float = 0.0) -> Tensor:
@@ -111,4 +123,15 @@ def _scores_as_a_whole(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sca
     return torch.matmul(weights.flatten(2, 3), v).view(batch, heads, width, v.shape[-1])
 
 
-AttentionInterface.register(NAME, packed_attention)
+@contextmanager
+def attending(model: PreTrainedModel) -> Iterator[None]:
+    """Within, the model attends by `packed_attention`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, packed_attention)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
-from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
 
 
 @contextmanager
@@ -20,6 +22,8 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     sake of dropout: the layers are put into that mode, and what is in them is not. Raises ValueError for a model that
     transformers cannot checkpoint, or whose layers themselves would then drop out.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no activation checkpointing: turn compute.checkpointing off")

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from retcon.core.types import Sample
 from retcon.train.batch import Batch, collate, micro_batches
-from retcon.train.kernels.attention import NAME
+from retcon.train.kernels.attention import attending
 from retcon.train.kernels.checkpointing import checkpointed
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.entropy import gather_entropies
 from retcon.train.kernels.linear import quick_linears
 from retcon.train.kernels.logprobs import gather_logprobs, padded_hidden
 from retcon.train.kernels.norms import quick_norms
-from retcon.train.kernels.packing import pack, packed_batches
+from retcon.train.kernels.packing import Repeats, pack, packed_batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -50,7 +53,7 @@ def forwards(
     packs = why_not_packed(model, max(len(s.ids) for s in samples)) is None
     with ExitStack() as stack:
         if packs:
-            stack.enter_context(_attention(model))
+            stack.enter_context(attending(model))
         if computing.checkpointing:
             stack.enter_context(checkpointed(model))
         if model.device.type == "cpu":
@@ -111,27 +114,23 @@ def _packed(
     hidden = model.base_model(
         input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
-    found = _learnt(model, hidden, packing.source, batch, computing, entropies)
+    found = _learnt(model, hidden, packing.source, batch, computing, entropies, packing.repeats)
     return Part(samples, batch, found[0], packing.ids.numel(), packing.padded, found[1])
 
 
 def _learnt(
-    model: PreTrainedModel, hidden: Tensor, source: Tensor, batch: Batch, computing: Computing, entropies: bool
+    model: PreTrainedModel,
+    hidden: Tensor,
+    source: Tensor,
+    batch: Batch,
+    computing: Computing,
+    entropies: bool,
+    repeats: Repeats | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs, and entropies where they are wanted, (B, T), of what `source` says precedes the tokens that are
     learnt."""
     chunk = computing.logits_chunk
-    logprobs = gather_logprobs(model, hidden, source, ids=batch.ids, mask=batch.mask, chunk=chunk)
+    logprobs = gather_logprobs(model, hidden, source, ids=batch.ids, mask=batch.mask, chunk=chunk, repeats=repeats)
     if not entropies:
         return logprobs, None
     return logprobs, gather_entropies(model, hidden, source, mask=batch.mask, chunk=chunk)
-
-
-@contextmanager
-def _attention(model: PreTrainedModel) -> Iterator[None]:
-    before = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)

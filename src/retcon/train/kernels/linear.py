@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from retcon.models.devices import cpu_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 AVAILABLE: Final = (
     torch.backends.mkldnn.is_available()

@@ -9,16 +9,19 @@ recomputed from the log-sum-exp. Where one slice holds all, its logits are kept 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.linear import product_for
+from retcon.train.kernels.packing import Repeats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int = DEFAULT.logits_chunk) -> Tensor:
@@ -38,14 +41,20 @@ def padded_hidden(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Te
 
 
 def gather_logprobs(
-    model: PreTrainedModel, hidden: Tensor, source: Tensor, *, ids: Tensor, mask: Tensor, chunk: int
-) -> Tensor:
+    model: PreTrainedModel, hidden: Tensor, source: Tensor, *, ids: Tensor, mask: Tensor, chunk: int,
+    repeats: Repeats | None = None,
+) -> Tensor:  # fmt: skip
     """log π of the tokens in the loss mask, in their places, (B, T), 0 elsewhere. hidden: (N, d). source: (L,), the
-    hidden states that precede the L tokens in the loss mask, row by row."""
+    hidden states that precede the L tokens in the loss mask, row by row. repeats: which of them need not be computed
+    more than once."""
     # index_select, unlike a boolean index, has a backward that is deterministic at no cost.
     where = mask.reshape(-1).nonzero().squeeze(-1)
     targets = ids.reshape(-1).index_select(0, where)
+    if repeats is not None:
+        source, targets = source.index_select(0, repeats.first), targets.index_select(0, repeats.first)
     found = learnt_logprobs(hidden.index_select(0, source), model.get_output_embeddings(), targets, chunk)
+    if repeats is not None:
+        found = found.index_select(0, repeats.of)
     return found.new_zeros(mask.numel()).index_copy(0, where, found).view(mask.shape)
 
 

@@ -1,13 +1,13 @@
 """Samples laid out one after another in a single row, without padding, what several of them begin with only once.
 
 The linear layers of a model see (1, N) ids, none of them padding, at the positions they have in their samples. Only
-attention needs to know who sees whom: it goes by rows (a prompt, what follows it in one sample, or a whole sample),
-padded to their bucket's width.
+attention needs to know who sees whom: it goes by rows (what samples begin with, what follows it in one of them, or a
+whole sample), padded to their bucket's width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,22 +16,21 @@ from torch import Tensor
 
 from retcon.core.types import Sample
 from retcon.train.kernels.buckets import Size, buckets
-
-MASK = 1 << 24
-"""Elements of an attention mask at most: samples whose mask would be larger do not share their prompt."""
+from retcon.train.kernels.sharing import MASK, Family, Row, chain, families, in_common, rows_of, trees
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the B rows of a bucket see before themselves: F prompts, padded on the right to P tokens.
+    """What the B rows of a bucket see before themselves: F beginnings, padded on the right to P tokens.
 
     index: (F·P,) where each id is among all; kept: which of them are no padding, None where all
-    are. count: F.
-    rows: (B,) whose prompt each row has. mask: (B or 1, 1, T, P + T) to add to attention scores.
+    are. distinct: whether no id is in two of them, as the prompt is of beginnings that part after it. count: F.
+    rows: (B,) whose beginning each row has. mask: (B or 1, 1, T, P + T) to add to attention scores.
     """
 
     index: Tensor
     kept: Tensor | None
+    distinct: bool
     count: int
     rows: Tensor
     mask: Tensor
@@ -55,74 +54,53 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeats:
+    """Learnt ids, L in all, that are the same id after the same beginning in several samples. first: (U,), one of each;
+    of: (L,), which of those each of all is."""
+
+    first: Tensor
+    of: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Packing:
     """ids, positions: (1, N) int64. buckets: of attention, in the order of tokens. source: (L,) which id's hidden state
-    predicts each of the learnt ids, sample after sample. padded: ids that attention computes, padding among them."""
+    predicts each of the learnt ids, sample after sample. repeats: see `Repeats`, None where none is learnt twice.
+    padded: ids that attention computes, padding among them."""
 
     ids: Tensor
     positions: Tensor
     buckets: tuple[Bucket, ...]
     source: Tensor
     padded: int
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Samples of a micro-batch, by index, that begin with the same `prompt` ids; 0 for a sample on its own."""
-
-    members: tuple[int, ...]
-    prompt: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Ids start…stop of `sample`; `family` whose prompt they are, or whose prompt they follow, if any."""
-
-    sample: int
-    start: int
-    stop: int
-    family: int | None
-
-
-def prompt_length(sample: Sample) -> int:
-    """Ids before the first that is learnt: what the rollouts of a group have in common."""
-    return sample.mask.index(1) if 1 in sample.mask else len(sample.ids)
-
-
-def families(samples: Sequence[Sample]) -> list[Family]:
-    """Who shares a prompt, in order of first appearance. A sample that is learnt nowhere, or alone, shares nothing."""
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for i, sample in enumerate(samples):
-        alike.setdefault(sample.ids[: prompt_length(sample)], []).append(i)
-    found = []
-    for prompt, members in alike.items():
-        longest = max(len(samples[i].ids) for i in members)
-        if len(members) > 1 and prompt and (longest - len(prompt)) * longest <= MASK:
-            found.append(Family(tuple(members), len(prompt)))
-        else:
-            found += [Family((i,), 0) for i in members]
-    return found
+    repeats: Repeats | None = None
 
 
 def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool) -> list[list[Sample]]:
-    """Micro-batches of at most `max_tokens` computed ids, families together; a longer sample goes alone.
+    """Micro-batches of at most `max_tokens` computed ids, families together, and within them trees; a longer sample
+    goes alone.
 
     A family that does not fit is cut, and each part computes its prompt.
     """
     groups = families(samples) if share else [Family((i,), 0) for i in range(len(samples))]
     parts: list[tuple[int, list[Sample]]] = []
     for family in groups:
-        members = sorted((samples[i] for i in family.members), key=lambda s: len(s.ids), reverse=True)
+        by_tree = [[samples[i] for i in tree] for tree in trees(samples, family.members)]
+        by_tree.sort(key=lambda tree: max(len(s.ids) for s in tree), reverse=True)
         cost = 0
-        for sample in members:
-            own = len(sample.ids) - family.prompt
-            if cost and cost + own <= max_tokens:
-                cost += own
-                parts[-1][1].append(sample)
-                parts[-1] = (cost, parts[-1][1])
-            else:
-                cost = family.prompt + own
-                parts.append((cost, [sample]))
+        for tree in by_tree:
+            before = None
+            for sample in tree:
+                known = family.prompt if before is None else max(family.prompt, in_common(before, sample))
+                own = len(sample.ids) - known
+                if cost and cost + own <= max_tokens:
+                    cost += own
+                    parts[-1][1].append(sample)
+                    parts[-1] = (cost, parts[-1][1])
+                else:
+                    cost = len(sample.ids)
+                    parts.append((cost, [sample]))
+                before = sample if family.prompt else None
     # The longest first, so that the rows of a micro-batch are of like length.
     parts.sort(key=lambda part: len(part[1][0].ids), reverse=True)
     batches: list[list[Sample]] = []
@@ -139,57 +117,63 @@ def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool) -
 
 def pack(samples: Sequence[Sample], *, share: bool, dtype: torch.dtype, device: torch.device) -> Packing:
     """The layout of `samples`. dtype: of the masks, that in which attention is computed."""
-    laid = _lay(samples, [f for f in families(samples) if f.prompt] if share else [])
+    laid = _lay(samples, share)
     order = [laid.rows[n] for group in laid.groups for n in group]
     ids = np.concatenate([np.asarray(samples[r.sample].ids[r.start : r.stop], np.int64) for r in order])
     positions = np.concatenate([np.arange(r.start, r.stop) for r in order])
     layout = tuple(_bucket(laid, group, dtype, device) for group in laid.groups)
+    source = _source(samples, laid)
     return Packing(
         ids=torch.from_numpy(ids)[None].to(device),
         positions=torch.from_numpy(positions)[None].to(device),
         buckets=layout,
-        source=torch.from_numpy(_source(samples, laid)).to(device),
+        source=torch.from_numpy(source).to(device),
         padded=sum(b.rows * b.width for b in layout),
+        repeats=_repeats(samples, source, device) if share and any(s.tree for s in samples) else None,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """rows: those of the `prompts` shared prompts, then one for each sample. groups: who is in which bucket. starts:
-    where each row is among all tokens."""
+    """rows: see `rows_of`; own: the one that each sample ends with. groups: who is in which bucket. starts: where each
+    row is among all tokens."""
 
-    rows: list[_Row]
-    prompts: int
+    rows: list[Row]
+    own: list[int]
     groups: list[list[int]]
     starts: np.ndarray
 
 
-def _lay(samples: Sequence[Sample], shared: list[Family]) -> _Laid:
-    family_of = {i: n for n, family in enumerate(shared) for i in family.members}
-    rows = [_Row(f.members[0], 0, f.prompt, n) for n, f in enumerate(shared)]
-    for i, sample in enumerate(samples):
-        n = family_of.get(i)
-        rows.append(_Row(i, 0 if n is None else shared[n].prompt, len(sample.ids), n))
+def _lay(samples: Sequence[Sample], share: bool) -> _Laid:
+    rows, own = rows_of(samples, share=share)
     groups = buckets([Size(row.stop - row.start, row.start) for row in rows], max_mask=MASK)
     starts, at = np.zeros(len(rows), np.int64), 0
     for group in groups:
         for n in group:
             starts[n] = at
             at += rows[n].stop - rows[n].start
-    return _Laid(rows, len(shared), groups, starts)
+    return _Laid(rows, own, groups, starts)
 
 
 def _source(samples: Sequence[Sample], laid: _Laid) -> np.ndarray:
     found = []
-    own = zip(samples, laid.rows[laid.prompts :], laid.starts[laid.prompts :], strict=True)
-    for sample, row, start in own:
+    for sample, own in zip(samples, laid.own, strict=True):
         before = np.flatnonzero(np.asarray(sample.mask)) - 1
-        source = start + before - row.start
-        if row.family is not None:
-            # Of a prompt, only its last id predicts what is learnt.
-            source[before < row.start] = laid.starts[row.family] + row.start - 1
+        source = np.empty_like(before)
+        for n in chain(laid.rows, own):
+            row = laid.rows[n]
+            here = (before >= row.start) & (before < row.stop)
+            source[here] = laid.starts[n] + before[here] - row.start
         found.append(source)
     return np.concatenate(found)
+
+
+def _repeats(samples: Sequence[Sample], source: np.ndarray, device: torch.device) -> Repeats | None:
+    targets = np.concatenate([np.asarray(s.ids)[np.flatnonzero(np.asarray(s.mask))] for s in samples])
+    _, first, of = np.unique(np.stack([source, targets]), axis=1, return_index=True, return_inverse=True)
+    if len(first) == len(source):
+        return None
+    return Repeats(torch.from_numpy(first).to(device), torch.from_numpy(of.reshape(-1)).to(device))
 
 
 def _bucket(laid: _Laid, group: list[int], dtype: torch.dtype, device: torch.device) -> Bucket:
@@ -209,17 +193,28 @@ def _bucket(laid: _Laid, group: list[int], dtype: torch.dtype, device: torch.dev
     )
 
 
-def _prefix(laid: _Laid, rows: list[_Row], width: int, dtype: torch.dtype, device: torch.device) -> Prefix:
-    which, of = np.unique([row.family for row in rows], return_inverse=True)
-    index, kept = _padded(laid.starts[which], np.array([laid.rows[n].stop for n in which]))
+def _prefix(laid: _Laid, rows: list[Row], width: int, dtype: torch.dtype, device: torch.device) -> Prefix:
+    which, of = np.unique([row.above for row in rows], return_inverse=True)
+    chains = [chain(laid.rows, n) for n in which]
+    seen = [np.concatenate([np.arange(r.stop - r.start) + at for r, at in _placed(laid, rows)]) for rows in chains]
+    offset = np.arange(max(map(len, seen)))
+    index = np.stack([tokens[np.minimum(offset, len(tokens) - 1)] for tokens in seen])
+    kept = np.flatnonzero(offset < np.array([len(tokens) for tokens in seen])[:, None])
     mask = _mask(np.array([row.start for row in rows]), width, dtype)
+    above = [n for rows in chains for n in rows]
     return Prefix(
         index=torch.from_numpy(index.reshape(-1)).to(device),
         kept=None if len(kept) == index.size else torch.from_numpy(kept).to(device),
+        distinct=len(set(above)) == len(above),
         count=len(which),
         rows=torch.from_numpy(of.reshape(-1)).to(device),
         mask=mask.to(device),
     )
+
+
+def _placed(laid: _Laid, rows: Sequence[int]) -> Iterator[tuple[Row, int]]:
+    """Rows, and where they are among all tokens."""
+    return ((laid.rows[n], int(laid.starts[n])) for n in rows)
 
 
 def _padded(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -231,7 +226,7 @@ def _padded(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _mask(before: np.ndarray, width: int, dtype: torch.dtype) -> Tensor:
-    """-inf where a row must not look: behind the end of its prompt of `before` ids, and ahead of itself. One for all
+    """-inf where a row must not look: behind the end of its beginning of `before` ids, and ahead of itself. One for all
     rows where their prompts are of one length."""
     prompt = torch.from_numpy(before if len(set(before)) > 1 else before[:1])
     past_prompt = (torch.arange(int(before.max())) >= prompt[:, None])[:, None].expand(-1, width, -1)

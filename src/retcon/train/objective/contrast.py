@@ -24,8 +24,9 @@ def contrast_samples(trajectory: Trajectory, weight: float) -> list[Sample]:
     """
     samples: list[Sample] = []
     before = list(trajectory.prompt)
-    for turn in trajectory.turns:
-        if tries := _tries(turn):
+    shared = len(trajectory.turns) - len(trajectory.own_turns)  # whose tries are another trajectory's samples
+    for n, turn in enumerate(trajectory.turns):
+        if n >= shared and (tries := _tries(turn)):
             mean = fmean(worth for _, worth in tries)
             samples += [_sample(trajectory.id, before, one.generated, weight * (worth - mean)) for one, worth in tries]
         before.extend(turn.segments)

@@ -9,16 +9,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.objective.correction import importance_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LARGE = 0.02
 """Nats a token, on average, beyond which there is a warning."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from retcon.core.types import Sample
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def kl_terms(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:

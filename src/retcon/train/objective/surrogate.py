@@ -48,6 +48,20 @@ def clipped(ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual:
     return Terms(value, cut)
 
 
+def clipped_with_gradient(
+    difference: Tensor, advantages: Tensor, *, low: float, high: float, dual: float | None = None
+) -> Terms:
+    """-min(ρ Â, clip(ρ, 1 - ε_low, (1 + ε_high) ρ / sg(ρ)) Â): PPO's clip in value, but with the upper bound's
+    gradient, (1 + ε_high) Â ∇log π_θ, where PPO's has none (AEPO, arXiv 2510.14545). sg: without gradient.
+
+    difference: (B, T) nats, log π_θ - log π_old, 0 outside the mask. dual: see `clipped`.
+    """
+    plain = clipped(token_ratio(difference), advantages, low=low, high=high, dual=dual)
+    above = (advantages > 0) & (difference.detach().exp() > 1 + high)
+    kept = -(1 + high) * (difference - difference.detach()).exp() * advantages
+    return Terms(torch.where(above, kept, plain.value), plain.cut & ~above)
+
+
 def truncated(ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, low: float, high: float) -> Terms:
     """-sg(clip(ρ, 1 - ε_low, 1 + ε_high)) Â log π_θ: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The
     clipped ratio is a weight without gradient, so that every token keeps one. cut: where the weight was clipped."""

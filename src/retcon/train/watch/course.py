@@ -20,6 +20,11 @@ class Course:
         self._section = section
         self._lines = list(lines)
         self._sampled = sum(line.get("sampled_tokens") or 0.0 for line in lines)
+        self._since = 0
+
+    def data_since(self, step: int) -> None:
+        """After this step other tasks came, on whose first tries nothing before says anything."""
+        self._since = step
 
     def add(self, line: Metrics) -> None:
         """A step is over."""
@@ -35,10 +40,10 @@ class Course:
 
     def drift_after(self, made: Metrics) -> Metrics:
         """Metrics of the step that these rollouts are of. first_try_drift: how far the first-try failure rate of the
-        last WINDOW steps lies above the lowest before (see `drift`), None while there are too few steps.
+        last WINDOW steps lies above the lowest before, on the same tasks (see `drift`), None with too few steps.
         first_try_alarm: 1 where that is by `rl.drift_alarm` or more and beyond chance, of which a DriftWarning tells
         when it begins."""
-        found = drift([*self._lines, made])
+        found = drift([*self._lines[self._since :], made])
         if found is None:
             return {"first_try_drift": None, "first_try_alarm": 0}
         alarm = found.alarming(self._section.drift_alarm)

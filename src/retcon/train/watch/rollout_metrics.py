@@ -23,8 +23,9 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     likewise; call_failure_rate: raw_failures in raw_calls. first_tries, first_try_failures: in all (see
     `retcon.core.tries`); first_try_failure_rate: the second in the first. spliced_share: of the tokens in the loss
     mask. sampled_tokens: in all, lookaheads among them; total_tokens: of the histories, prompts among them. repairs by
-    decision: in all; unaligned: those that are deep only because a call did not begin on a token boundary. rollouts,
-    infrastructure: made, and lost to faults. Means and shares are over graded rollouts alone.
+    decision: in all; unaligned: those that are deep, or described without words, only because a call did not begin on a
+    token boundary. rollouts, infrastructure: made, and lost to faults; purified: those in which a purifier was armed.
+    Means and shares are over graded rollouts alone.
     """
     made = [t for group in groups for t in group]
     graded = [t for t in made if t.reward is not None]
@@ -33,7 +34,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     lengths = [(_length(t.prompt), _length(t.segments)) for t in graded]
     tries = [first_tries(t) for t in graded]
     tried, failed = sum(t.made for t in tries), sum(t.failed for t in tries)
-    repairs = [turn.repair for t in made for turn in t.turns if turn.repair is not None]
+    repairs = [turn.repair for t in made for turn in t.own_turns if turn.repair is not None]
     decisions = [repair.decision for repair in repairs]
     return {
         "reward": _mean(rewards),
@@ -56,6 +57,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         "sampled_tokens": sum(t.sampled_tokens for t in made),
         "rollouts": len(made),
         "infrastructure": len(made) - len(graded),
+        "purified": sum(t.provenance.purified for t in made),
         **{decision: decisions.count(decision) for decision in DECISIONS},
         "unaligned": sum(repair.reason == UNALIGNED for repair in repairs),
     }

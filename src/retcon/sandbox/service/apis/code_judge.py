@@ -16,12 +16,12 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from retcon.http.body import parse
+from retcon.http.handling import answer, read_body, unless_gone
+from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.apis.languages import COMPILE_SECONDS, PYTHON, Languages
 from retcon.sandbox.service.apis.own import gathered
-from retcon.sandbox.service.body import parse
 from retcon.sandbox.service.calls import Calls, own_stderr, room_for
-from retcon.sandbox.service.http import answer, read_body, unless_gone
-from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.types import Program, Result
 
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]

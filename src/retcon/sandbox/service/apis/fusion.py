@@ -17,12 +17,13 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from retcon.http.body import parse
+from retcon.http.handling import answer, read_body, unless_gone
+from retcon.http.refusal import RequestRefused
 from retcon.sandbox.jail.fetch import TOTAL_BYTES
 from retcon.sandbox.service.apis.languages import Languages, Ran
-from retcon.sandbox.service.body import check_paths, check_text, decode_files, parse
 from retcon.sandbox.service.calls import Calls, own_stderr
-from retcon.sandbox.service.http import answer, read_body, unless_gone
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.sandbox.service.files import check_paths, check_text, decode_files
 from retcon.sandbox.types import Limits, Program, Result
 
 API = "sandbox_fusion"

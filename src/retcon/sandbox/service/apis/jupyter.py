@@ -19,12 +19,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.http.body import parse
+from retcon.http.handling import read_body, unless_gone
+from retcon.http.refusal import RequestRefused
 from retcon.sandbox.jail.fetch import TOTAL_BYTES
 from retcon.sandbox.service.apis.fusion import API, Command, Whole, answered, bounded, head, pod
-from retcon.sandbox.service.body import check_paths, decode_files, parse
 from retcon.sandbox.service.calls import Calls, unavailable
-from retcon.sandbox.service.http import read_body, unless_gone
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.sandbox.service.files import check_paths, decode_files
 from retcon.sandbox.types import Limits, Program, Result, Session
 
 T = TypeVar("T")

@@ -14,10 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from retcon.sandbox.service.body import check_paths, check_text, decode_files, parse
+from retcon.http.body import parse
+from retcon.http.handling import ClientGone, answer, encoded, read_body, unless_gone
+from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.calls import Calls
-from retcon.sandbox.service.http import ClientGone, answer, encoded, read_body, unless_gone
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.sandbox.service.files import check_paths, check_text, decode_files
+from retcon.sandbox.service.shapes import as_own
 from retcon.sandbox.types import MOST, SEEDS, Limits, Program, Result
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -105,7 +107,7 @@ class OwnApi:
             try:
                 said: dict[str, Any] = {"index": index, "result": await self._run(program, patient=True)}
             except RequestRefused as refused:
-                said = {"index": index, **refused.as_own()}
+                said = {"index": index, **as_own(refused)}
             return encoded(said) + b"\n"
 
         tasks = [asyncio.ensure_future(one(i, program)) for i, program in enumerate(programs)]

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
+from retcon.http.body import parse
+from retcon.http.handling import ClientGone, answer, read_body, unless_gone
+from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.apis.own import Cell, LimitFields, Seed, checked_cell, checked_limits
-from retcon.sandbox.service.body import parse
 from retcon.sandbox.service.calls import Calls, unavailable
-from retcon.sandbox.service.http import ClientGone, answer, read_body, unless_gone
-from retcon.sandbox.service.refusal import RequestRefused
 from retcon.sandbox.types import Limits, Session, Tier
 
 KEY = "idempotency-key"

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from retcon.core.errors import RetconError
-from retcon.sandbox.service.draining import Draining
+from retcon.http.draining import Draining
 
 BACKLOG = 2048
 GRACE_SECONDS = 10

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from retcon.purify.blocks import Gap, Ints, named
+from retcon.purify.matching.blocks import Gap, Ints, named
 
 
 def swept(a: str, b: str, below: int) -> Iterator[int]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
-
 from retcon.core.errors import MissingExtra, nearest
-from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.rows import Row
+from retcon.tasks.data.fields import DataError, Row
 
 INSTEAD = "or download a file of it and give its path"
 
@@ -29,7 +26,7 @@ def hub_rows(id: str, *, subset: str, split: str, revision: str) -> Iterator[Row
     at = f" at revision {revision}" if revision else ""
     try:
         data = datasets.load_dataset(id, subset or None, revision=revision or None)
-    except (ConnectionError, TimeoutError, httpx.HTTPError) as error:
+    except _offline_errors() as error:
         raise DataError(f"data set {id}{at} cannot be loaded without the hub ({_first(error)}): go online, {INSTEAD}"
                         ) from error  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
@@ -38,6 +35,15 @@ def hub_rows(id: str, *, subset: str, split: str, revision: str) -> Iterator[Row
         raise DataError(f"data set {id}{at} has no split '{split}'{nearest(split, data)}; there are: {', '.join(data)}")
     for number, columns in enumerate(data[split], 1):
         yield Row(dict(columns), number, f"{id} ({split}), row {number}")
+
+
+def _offline_errors() -> tuple[type[Exception], ...]:
+    """What is raised where the network fails; the hub's own client raises httpx's errors, and brings it along."""
+    try:
+        import httpx
+    except ImportError:
+        return ConnectionError, TimeoutError
+    return ConnectionError, TimeoutError, httpx.HTTPError
 
 
 def _first(error: Exception) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import msgspec
 
 from retcon.core.errors import nearest
-from retcon.sandbox.pool.paths import inside_scratch, to_write
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.refusal import RequestRefused
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -116,39 +113,3 @@ def _struct_in(info: Any) -> Any:
     if isinstance(info, msgspec.inspect.UnionType):
         return next((found for part in info.types if (found := _struct_in(part)) is not None), None)
     return None
-
-
-def decode_files(files: Mapping[str, str | None], field: str, tier: str) -> dict[str, bytes]:
-    """Base64 to bytes; a content of None is left out. tier: the server's. Raises RequestRefused that names the file."""
-    decoded = {}
-    try:
-        to_write(files, tier)
-    except ValueError as error:
-        raise RequestRefused.invalid(field, str(error)) from error
-    for name, content in files.items():
-        if content is None:
-            continue
-        try:
-            decoded[name] = base64.b64decode(content, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise RequestRefused.invalid(
-                f"{field}.{name}", f"the content of file '{name}' is not base64: {error}"
-            ) from error
-    return decoded
-
-
-def check_paths(paths: Iterable[str], field: str, tier: str) -> list[str]:
-    """These paths. tier: the server's. Raises RequestRefused for one in a folder that is not the program's."""
-    try:
-        return inside_scratch(paths, tier)
-    except ValueError as error:
-        raise RequestRefused.invalid(field, str(error)) from error
-
-
-def check_text(text: str, field: str) -> str:
-    """Raises RequestRefused for text that cannot be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestRefused.invalid(field, f"not Unicode: {error.reason} at character {error.start}") from error
-    return text

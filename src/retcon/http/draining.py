@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.refusal import RequestRefused
 
 _OPEN_SESSIONS = "/v1/sessions/"
 

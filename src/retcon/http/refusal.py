@@ -1,4 +1,4 @@
-"""What the service answers to requests that it does not serve."""
+"""What a server answers to requests that it does not serve."""
 
 from __future__ import annotations
 
@@ -34,15 +34,3 @@ class RequestRefused(Exception):
     @classmethod
     def invalid(cls, field: str | None, message: str) -> RequestRefused:
         return cls(422, "invalid", message, field=field)
-
-    def as_own(self) -> dict[str, Any]:
-        """The body in this service's own API."""
-        return {"error": {"type": self.kind, "field": self.field, "message": self.message}, **self.extra}
-
-    def as_fastapi(self) -> dict[str, Any]:
-        """The body as the services whose formats are spoken here give it: both are built on FastAPI."""
-        where: list[str | int] = ["body"]
-        for part in (self.field or "").replace("[", ".").replace("]", "").split("."):
-            if part:
-                where.append(int(part) if part.isdigit() else part)
-        return {"detail": [{"type": self.kind, "loc": where, "msg": self.message}]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.refusal import RequestRefused
 
 RETRY_AFTER_SECONDS = 1
 

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retcon.sandbox.service.refusal import RequestRefused
+from retcon.http.refusal import RequestRefused
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]

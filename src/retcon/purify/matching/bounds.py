@@ -9,8 +9,8 @@ from heapq import heapify, heappop, heappush
 import cydifflib
 from rapidfuzz.distance import LCSseq, Postfix, Prefix
 
-from retcon.purify.blocks import Block, Gap, common_blocks
-from retcon.purify.sweep import swept
+from retcon.purify.matching.blocks import Block, Gap, common_blocks
+from retcon.purify.matching.sweep import swept
 
 SMALL = 300 * 300
 """Pairs of positions up to which comparing all of them costs less than looking for blocks."""

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import GPT2Config, PretrainedConfig, Qwen3Config
 
-from retcon.config.load import load_recipe
 from retcon.config.schema import ComputeSection
 from retcon.core.errors import RecipeError
 from retcon.models.devices import Gpu, Machine, Placement, choose, crowding, look_at_machine, supports, torch_threads
@@ -122,27 +121,3 @@ def test_threads_come_back() -> None:
     with torch_threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-
-
-@pytest.mark.parametrize(
-    ("override", "parts"),
-    [
-        ("compute.device=gpu", ["compute.device", "did you mean 'cuda'?"]),
-        ("compute.device=cude:0", ["did you mean 'cuda:0'?"]),
-        ("compute.device=cuda:x", ["no such device"]),
-        ("compute.dtype=float16", ["compute.dtype", "'float32' or 'bfloat16'"]),
-        ("compute.rollout_dtype=half", ["'float16'"]),
-        ("lora.targets=[]", ["lora.targets", "all-linear alone, or one linear layer or more"]),
-        ('lora.targets=["all-linear", "q_proj"]', ["all-linear alone"]),
-        ("lora.rnk=3", ["did you mean 'rank'?"]),
-    ],
-)
-def test_a_recipe_that_says_it_wrong(override: str, parts: list[str]) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(None, [override])
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def test_targets_may_be_one_name() -> None:
-    assert load_recipe(None, ["lora.targets=q_proj"]).lora.targets == ("q_proj",)

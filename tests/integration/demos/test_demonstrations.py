@@ -174,7 +174,7 @@ def test_a_url_that_is_down_or_refuses_is_said_before_work_starts(tmp_path: Path
             made(remote(tmp_path, server.url), tmp_path / "d.jsonl")
         assert len(server.asked) == 1
         url = server.url
-    with pytest.raises(EngineError, match=r"demos\.url: the teacher at .* does not answer: ConnectError"):
+    with pytest.raises(EngineError, match=r"demos\.url: the teacher at .* does not answer: ClientConnectorError"):
         made(remote(tmp_path, url), tmp_path / "d.jsonl")
     for key in ("url", "model"):
         with pytest.raises(RecipeError, match=rf"demos\.{key}: it is empty"):

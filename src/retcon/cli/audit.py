@@ -1,0 +1,70 @@
+"""`retcon audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.common.arguments import Model, Out, command_line, need_training, split_overrides
+from retcon.cli.common.interrupt import interruptible
+from retcon.cli.common.progress import tell_place, telling
+
+if TYPE_CHECKING:
+    from retcon.config.schema import Recipe
+    from retcon.core.types import Trajectory
+
+
+def audit(
+    checkpoint: Model,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="The recipe whose credit is audited (its tasks, rollout, sandbox, repair and rl matter), and changes.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    prompts: Annotated[
+        int, typer.Option("--prompts", min=1, help="Evaluation problems to roll out, rl.group times each.")
+    ] = 24,
+    calls: Annotated[int, typer.Option("--calls", min=1, help="Failed calls to replay, at most.")] = 48,
+    replays: Annotated[int, typer.Option("--replays", min=1, help="Replays of each counterfactual.")] = 16,
+    out: Out = Path("runs/audit"),
+) -> None:
+    """Replay failed calls of a model, repaired and not, and see which credit rule points the right way."""
+    from retcon.config.load import load_recipe
+    from retcon.config.shipped import find_recipe
+    from retcon.models.locating import locate
+
+    name, overrides = split_overrides(words or [])
+    recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
+    folder = locate(checkpoint)
+    if recipe.engine.in_process:
+        need_training()
+    from rich.console import Console
+
+    from retcon.evaluate.replay.audit import RESULT, Auditing, Size, run_audit
+    from retcon.report.audit import audit_sheets
+    from retcon.store.whole import write_whole
+    from retcon.train.objective.shaping import shaped_rewards
+
+    def credit(recipe: Recipe, groups: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
+        return recipe.rl.advantages_of_step(
+            [shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens) for group in groups]
+        )
+
+    job = Auditing(recipe, folder, out, Size(prompts, calls, replays), credit)
+    kept = f"what was replayed is kept in {out}; the same command again goes on"
+    with interruptible(kept), telling(f"replaying failed calls of {checkpoint}") as tell:
+        found = run_audit(job, on_progress=tell, on_place=tell_place)
+    sheets = audit_sheets(found)
+    write_whole(out / "table.md", "\n".join(sheet.markdown() for sheet in sheets))
+    console = Console(highlight=False, soft_wrap=True)
+    for sheet in sheets:
+        console.print(sheet.table())
+    console.print(f"result: {out / RESULT}\ntable: {out / 'table.md'}", markup=False)
+    console.print(f"try: {command_line('retcon', 'show', out / 'replays' / '0000.jsonl')}", markup=False)

@@ -1,0 +1,61 @@
+"""An engine that computes in this process, in a thread of its own, so that a forward holds up none but those who wait
+for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from retcon.engine.types import Generation, Generator, SamplingParams, SetsAside
+
+T = TypeVar("T")
+
+
+class Threaded:
+    """Implements `Generator` and `SetsAside` by `engine`, all of whose work is done in one event loop, in one thread,
+    within `async with`: the engine need know nothing of threads, and gives what it gives in the caller's own.
+
+    Calls reach it in the order in which they are made. At the end what is under way is cancelled; a forward that runs
+    is waited for.
+    """
+
+    def __init__(self, engine: Generator) -> None:
+        self._engine = engine
+        self._loop = asyncio.new_event_loop()
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="retcon-engine", daemon=True)
+
+    async def __aenter__(self) -> Threaded:
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        await asyncio.to_thread(self._thread.join)
+
+    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
+        return await self._there(self._engine.generate(request_id, ids, params))
+
+    async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float] | None:
+        return await self._there(self._engine.score(request_id, ids, start))
+
+    async def release(self, request_id: str) -> None:
+        await self._there(self._engine.release(request_id))
+
+    def set_aside(self, request_id: str) -> None:
+        """Nothing for an engine that waits for nobody."""
+        if isinstance(self._engine, SetsAside):
+            self._loop.call_soon_threadsafe(self._engine.set_aside, request_id)
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` comes to; cancelled there when it is here."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._end.wait())

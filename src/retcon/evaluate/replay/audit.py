@@ -1,0 +1,237 @@
+"""Audits the credit that rules give at failed calls: rolls a model out, replays a sample of its failures, and counts.
+
+raw.jsonl, purified.jsonl     the rollouts, from the same seeds, without a repair and with SAAR in every one
+replays/0000.jsonl            the counterfactuals of a failed call
+result.json                   what came out
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retcon.build import (
+    build_engine_chat,
+    build_evaluation_repair,
+    build_policy,
+    build_tasks,
+    open_context,
+    open_graded,
+    settle,
+)
+from retcon.config.schema import Recipe
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
+from retcon.core.seeds import derive
+from retcon.core.types import Trajectory
+from retcon.evaluate.replay.replays import WAYS, replay
+from retcon.evaluate.replay.rules import RULES, Replayed, Verdict, chances, counted, verdict
+from retcon.evaluate.replay.states import FailedCall, Groups, drawn, failed_calls
+from retcon.evaluate.runner import OnPlace
+from retcon.evaluate.statistics import Interval
+from retcon.purify.types import Repair
+from retcon.rollout.context import RolloutContext
+from retcon.rollout.group import rollout_groups
+from retcon.rollout.prompts import refuse_long
+from retcon.runs.comparing import differing
+from retcon.store import jsonl
+from retcon.store.fingerprint import fingerprint
+from retcon.store.whole import write_json, write_whole
+from retcon.tasks.registry import Grade
+from retcon.tasks.types import Task
+
+FORMAT = 1
+ABOUT, RESULT = "audit.json", "result.json"
+SECTIONS = ("run", "model", "compute", "engine", "task", "rollout", "sandbox", "repair", "rl")
+AT_ONCE = 192
+"""Replays that are rolled out side by side, unless those of one failed call are more."""
+
+
+class Size(msgspec.Struct, frozen=True):
+    """prompts: problems that are rolled out, `rl.group` times each, raw and purified. calls: failed calls to replay, at
+    most. replays: of each counterfactual of a failed call."""
+
+    prompts: int = 24
+    calls: int = 48
+    replays: int = 16
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """What came out. rollouts: raw ones that no fault ended. failed: those of them with a failed call that can be
+    replayed. lost: replays that faults ended. chances: to pass, of each counterfactual (see `chances`)."""
+
+    format: int
+    model: str
+    size: Size
+    rollouts: int
+    failed: int
+    lost: int
+    chances: dict[str, Interval | None]
+    verdicts: list[Verdict]
+    calls: list[Replayed]
+
+
+@dataclass(frozen=True, slots=True)
+class Auditing:
+    """What is to be audited, and where it goes. credit: the advantages that a recipe gives the rollouts of groups."""
+
+    recipe: Recipe
+    checkpoint: Path
+    out: Path
+    size: Size
+    credit: Callable[[Recipe, Groups], list[list[float]]]
+
+
+def run_audit(
+    job: Auditing,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_place: OnPlace | None = None,
+) -> Audit:
+    """Does the job; what `job.out` holds of it is not done again. on_progress gets (done, total) in failed calls.
+
+    All that is random derives from the recipe's evaluate.seed; problems are those of its evaluation, rollouts are
+    sampled as in its training. Where [repair] is no SAAR, SAAR has its defaults. Raises CheckpointError for an `out`
+    that holds something else, RecipeError where no call failed or a prompt leaves no room to answer, SandboxUnavailable
+    where faults took all replays of a failed call, what an engine raises, MissingExtra without torch.
+    """
+    recipe, _ = settle(job.recipe, job.checkpoint)
+    job = replace(job, recipe=recipe)
+    model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)
+    _open(job, model)
+    if (job.out / RESULT).exists():
+        return read_audit(job.out / RESULT)
+    family = build_tasks(recipe, job.checkpoint)
+    chat = build_engine_chat(recipe, job.checkpoint, family)
+    tasks = family.evaluation(job.size.prompts, recipe.evaluate.seed)
+    refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
+    engine = build_policy(recipe, job.checkpoint, chat, on_place)
+
+    async def audited() -> Audit:
+        async with open_context(recipe, engine, chat) as context, open_graded(family) as graders:
+            return await audit(job, tasks, context, graders.grade, model=model, on_progress=on_progress)
+
+    found = asyncio.run(audited())
+    write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    return found
+
+
+async def audit(
+    job: Auditing,
+    tasks: Sequence[Task],
+    context: RolloutContext,
+    grade: Grade,
+    *,
+    model: str,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """As `run_audit`, of these tasks, over this engine and these tools; model: whose rollouts they are."""
+    recipe, size, seed = job.recipe, job.size, job.recipe.evaluate.seed
+    saar = build_evaluation_repair(
+        recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})})
+    )
+
+    async def rolled(name: str, repair: Repair | None) -> list[list[Trajectory]]:
+        file = job.out / f"{name}.jsonl"
+        if not file.exists():
+            armed = replace(context, repair=repair, probability=1.0)
+            groups = await rollout_groups(
+                tasks, armed, count=recipe.rl.group, seed=derive("audit", seed), step=0, grade=grade
+            )
+            jsonl.write(file, [t for group in groups for t in group])
+        return [list(group) for _, group in groupby(jsonl.read(file), key=lambda t: t.task)]
+
+    raw, purified = await rolled("raw", None), await rolled("purified", saar)
+    made = [t for group in raw for t in group if t.reward is not None]
+    found = failed_calls(raw, purified, partial(job.credit, recipe), max_turns=recipe.rollout.max_turns)
+    if not found:
+        raise RecipeError(
+            f"of {len(made)} rollouts none has a failed call that anything follows: there is nothing to replay; roll "
+            "out more problems (--prompts), or audit a model that fails more often"
+        )
+    calls = drawn(found, size.calls, seed=seed)
+    replayed = await _replayed(job, calls, {task.id: task for task in tasks}, context, grade, on_progress)
+    return Audit(
+        FORMAT, model, size, len(made), len(found), sum(one.lost for one in replayed),
+        chances(replayed), [verdict(rule, replayed) for rule in RULES], replayed,
+    )  # fmt: skip
+
+
+async def _replayed(
+    job: Auditing,
+    calls: Sequence[FailedCall],
+    tasks: Mapping[str, Task],
+    context: RolloutContext,
+    grade: Grade,
+    on_progress: Callable[[int, int], None] | None,
+) -> list[Replayed]:
+    """What came of the replays of each failed call; those whose file is there are not made again."""
+    (job.out / "replays").mkdir(exist_ok=True)
+    files = [job.out / "replays" / f"{n:04}.jsonl" for n in range(len(calls))]
+    todo = [(call, file) for call, file in zip(calls, files, strict=True) if not file.exists()]
+    done = len(calls) - len(todo)
+    side_by_side = max(1, AT_ONCE // (len(WAYS) * job.size.replays))
+    for start in range(0, len(todo), side_by_side):
+        part = todo[start : start + side_by_side]
+        made = await asyncio.gather(
+            *(
+                replay(
+                    call, tasks[call.raw.task], context, times=job.size.replays,
+                    seed=job.recipe.evaluate.seed, grade=grade,
+                )
+                for call, _ in part
+            )
+        )  # fmt: skip
+        for (call, file), replays in zip(part, made, strict=True):
+            if all(t.reward is None for t in replays):
+                raise SandboxUnavailable(
+                    f"faults took all {len(replays)} replays of rollout {call.id}; what was replayed is kept. See "
+                    "`retcon doctor`, then run the same command again"
+                )
+            jsonl.write(file, replays)
+            done += 1
+            if on_progress is not None:
+                on_progress(done, len(calls))
+    return [counted(call, list(jsonl.read(file))) for call, file in zip(calls, files, strict=True)]
+
+
+def read_audit(path: Path) -> Audit:
+    """Reads result.json. Raises CheckpointError for a broken file or another format."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Audit)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path}: the audit cannot be read: {error}; delete it and audit again") from error
+    if found.format != FORMAT:
+        raise CheckpointError(f"{path}: format {found.format}, this version reads {FORMAT}; audit again")
+    return found
+
+
+def _open(job: Auditing, model: str) -> None:
+    """Makes the folder, or finds it as this job left it. Raises CheckpointError."""
+    about: dict[str, Any] = {
+        "audit": {"format": FORMAT, "model": model, **msgspec.to_builtins(job.size)},
+        "evaluate": {"seed": job.recipe.evaluate.seed},
+        **{name: section for name, section in job.recipe.model_dump(mode="json").items() if name in SECTIONS},
+    }
+    file = job.out / ABOUT
+    if not file.exists():
+        if job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
+            raise CheckpointError(f"{job.out} is there, and no folder of an audit: choose another --out")
+        try:
+            job.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{job.out}: cannot be made: {error}") from error
+        write_json(file, about)
+        return
+    try:
+        there = msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, Any]])
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{file} is broken ({error}): choose another --out") from error
+    if changed := list(differing(there, about)):
+        raise CheckpointError(f"{job.out} holds an audit of other things: {'; '.join(changed)}: choose another --out")

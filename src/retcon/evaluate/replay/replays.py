@@ -1,0 +1,101 @@
+"""The counterfactuals at a failed call, each executed to the end of the rollout, many times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from retcon.core.errors import InfrastructureFault
+from retcon.core.seeds import derive
+from retcon.core.types import Observation, Provenance, ToolCall, Trajectory, Turn
+from retcon.evaluate.replay.states import FailedCall
+from retcon.rollout.context import RolloutContext
+from retcon.rollout.loop import run_rollout
+from retcon.tasks.registry import Grade
+from retcon.tasks.types import Task
+from retcon.tools.types import OpenTool, StatefulTool, Tool
+
+Way = Literal["fresh", "raw", "fixed"]
+"""How a rollout goes on at a failed call: from the history before it, as if the call had not been made; from the
+failure; from what SAAR put in its place."""
+WAYS: tuple[Way, ...] = get_args(Way)
+
+
+def starts(call: FailedCall) -> dict[Way, tuple[Turn, ...]]:
+    """The turns that each counterfactual goes on from; none where nothing was put in the failure's place."""
+    found: dict[Way, tuple[Turn, ...]] = {"fresh": call.before, "raw": (*call.before, call.failure)}
+    return found if call.fix is None else {**found, "fixed": (*call.before, call.fix)}
+
+
+async def replay(
+    call: FailedCall, task: Task, context: RolloutContext, *, times: int, seed: int, grade: Grade
+) -> list[Trajectory]:
+    """Every counterfactual `times` times, graded, their ids `{rollout}/{way}/{n}`; nothing is repaired in them, so that
+    they differ in where they begin alone.
+
+    Seeds derive from (seed, rollout, way, n). Where tools keep state, what was called before is called again, and a
+    replay that is told something else then ends as an infrastructure fault, without a reward.
+    """
+
+    async def one(way: Way, turns: tuple[Turn, ...], n: int) -> Trajectory:
+        after = Trajectory(call.id, call.raw.task, call.raw.prompt, turns)
+        made = await run_rollout(
+            task,
+            replace(context, repair=None, tools=_rebuilding(context.tools, turns, call.id)),
+            id=f"{call.id}/{way}/{n}",
+            seed=derive("replay", seed, call.id, way, n),
+            provenance=Provenance(index=n, model=context.model),
+            after=after,
+        )
+        if made.stop == "infrastructure":
+            return made
+        graded = grade(task, made)
+        return await graded if isinstance(graded, Awaitable) else graded
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(one(way, turns, n)) for way, turns in starts(call).items() for n in range(times)
+            ]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in running]
+
+
+def _rebuilding(
+    tools: Mapping[str, Tool | StatefulTool], turns: Sequence[Turn], rollout: str
+) -> dict[str, Tool | StatefulTool]:
+    told = [pair for turn in turns for pair in zip(turn.calls, turn.observations, strict=True)]
+    return {
+        name: Rebuilt(tool, [pair for pair in told if pair[0].name == name], rollout)
+        if isinstance(tool, StatefulTool)
+        else tool
+        for name, tool in tools.items()
+    }
+
+
+class Rebuilt:
+    """A tool that keeps state, opened in the state that calls have left; implements `StatefulTool`. told: those calls,
+    and what the tool said to them. rollout: in which they were made: a tool may draw random numbers by its id."""
+
+    def __init__(self, tool: StatefulTool, told: Sequence[tuple[ToolCall, Observation]], rollout: str) -> None:
+        self.name = tool.name
+        self.spec = tool.spec
+        self._tool = tool
+        self._told = tuple(told)
+        self._rollout = rollout
+
+    async def open(self, trajectory: str) -> OpenTool:
+        """Raises InfrastructureFault where the tool says something else this time."""
+        opened = await self._tool.open(self._rollout)
+        for call, said in self._told:
+            again = await opened(call)
+            if (again.text, again.status) != (said.text, said.status):
+                await opened.close()
+                raise InfrastructureFault(
+                    f"rollout {trajectory}: call {call.id} was told {said.status} {said.text[:80]!r}, and is now told "
+                    f"{again.status} {again.text[:80]!r}: its state cannot be rebuilt"
+                )
+        return opened

@@ -1,0 +1,110 @@
+"""Requests to a server over connections that are kept: what came back, and nothing of what it means."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 4.0
+"""How long an unused connection is kept: less than the five seconds after which uvicorn, our servers' and vLLM's,
+closes it, so that no request meets one that is being closed."""
+
+
+class NoAnswer(Exception):
+    """No whole answer: the server could not be reached, broke off, or took too long (`late`)."""
+
+    def __init__(self, message: str, *, late: bool = False) -> None:
+        super().__init__(message)
+        self.late = late
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """url: that was asked. status: of HTTP. headers: by name, in any case."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """Raises ValueError where it is none."""
+        return json.loads(self.body)
+
+
+class Connections:
+    """To any server, as many as there are requests at a time. Of one event loop; use `close` in the end.
+
+    token: a bearer token that every request carries. proxies: whether those of the environment are used. A request that
+    is cancelled closes its connection, by which servers know that nobody waits any more.
+    """
+
+    def __init__(self, token: str = "", *, proxies: bool = False) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._proxies = proxies
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """body: sent as JSON. seconds: wall time that may pass without a byte of the answer. Raises NoAnswer."""
+        if self._session is None:  # not before there is an event loop
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=self._proxies,
+            )
+        sent = dict(headers or {})
+        content = None
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+            content = json.dumps(body).encode()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=seconds)
+        try:
+            async with self._session.request(
+                method,
+                URL(url, encoded=True),
+                data=content,
+                headers=sent,
+                timeout=timeout,
+                allow_redirects=False,
+                ssl=self._trusted if url.startswith("https:") else False,
+            ) as answer:
+                return Answer(url, answer.status, answer.headers, await answer.read())
+        except TimeoutError as error:
+            raise NoAnswer(f"no answer in time ({type(error).__name__})", late=True) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: what is no URL
+            raise NoAnswer(f"{type(error).__name__}: {error}") from error
+
+    @cached_property
+    def _trusted(self) -> ssl.SSLContext:
+        """Whose certificates are believed: the machine's, or those that SSL_CERT_FILE and SSL_CERT_DIR name."""
+        return ssl.create_default_context()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()

@@ -1,0 +1,66 @@
+"""Who may ask a server: those with its token; where it has none, no page that a browser shows."""
+
+from __future__ import annotations
+
+import hmac
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from retcon.http.draining import Draining
+from retcon.http.handling import answer
+from retcon.http.refusal import RequestRefused
+
+
+class Front:
+    """Asks for the token and counts answers, around everything else.
+
+    token: that requests must carry, None to ask for none. open_paths: answered without it. shape: of an error's body.
+    answered: how many requests were, by HTTP status. draining: what the server does before it ends, if anything.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str | None,
+        open_paths: Sequence[str],
+        shape: Callable[[RequestRefused], dict[str, Any]],
+        answered: Counter[int],
+        draining: Draining | None = None,
+    ) -> None:
+        self._app = app
+        self.draining = draining
+        self._wanted = None if token is None else f"Bearer {token}".encode()
+        self._open_paths, self._shape, self._answered = open_paths, shape, answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._answered[message["status"]] += 1
+            await send(message)
+
+        refused = None if scope["path"] in self._open_paths else self._refused(scope)
+        if refused is None and self.draining is not None:
+            refused = self.draining.refused(scope["method"], scope["path"])
+        if refused is None:
+            await self._app(scope, receive, counted)
+            return
+        response = answer(self._shape(refused), refused.status, {**(refused.headers or {}), "Connection": "close"})
+        await response(scope, receive, counted)
+
+    def _refused(self, scope: Scope) -> RequestRefused | None:
+        given = dict(scope["headers"])
+        if self._wanted is not None:
+            if hmac.compare_digest(given.get(b"authorization", b""), self._wanted):
+                return None
+            said = "give the server's token: Authorization: Bearer …"
+            return RequestRefused(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
+        if b"origin" in given:  # any page may send requests to its reader's own machine, and browsers say that it did
+            return RequestRefused(403, "from_a_browser", "a server without a token takes no requests of web pages")
+        return None

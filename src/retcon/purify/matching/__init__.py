@@ -1,0 +1,1 @@
+"""How alike two programs are: what difflib would match, sooner."""

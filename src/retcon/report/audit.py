@@ -1,0 +1,48 @@
+"""An audit by replay, as a table."""
+
+from __future__ import annotations
+
+from retcon.evaluate.replay.audit import Audit
+from retcon.evaluate.replay.rules import Verdict
+from retcon.report.compared.sheet import Sheet
+from retcon.report.tables import cell
+
+WAYS = {
+    "fresh": "a fresh try from the history before it",
+    "raw": "raw: after the failed call",
+    "fixed": "repaired: after what SAAR put in its place",
+    "raw - fresh": "what the failed call costs: raw − fresh",
+    "fixed - fresh": "what the repair brings: repaired − fresh",
+}
+
+
+def audit_sheets(audit: Audit) -> list[Sheet]:
+    """The chance to pass of each counterfactual, and what each rule of credit was worth."""
+    size, whole = audit.size, sum(one.fixed is not None for one in audit.calls)
+    title = f"{len(audit.calls)} failed calls, {size.replays} replays of each counterfactual"
+    passing = tuple((label, cell(audit.chances[name], 3)) for name, label in WAYS.items())
+    return [
+        Sheet(
+            title,
+            ("chance to pass", "mean"),
+            ((f"the {whole} of them that SAAR repaired", passing),),
+        ),
+        Sheet(
+            "Did the credit point the right way?",
+            ("rule", "right / wrong / no sign", "right of signs", "gain"),
+            tuple(
+                (on, tuple(_row(one) for one in audit.verdicts if one.on == on))
+                for on in dict.fromkeys(one.on for one in audit.verdicts)
+            ),
+            (
+                "Counted where the tokens made a difference in the replays. Gain: sign × difference in the chance to "
+                "pass, mean over all.",
+                f"Brackets: 95 % intervals, bootstrap over {len({one.task for one in audit.calls})} problems. "
+                f"{audit.rollouts} rollouts, {audit.failed} with a failed call; {audit.lost} replays lost to faults.",
+            ),
+        ),
+    ]
+
+
+def _row(one: Verdict) -> tuple[str, ...]:
+    return (one.rule, f"{one.right} / {one.wrong} / {one.silent}", cell(one.share, 2), cell(one.gain, 3))

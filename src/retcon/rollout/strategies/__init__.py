@@ -1,0 +1,1 @@
+"""The kinds of [strategy], one per file: what a file defines is named by the file's name."""

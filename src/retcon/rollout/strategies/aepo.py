@@ -1,0 +1,47 @@
+"""AEPO's rollouts (arXiv 2510.14545): how many begin with the prompt goes by where the model is unsure, at the prompt
+or after tools' answers; and the more points in a row a path has branched at, the less likely is it to branch again.
+
+The paper measures on a rollout that it then throws away; here it is the group's first, and has no branches. Its scripts
+have that part switched off, with a fixed number instead: `initial`.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+from pydantic import Field
+
+from retcon.config.schema import Recipe
+from retcon.config.section import NonNegative, Probability, Rate
+from retcon.rollout.strategy import Measured, Point
+from retcon.rollout.uncertain import UncertainSection, refuse_more_than_made
+
+
+class Aepo(UncertainSection):
+    """`kind = "aepo"`."""
+
+    initial: NonNegative = Field(0, description="m: rollouts that begin with the prompt; 0: by the entropies of the "
+        "group's first rollout, ⌊k σ(balance (H_first - H_after_tools))⌋ + 1 of k")  # fmt: skip
+    balance: Rate = Field(0.5, description="β of that")
+    penalty: Probability = Field(0.05, description="share of its probability that a branch loses for each point in a "
+                                 "row at which its path has branched just before")  # fmt: skip
+
+    @property
+    def measures(self) -> bool:
+        return not self.initial
+
+    def check(self, recipe: Recipe) -> None:
+        refuse_more_than_made(self.initial, recipe)
+
+    def from_start(self, count: int, measured: Measured | None) -> int:
+        if self.initial:
+            return self.initial
+        gap = 0.0
+        if measured is not None and measured.later:
+            gap = self.summed(measured.first - fmean(measured.later), measured.vocabulary)
+        share = (1 + math.tanh(self.balance * gap / 2)) / 2  # σ, which no gap is too large for
+        return min(count, math.floor(count * share) + 1)
+
+    def chance(self, point: Point) -> float:
+        return super().chance(point) * max(0.0, 1 - self.penalty * point.in_a_row)

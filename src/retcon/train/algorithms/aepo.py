@@ -1,0 +1,52 @@
+"""AEPO's gradient rule (arXiv 2510.14545): a token that has become likelier than the clip allows, and was right, keeps
+a gradient of the size that the clip allows, where PPO's clip leaves it none: those are the tokens that the model was
+unsure of. And its advantage minds entropy: Â_t (1 + a (H_t - mean H) / std H), H_t that of π_old before token t.
+
+The rest is GRPO's advantage, with the mean over tokens, as in the published code. There the entropies are those of the
+policy as it is trained, standardised in each micro-batch, which makes the loss depend on how samples are packed; here
+those of the policy before the step, over the step's tokens. Two rules may be tried apart: `entropy_advantage` 0, or
+another algorithm with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from retcon.train.objective.advantage import grpo
+from retcon.train.objective.clipping import ClippedSection
+
+if TYPE_CHECKING:  # the list of algorithms is read where there is no torch
+    from torch import Tensor
+
+    from retcon.train.batch import Batch
+    from retcon.train.objective.loss import Loss, Totals
+
+
+class Aepo(ClippedSection):
+    """`algorithm = "aepo"`."""
+
+    entropy_advantage: float = Field(0.2, ge=0, description="a: how much more a token weighs whose entropy is a "
+                                     "standard deviation above the step's mean; 0: not at all")  # fmt: skip
+
+    @property
+    def entropy_weight(self) -> float:
+        return self.entropy_advantage
+
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        return grpo(rewards)
+
+    def loss(self, logprobs: Tensor, batch: Batch, totals: Totals, *, masked: Tensor | None = None) -> Loss:
+        from retcon.train.objective.loss import log_ratios, reduced
+        from retcon.train.objective.surrogate import clipped_with_gradient
+
+        terms = clipped_with_gradient(
+            log_ratios(logprobs, batch),
+            batch.advantages,
+            low=self.clip_low,
+            high=self.clip_high,
+            dual=self.dual_clip or None,
+        )
+        return reduced(terms, logprobs, batch, totals, aggregate=self.aggregate, masked=masked)

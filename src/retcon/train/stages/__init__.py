@@ -1,0 +1,1 @@
+"""The stages of a run: what each comes to, and what it draws."""

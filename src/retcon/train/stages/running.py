@@ -1,0 +1,137 @@
+"""A run's stages, ready to be trained: each with its tasks, and the prompts that it draws.
+
+Evaluations are of the recipe without its stages' changes: the same problems, limits and tools in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from retcon.build import build_chat
+from retcon.config.stages import Stage
+from retcon.core.errors import RecipeError
+from retcon.rollout.prompts import refuse_long
+from retcon.runs.manifest import NOT_THERE
+from retcon.tasks.registry import TaskSet, training_prompts
+from retcon.tasks.types import Task
+from retcon.train.prompts import LOOK, Position, PromptStream
+from retcon.train.stages.settling import Settled
+
+
+class RunStages:
+    """The stages of one run. model: fingerprint of the one that it starts from. inputs: what they learn from besides
+    the recipe, name to fingerprint; NOT_THERE for pass rates that a later stage will need and that nobody has measured.
+
+    Raises RecipeError, RecordError as `PromptStream`; RecipeError where a stage's data hold problems of the evaluation,
+    or where a problem of the evaluation leaves no room to answer.
+    """
+
+    def __init__(self, settled: Settled, folder: Path, *, model: str) -> None:
+        self.recipe, self.tasks, self._each = settled.recipe, settled.tasks, settled.each
+        self._folder, self._model = folder, model
+        self.inputs: dict[str, str] = {}
+        self._streams: list[PromptStream | None] = []
+        recipe = self.recipe
+        apart = any(stage.recipe.task != recipe.task for stage, _ in self._each)
+        problems: list[Task] = []
+        if apart or recipe.evaluate.every:
+            problems = self.tasks.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+        if recipe.evaluate.every:
+            refuse_long(problems, build_chat(recipe, folder, self.tasks), recipe.rollout.max_tokens, "problems")
+        for number, (stage, tasks) in enumerate(self._each):
+            if stage.recipe.task != recipe.task:
+                _refuse_shared(stage, tasks, problems)
+            missing = number > 0 and not self._rates_there(stage)
+            stream = None if missing else self._stream(number)
+            self._streams.append(stream)
+            suffix = f" of {stage}" if number else ""
+            found = {"pass rates": NOT_THERE} if stream is None else stream.inputs
+            if self._earlier(number):
+                found = {name: value for name, value in found.items() if name != "tasks"}  # those of the one before
+            self.inputs |= {f"{name}{suffix}": value for name, value in found.items()}
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether some stage has a penalty to the model that the run starts from."""
+        return any(stage.recipe.rl.kl for stage, _ in self._each)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that evaluations on the way ask of an engine, whatever the stage; 0 where there are none."""
+        recipe = self.recipe
+        return recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens if recipe.evaluate.every else 0
+
+    def after(self, step: int) -> Iterator[tuple[Stage, TaskSet]]:
+        """The stages that a run of so many steps has before it, the one that it is in first."""
+        return ((stage, tasks) for stage, tasks in self._each if stage.last > step)
+
+    def data_since(self, stage: Stage) -> int:
+        """The step after which the tasks are those of this stage."""
+        before = stage.before
+        for earlier, _ in reversed(self._each[: stage.number - 1]):
+            if earlier.recipe.task != stage.recipe.task:
+                break
+            before = earlier.before
+        return before
+
+    def waits(self, stage: Stage) -> bool:
+        """Whether it cannot begin before somebody has measured its pass rates."""
+        return self._streams[stage.number - 1] is None
+
+    def stream(self, stage: Stage) -> PromptStream:
+        """What the stage draws, from the beginning of its data; of all tasks, where its pass rates are not there."""
+        return self._streams[stage.number - 1] or self._stream(stage.number - 1, rates=False)
+
+    def prompts(self, stage: Stage, drawn: Sequence[int], checkpoint: Path) -> Iterator[Task]:
+        """What the stage has still to draw. drawn: prompts that each stage has drawn so far. checkpoint: of the model
+        that it starts from. Raises RecipeError where its pass rates are still not there."""
+        number = stage.number - 1
+        stream = self._streams[number]
+        if stream is None:
+            if not self._rates_there(stage):
+                raise RecipeError(
+                    f"{stage}: select.pass_rates = {stage.recipe.select.pass_rates} is not there yet: `retcon "
+                    f"difficulty {checkpoint} RECIPE --tasks N --out {stage.recipe.select.pass_rates}` measures them "
+                    "with the model of the stage before; the same command again then goes on here"
+                )
+            stream = self._streams[number] = self._stream(number)
+        begin = Position()
+        for before in self._earlier(number):
+            one = self._streams[before]
+            if one is not None:
+                begin = one.position(drawn[before], begin)
+        return stream.after(drawn[number] if number < len(drawn) else 0, begin)
+
+    def _stream(self, number: int, *, rates: bool = True) -> PromptStream:
+        stage, tasks = self._each[number]
+        recipe = stage.recipe
+        steps = stage.steps + sum(self._each[before][0].steps for before in self._earlier(number))
+        if not rates:
+            recipe = recipe.model_copy(update={"select": recipe.select.model_copy(update={"pass_rates": ""})})
+        chat = build_chat(recipe, self._folder, tasks)
+        try:
+            return PromptStream(recipe, tasks, chat=chat, model=self._model, steps=steps)
+        except RecipeError as error:
+            raise RecipeError(f"{stage}: {error}" if stage.name else str(error)) from error
+
+    def _earlier(self, number: int) -> list[int]:
+        """Of the stages before, those that draw from the same data."""
+        own = self._each[number][0].recipe.task
+        return [before for before in range(number) if self._each[before][0].recipe.task == own]
+
+    def _rates_there(self, stage: Stage) -> bool:
+        rates = stage.recipe.select.pass_rates
+        return not rates or Path(rates).is_file()
+
+
+def _refuse_shared(stage: Stage, tasks: TaskSet, problems: Sequence[Task]) -> None:
+    """Each task set keeps its own evaluation apart; what evaluations measure here is of the recipe's."""
+    measured = {problem.question for problem in problems}
+    some = islice(training_prompts(tasks, stage.recipe.run.seed), LOOK)
+    if shared := sum(task.question in measured for task in some):
+        raise RecipeError(
+            f"{stage} would train on {shared} of the problems that evaluations measure, which are those of the "
+            "recipe's own [task]: leave them out (task.against, task.overlap), or evaluate on others"
+        )

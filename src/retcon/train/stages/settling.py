@@ -1,0 +1,61 @@
+"""A recipe in stages with nothing left open: the lengths of each, and the tasks that each trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retcon.build import build_tasks, settle
+from retcon.config.schema import Recipe, TaskSection
+from retcon.config.stages import Changes, Stage, StageSection, stages_of
+from retcon.core.errors import RecipeError
+from retcon.rollout.lengths import Derived
+from retcon.tasks.registry import TaskSet
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """recipe: with the lengths that it left open, its own and its stages', as if they had been written. tasks: those
+    that evaluations are of. derived: which lengths those are, of the recipe, and of each stage where they are others.
+    each: the stages, with the tasks that each trains on."""
+
+    recipe: Recipe
+    tasks: TaskSet
+    derived: tuple[str, ...]
+    each: tuple[tuple[Stage, TaskSet], ...]
+
+
+def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Settled:
+    """folder: of the model. tasks: a task set of the caller's own, in place of the recipe's.
+
+    Raises RecipeError where stages have others than that one, and what `build_tasks` and `settle` raise.
+    """
+    own_tasks = tasks is not None
+    base = build_tasks(recipe, folder) if tasks is None else tasks
+    whole, derived = (recipe, []) if own_tasks else settle(recipe, folder, base)
+    sets, told, sections = [(recipe.task, base)], [str(one) for one in derived], []
+    for stage, section in zip(stages_of(recipe), recipe.stages, strict=False):  # without stages there is one of none
+        if stage.recipe.task not in [about for about, _ in sets]:
+            if own_tasks:
+                raise RecipeError(f"{stage} changes [task], but the run was given a task set of its own")
+            sets.append((stage.recipe.task, build_tasks(stage.recipe, folder)))
+        found = [] if own_tasks else settle(stage.recipe, folder, _of(stage, sets))[1]
+        others = [one for one in found if one not in derived]
+        sections.append(_with_lengths(section, others))
+        told += [f"{stage}: {one}" for one in others]
+    if sections:
+        whole = whole.model_copy(update={"stages": tuple(sections)})
+    return Settled(whole, base, tuple(told), tuple((stage, _of(stage, sets)) for stage in stages_of(whole)))
+
+
+def _of(stage: Stage, sets: Sequence[tuple[TaskSection, TaskSet]]) -> TaskSet:
+    return next(own for about, own in sets if about == stage.recipe.task)
+
+
+def _with_lengths(section: StageSection, derived: Sequence[Derived]) -> StageSection:
+    changes: dict[str, Changes] = {}
+    for one in derived:
+        name, _, key = one.key.partition(".")
+        changes.setdefault(name, dict(getattr(section, name)))[key] = one.value
+    return section.model_copy(update=changes)

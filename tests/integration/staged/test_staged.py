@@ -1,0 +1,285 @@
+"""Stages of a run: each learns as its own recipe says, on prompts that none before it has drawn."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from safetensors.torch import load_file
+
+from retcon.config.schema import Recipe
+from retcon.config.stages import stages_of
+from retcon.core.errors import CheckpointError, DriftWarning, RecipeError
+from retcon.runs.cost import Cost
+from retcon.runs.manifest import NOT_THERE
+from retcon.store import jsonl
+from retcon.tasks.types import Task
+from retcon.train.checkpoint import Progress, read_progress
+from retcon.train.rl import run_rl
+from retcon.train.sft import run_sft
+from training import Ones, make_base, make_demonstrations, small_recipe
+
+pytestmark = pytest.mark.torch
+A, B = {"name": "a", "steps": 2}, {"name": "b"}
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An untrained base, and a tiny model that calls, in vain or not, and answers."""
+    folder = tmp_path_factory.mktemp("staged")
+    base = make_base(folder / "base")
+    return base, run_sft(small_recipe(base), make_demonstrations(base, folder / "demos.jsonl"), folder / "cold")
+
+
+def staged(base: Path, *stages: dict[str, Any], **sections: dict[str, object]) -> Recipe:
+    recipe = small_recipe(base, **{"rl": {"steps": 4}, **sections})
+    return Recipe.model_validate({**recipe.model_dump(mode="json", exclude_unset=True), "stages": stages})
+
+
+def trained(recipe: Recipe, cold: Path, out: Path, tasks: Any = None) -> Lines:
+    lines: Lines = []
+    run_rl(recipe, cold, out, tasks=tasks or Ones(), on_step=lines.append)
+    return lines
+
+
+def weights(out: Path) -> bytes:
+    return (out / "final/model.safetensors").read_bytes()
+
+
+def drawn(out: Path, steps: Sequence[int]) -> list[list[str]]:
+    """The prompts of each step whose rollouts were kept."""
+    files = (out / f"trajectories/step-{step:06d}.jsonl" for step in steps)
+    return [list(dict.fromkeys(t.task for t in jsonl.read(file))) for file in files]
+
+
+def moments(out: Path, step: int) -> dict[str, Any]:
+    return load_file(out / f"checkpoints/step-{step:06d}/trainer.safetensors")
+
+
+def test_stages_that_change_nothing_make_the_run_without_them(start: tuple[Path, Path], tmp_path: Path) -> None:
+    """Not a prompt, a random number or a moment of the optimiser is lost at the border."""
+    base, cold = start
+    falling = {"steps": 4, "schedule": "cosine", "warmup_steps": 2}
+    bare = trained(staged(base, rl=falling), cold, tmp_path / "bare")
+    lines = trained(staged(base, A, B, rl=falling), cold, tmp_path / "staged")
+    assert weights(tmp_path / "bare") == weights(tmp_path / "staged")
+    assert [line.pop("stage") for line in lines] == [1, 1, 2, 2]
+    assert not any("stage" in line for line in bare)
+    for line, other in zip(lines, bare, strict=True):
+        same = {k for k in line if not k.startswith("engine_") and not k.endswith(("_s", "seconds", "_second"))}
+        assert {k: line[k] for k in same} == {k: other[k] for k in same}
+
+
+def test_each_stage_learns_as_its_own_recipe_says(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    first = {**A, "repair": {"kind": "none"}, "rollout": {"max_turns": 1}, "rl": {"prompts": 1, "lr": 1e-5}}
+    lines = trained(staged(base, first, B), cold, tmp_path / "out")
+    assert [line["rollouts"] for line in lines] == [8, 8, 16, 16]
+    assert [line["lr"] for line in lines] == [1e-5, 1e-5, 5e-4, 5e-4]
+    assert [line["turns"] for line in lines[:2]] == [1, 1]
+    assert all(line["turns"] > 1 for line in lines[2:])
+    assert [line["shallow"] + line["deep"] > 0 for line in lines] == [False, False, True, True]
+
+
+def test_a_stage_can_begin_with_a_new_optimiser_and_its_warm_up(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    rates = {}
+    for name in ("keep", "new"):
+        recipe = staged(base, A, {**B, "optimizer": name}, rl={"steps": 4, "warmup_steps": 2, "minibatches": 1})
+        rates[name] = [line["lr"] for line in trained(recipe, cold, tmp_path / name)]
+        counts = {int(value) for key, value in moments(tmp_path / name, 4).items() if key.startswith("step/")}
+        assert counts == ({4} if name == "keep" else {2}), "updates that the moments hold"
+    assert rates == {"keep": [2.5e-4, 5e-4, 5e-4, 5e-4], "new": [2.5e-4, 5e-4, 2.5e-4, 5e-4]}
+
+
+def test_a_checkpoint_from_before_there_were_stages_is_read(tmp_path: Path) -> None:
+    about = {"step": 4, "drawn": 8, "cpu_s": 1.0, "wall_s": 2.0}
+    (tmp_path / "trainer.json").write_text(json.dumps(about))
+    assert read_progress(tmp_path) == Progress(4, (8,), Cost(1.0, 2.0))
+    (tmp_path / "trainer.json").write_text(json.dumps({**about, "drawn": [4, 4]}))
+    assert read_progress(tmp_path).drawn == (4, 4)
+
+
+class Counted(Ones):
+    """Few tasks, anew in each epoch."""
+
+    def __init__(self, tasks: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "tasks", tasks)
+        object.__setattr__(self, "epochs", {})
+
+    def train(self, seed: int) -> Iterator[Task]:
+        number = self.epochs.setdefault(seed, len(self.epochs))
+        return (Task(f"few/{number}/{n}", "go", "1") for n in range(self.tasks))
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted"),
+    [
+        (100, [["few/0/0", "few/0/1"], ["few/0/2", "few/0/3"]]),
+        (3, [["few/0/0", "few/0/1"], ["few/0/2", "few/1/0"]]),
+        (2, [["few/0/0", "few/0/1"], ["few/1/0", "few/1/1"]]),
+    ],
+)
+def test_a_stage_goes_on_in_the_data_where_the_one_before_stopped(
+    start: tuple[Path, Path], tmp_path: Path, count: int, wanted: list[list[str]]
+) -> None:
+    base, cold = start
+    recipe = staged(base, {**A, "steps": 1}, {**B, "rollout": {"max_turns": 2}}, rl={"steps": 2})
+    trained(recipe, cold, tmp_path / "out", Counted(count))
+    assert drawn(tmp_path / "out", [1, 2]) == wanted
+
+
+def test_prompts_drawn_in_place_of_others_are_drawn_too(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    recipe = staged(base, {**A, "steps": 1}, B, rl={"steps": 2, "group": 2}, select={"dynamic": True})
+    lines = trained(recipe, cold, tmp_path / "out")
+    first, second = drawn(tmp_path / "out", [1, 2])
+    assert lines[0]["extra_groups"] == len(first) - 2 > 0
+    numbers = [int(task.rpartition("/")[2]) for task in (*first, *second)]
+    assert numbers == list(range(len(numbers)))
+
+
+def test_nothing_is_begun_ahead_for_the_next_stage(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    recipe = staged(base, A, {**B, "rollout": {"max_turns": 1}}, rl={"steps": 4, "max_staleness": 2})
+    lines = trained(recipe, cold, tmp_path / "out")
+    assert [line["staleness_max"] for line in lines] == [0, 1, 0, 1], "no rollout is older than its stage"
+    assert [line["turns"] for line in lines[2:]] == [1, 1]
+    assert drawn(tmp_path / "out", [1, 3, 4]) == [
+        [f"ones/{seed}/{n}" for n in numbers]
+        for (seed, numbers) in zip(
+            itertools.repeat(drawn(tmp_path / "out", [1])[0][0].split("/")[1]), ((0, 1), (4, 5), (6, 7)), strict=False
+        )
+    ]
+
+
+def test_evaluations_stay_on_one_set_with_one_limit(start: tuple[Path, Path], tmp_path: Path) -> None:
+    """A policy that does not move has one figure, whatever its stages' limits and turns."""
+    base, cold = start
+    first = {**A, "rollout": {"max_turns": 1, "max_tokens": 40, "lookahead_tokens": 0}}
+    evaluate = {"problems": 3, "every_samples": 4, "every": 1}
+    recipe = staged(base, first, B, rl={"steps": 4, "lr": 1e-12}, evaluate=evaluate)
+    lines = trained(recipe, cold, tmp_path / "out")
+    assert all(line["turns"] == 1 for line in lines[:2])
+    assert all(line["turns"] > 1 for line in lines[2:])
+    figures = [{k: v for k, v in line.items() if k.startswith("eval_")} for line in lines]
+    assert figures == [figures[0]] * 4
+    plain = trained(staged(base, rl={"steps": 1, "lr": 1e-12}, evaluate=evaluate), cold, tmp_path / "plain")
+    assert {k: v for k, v in plain[0].items() if k.startswith("eval_")} == figures[0]
+
+
+def test_the_manifest_holds_the_stages_and_other_ones_are_refused(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    recipe = staged(base, A, {**B, "repair": {"kind": "none"}}, rl={"steps": 3})
+    trained(recipe, cold, tmp_path / "out")
+    about = json.loads((tmp_path / "out/run.json").read_text())
+    del about["recipe"]["task"]["name"]  # of the task set that it was given
+    assert stages_of(Recipe.model_validate(about["recipe"])) == stages_of(recipe)
+    trained(recipe, cold, tmp_path / "out")
+    for other, said in (
+        (staged(base, A, B, rl={"steps": 3}), r"stages\.2\.repair\.kind was 'none', is None"),
+        (
+            staged(base, {**A, "steps": 1}, {**B, "repair": {"kind": "none"}}, rl={"steps": 3}),
+            r"stages\.1\.steps was 2",
+        ),
+        (staged(base, rl={"steps": 3}), r"stages\.names was \['a', 'b'\], is None"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            trained(other, cold, tmp_path / "out")
+
+
+def test_a_run_that_ends_for_what_it_has_spent_begins_no_further_stage(
+    start: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, cold = start
+    recipe = staged(base, A, B, rl={"steps": 4, "max_sampled_tokens": 1})
+    assert [line["stage"] for line in trained(recipe, cold, tmp_path / "out")] == [1]
+
+
+def numbers(base: Path, *stages: dict[str, Any], **sections: dict[str, object]) -> Recipe:
+    roomy: dict[str, dict[str, object]] = {"rollout": {"max_tokens": 200, "max_turns": 1, "lookahead_tokens": 0}}
+    rl = {"steps": 2, "prompts": 2, "group": 2}
+    return staged(base, *stages, **{**roomy, "rl": rl, "repair": {"kind": "none"}, **sections})
+
+
+def test_a_stage_has_data_of_its_own(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    recipe = numbers(base, {**A, "steps": 1}, {**B, "task": {"steps": 3}})
+    run_rl(recipe, cold, tmp_path / "out")
+    (first, *_), (second, *_) = (jsonl.read(tmp_path / f"out/trajectories/step-00000{step}.jsonl") for step in (1, 2))
+    asked = ["".join(segment.text for segment in t.prompt) for t in (first, second)]
+    assert len(asked[0]) < len(asked[1]), "of three steps, and not of two"
+    inputs = json.loads((tmp_path / "out/run.json").read_text())["inputs"]
+    assert inputs.keys() == {"start", "tasks", "tasks of stage 2, b"}
+    assert inputs["tasks"] != inputs["tasks of stage 2, b"]
+
+
+def test_a_task_set_of_the_callers_own_is_that_of_all_stages(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    with pytest.raises(RecipeError, match=r"stage 2, b changes \[task\], but the run was given a task set of its own"):
+        trained(staged(base, A, {**B, "task": {"steps": 3}}), cold, tmp_path / "out")
+
+
+def test_a_stage_does_not_train_on_what_evaluations_measure(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    for name, rows in (("one", range(40)), ("other", range(100, 140)), ("held", range(5))):
+        text = "".join(json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    task = {"kind": "file", "path": str(tmp_path / "other.jsonl"), "evaluation_path": str(tmp_path / "held.jsonl")}
+    shared = {**B, "task": {"path": str(tmp_path / "one.jsonl"), "evaluation_path": ""}}
+    recipe = numbers(base, {**A, "steps": 1}, shared, task=task, sandbox={"workers": 1, "output_chars": 24})
+    with pytest.raises(RecipeError, match=r"stage 2, b would train on [1-5] of the problems that evaluations measure"):
+        run_rl(recipe, cold, tmp_path / "out")
+
+
+def test_pass_rates_of_a_later_stage_may_be_measured_on_the_way(start: tuple[Path, Path], tmp_path: Path) -> None:
+    """With the model of the stage before: the run stops there, says how to measure, and goes on once they are there."""
+    base, cold = start
+    rates = tmp_path / "rates.jsonl"
+    recipe = staged(base, A, {**B, "select": {"pass_rates": str(rates)}}, rl={"steps": 3})
+    out = tmp_path / "out"
+    with pytest.raises(RecipeError, match=r"stage 2, b: select\.pass_rates.*difficulty .*step-000002 .*goes on here"):
+        trained(recipe, cold, out)
+    assert (out / "checkpoints/step-000002/model.safetensors").is_file()
+    key = "pass rates of stage 2, b"
+    assert json.loads((out / "run.json").read_text())["inputs"][key] == NOT_THERE
+
+    seed = next(Ones().train(0)).id and drawn(out, [1])[0][0].split("/")[1]
+    easy = {0, 2, 4, 5}
+    rates.write_text(
+        "".join(
+            json.dumps({"task": f"ones/{seed}/{n}", "model": "m", "passed": 8 if n in easy else 4, "rollouts": 8})
+            + "\n"
+            for n in range(40)
+        )
+    )
+    assert [line["stage"] for line in trained(recipe, cold, out)] == [2]
+    assert drawn(out, [3]) == [[f"ones/{seed}/{n}" for n in (6, 7)]], "on from the fourth task, without those too easy"
+    assert json.loads((out / "run.json").read_text())["inputs"][key] != NOT_THERE
+    rates.write_text(rates.read_text().replace('"passed": 4', '"passed": 8', 30))
+    with pytest.raises((CheckpointError, RecipeError)):
+        trained(recipe, cold, out)
+
+
+def test_harder_tasks_are_no_drift(tmp_path: Path) -> None:
+    from retcon.train.watch.course import Course
+
+    lines = [{"first_tries": 40.0, "first_try_failures": 40 * rate} for rate in (0.1, 0.7) for _ in range(10)]
+    course = Course(small_recipe(tmp_path).rl, lines[:-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DriftWarning)
+        course.data_since(10)
+        assert course.drift_after(lines[-1]) == {"first_try_drift": None, "first_try_alarm": 0}
+        course.data_since(0)
+        with pytest.raises(DriftWarning):
+            course.drift_after(lines[-1])

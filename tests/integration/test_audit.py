@@ -1,0 +1,50 @@
+"""`retcon audit` from end to end, on a tiny model that calls in vain and calls again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="rolling a model out needs the [train] extra")
+
+from retcon.cli.audit import audit
+from retcon.core.errors import CheckpointError
+from retcon.evaluate.replay.audit import read_audit
+from retcon.store import jsonl
+from retcon.train.sft import run_sft
+from training import make_base, make_demonstrations, small_recipe
+
+pytestmark = pytest.mark.torch
+SMALL = [
+    "mini/cleaner", "rl.group=8", "sandbox.workers=1", "compute.device=cpu", "rollout.max_turns=3",
+    "rollout.max_tokens=96", "rollout.lookahead_tokens=64", "sandbox.output_chars=24", "task.evaluation_share=1",
+]  # fmt: skip
+
+
+def test_an_audit_leaves_a_table_and_the_replays_and_is_made_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    start = run_sft(small_recipe(base), make_demonstrations(base, tmp_path / "demos.jsonl"), tmp_path / "cold")
+    out, tasks = tmp_path / "audit", tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"id": "0", "question": "go", "answer": "1"}) + "\n")
+    words = [SMALL[0], "task.kind=file", f"task.path={tasks}", *SMALL[1:]]
+    audit(str(start), words, prompts=1, calls=3, replays=2, out=out)
+    said = capsys.readouterr().out
+    assert "Did the credit point the right way?" in said
+    assert str(out / "replays" / "0000.jsonl") in said
+    found = read_audit(out / "result.json")
+    assert (len(found.calls), found.lost) == (3, 0)
+    assert "| masked | " in (out / "table.md").read_text()
+    for n, one in enumerate(found.calls):
+        replays = list(jsonl.read(out / "replays" / f"{n:04}.jsonl"))
+        assert len(replays) == 2 * (2 if one.fixed is None else 3)
+        assert all(t.id.startswith(one.id) for t in replays)
+    stamps = {file: file.stat().st_mtime_ns for file in out.rglob("*.jsonl")}
+    audit(str(start), words, prompts=1, calls=3, replays=2, out=out)
+    assert read_audit(out / "result.json") == found
+    assert {file: file.stat().st_mtime_ns for file in out.rglob("*.jsonl")} == stamps
+    with pytest.raises(CheckpointError, match="holds an audit of other things"):
+        audit(str(start), words, prompts=1, calls=3, replays=3, out=out)

@@ -1,0 +1,253 @@
+"""Groups whose rollouts branch, over scripted engines and tools."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from playing import LIMITS, TASK, call, run_python
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import EngineError
+from retcon.core.seeds import derive
+from retcon.core.types import Observation, ToolCall, Trajectory
+from retcon.engine.scripted import ScriptedEngine
+from retcon.purify.saar import Saar
+from retcon.purify.types import Repair
+from retcon.rollout.context import RolloutContext
+from retcon.rollout.group import rollout_group
+from retcon.rollout.strategy import Measured, Point
+from retcon.tasks.types import Task
+from retcon.tools.scripted import ScriptedSessions
+from retcon.tools.types import OpenTool, StatefulTool
+
+PROGRAMS = {0: "n = 1", 1: "n = n + 1\nn", 2: "n = n * 10\nn"}
+
+
+@dataclass(frozen=True)
+class At:
+    """Branches at one turn, or wherever a rollout may be branched from: a strategy of someone's own."""
+
+    start: int
+    turn: int | None = 1
+    many: int = 1
+    measures: bool = False
+    entropy_tokens: int = 4
+
+    def from_start(self, count: int, measured: Measured | None) -> int:
+        return self.start
+
+    def branches(self, point: Point, draw: random.Random) -> int:
+        return self.many if self.turn in (None, point.turn) else 0
+
+
+def counting(id: str, text: str, n: int) -> str:
+    """Counts up in its session for three turns, then says what it has been told last."""
+    turns = text.count("<|im_start|>tool")
+    return call(PROGRAMS[turns], f"{id}: ") if turns < 3 else f"{id} is done."
+
+
+@dataclass
+class Played:
+    group: list[Trajectory]
+    engine: ScriptedEngine
+    tool: ScriptedSessions
+
+    def told(self, index: int) -> list[str]:
+        return [o.text for turn in self.group[index].turns for o in turn.observations]
+
+    @property
+    def branched(self) -> list[int]:
+        return [n for n, t in enumerate(self.group) if t.branch is not None]
+
+
+def grow(
+    strategy: At,
+    count: int,
+    *,
+    replies: Callable[[str, str, int], str] = counting,
+    tool: StatefulTool | None = None,
+    repair: Repair | None = None,
+    seed: int = 0,
+) -> Played:
+    tokenizer = ByteTokenizer()
+    engine, sessions = ScriptedEngine(tokenizer, replies), ScriptedSessions(run_python)
+    context = RolloutContext(
+        engine, Chat(tokenizer), {"python": tool or sessions}, LIMITS, repair=repair, strategy=strategy
+    )
+
+    def grade(_: Task, trajectory: Trajectory) -> Trajectory:
+        return replace(trajectory, reward=1.0)
+
+    work = rollout_group(TASK, context, count=count, seed=seed, step=1, grade=grade)
+    return Played(asyncio.run(asyncio.wait_for(work, 60)), engine, sessions)
+
+
+def test_a_branch_begins_as_its_parent_went_and_goes_on_by_itself():
+    played = grow(At(start=1, turn=2), 2)
+    parent, branch = played.group
+    assert branch.branch is not None
+    assert (branch.branch.parent, branch.branch.root, branch.branch.turns) == (parent.id, parent.id, 2)
+    assert branch.turns[:2] == parent.turns[:2]
+    assert branch.prompt == parent.prompt
+    assert branch.turns[2].text.startswith(branch.id)
+    assert parent.turns[2].text.startswith(parent.id)
+    first = next(ids for name, ids in played.engine.seen if name == branch.id)
+    assert branch.branch.tokens == len(first)
+    assert first == tuple(
+        i for s in (*parent.prompt, *parent.turns[0].segments, *parent.turns[1].segments) for i in s.ids
+    )
+
+
+def test_what_was_sampled_for_the_parent_is_not_counted_again():
+    parent, branch = grow(At(start=1, turn=2), 2).group
+    assert branch.sampled_tokens == sum(len(t.segments[0].ids or ()) for t in branch.turns[2:])
+    assert parent.sampled_tokens == sum(len(t.segments[0].ids or ()) for t in parent.turns)
+
+
+def test_each_has_the_state_that_it_came_with_whoever_calls_in_between():
+    played = grow(At(start=2, turn=None), 8)
+    assert len(played.branched) == 6
+    assert [played.told(n) for n in range(8)] == [["", "2", "20"]] * 8
+    assert len(played.tool.opened) == 2, "one session a tree"
+    for session in played.tool.opened:
+        assert session.events[-1] == "close"
+        assert not session.kept, "nothing is kept beyond its use"
+
+
+def test_a_branch_that_does_not_call_leaves_nothing_behind():
+    def answers(id: str, text: str, n: int) -> str:
+        return counting(id, text, n) if id.endswith("/0") else "Nothing to run."
+
+    played = grow(At(start=1), 2, replies=answers)
+    (session,) = played.tool.opened
+    assert not session.kept
+    assert session.events[-1] == "close"
+
+
+def test_slots_are_dealt_to_trees_and_what_is_left_begins_with_the_prompt():
+    played = grow(At(start=3, turn=1), 8)
+    roots = [t.branch and t.branch.root for t in played.group]
+    assert [t.id.rpartition("/")[2] for t in played.group] == [str(n) for n in range(8)]
+    assert roots[:6] == [None] * 3 + [played.group[n].id for n in range(3)]
+    assert roots[6:] == [None, None], "each tree branched once: what it might have had besides starts anew"
+
+
+def test_where_it_branches_the_slots_that_are_left_go_to_parent_and_branch():
+    played = grow(At(start=1, turn=None), 5)
+    parents = {t.branch.parent.rpartition("/")[2] for t in played.group if t.branch}
+    assert len(played.branched) == 4
+    assert len(parents) > 1, "branches branch too"
+
+
+def test_a_group_that_never_calls_is_whole():
+    played = grow(At(start=1), 4, replies=lambda id, text, n: "It is 42.")
+    assert [len(t.turns) for t in played.group] == [1] * 4
+    assert not played.branched
+
+
+def test_the_first_rollout_is_measured_before_others_begin():
+    asked: list[Measured | None] = []
+
+    @dataclass(frozen=True)
+    class Measuring(At):
+        def from_start(self, count: int, measured: Measured | None) -> int:
+            asked.append(measured)
+            return 2
+
+    played = grow(Measuring(start=2, measures=True), 4)
+    (measured,) = asked
+    assert measured is not None
+    assert len(measured.later) == 3
+    written = played.group[0].turns[0].segments[0]
+    assert measured.first == pytest.approx(-sum(written.logprobs[:4]) / 4)
+    assert [t.branch and t.branch.root for t in played.group] == [None, None, played.group[1].id, None]
+    names = [name for name, _ in played.engine.seen]
+    assert names.index(played.group[1].id) > max(n for n, name in enumerate(names) if name == played.group[0].id)
+
+
+def test_seeds_do_not_depend_on_who_is_first():
+    def slow_first(delays: Sequence[int]) -> list[Trajectory]:
+        tool = Slow(delays)
+        return grow(At(start=2, turn=None), 8, tool=tool).group
+
+    one, other = slow_first([5, 0]), slow_first([0, 5])
+    assert one == other
+    assert [t.provenance.seed for t in one] == [derive("rollout", 0, 1, TASK.id, n) for n in range(8)]
+
+
+class Slow(ScriptedSessions):
+    """Sessions whose calls take some passes of the event loop: those of the first tree so many, the second's others."""
+
+    def __init__(self, delays: Sequence[int]) -> None:
+        super().__init__(run_python)
+        self.delays = {f"t/1/{n}": delay for n, delay in enumerate(delays)}
+
+    async def open(self, trajectory: str) -> OpenTool:
+        return Delayed(await super().open(trajectory), self.delays[trajectory])
+
+
+class Delayed:
+    def __init__(self, tool: OpenTool, passes: int) -> None:
+        self.name, self.spec, self._tool, self._passes = tool.name, tool.spec, tool, passes
+        self.checkpoint, self.rollback, self.discard, self.close = (
+            tool.checkpoint, tool.rollback, tool.discard, tool.close
+        )  # fmt: skip
+
+    async def __call__(self, call: ToolCall) -> Observation:
+        for _ in range(self._passes):
+            await asyncio.sleep(0)
+        return await self._tool(call)
+
+
+def test_a_state_that_cannot_be_forked_costs_the_branch_alone():
+    played = grow(At(start=1), 3, tool=ScriptedSessions(run_python, broken=["checkpoint"]))
+    assert [t.stop for t in played.group] == ["answer"] * 3
+    assert not played.branched, "they begin with the prompt instead"
+
+
+def test_a_fault_of_a_branch_is_that_branch_s_alone():
+    def breaks(id: str, text: str, n: int) -> str:
+        if id.endswith("/1"):
+            raise ConnectionError("gone")
+        return counting(id, text, n)
+
+    played = grow(At(start=1), 2, replies=breaks)
+    assert [t.stop for t in played.group] == ["answer", "infrastructure"]
+    assert [t.reward for t in played.group] == [1.0, None]
+
+
+def test_the_first_error_ends_the_group():
+    def refuses(id: str, text: str, n: int) -> str:
+        if id.endswith("/1"):
+            raise EngineError("no such id")
+        return counting(id, text, n)
+
+    tool = ScriptedSessions(run_python)
+    with pytest.raises(EngineError, match="no such id"):
+        grow(At(start=1, many=3), 4, replies=refuses, tool=tool)
+    (session,) = tool.opened
+    assert session.events[-1] == "close"
+    assert not session.kept
+
+
+def test_a_tree_is_purified_as_a_whole():
+    def failing(id: str, text: str, n: int) -> str:
+        turns = text.count("<|im_start|>tool")
+        if turns == 0:
+            return call("n = 1", "sure ")
+        if "NameError" in text or "is not defined" in text:
+            return call("n + 1", "mended ")
+        return call("oops", "bad ") if turns == 1 else "done"
+
+    played = grow(At(start=1, turn=2), 2, replies=failing, repair=Saar())
+    parent, branch = played.group
+    assert parent.turns[1].repair is not None
+    assert branch.turns[1] == parent.turns[1], "the repaired history is what it goes on from"
+    assert parent.provenance.purified
+    assert branch.provenance.purified
+    assert [t.stop for t in played.group] == ["answer", "answer"]
