@@ -19,6 +19,9 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
 
 WAYS = {"spinning": {"GOMP_SPINCOUNT": "300000"}, "passive": {"OMP_WAIT_POLICY": "PASSIVE"}, "library": {}}
 REQUESTS, PROMPT, COUNT = 32, 39, 48
