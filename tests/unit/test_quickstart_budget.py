@@ -48,16 +48,16 @@ def test_the_arms_of_smollm2_differ_in_their_repair_alone(tmp_path: Path) -> Non
     assert recipes[0] == recipes[1]
 
 
-def test_all_stages_of_smollm2_ask_and_measure_alike(tmp_path: Path) -> None:
+def test_all_jobs_of_smollm2_ask_and_measure_alike(tmp_path: Path) -> None:
     made = plan(tmp_path, "model.style=hermes")
     measured = [made.cold[1], *(evaluation for _, evaluation in made.arms.values())]
     for section in ("task", "rollout", "sandbox", "evaluate"):
-        assert len({getattr(stage.recipe, section).model_dump_json() for stage in measured}) == 1, section
-    assert {stage.recipe.model.style for stage in made.stages} == {"hermes"}
-    assert {stage.recipe.task.model_dump_json() for stage in made.stages} == {measured[0].recipe.task.model_dump_json()}
+        assert len({getattr(target.recipe, section).model_dump_json() for target in measured}) == 1, section
+    assert {target.recipe.model.style for target in made.targets} == {"hermes"}
+    assert all(target.recipe.task == measured[0].recipe.task for target in made.targets)
 
 
-def test_every_stage_is_reckoned_by_its_tokens(tmp_path: Path) -> None:
+def test_every_job_is_reckoned_by_its_tokens(tmp_path: Path) -> None:
     made = plan(tmp_path)
     budget = budget_of(made, SPEED, LENGTHS, at_once=2)
     assert budget.cold.learnt == 10 * 20 * 100

@@ -12,7 +12,7 @@ import typer
 
 from retcon.cli.common.arguments import ModelOrURL, Overrides, is_url, need_training
 from retcon.cli.common.conversing import conversing_recipe
-from retcon.cli.common.serving import TokenFile, need_serving, token_of, token_option
+from retcon.cli.common.serving import Host, Port, TokenFile, need_serving, token_of, token_option
 from retcon.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -48,10 +48,8 @@ def serve_agent(
     name: Annotated[
         str | None, typer.Option("--name", help="The model's, as clients name it.", show_default="the last of MODEL")
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", help="Where to listen; beyond this machine only with a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")] = 8090,
+    host: Host = "127.0.0.1",
+    port: Port = 8090,
     token: Annotated[str | None, token_option("RETCON_SERVE_TOKEN")] = None,
     token_file: TokenFile = None,
     answer_tokens: Annotated[

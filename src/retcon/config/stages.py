@@ -125,14 +125,11 @@ def check_stages(recipe: Recipe) -> None:
                 raise _error((at, "rl", key), "stage", f"it is of the whole run: set it in [rl]{own}", stage.rl[key])
     total, last = recipe.rl.steps, len(names) - 1
     for at, (stage, end) in enumerate(zip(recipe.stages, _ends(recipe), strict=True)):
-        if not stage.steps and at < last:
+        if at < last and not stage.steps:
             said = "every stage but the last says how many steps it has"
-        elif end > total or (end == total and at < last):
-            said = (
-                f"no step of rl.steps = {total} is left for stage {names[min(at + 1, last)]}: raise that, or lower this"
-            )
-            said = said if at < last else f"the stages have {end} steps in all, and rl.steps = {total}: make them equal"
-        elif end < total and at == last:
+        elif at < last and end >= total:
+            said = f"no step of rl.steps = {total} is left for stage {names[at + 1]}: raise that, or lower this"
+        elif at == last and end != total:
             said = f"the stages have {end} steps in all, and rl.steps = {total}: make them equal, or leave this out"
         else:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
-from retcon.tasks.registry import TaskSet, training_prompts
+from retcon.tasks.registry import TaskSet, graded, training_prompts
 from retcon.tasks.types import Task
 
 CHUNK = 64
@@ -96,9 +96,8 @@ async def measure(
     lost = 0
     async with open_context(recipe, engine, chat) as context, open_graded(family or build_tasks(recipe)) as graders:
 
-        async def graded(task: Task, trajectory: Trajectory) -> Trajectory:
-            given = graders.grade(task, trajectory)
-            done = await given if isinstance(given, Awaitable) else given
+        async def counted(task: Task, trajectory: Trajectory) -> Trajectory:
+            done = await graded(task, trajectory, graders.grade)
             passed[task.id].append((done.reward or 0) > 0)
             if len(passed[task.id]) == rollouts:
                 on_task(task.id, sum(passed[task.id]))
@@ -111,7 +110,7 @@ async def measure(
                 count=rollouts,
                 seed=derive("difficulty", recipe.run.seed),
                 step=0,
-                grade=graded,
+                grade=counted,
             )
             lost += sum(t.reward is None for group in groups for t in group)
             if lost > MOST_LOST * len(tasks) * rollouts:

@@ -7,10 +7,10 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
-from yarl import URL
+if TYPE_CHECKING:
+    import aiohttp
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 4.0
@@ -70,6 +70,9 @@ class Connections:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """body: sent as JSON. seconds: wall time that may pass without a byte of the answer. Raises NoAnswer."""
+        import aiohttp  # takes a third of a second, and most commands ask no server
+        from yarl import URL
+
         if self._session is None:  # not before there is an event loop
             self._session = aiohttp.ClientSession(
                 headers=self._headers,

@@ -157,6 +157,7 @@ def _server(
         uvicorn.Config(
             app,
             lifespan="off",
+            http="h11",  # httptools, where it is installed, bounds no header
             ws="none",
             access_log=False,
             server_header=False,

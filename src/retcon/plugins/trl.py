@@ -23,6 +23,7 @@ from retcon.config.shipped import find_recipe
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
 from retcon.core.sample import to_sample
 from retcon.core.seeds import derive
+from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.models.locating import locate
 from retcon.models.placing import model_folder
@@ -137,11 +138,9 @@ class Rollouts:
         try:
             return [
                 trajectory
-                for group in await asyncio.gather(
-                    *(
-                        self._group(task, count, replace(rollouts, context=context), step, seed, training)
-                        for task, count in groups
-                    )
+                for group in await together(
+                    self._group(task, count, replace(rollouts, context=context), step, seed, training)
+                    for task, count in groups
                 )
                 for trajectory in group
             ]

@@ -10,9 +10,9 @@ from retcon.report.tables import cell
 WAYS = {
     "fresh": "a fresh try from the history before it",
     "raw": "raw: after the failed call",
-    "fixed": "repaired: after what SAAR put in its place",
+    "fixed": "fixed: after what SAAR put in its place",
     "raw - fresh": "what the failed call costs: raw − fresh",
-    "fixed - fresh": "what the repair brings: repaired − fresh",
+    "fixed - fresh": "what the repair brings: fixed − fresh",
 }
 
 

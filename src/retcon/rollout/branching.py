@@ -15,6 +15,7 @@ from functools import partial
 
 from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
+from retcon.core.together import cancelled
 from retcon.core.types import Branch, Trajectory
 from retcon.engine.types import Forks, Generation
 from retcon.purify.mixing import purified
@@ -98,9 +99,7 @@ class _Group:
                 for one in done:
                     one.result()
         except BaseException:
-            for one in self._running:
-                one.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await cancelled(self._running)
             for tool in self._forkable:
                 await tool.all_over()  # also of branches that never ran
             raise

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
+from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.rollout.branching import branching_group
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.member import rollout_member
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task
-
-T = TypeVar("T")
 
 
 async def rollout_group(
@@ -25,7 +22,9 @@ async def rollout_group(
     error ends the others."""
 
     async def members(indices: range, context: RolloutContext) -> list[Trajectory]:
-        return await _all(rollout_member(task, context, index, seed=seed, step=step, grade=grade) for index in indices)
+        return await together(
+            rollout_member(task, context, index, seed=seed, step=step, grade=grade) for index in indices
+        )
 
     if context.strategy is not None:
         return await branching_group(task, context, count=count, seed=seed, step=step, grade=grade)
@@ -41,16 +40,6 @@ async def rollout_groups(
     tasks: Sequence[Task], context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade
 ) -> list[list[Trajectory]]:
     """A group for every task, in order, all of them at once; otherwise as `rollout_group`."""
-    return await _all(rollout_group(task, context, count=count, seed=seed, step=step, grade=grade) for task in tasks)
-
-
-async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order. The first error is raised as it is, once the others are cancelled and have cleaned up."""
-    running = [asyncio.ensure_future(c) for c in coroutines]
-    try:
-        return await asyncio.gather(*running)
-    except BaseException:
-        for future in running:
-            future.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        raise
+    return await together(
+        rollout_group(task, context, count=count, seed=seed, step=step, grade=grade) for task in tasks
+    )

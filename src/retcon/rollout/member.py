@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from dataclasses import replace
 
 from retcon.core.seeds import derive
@@ -11,7 +10,7 @@ from retcon.engine.types import SpeaksText
 from retcon.purify.mixing import purified
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
-from retcon.tasks.registry import Grade
+from retcon.tasks.registry import Grade, graded
 from retcon.tasks.types import Task
 
 
@@ -43,10 +42,7 @@ async def rollout_member(
         after=after,
         watch=watch,
     )
-    if trajectory.stop == "infrastructure":
-        return trajectory
-    graded = grade(task, trajectory)
-    return await graded if isinstance(graded, Awaitable) else graded
+    return await graded(task, trajectory, grade)
 
 
 def member_id(task: Task, step: int, index: int) -> str:

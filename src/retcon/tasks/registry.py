@@ -45,6 +45,14 @@ Grade = Callable[[Task, Trajectory], Trajectory | Awaitable[Trajectory]]
 """The trajectory with its reward and answer filled in; awaited where the grader runs something."""
 
 
+async def graded(task: Task, trajectory: Trajectory, grade: Grade) -> Trajectory:
+    """What `grade` makes of it. A rollout that an infrastructure fault ended keeps reward None."""
+    if trajectory.stop == "infrastructure":
+        return trajectory
+    given = grade(task, trajectory)
+    return await given if isinstance(given, Awaitable) else given
+
+
 @runtime_checkable
 class Ungraded(Protocol):
     """A task set whose tasks say how they are graded (`meta["grader"]`), which it leaves to whoever opens graders."""

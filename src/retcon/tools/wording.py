@@ -11,7 +11,7 @@ from retcon.sandbox.types import Result
 
 SMALL_BUDGET = 200
 
-_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]{6,16}(?=>)")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,16}>")
 """As a repr has it, `<function f at 0x7f51411e20c0>`: another one in every process."""
 
 
@@ -63,7 +63,7 @@ class Wording:
             shown = _last_line(result)
         else:
             shown = _joined(notice, _joined(result.stdout, result.stderr))
-        return self._cut(_ADDRESS.sub("0x...", shown))
+        return self._cut(_ADDRESS.sub(" at 0x...>", shown))
 
     def _cut(self, text: str) -> str:
         if self._output_chars < SMALL_BUDGET:

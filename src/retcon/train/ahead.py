@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TypeVar
 
 from retcon.core.errors import RecipeError
+from retcon.core.together import cancelled
 from retcon.core.types import TRAINED, Trajectory
 from retcon.tasks.types import Task
 from retcon.train.rollouts import TrainingRollouts
@@ -41,9 +42,7 @@ class GroupStream:
     async def __aexit__(self, *_: object) -> None:
         running = [group for _, group in self._under_way]
         self._under_way.clear()
-        for group in running:
-            group.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancelled(running)
 
     async def take(self, count: int, *, step: int) -> list[Group]:
         """The next `count` groups, graded, of this step. Raises RecipeError where the prompts end before, and the first

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,22 +128,25 @@ def test_an_engine_that_cannot_carry_over_is_refused_before_any_work() -> None:
 
 
 def test_an_update_beside_tools_is_waited_for_when_its_caller_is_cancelled() -> None:
-    began, ended = threading.Event(), threading.Event()
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> int:
         began.set()
-        time.sleep(0.05)
+        assert may_end.wait(60)
         ended.set()
         return 7
 
     async def main() -> None:
-        assert await beside(work) == 7
-        began.clear(), ended.clear()
         task = asyncio.create_task(beside(work))
         await asyncio.to_thread(began.wait)
         task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
+        may_end.set()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert ended.is_set()
+        assert await beside(work) == 7
 
     asyncio.run(main())

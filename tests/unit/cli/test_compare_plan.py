@@ -23,7 +23,7 @@ def planned(out: Path, *words: str, seeds: int = 2, match: Match = "rollouts", *
 
 
 def named_jobs(plan: ComparePlan) -> list[str]:
-    return [stage.job.name for stage in plan.stages]
+    return [target.job.name for target in plan.targets]
 
 
 def test_seeds_come_one_after_the_other_with_all_arms_from_one_cold_start(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_seeds_come_one_after_the_other_with_all_arms_from_one_cold_start(tmp_pa
 def test_arms_are_measured_alike_without_and_with_repairs_and_under_faults(tmp_path: Path) -> None:
     plan = planned(tmp_path, *THREE, seeds=1)
     for arm in plan.arms:
-        plain, repaired, faults = (stage.recipe for stage in plan.trained[arm.name, 0][1:])
+        plain, repaired, faults = (target.recipe for target in plan.trained[arm.name, 0][1:])
         assert (plain.evaluate.repair, repaired.evaluate.repair, faults.evaluate.repair) == ("none", "saar", "none")
         assert (plain.evaluate.faults, repaired.evaluate.faults, faults.evaluate.faults) == (0.0, 0.0, 0.1)
         assert all(r.evaluate.problems == plain.evaluate.problems for r in (repaired, faults))
@@ -62,10 +62,10 @@ def test_trackers_get_cold_starts_and_arms_under_names_of_their_own(tmp_path: Pa
     plan = planned(tmp_path, *THREE, "track.to=tests:Mine", seeds=1)
     arms = [plan.trained[arm.name, 0][0] for arm in plan.arms]
     assert plan.cold[0].recipe.track.name == "cold_start-seed-0"
-    names = [stage.recipe.track.name for stage in arms]
+    names = [target.recipe.track.name for target in arms]
     assert len(set(names)) == len(THREE)
     assert all(name.endswith("seed-0") for name in names)
-    assert all("track.to=tests:Mine" in stage.job.words for stage in (plan.cold[0], *arms))
+    assert all("track.to=tests:Mine" in target.job.words for target in (plan.cold[0], *arms))
 
 
 def test_overrides_go_where_they_belong(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_overrides_go_where_they_belong(tmp_path: Path) -> None:
 def test_a_model_to_start_from_takes_the_place_of_the_cold_start(tmp_path: Path) -> None:
     plan = planned(tmp_path, *THREE, start="base")
     assert not plan.cold
-    assert all(stages[0].job.needs == () for stages in plan.trained.values())
+    assert all(targets[0].job.needs == () for targets in plan.trained.values())
     with pytest.raises(RecipeError, match="give one of them"):
         planned(tmp_path, *THREE, start="base", cold="quickstart/cold_start")
 

@@ -25,7 +25,7 @@ def test_arms_differ_in_their_recipe_and_seeds_in_nothing_else(tmp_path: Path) -
     assert words[-4:] == ("--from", str(tmp_path / "cold_start"), "--out", str(tmp_path / "saar" / "seed-1"))
 
 
-def test_an_override_reaches_the_stages_that_it_concerns(tmp_path: Path) -> None:
+def test_an_override_reaches_the_jobs_that_it_concerns(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["run.seed=0", *OVERRIDES])
     sft, cold_eval = plan.cold
     train, arm_eval = plan.arms["saar", 0]
@@ -40,14 +40,14 @@ def test_trackers_get_every_training_under_a_name_of_its_own(tmp_path: Path) -> 
     words = ("track.to=tests:Mine", "track.project=mine")
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=words)
     trained = [plan.cold[0], *(pair[0] for pair in plan.arms.values())]
-    assert all(word in stage.job.words for stage in trained for word in words)
+    assert all(word in target.job.words for target in trained for word in words)
     names = ["cold_start", "baseline-seed-1", "saar-seed-1", "baseline-seed-2", "saar-seed-2"]
-    assert [stage.recipe.track.name for stage in trained] == names
-    assert all(f"track.name={name}" in stage.job.words for name, stage in zip(names, trained, strict=True))
+    assert [target.recipe.track.name for target in trained] == names
+    assert all(f"track.name={name}" in target.job.words for name, target in zip(names, trained, strict=True))
     mine = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=[*words, "track.name=x"])
-    assert {stage.recipe.track.name for stage in mine.stages if stage.job.words[0] != "eval"} == {"x"}
+    assert {target.recipe.track.name for target in mine.targets if target.job.words[0] != "eval"} == {"x"}
     untracked = make_plan(tmp_path, arms=["saar"], seeds=1)
-    assert not any(word.startswith("track.") for stage in untracked.stages for word in stage.job.words)
+    assert not any(word.startswith("track.") for target in untracked.targets for word in target.job.words)
 
 
 def test_trackers_may_change_from_session_to_session(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_an_override_of_a_kind_reaches_the_arms_of_that_kind(tmp_path: Path) -> 
     (baseline, _), (saar, _) = plan.arms.values()
     assert "repair.gamma=0.3" in saar.job.words
     assert "repair.gamma=0.3" not in baseline.job.words
-    assert all("rl.clip_high=0.4" in stage.job.words for stage in (baseline, saar))
+    assert all("rl.clip_high=0.4" in target.job.words for target in (baseline, saar))
     with pytest.raises(RecipeError, match=r'repair\.gamma belongs to kind = "branch" or "saar"'):
         make_plan(tmp_path, arms=["baseline"], seeds=1, overrides=["repair.gamma=0.3"])
 
@@ -109,19 +109,19 @@ def test_the_ledger_adds_up_sessions(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_has_finished_once_both_settings_are_there(tmp_path: Path) -> None:
-    stage = make_plan(tmp_path, arms=["saar"], seeds=1).cold[1]
-    stage.makes.parent.mkdir(parents=True)
-    assert not stage.finished
+    target = make_plan(tmp_path, arms=["saar"], seeds=1).cold[1]
+    target.makes.parent.mkdir(parents=True)
+    assert not target.finished
     result = Result("c", {}, {})
     for name in ("t1", "top_p"):
-        assert not stage.finished
+        assert not target.finished
         result = result.with_setting(name, Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0))
-        write_result(stage.makes, result)
-    assert stage.finished
+        write_result(target.makes, result)
+    assert target.finished
 
 
 def test_with_top_p_1_an_evaluation_has_one_setting(tmp_path: Path) -> None:
-    stage = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.top_p=1.0"]).cold[1]
-    stage.makes.parent.mkdir(parents=True)
-    write_result(stage.makes, Result("c", {}, {}).with_setting("t1", Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0)))
-    assert stage.finished
+    target = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.top_p=1.0"]).cold[1]
+    target.makes.parent.mkdir(parents=True)
+    write_result(target.makes, Result("c", {}, {}).with_setting("t1", Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0)))
+    assert target.finished

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from retcon.cli.common.progress import FILE
 from retcon.core.errors import RetconError
+from retcon.core.together import cancelled
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 5.0  # between asking a job to end and ending it
@@ -86,9 +87,7 @@ async def _run_jobs(jobs: Sequence[Job], at_once: int, board: Board, on_end: Cal
                 to_come.discard(job.name)
                 on_end(job)
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancelled(running)
 
 
 async def _run(job: Job, board: Board) -> None:

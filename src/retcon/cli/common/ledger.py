@@ -1,4 +1,4 @@
-"""The book that a folder of stages keeps: what made it, and how long that took over all sessions."""
+"""The book that a folder of targets keeps: what made it, and how long that took over all sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from retcon.cli.common.board import board_for
 from retcon.cli.common.jobs import run_jobs
-from retcon.cli.common.stages import Stage
+from retcon.cli.common.targets import Target
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import differing, flat
 from retcon.store.whole import explained, write_whole
@@ -36,17 +36,17 @@ B = TypeVar("B", bound=Book)
 class Ledger(Generic[B]):
     """The book of one folder, and the clock of this session."""
 
-    def __init__(self, path: Path, stages: Sequence[Stage], kind: type[B]) -> None:
+    def __init__(self, path: Path, targets: Sequence[Target], kind: type[B]) -> None:
         """Opens the book in the file `path`. Raises CheckpointError where the folder was made by other recipes, or
         another version."""
         self._path = path
         self.book = read_book(path, kind)
         self._since: float | None = None
-        for stage in stages:
+        for target in targets:
             # [track] may differ between sessions.
-            recipe = flat(stage.recipe.model_dump(mode="json", exclude={"track"}))
-            _check_same(path.parent, self.book.recipes.get(stage.job.name, recipe), recipe)
-            self.book.recipes[stage.job.name] = recipe
+            recipe = flat(target.recipe.model_dump(mode="json", exclude={"track"}))
+            _check_same(path.parent, self.book.recipes.get(target.job.name, recipe), recipe)
+            self.book.recipes[target.job.name] = recipe
 
     @property
     def seconds(self) -> float:
@@ -72,14 +72,14 @@ class Ledger(Generic[B]):
         write_whole(self._path, msgspec.json.format(msgspec.json.encode(book), indent=1))
 
 
-def do_stages(stages: Sequence[Stage], ledger: Ledger[B], *, at_once: int, console: Console, out: Path) -> float:
+def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, console: Console, out: Path) -> float:
     """Does what is not done yet, as `run_jobs`; wall seconds of this and all earlier sessions. Raises CheckpointError
     where another process is at it."""
-    todo = [stage.job for stage in stages if not stage.finished]
+    todo = [target.job for target in targets if not target.finished]
     if not todo:
         return ledger.seconds
     console.print(
-        f"{len(todo)} of {len(stages)} stages to do, {at_once} at once; everything goes to {out}", highlight=False
+        f"{len(todo)} of {len(targets)} jobs to do, {at_once} at once; everything goes to {out}", highlight=False
     )
     with alone(out):
         ledger.begin()

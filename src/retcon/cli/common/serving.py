@@ -13,6 +13,10 @@ from retcon.core.installing import how_to_install
 
 EXTRA = ("starlette", "uvicorn")
 """The packages of [serve]."""
+Host = Annotated[
+    str, typer.Option("--host", help="Where to listen; 0.0.0.0 for all, by which other machines reach it.")
+]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Where to listen; 0 takes any that is free.")]
 TokenFile = Annotated[
     Path | None,
     typer.Option("--token-file", metavar="FILE", help="A file that contains the token.", show_default=False),

@@ -66,7 +66,7 @@ def compare(
     need_training()
     from rich.console import Console
 
-    from retcon.cli.common.ledger import do_stages
+    from retcon.cli.common.ledger import make_targets
     from retcon.cli.compare.arms import read_arms
     from retcon.cli.compare.finish import finish
     from retcon.cli.compare.plan import Wish, make_plan, open_ledger
@@ -80,5 +80,5 @@ def compare(
     cores = len(os.sched_getaffinity(0))
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {out}; go on with: {command}"):
-        seconds = do_stages(plan.stages, ledger, at_once=jobs or cores, console=Console(stderr=True), out=out)
+        seconds = make_targets(plan.targets, ledger, at_once=jobs or cores, console=Console(stderr=True), out=out)
         finish(plan, seconds, sys.argv[1:], Console())

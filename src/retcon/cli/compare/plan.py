@@ -1,4 +1,4 @@
-"""What `retcon compare` does, as stages: for each seed a cold start, then each arm's training and its evaluations."""
+"""What `retcon compare` does, as targets: for each seed a cold start, then each arm's training and its evaluations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from retcon.cli.common.ledger import Book, Ledger, read_book
 from retcon.cli.common.overriding import of_sections
-from retcon.cli.common.stages import EVALUATION, Stage, cold_start, evaluation, training
+from retcon.cli.common.targets import EVALUATION, Target, cold_start, evaluation, training
 from retcon.cli.compare.arms import UNTRAINED, Arm, arm_of, refuse_other_models, refuse_unshared
 from retcon.cli.compare.matching import KEYS, Match, late_words, matched
 from retcon.core.errors import CheckpointError, RecipeError
@@ -42,16 +42,16 @@ class ComparePlan:
     wish: Wish
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    cold: dict[int, Stage] = field(default_factory=dict)
-    trained: dict[tuple[str, int], tuple[Stage, ...]] = field(default_factory=dict)
+    cold: dict[int, Target] = field(default_factory=dict)
+    trained: dict[tuple[str, int], tuple[Target, ...]] = field(default_factory=dict)
 
     @property
-    def stages(self) -> list[Stage]:
+    def targets(self) -> list[Target]:
         """In the order in which they are to be done, seed by seed."""
-        found: list[Stage] = []
+        found: list[Target] = []
         for seed in self.seeds:
             found += [self.cold[seed]] if seed in self.cold else []
-            found += (stage for arm in self.arms for stage in self.trained[arm.name, seed])
+            found += (target for arm in self.arms for target in self.trained[arm.name, seed])
         return found
 
 
@@ -79,13 +79,13 @@ def make_plan(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str] = ()) ->
     for seed in plan.seeds:
         origin = _Origin(model)
         if cold is not None:
-            plan.cold[seed] = _cold_stage(wish.out, cold, seed)
+            plan.cold[seed] = _cold_target(wish.out, cold, seed)
             origin = _Origin(str(plan.cold[seed].makes.parent), (plan.cold[seed].job.name,))
         for arm in arms:
-            plan.trained[arm.name, seed] = stages = _arm_stages(wish, arm, seed, origin)
+            plan.trained[arm.name, seed] = targets = _arm_targets(wish, arm, seed, origin)
             if arm is arms[0] and wish.match in KEYS:  # the others' budget is what it has spent
                 late = late_words(wish.match, run_folder(wish.out, arm.name, seed))
-                origin = replace(origin, needs=(stages[0].job.name,), late=late)
+                origin = replace(origin, needs=(targets[0].job.name,), late=late)
     return plan
 
 
@@ -110,7 +110,7 @@ def open_ledger(plan: ComparePlan) -> Ledger[CompareBook]:
         for name, (old, new) in options.items():
             if old != new:
                 raise CheckpointError(f"{out} was made with {name} {old}, not {new}: choose another --out")
-    ledger = Ledger(out / FILE, plan.stages, CompareBook)
+    ledger = Ledger(out / FILE, plan.targets, CompareBook)
     book = ledger.book
     book.arms, book.match, book.faults, book.start = arms, wish.match, wish.faults, wish.start
     return ledger
@@ -133,7 +133,7 @@ def _cold_recipe(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str]) -> A
     return arm_of("cold start", arms[0].recipe, [o for o in arms[0].overrides if o in own])
 
 
-def _cold_stage(out: Path, cold: Arm, seed: int) -> Stage:
+def _cold_target(out: Path, cold: Arm, seed: int) -> Target:
     home = out / "cold_start"
     return cold_start(
         out,
@@ -154,7 +154,7 @@ class _Origin:
     late: Callable[[], Sequence[str]] = tuple
 
 
-def _arm_stages(wish: Wish, arm: Arm, seed: int, origin: _Origin) -> tuple[Stage, ...]:
+def _arm_targets(wish: Wish, arm: Arm, seed: int, origin: _Origin) -> tuple[Target, ...]:
     changes = (*arm.overrides, f"run.seed={seed}")
     name = f"{arm.name}, seed {seed}"
     folder = run_folder(wish.out, arm.name, seed)

@@ -27,7 +27,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a stage computes. steps: of training, 0 for an evaluation. learnt, sampled: tokens. seconds: wall time."""
+    """What a job computes. steps: of training, 0 for an evaluation. learnt, sampled: tokens. seconds: wall time."""
 
     name: str
     steps: int
@@ -113,7 +113,7 @@ def _fitting(budget: Budget, seconds: float) -> float:
 
 
 def budget_table(budget: Budget, lengths: Lengths) -> Table:
-    """The plan, a stage a row."""
+    """The plan, a job a row."""
     table = Table(title="The plan", title_justify="left", title_style="bold", box=box.HORIZONTALS, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in ("steps", "tokens learnt from", "tokens sampled", "minutes"):

@@ -72,7 +72,7 @@ def quickstart(
     need_training()
     from rich.console import Console
 
-    from retcon.cli.common.ledger import do_stages
+    from retcon.cli.common.ledger import make_targets
     from retcon.cli.quickstart.ledger import open_ledger
     from retcon.cli.quickstart.prepare import Wish, prepare
 
@@ -93,7 +93,7 @@ def quickstart(
         plan = prepare(wish, console)
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {plan.out}; go on with: {command}"):
-        seconds = do_stages(plan.stages, open_ledger(plan), at_once=wish.at_once, console=console, out=plan.out)
+        seconds = make_targets(plan.targets, open_ledger(plan), at_once=wish.at_once, console=console, out=plan.out)
         from retcon.cli.quickstart.finish import finish
 
         finish(plan, seconds, command, Console())

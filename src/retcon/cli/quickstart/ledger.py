@@ -19,7 +19,7 @@ class QuickstartBook(Book):
 
 def open_ledger(plan: Plan) -> Ledger[QuickstartBook]:
     """The book of the plan's folder. Raises CheckpointError where other recipes, or another version, made that."""
-    ledger = Ledger(plan.out / FILE, plan.stages, QuickstartBook)
+    ledger = Ledger(plan.out / FILE, plan.targets, QuickstartBook)
     if plan.fitted is not None:
         ledger.book.hours, ledger.book.fitted = plan.hours, plan.fitted
     return ledger

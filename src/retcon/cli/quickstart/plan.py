@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retcon.cli.common.overriding import of_sections, refuse_unless_taken, takes
-from retcon.cli.common.stages import Stage, cold_start, evaluation, training
+from retcon.cli.common.targets import Target, cold_start, evaluation, training
 from retcon.cli.quickstart.sets import DEFAULT, SETS, QuickstartSet
 from retcon.core.errors import RecipeError
 
@@ -16,7 +16,7 @@ ARM_SECTIONS = (
     "compute", "lora", "engine", "task", "rollout", "repair", "select", "sandbox", "rl", "evaluate", "track",
 )  # fmt: skip
 TALKING = ("model.style", "model.thinking")
-"""How the model is talked to must be the same in all stages."""
+"""How the model is talked to must be the same in all of them."""
 REFUSED = ("repair.kind", "select.kind")
 FROM_SCRATCH = ("model.path=scratch", "sft.demonstrations=10000", "sft.steps=800", "sft.lr=4e-3")
 """A new model must learn words, numbers and copying besides the tool habit: 4 to 6 minutes instead of one."""
@@ -30,15 +30,15 @@ class Plan:
 
     about: QuickstartSet
     out: Path
-    cold: tuple[Stage, Stage]
+    cold: tuple[Target, Target]
     options: tuple[str, ...]
-    arms: dict[tuple[str, int], tuple[Stage, Stage]] = field(default_factory=dict)
+    arms: dict[tuple[str, int], tuple[Target, Target]] = field(default_factory=dict)
     hours: float | None = None
     fitted: tuple[str, ...] | None = None
 
     @property
-    def stages(self) -> list[Stage]:
-        return [*self.cold, *(stage for pair in self.arms.values() for stage in pair)]
+    def targets(self) -> list[Target]:
+        return [*self.cold, *(target for pair in self.arms.values() for target in pair)]
 
     def run_folder(self, arm: str, seed: int) -> Path:
         return self.out / arm / f"seed-{seed}"
@@ -54,7 +54,7 @@ def make_plan(
     about: QuickstartSet = SETS[DEFAULT],
     options: Sequence[str] | None = None,
 ) -> Plan:
-    """The plan. overrides: each goes to the stages that its section concerns. about: which quickstart. options: what
+    """The plan. overrides: each goes to the jobs that its section concerns. about: which quickstart. options: what
     stands for the overrides in a command, where they are not the user's own words.
 
     Raises RecipeError for an unknown arm and for an override that is wrong or would make the arms alike, before any
@@ -84,12 +84,12 @@ def make_plan(
     return plan
 
 
-def _cold_start(out: Path, name: str, overrides: Sequence[str], measured: Sequence[str]) -> tuple[Stage, Stage]:
+def _cold_start(out: Path, name: str, overrides: Sequence[str], measured: Sequence[str]) -> tuple[Target, Target]:
     made = cold_start(out, out / "cold_start", name, overrides, name="cold start", demos=out / "demonstrations.jsonl")
     return made, evaluation(out, made, name, (*measured, "run.threads=1"))
 
 
-def _arm(plan: Plan, arm: str, recipe: str, seed: int, overrides: Sequence[str]) -> tuple[Stage, Stage]:
+def _arm(plan: Plan, arm: str, recipe: str, seed: int, overrides: Sequence[str]) -> tuple[Target, Target]:
     cold, changes = plan.cold[0], (*overrides, f"run.seed={seed}")
     made = training(
         plan.out,

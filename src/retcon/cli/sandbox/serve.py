@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retcon.cli.common.arguments import TierName
-from retcon.cli.common.serving import TokenFile, need_serving, token_of, token_option
+from retcon.cli.common.serving import Host, Port, TokenFile, need_serving, token_of, token_option
 
 if TYPE_CHECKING:
     from retcon.http.server import StopSignals
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 def serve(
     *,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any that is free.")
-    ] = 8088,
+    host: Host = "127.0.0.1",
+    port: Port = 8088,
     workers: Annotated[
         int | None,
         typer.Option(

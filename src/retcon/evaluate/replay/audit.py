@@ -29,6 +29,7 @@ from retcon.build import (
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
+from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.evaluate.replay.replays import WAYS, replay
 from retcon.evaluate.replay.rules import RULES, Replayed, Verdict, chances, counted, verdict
@@ -179,15 +180,12 @@ async def _replayed(
     side_by_side = max(1, AT_ONCE // (len(WAYS) * job.size.replays))
     for start in range(0, len(todo), side_by_side):
         part = todo[start : start + side_by_side]
-        made = await asyncio.gather(
-            *(
-                replay(
-                    call, tasks[call.raw.task], context, times=job.size.replays,
-                    seed=job.recipe.evaluate.seed, grade=grade,
-                )
-                for call, _ in part
+        made = await together(
+            replay(
+                call, tasks[call.raw.task], context, times=job.size.replays, seed=job.recipe.evaluate.seed, grade=grade
             )
-        )  # fmt: skip
+            for call, _ in part
+        )
         for (call, file), replays in zip(part, made, strict=True):
             if all(t.reward is None for t in replays):
                 raise SandboxUnavailable(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
 from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
+from retcon.core.together import together
 from retcon.core.types import Observation, Provenance, ToolCall, Trajectory, Turn
 from retcon.evaluate.replay.states import FailedCall
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
-from retcon.tasks.registry import Grade
+from retcon.tasks.registry import Grade, graded
 from retcon.tasks.types import Task
 from retcon.tools.types import OpenTool, StatefulTool, Tool
 
@@ -49,19 +49,9 @@ async def replay(
             provenance=Provenance(index=n, model=context.model),
             after=after,
         )
-        if made.stop == "infrastructure":
-            return made
-        graded = grade(task, made)
-        return await graded if isinstance(graded, Awaitable) else graded
+        return await graded(task, made, grade)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(one(way, turns, n)) for way, turns in starts(call).items() for n in range(times)
-            ]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in running]
+    return await together(one(way, turns, n) for way, turns in starts(call).items() for n in range(times))
 
 
 def _rebuilding(

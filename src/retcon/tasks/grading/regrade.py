@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from retcon.core.errors import RecordError
+from retcon.core.together import together
 from retcon.core.types import Stop, Trajectory
 from retcon.store import jsonl
 from retcon.store.lines import LineAppender
@@ -133,12 +134,7 @@ async def _grade_all(
             for name, n, trajectory in todo:  # shared: each takes the next
                 add(await _regraded(grading, _graded_by(tasks[trajectory.task], job.by), trajectory, name, n))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(job.at_once):
-                    group.create_task(work())
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        await together(work() for _ in range(job.at_once))
 
 
 async def _regraded(grading: Grading, task: Task, trajectory: Trajectory, name: str, n: int) -> Regraded:

@@ -16,11 +16,11 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from retcon.core.together import together
 from retcon.http.body import parse
 from retcon.http.handling import answer, read_body, unless_gone
 from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.apis.languages import COMPILE_SECONDS, PYTHON, Languages
-from retcon.sandbox.service.apis.own import gathered
 from retcon.sandbox.service.calls import Calls, own_stderr, room_for
 from retcon.sandbox.types import Program, Result
 
@@ -122,7 +122,7 @@ class CodeJudgeApi:
 
     async def _batch(self, request: Request, *, patient: bool, judged: bool = False) -> Response:
         batch = parse(await read_body(request, self._calls.settings.max_body), BatchSubmission)
-        work = gathered([self._ran(submission, patient=patient) for submission in batch.submissions])
+        work = together([self._ran(submission, patient=patient) for submission in batch.submissions])
         results: list[Ran] = await unless_gone(request, work)
         name = batch.sub_id or str(uuid.uuid4())
         return answer(BatchJudged(name, [_judged(ran) for ran in results]) if judged else BatchRan(name, results))

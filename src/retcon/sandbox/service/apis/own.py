@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from retcon.core.together import cancelled, together
 from retcon.http.body import parse
 from retcon.http.handling import ClientGone, answer, encoded, read_body, unless_gone
 from retcon.http.refusal import RequestRefused
@@ -94,7 +95,7 @@ class OwnApi:
         programs = [checked_call(self._calls, call, f"calls[{i}].") for i, call in enumerate(batch.calls)]
         if batch.stream:
             return Streamed(self._stream(programs))
-        results = unless_gone(request, gathered([self._run(program, patient=True) for program in programs]))
+        results = unless_gone(request, together([self._run(program, patient=True) for program in programs]))
         return answer(Results(await results))
 
     async def _run(self, program: Program, *, patient: bool = False) -> Result:
@@ -115,7 +116,7 @@ class OwnApi:
             for done in asyncio.as_completed(tasks):
                 yield await done
         finally:
-            await _cancelled(tasks)
+            await cancelled(tasks)
 
 
 def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
@@ -164,23 +165,6 @@ def checked_clocks(calls: Calls, cell: Cell, at: str) -> tuple[float | None, int
     """(timeout, memory). Raises RequestRefused for one above what the service allows."""
     calls.check_bounds({f"{at}timeout": cell.timeout}, {f"{at}memory": cell.memory})
     return cell.timeout, cell.memory
-
-
-async def gathered(work: list[Any]) -> list[Any]:
-    """All results in order; where one fails, the others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await _cancelled(tasks)
-
-
-async def _cancelled(tasks: list[Any]) -> None:
-    open_tasks = [task for task in tasks if not task.done()]
-    for task in open_tasks:
-        task.cancel()
-    if open_tasks:
-        await asyncio.wait(open_tasks)
 
 
 class Streamed(Response):

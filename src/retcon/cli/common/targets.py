@@ -1,4 +1,4 @@
-"""Stages of a longer work: each a job that is done once and leaves something behind."""
+"""The targets of a longer work, as of `make`: each is made by a job that is done once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVALUATION = "eval"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Target:
     """A job, the recipe that it runs under, the file or folder that is there once it has finished, and the overrides
     that made its recipe."""
 
@@ -28,7 +28,7 @@ class Stage:
 
     @property
     def finished(self) -> bool:
-        """Whether what the stage makes is there, whole."""
+        """Whether what the job makes is there, whole."""
         if self.makes.suffix != ".json":
             return self.makes.is_dir()
         if not self.makes.is_file():
@@ -36,13 +36,13 @@ class Stage:
         return read_result(self.makes).settings.keys() == settings_of(self.recipe).keys()
 
 
-def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *, name: str, demos: Path) -> Stage:
+def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *, name: str, demos: Path) -> Target:
     """Supervised training into `folder`, on demonstrations that it writes to `demos` unless they are there. out: where
     everything goes. recipe: a file, or the name of a shipped one. name: of the job."""
     settings, overrides = _settled(out, folder, recipe, overrides)
     words = ("sft", recipe, *overrides, "--demonstrations", str(demos), "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads)
-    return Stage(job, settings, folder / "final", tuple(overrides))
+    return Target(job, settings, folder / "final", tuple(overrides))
 
 
 def training(
@@ -55,25 +55,25 @@ def training(
     start: str,
     needs: Sequence[str],
     late: Callable[[], Sequence[str]] = tuple,
-) -> Stage:
+) -> Target:
     """Reinforcement learning into `folder`, from the model `start`; otherwise as `cold_start`. needs, late: of the
     job."""
     settings, overrides = _settled(out, folder, recipe, overrides)
     words = ("train", recipe, *overrides, "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
-    return Stage(job, settings, folder / "final", tuple(overrides))
+    return Target(job, settings, folder / "final", tuple(overrides))
 
 
 def evaluation(
-    out: Path, made: Stage, recipe: str, overrides: Sequence[str], *, name: str = "", into: str = EVALUATION
-) -> Stage:
+    out: Path, made: Target, recipe: str, overrides: Sequence[str], *, name: str = "", into: str = EVALUATION
+) -> Target:
     """The evaluation of what a training makes, in the folder `into` of its own; name: of the job, that of the training
     with `evaluation` by default."""
     folder = made.makes.parent
     target = folder / into
     words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
     job = Job(name or f"{made.job.name}, evaluation", words, _log(out, target), needs=(made.job.name,))
-    return Stage(job, load_recipe(find_recipe(recipe), overrides), target / "result.json", tuple(overrides))
+    return Target(job, load_recipe(find_recipe(recipe), overrides), target / "result.json", tuple(overrides))
 
 
 def _settled(out: Path, folder: Path, recipe: str, overrides: Sequence[str]) -> tuple[Recipe, Sequence[str]]:
