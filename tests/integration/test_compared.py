@@ -45,8 +45,10 @@ def line(step: int, rate: float | None, **more: float) -> Metrics:
             "cpu_s": 2.0 * step, "wall_s": 3.0 * step, **more}  # fmt: skip
 
 
-def run(seed: int, result: Result, rates: tuple[float | None, ...] = (0.2, None, 0.4, 0.6)) -> ComparedRun:
-    one = Run(Path(f"/runs/{seed}"), seed, [line(n, rate) for n, rate in enumerate(rates, 1)], result)
+def run(
+    seed: int, result: Result, rates: tuple[float | None, ...] = (0.2, None, 0.4, 0.6), **more: float
+) -> ComparedRun:
+    one = Run(Path(f"/runs/{seed}"), seed, [line(n, rate, **more) for n, rate in enumerate(rates, 1)], result)
     return ComparedRun(one, {PLAIN: result})
 
 
@@ -83,6 +85,18 @@ def test_figures_by_hand(arms: dict[str, list[ComparedRun]]) -> None:
     assert rows["cpu_ms_t1"].arms["base"].mean == pytest.approx(1000 / 32)  # type: ignore[union-attr]
     assert rows["steps_to_first"].arms == {"base": exactly(4.0), "ours": exactly(2.0)}
     assert rows["reached_first"].arms == {"base": exactly(2.0), "ours": exactly(2.0)}
+
+
+def test_at_equal_tokens_arms_are_compared_where_the_thriftiest_ended(arms: dict[str, list[ComparedRun]]) -> None:
+    easy = measured({"a": 0.5, "b": 0.25})
+    arms["ours"] = [run(seed, easy, (0.3, 0.6, 0.5, 0.7), sampled_tokens=50.0) for seed in (1, 2)]
+    row = by_name(figures(arms))["pass1_equal_tokens"]
+    assert [row.arms[arm].mean for arm in ("base", "ours")] == pytest.approx([0.3, 0.7])  # type: ignore[union-attr]
+    assert row.differences["ours"].by_seed == pytest.approx((0.4, 0.4))
+    arms["ours"] = [run(seed, easy, (None, None, None, 0.7), sampled_tokens=10.0) for seed in (1, 2)]
+    row = by_name(figures(arms))["pass1_equal_tokens"]
+    assert row.arms["base"] is None  # its first evaluation came later
+    assert not row.differences
 
 
 def test_conditions_have_figures_of_their_own(arms: dict[str, list[ComparedRun]]) -> None:

@@ -24,9 +24,8 @@ COMPARED = (
 def curve_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Steps and heights, both (T,), of a run's learning curve: of the evaluations on held-out problems where there are
     two or more, else the running mean of what its own rollouts passed, which repairs raise."""
-    measured = [(float(step["step"] or 0), value) for step in run.metrics if (value := step.get(HELD_OUT)) is not None]
-    if len(measured) > 1:
-        points = np.array(measured)
+    points = np.array([(step["step"] or 0, value) for step in run.metrics if (value := step.get(HELD_OUT)) is not None])
+    if len(points) > 1:
         return points[:, 0], points[:, 1]
     rates = np.array([np.nan if (v := step.get("pass_rate")) is None else v for step in run.metrics])
     steps = np.arange(1.0, len(rates) + 1)
@@ -40,6 +39,19 @@ def area(run: Run) -> float | None:
     if len(steps) < 2:
         return None
     return float(((heights[1:] + heights[:-1]) / 2 * np.diff(steps)).sum() / (steps[-1] - steps[0]))
+
+
+def at_tokens(run: Run, tokens: float) -> float | None:
+    """What the run passed of the held-out problems when it had sampled so many tokens, on the line between the two
+    evaluations about it; None where there are none."""
+    points, sampled = [], 0.0
+    for step in run.metrics:
+        sampled += step.get("sampled_tokens") or 0.0
+        if (value := step.get(HELD_OUT)) is not None:
+            points.append((sampled, value))
+    if not points or not points[0][0] <= tokens <= points[-1][0]:
+        return None
+    return float(np.interp(tokens, *zip(*points, strict=True)))
 
 
 def steps_to(run: Run, goal: Run) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from retcon.evaluate.paired import Paired, over_runs, paired
 from retcon.evaluate.result import Problem
 from retcon.evaluate.statistics import Interval, exactly, over_seeds, pass_at_k
-from retcon.report.compared.curves import area, steps_to
+from retcon.report.compared.curves import area, at_tokens, steps_to
 from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun, cpu_of_a_rollout, per_problem
 
 SEEDS_OF_A_FINDING = 5
@@ -112,18 +112,27 @@ def _evaluated(arms: Arms) -> list[Figure]:
 
 
 def _learning(arms: Arms) -> list[Figure]:
-    """The learning curve: its mean height, and how many steps an arm took to where the first arm ended, of those seeds
-    that came there."""
+    """The learning curve: its mean height, its height at the tokens that the thriftiest arm of the seed had sampled in
+    the end, and how many steps an arm took to where the first arm ended, of those seeds that came there."""
     areas = {arm: [area(run.run) for run in runs] for arm, runs in arms.items()}
     goals = [run.run for run in next(iter(arms.values()))]
     steps = {
         arm: [steps_to(run.run, goal) for run, goal in zip(runs, goals, strict=True)] for arm, runs in arms.items()
     }
     title = "learning curve"
-    rows = [_by_seed(title, "curve_area", "mean height", 3, 1, areas)]
+    rows = [
+        _by_seed(title, "curve_area", "mean height", 3, 1, areas),
+        _by_seed(title, "pass1_equal_tokens", "at equal tokens", 3, 1, _at_equal_tokens(arms)),
+    ]
     if all(value is not None for values in areas.values() for value in values):
         rows += _reached(title, steps)
     return [row for row in rows if any(row.arms.values())]
+
+
+def _at_equal_tokens(arms: Arms) -> dict[str, list[float | None]]:
+    totals = [[run.run.total("sampled_tokens") or 0.0 for run in runs] for runs in arms.values()]
+    least = [min(of_seed) for of_seed in zip(*totals, strict=True)]
+    return {arm: [at_tokens(run.run, n) for run, n in zip(runs, least, strict=True)] for arm, runs in arms.items()}
 
 
 def _costs(arms: Arms) -> list[Figure]:

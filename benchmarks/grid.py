@@ -1,0 +1,134 @@
+#!/usr/bin/env python
+"""When does learning from purified trajectories help? The arms of docs/protocol.md in its cells.
+
+    python benchmarks/grid.py [--cells frequent-loose ...] [--arms mini/cleaner ...] [--seeds 5] [--out runs/grid]
+    python benchmarks/grid.py --write [--cells ...] [--arms ...] [--seeds 5] [--out runs/grid]
+
+The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The
+second writes what the cells came to, of those that are finished: docs/results/grid.json, the table docs/results/grid.md
+and the picture docs/img/grid.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from parts.forest import draw_forest
+from parts.results import ROOT, commit, machine
+
+from retcon.evaluate.statistics import Interval
+from retcon.report.compared.sheet import Sheet
+from retcon.report.compared.writing import signed
+from retcon.report.tables import cell as shown
+
+REGIMES = {
+    "rare": ("task.steps=4", "task.first_failure=0.3", "task.retry_failure=0.3", "rollout.max_turns=8"),
+    "frequent": ("task.steps=3", "task.first_failure=0.9", "task.retry_failure=0.4", "rollout.max_turns=7"),
+    "hard": ("task.steps=3", "task.first_failure=0.9", "task.retry_failure=0.8", "rollout.max_turns=7"),
+}
+TOKENS = {"loose": {"rare": 560, "frequent": 480, "hard": 480}, "tight": {"rare": 280, "frequent": 240, "hard": 240}}
+CELLS = {
+    f"{regime}-{limit}": (*keys, f"sft.max_turns={keys[-1].partition('=')[2]}", f"rollout.max_tokens={tokens[regime]}")
+    for limit, tokens in TOKENS.items()
+    for regime, keys in REGIMES.items()
+}
+BASELINE, OURS = "mini/dapo-baseline", "mini/ours/veto"
+ARMS = (BASELINE, "mini/cleaner", "quickstart/saar", "mini/rstar2", OURS)
+COMMON = ("run.threads=1", "evaluate.every=10")
+FIGURES = {
+    "pass1_t1": ("pass@1", 3),
+    "pass8_t1": ("pass@8", 3),
+    "failed_calls_t1": ("failed calls", 2),
+    "tokens_t1": ("tokens", 0),
+    "curve_area": ("mean height of the curve", 3),
+    "pass1_equal_tokens": ("pass@1 at equal tokens", 3),
+    "steps_to_first": ("steps to the baseline's end", 0),
+    "sampled_tokens": ("tokens sampled in training", 0),
+}
+"""Of compare.json: a label, and digits."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), metavar="RECIPE")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("runs/grid"))
+    parser.add_argument("--write", action="store_true", help="write what there is, and run nothing")
+    options = parser.parse_args()
+    if options.write:
+        write(options.out, options.cells)
+        return
+    for name in options.cells:
+        words = ["compare", *options.arms, *COMMON, *CELLS[name], "--seeds", options.seeds, "--faults", 0]
+        print(f"== {name}", flush=True)
+        subprocess.run([sys.executable, "-m", "retcon", *map(str, words), "--out", str(options.out / name)], check=True)
+
+
+def write(out: Path, names: Sequence[str]) -> None:
+    """Raises SystemExit where no cell is finished."""
+    files = {name: out / name / "compare.json" for name in names}
+    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
+    if not found:
+        raise SystemExit(f"no cell is finished in {out}")
+    cells = [{"name": name, "arms": one["cells"][0]["arms"]} for name, one in found.items()]
+    first = next(iter(found.values()))
+    about = {"machine": machine(), "date": datetime.date.today().isoformat(), "commit": commit()}
+    grid = {"ours": OURS.rpartition("/")[2], "matched": first["matched"], "about": about, "cells": cells}
+    folder = ROOT / "docs" / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / "grid.json").write_text(json.dumps(grid, indent=1) + "\n")
+    where = f"*{about['date']}, {about['machine']}; commit {about['commit']}*\n"
+    (folder / "grid.md").write_text("\n".join(["# The grid", "", *map(table, cells), where]))
+    draw_forest(
+        {one["name"]: differences(one["arms"]) for one in cells}, "pass@1 at T = 1, less the baseline's",
+        ROOT / "docs" / "img" / "grid.png",
+    )  # fmt: skip
+    print(f"{len(cells)} of {len(names)} cells: {folder / 'grid.json'}, grid.md, docs/img/grid.png")
+
+
+def table(one: Mapping[str, Any]) -> str:
+    """A cell in Markdown: each arm's figures, then how they differ from the baseline's."""
+    arms = one["arms"]
+    values = tuple(
+        (label, *(shown(interval(arm.get(name)), digits) for arm in arms.values()))
+        for name, (label, digits) in FIGURES.items()
+    )
+    less = tuple(
+        (label, "", *(difference(arm, name, digits) for arm in list(arms.values())[1:]))
+        for name, (label, digits) in FIGURES.items()
+        if digits
+    )
+    seeds = len(next(iter(arms.values()))["seeds"])
+    note = f"{seeds} seeds; 95 %. Differences are paired by seed and problem; a star: the range leaves out 0."
+    sections = (("measured", values), ("less the baseline's", less))
+    return Sheet(f"{one['name']}", ("", *arms), sections, (note,)).markdown()
+
+
+def difference(arm: Mapping[str, Any], name: str, digits: int) -> str:
+    one = interval(arm["difference"].get(name))
+    if one is None:
+        return "–"
+    low, high = (signed(limit, digits) for limit in (one.low, one.high))
+    return f"{signed(one.mean, digits)} [{low}, {high}]" + " *" * (one.low > 0 or one.high < 0)
+
+
+def differences(arms: Mapping[str, Any]) -> dict[str, Interval]:
+    """Of pass@1 at T = 1, each arm's from the first."""
+    found = {name: interval(arm["difference"]["pass1_t1"]) for name, arm in list(arms.items())[1:]}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def interval(told: Mapping[str, Any] | None) -> Interval | None:
+    return None if told is None else Interval(told["mean"], told["low"], told["high"])
+
+
+if __name__ == "__main__":
+    main()
