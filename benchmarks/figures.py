@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Every table of measurements in README and docs, from the result files: `make figures`.
 
-A benchmark writes its figures to benchmarks/results/FILE.json (`--json`; for a finished quickstart, `--quickstart` here
-does). Where a page has
+A benchmark writes its figures to benchmarks/results/FILE.json (`--json`; for a finished quickstart or comparison,
+`--quickstart` and `--compare` here do). Where a page has
 
     <!-- figures: NAME -->
     ...
@@ -235,17 +235,38 @@ def keep_quickstart(run: Path, file: Path, name: str | None = None) -> None:
     save(file, figures, command=command, measures=COMPUTES)
 
 
+def keep_compared(run: Path, file: Path, commit: str | None) -> None:
+    """The result file of a finished `retcon compare --out run`: its tables, and what it took. commit: of the code that
+    made it, unless this one."""
+    told = json.loads((run / "compare.json").read_text(encoding="utf-8"))
+    compared = told["cells"][0]["arms"].values()
+    figures = {
+        "tables": (run / "table.md").read_text(encoding="utf-8").strip(),
+        "minutes": told["seconds"] / 60,
+        "cells": told["cells"],
+    }
+    seeds = next(iter(compared))["seeds"]
+    command = f"retcon compare {' '.join(arm['recipe'] for arm in compared)} --seeds {len(seeds)}"
+    save(file, figures, command=command, measures=COMPUTES, commit=commit)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where a page is out of date")
     parser.add_argument("--stale", action="store_true", help="list results older than their code, and no more")
     parser.add_argument("--quickstart", type=Path, metavar="RUN", help="keep the figures of a finished quickstart")
+    parser.add_argument("--compare", type=Path, metavar="RUN", help="keep the figures of a finished comparison")
+    parser.add_argument("--commit", help="of the code that made that, unless this one")
     parser.add_argument("--of", metavar="NAME", help="which quickstart that was, unless the default one")
     parser.add_argument("--as", dest="name", default="quickstart", help="the name of its result file")
     options = parser.parse_args()
     if options.quickstart:
         keep_quickstart(
             options.quickstart, ROOT / "benchmarks" / "results" / "quickstart" / f"{options.name}.json", options.of
+        )
+    if options.compare:
+        keep_compared(
+            options.compare, ROOT / "benchmarks" / "results" / f"compare-{options.compare.name}.json", options.commit
         )
     if options.stale:
         print(*(stale(ROOT) or ["no result is older than the code that it measures"]), sep="\n")

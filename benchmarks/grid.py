@@ -2,11 +2,13 @@
 """When does learning from purified trajectories help? The arms of docs/protocol.md in its cells.
 
     python benchmarks/grid.py [--cells frequent-loose ...] [--arms mini/cleaner ...] [--seeds 5] [--out runs/grid]
-    python benchmarks/grid.py --write [--cells ...] [--arms ...] [--seeds 5] [--out runs/grid]
+    python benchmarks/grid.py --write [--cells ...] [--out runs/grid]
+    python benchmarks/grid.py --calibrate [--cells ...] [--out runs/grid]
 
-The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The
-second writes what the cells came to, of those that are finished: docs/results/grid.json, the table docs/results/grid.md
-and the picture docs/img/grid.png.
+The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes what the
+cells came to, of those that are finished: docs/results/grid.json, the table docs/results/grid.md and the picture
+docs/img/grid.png. The third trains the baseline alone, on a seed and problems that the results never
+use, and says where it ends: what a cell's chain length is chosen by.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from parts.forest import draw_forest
-from parts.results import ROOT, commit, machine
+from parts.results import ROOT, checked_out, machine
 
 from retcon.evaluate.statistics import Interval
+from retcon.report.compared.curves import HELD_OUT
 from retcon.report.compared.sheet import Sheet
 from retcon.report.compared.writing import signed
 from retcon.report.tables import cell as shown
+from retcon.runs.metrics import read_metrics
 
 REGIMES = {
-    "rare": ("task.steps=4", "task.first_failure=0.3", "task.retry_failure=0.3", "rollout.max_turns=8"),
     "frequent": ("task.steps=3", "task.first_failure=0.9", "task.retry_failure=0.4", "rollout.max_turns=7"),
     "hard": ("task.steps=3", "task.first_failure=0.9", "task.retry_failure=0.8", "rollout.max_turns=7"),
+    "rare": ("task.steps=4", "task.first_failure=0.3", "task.retry_failure=0.3", "rollout.max_turns=8"),
 }
 TOKENS = {"loose": {"rare": 560, "frequent": 480, "hard": 480}, "tight": {"rare": 280, "frequent": 240, "hard": 240}}
 CELLS = {
@@ -42,6 +46,9 @@ CELLS = {
 BASELINE, OURS = "mini/dapo-baseline", "mini/ours/veto"
 ARMS = (BASELINE, "mini/cleaner", "quickstart/saar", "mini/rstar2", OURS)
 COMMON = ("run.threads=1", "evaluate.every=10")
+CALIBRATION = ("run.threads=1", "run.seed=100", "evaluate.seed=2000", "evaluate.every=20")
+WANTED = (0.4, 0.7)
+"""Where the baseline is to end."""
 FIGURES = {
     "pass1_t1": ("pass@1", 3),
     "pass8_t1": ("pass@8", 3),
@@ -62,14 +69,35 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/grid"))
     parser.add_argument("--write", action="store_true", help="write what there is, and run nothing")
+    parser.add_argument("--calibrate", action="store_true", help="the baseline alone, on a seed of its own")
     options = parser.parse_args()
     if options.write:
         write(options.out, options.cells)
         return
     for name in options.cells:
-        words = ["compare", *options.arms, *COMMON, *CELLS[name], "--seeds", options.seeds, "--faults", 0]
         print(f"== {name}", flush=True)
-        subprocess.run([sys.executable, "-m", "retcon", *map(str, words), "--out", str(options.out / name)], check=True)
+        if options.calibrate:
+            calibrate(options.out / "calibration" / name, CELLS[name])
+            continue
+        seeds = ("--seeds", str(options.seeds), "--faults", "0")
+        retcon("compare", *options.arms, *COMMON, *CELLS[name], *seeds, "--out", str(options.out / name))
+
+
+def retcon(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "retcon", *words], check=True)
+
+
+def calibrate(out: Path, keys: Sequence[str]) -> None:
+    """A cold start and the baseline; what is there is not made again."""
+    given = (*CALIBRATION, *keys)
+    if not (out / "cold" / "final").is_dir():
+        retcon("sft", "quickstart/cold_start", "--out", str(out / "cold"), *given)
+    if not (out / "base" / "final").is_dir():
+        retcon("train", BASELINE, "--from", str(out / "cold"), "--out", str(out / "base"), *given)
+    curve = [(m["step"], rate) for m in read_metrics(out / "base" / "metrics.jsonl") if (rate := m.get(HELD_OUT))]
+    least, most = WANTED
+    told = "as wanted" if least <= curve[-1][1] <= most else f"wanted: {least} to {most}; change task.steps"
+    print(f"{out.name}: pass@1 {', '.join(f'{rate:.3f} at step {step:.0f}' for step, rate in curve)}: {told}")
 
 
 def write(out: Path, names: Sequence[str]) -> None:
@@ -80,7 +108,7 @@ def write(out: Path, names: Sequence[str]) -> None:
         raise SystemExit(f"no cell is finished in {out}")
     cells = [{"name": name, "arms": one["cells"][0]["arms"]} for name, one in found.items()]
     first = next(iter(found.values()))
-    about = {"machine": machine(), "date": datetime.date.today().isoformat(), "commit": commit()}
+    about = {"machine": machine(), "date": datetime.date.today().isoformat(), "commit": checked_out()}
     grid = {"ours": OURS.rpartition("/")[2], "matched": first["matched"], "about": about, "cells": cells}
     folder = ROOT / "docs" / "results"
     folder.mkdir(exist_ok=True)

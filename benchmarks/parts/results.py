@@ -26,10 +26,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def save(file: Path, figures: dict[str, Any], *, command: str, measures: Sequence[str]) -> None:
+def save(
+    file: Path, figures: dict[str, Any], *, command: str, measures: Sequence[str], commit: str | None = None
+) -> None:
     """The figures in `file`, with machine, date, commit, and load of the last minute. command: what prints them again.
     measures: files and folders of the repository whose code they are about, so that `make figures` can tell when they
-    are older than it.
+    are older than it. commit: that of the code that they are of, unless the one that is checked out.
 
     A figure is a number, a text, [median, least, most], or {mean, low, high}.
     """
@@ -37,7 +39,7 @@ def save(file: Path, figures: dict[str, Any], *, command: str, measures: Sequenc
         "command": command,
         "machine": machine(),
         "date": datetime.date.today().isoformat(),
-        "commit": commit(),
+        "commit": commit or checked_out(),
         "load": round(os.getloadavg()[0], 1),
         "measures": list(measures),
     }
@@ -55,7 +57,7 @@ def machine() -> str:
     return f"{cores} cores of {name}, {'a GPU' if Path('/dev/nvidia0').exists() else 'no GPU'}"
 
 
-def commit() -> str | None:
+def checked_out() -> str | None:
     """The commit that is checked out, `+` behind it where files differ from it; None outside of a repository."""
     head = git("rev-parse", "--short", "HEAD")
     return None if head is None else head + ("+" if git("status", "--porcelain", "--", "src") else "")

@@ -23,6 +23,7 @@ from foreign.calls_in_text import (
     markdown,
     mathcoder,
     mint,
+    qwen_coder,
     retool,
     retool_text,
     sharegpt,
@@ -30,6 +31,7 @@ from foreign.calls_in_text import (
     slime,
     text,
     verl,
+    verl_coder,
 )
 from foreign.steps import FAILED, FIXED, REPAIRED, Step, answer, fails, user, works
 
@@ -37,6 +39,8 @@ FORMATS: dict[str, Callable[[Sequence[Step]], dict[str, Any]]] = {
     "messages": messages,
     "inspect": inspect,
     "hermes": hermes,
+    "qwen_coder": qwen_coder,
+    "verl_coder": verl_coder,
     "mint": mint,
     "mathcoder": mathcoder,
     "sharegpt": sharegpt,
@@ -68,7 +72,7 @@ NAMES = {
     "inspect": "messages", "sharegpt_functions": "sharegpt", "text": "markdown", "ours": "retcon",
     "nemo_gym": "responses", "swe_agent": "swe-agent", "openhands_sdk": "openhands", "autogen_code": "autogen",
     "autogen_chat": "autogen", "langchain_flat": "langchain", "langchain_dumpd": "langchain", "retool_text": "retool",
-    "verl": "hermes", "slime": "hermes",
+    "verl": "hermes", "slime": "hermes", "qwen_coder": "qwen3_coder", "verl_coder": "qwen3_coder",
 }  # fmt: skip
 """What `Detector` calls them, where that is another name."""
 

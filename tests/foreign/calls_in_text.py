@@ -21,6 +21,34 @@ def hermes(steps: Sequence[Step]) -> dict[str, Any]:
     return {"messages": out, "x-meta": {"kept": [1, None]}}
 
 
+def qwen_coder(steps: Sequence[Step]) -> dict[str, Any]:
+    """As Qwen3-Coder's template shows a tool's answers: several in one message of the user."""
+    out: list[dict[str, Any]] = []
+    for n, step in enumerate(steps):
+        if step.kind != "call":
+            out.append({"role": "user" if step.kind == "user" else "assistant", "content": step.text, "x-n": n})
+            continue
+        out.append({"role": "assistant", "content": f"{step.text}\n\n{_coder_call(step.code)}", "x-n": n})
+        out.append({"role": "user", "content": f"<tool_response>\n{step.output}\n</tool_response>\n", "x-n": n})
+    return {"messages": out, "x-meta": {"kept": [1, None]}}
+
+
+def verl_coder(steps: Sequence[Step]) -> dict[str, Any]:
+    """A rollout dump of verl's, of a model that writes so."""
+    text = "".join(
+        f"{step.text}\n{_coder_call(step.code)}\nuser\n<tool_response>\n{step.output}\n</tool_response>\n\nassistant\n"
+        if step.kind == "call"
+        else step.text
+        for step in steps
+        if step.kind != "user"
+    )
+    return {"input": "user\n?\nassistant\n", "output": text, "score": 1.0, "step": 3, "x-meta": {}}
+
+
+def _coder_call(code: str) -> str:
+    return f"<tool_call>\n<function=python>\n<parameter=code>\n{code}\n</parameter>\n</function>\n</tool_call>"
+
+
 def mint(steps: Sequence[Step]) -> dict[str, Any]:
     out: list[dict[str, Any]] = []
     for n, step in enumerate(steps):

@@ -44,14 +44,15 @@ def area(run: Run) -> float | None:
 def at_tokens(run: Run, tokens: float) -> float | None:
     """What the run passed of the held-out problems when it had sampled so many tokens, on the line between the two
     evaluations about it; None where there are none."""
-    points, sampled = [], 0.0
+    places, heights, sampled = [], [], 0.0
     for step in run.metrics:
         sampled += step.get("sampled_tokens") or 0.0
         if (value := step.get(HELD_OUT)) is not None:
-            points.append((sampled, value))
-    if not points or not points[0][0] <= tokens <= points[-1][0]:
+            places.append(sampled)
+            heights.append(value)
+    if not places or not places[0] <= tokens <= places[-1]:
         return None
-    return float(np.interp(tokens, *zip(*points, strict=True)))
+    return float(np.interp(tokens, places, heights))
 
 
 def steps_to(run: Run, goal: Run) -> float | None:

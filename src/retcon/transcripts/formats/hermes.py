@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from retcon.chat import hermes
+from retcon.chat.types import FoundCall
 from retcon.transcripts.failures.rules import looks_clean
 from retcon.transcripts.reading.dialects import Fragment, JsonCall, Plain, all_clean, inside
 from retcon.transcripts.reading.in_messages import in_messages
@@ -15,6 +16,14 @@ from retcon.transcripts.reading.in_text import InText
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
 from retcon.transcripts.types import Certainty
+
+MARKS = ("tool_call", "tool_response")
+_TAGGED = re.compile(r"<function=[^<>\s]+>\s*(?:<parameter=|</function>)")
+
+
+def tagged(text: str) -> bool:
+    """Whether calls are written as Qwen3-Coder writes them, with tags for the function and its arguments."""
+    return _TAGGED.search(text) is not None
 
 
 class Hermes(Plain):
@@ -26,10 +35,13 @@ class Hermes(Plain):
     _decoder = msgspec.json.Decoder(JsonCall)
 
     def calls_in(self, text: str) -> bool:
-        return hermes.OPEN in text
+        return hermes.OPEN in text and not tagged(text)
+
+    def find_calls(self, text: str) -> Iterator[FoundCall]:
+        return hermes.find_calls(text)
 
     def cut(self, text: str, answered: bool) -> list[Fragment]:
-        found = list(hermes.find_calls(text))
+        found = list(self.find_calls(text))
         if not found:
             return [Fragment("said", text)]
         start = found[0].char
@@ -99,7 +111,7 @@ class HermesInText(Hermes):
             if start > at:
                 cuts.append(Fragment("said", text[at:start]))
             written = text[start : answers.start()]
-            calls = tuple(Call(c.name, c.arguments, c.char) for c in hermes.find_calls(written))
+            calls = tuple(Call(c.name, c.arguments, c.char) for c in self.find_calls(written))
             cuts.append(Fragment("call", written, calls))
             cuts.append(Fragment("output", answers[0], (), self.outputs(answers["answers"])))
             at = answers.end()
@@ -121,8 +133,7 @@ class HermesInText(Hermes):
         return inside(self, text) if self._opens in text else 0
 
 
-_MARKS = ("tool_call", "tool_response")
 register_dialect(Hermes())
-register(in_messages(Hermes(), marks=_MARKS))
+register(in_messages(Hermes(), marks=MARKS))
 for _dialect in (HermesInText(), HermesInText("interpreter")):
-    register(InText(_dialect, _dialect.signs, Certainty.TAGGED_TEXT, _MARKS, ("verl", "slime")))
+    register(InText(_dialect, _dialect.signs, Certainty.TAGGED_TEXT, MARKS, ("verl", "slime")))

@@ -74,7 +74,7 @@ class InText:
 
     def _signed(self, text: str) -> bool:
         # A character alone is looked for many times as fast, and most texts have no `<`.
-        return all(sign[0] in text and sign in text for sign in self.signs)
+        return all(sign[0] in text and sign in text for sign in self.signs) and self.dialect.used((text,), ())
 
 
 class _TextReading:
