@@ -172,6 +172,16 @@ def test_rstar2(run: Run) -> None:
     assert (line["rollouts"], line["kept"]) == (32, 16)
 
 
+def test_roc_saar(run: Run) -> None:
+    made = run("mini/ours/roc-saar", ONE, "repair.probability=1.0")
+    purified = run("mini/ours/roc-saar", ONE, "repair.probability=1.0", "select.failures=purified")
+    line = made.lines[0]
+    assert (line["rollouts"], line["kept"]) == (32, 16)
+    assert line["shallow"] + line["deep"] > 0
+    assert [t.id for t in made.rollouts] == [t.id for t in purified.rollouts]
+    assert made.first_loss != purified.first_loss, "others of the same rollouts are learnt from"
+
+
 def test_simpletir(run: Run) -> None:
     made = run("mini/simpletir", "rollout.max_tokens=40")
     void = [has_void_turn(t) for t in made.rollouts]

@@ -31,8 +31,8 @@ def kept(recipe: Recipe, lab: Lab, right: range, untidy: range = range(0)) -> li
     """What is left of the groups of a step in which the rollouts of these indices are right, or fail at first."""
 
     def reply(request_id: str, text: str, n: int) -> str:
-        if n == 0:
-            return call("print(a)" if index(request_id) in untidy else "print(1)")
+        if "print(1)" not in text:
+            return call("print(a)" if index(request_id) in untidy and "print(a)" not in text else "print(1)")
         return RIGHT if index(request_id) in right else WRONG
 
     async def drawn() -> list[Trajectory]:
@@ -57,6 +57,17 @@ def the_right_one_of_eight_is_kept(recipe: Recipe, lab: Lab) -> bool:
 )
 def right_ones_that_are_kept(recipe: Recipe, lab: Lab) -> set[int]:
     """Of eight, the fifth alone is right without a failure on its way."""
+    return {index(t.id) for t in kept(recipe, lab, range(4, 8), range(5, 8)) if t.reward == 1.0}
+
+
+@acts(
+    "select.failures",
+    ("purified", {4, 5, 6, 7}),
+    ("raw", {4}),
+    given=(*ROC, 'repair.kind="saar"', "rl.group=2", "rl.prompts=40", "select.oversample=4"),
+)
+def repaired_ones_that_are_kept(recipe: Recipe, lab: Lab) -> set[int]:
+    """Of eight, four are right, the first of them without anything to repair."""
     return {index(t.id) for t in kept(recipe, lab, range(4, 8), range(5, 8)) if t.reward == 1.0}
 
 

@@ -28,6 +28,8 @@ NO_CALL_PENALTY = 0.5
 WEIGHT_FLOOR = 0.1  # added to a penalty before it is inverted: a clean rollout is then 21 times as likely as the worst
 
 CountAnswers = Callable[[Trajectory], int]
+Failures = Literal["purified", "raw"]
+"""Which failed calls a penalty counts: those of the purified history, or all that happened."""
 
 
 def count_boxed(trajectory: Trajectory) -> int:
@@ -35,15 +37,19 @@ def count_boxed(trajectory: Trajectory) -> int:
     return sum(turn.text.count("\\boxed{") for turn in trajectory.turns)
 
 
-def penalty(trajectory: Trajectory, count_answers: CountAnswers = count_boxed) -> float:
+def penalty(
+    trajectory: Trajectory, count_answers: CountAnswers = count_boxed, failures: Failures = "purified"
+) -> float:
     """How untidy a rollout is, in [0, 2]: p_err + p_format of the paper.
 
     p_err: failed calls / calls, 0.5 without a call. p_format: 1 without an answer, else min(1, (answers - 1) / turns).
-    Both over the purified history, which the papers do not speak of: the penalty is there to keep failures out of what
-    is learnt, and a failure that was replaced is not learnt.
+    The papers do not speak of purified histories. By `purified`, p_err is of these: it keeps failures out of what is
+    learnt, and a failure that was replaced is not learnt. By `raw`, it is of the calls as they happened: of two
+    rollouts that look alike, the one that had nothing to repair is kept.
     """
-    calls = trajectory.calls
-    errors = trajectory.failures / calls if calls else NO_CALL_PENALTY
+    raw = failures == "raw"
+    calls = trajectory.raw_calls if raw else trajectory.calls
+    errors = (trajectory.raw_failures if raw else trajectory.failures) / calls if calls else NO_CALL_PENALTY
     answers = count_answers(trajectory)
     repeats = min(1.0, (answers - 1) / len(trajectory.turns)) if answers else 1.0
     return errors + repeats
@@ -58,13 +64,14 @@ def roc(
     min_positive: int = 0,
     min_negative: int = 0,
     count_answers: CountAnswers = count_boxed,
+    failures: Failures = "purified",
 ) -> list[Trajectory]:
     """`keep` (G) of an oversampled group (G'), in the group's order; the whole group where it has no more than that.
 
     Positives (reward > 0): by `rank`, those with the least penalty, ties broken by the seed; `weighted`, drawn without
     replacement with weights 1 / (penalty + 0.1). Negatives: uniformly at random. Each side keeps its share of `keep`,
     but not less than its minimum while it has that many; what one side lacks, the other fills, so that a group of one
-    kind still gives `keep`. Raises ValueError where a reward is missing or the minima exceed `keep`.
+    kind still gives `keep`. failures: see `penalty`. Raises ValueError where a reward is missing or the minima exceed `keep`.
     """
     if min_positive + min_negative > keep:
         raise ValueError(
@@ -80,7 +87,7 @@ def roc(
     negatives = [i for i in range(len(group)) if i not in set(positives)]
     count = _positives_kept(len(positives), len(negatives), keep, min_positive, min_negative)
     rng.shuffle(positives)
-    order = {i: penalty(group[i], count_answers) for i in positives}
+    order = {i: penalty(group[i], count_answers, failures) for i in positives}
     if draw == "weighted":
         # Efraimidis and Spirakis: the largest u ** (1 / weight) are drawn, and 1 / weight is penalty + floor.
         order = {i: -(rng.random() ** (p + WEIGHT_FLOOR)) for i, p in order.items()}

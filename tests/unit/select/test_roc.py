@@ -68,6 +68,18 @@ def test_a_failure_that_was_replaced_is_none():
     assert all("fixed" in names(roc(group, 2, seed=seed)) for seed in range(10))
 
 
+def test_a_failure_that_was_replaced_counts_where_raw_ones_do():
+    clean = made("clean", 1, "ok", "ok")
+    failed = replace(clean.turns[0], observations=(Observation("0", "", "error"),))
+    repaired = replace(clean.turns[0], abandoned=(failed, clean.turns[0]), repair=RepairRecord("deep", 1))
+    purified = replace(clean, id="purified", turns=(repaired, *clean.turns[1:]))
+    assert penalty(purified, failures="raw") == 1 / 3
+    assert penalty(clean, failures="raw") == penalty(purified) == 0
+    group = [clean, purified, made("n0", 0), made("n1", 0)]
+    assert {one for seed in range(20) for one in names(roc(group, 2, seed=seed))} >= {"clean", "purified"}
+    assert all("purified" not in names(roc(group, 2, seed=seed, failures="raw")) for seed in range(20))
+
+
 def test_the_clean_positives_are_kept_in_the_groups_order():
     group = [made("n0", 0), made("p0", 1, "error"), made("p1", 1, "ok"), made("n1", 0), made("p2", 1, "ok", "error")]
     group += [made("p3", 1, "ok"), made("n2", 0), made("n3", 0)]

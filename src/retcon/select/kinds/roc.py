@@ -11,7 +11,7 @@ from pydantic import Field
 from retcon.config.schema import Recipe, SelectSection
 from retcon.config.section import NonNegative, Rate
 from retcon.core.types import Trajectory
-from retcon.select.roc import roc
+from retcon.select.roc import Failures, roc
 
 
 class RocSection(SelectSection):
@@ -19,6 +19,8 @@ class RocSection(SelectSection):
 
     oversample: Rate = Field(2.0, ge=1, description="G' / G: rollouts made for each one kept")
     draw: Literal["rank", "weighted"] = "rank"
+    failures: Failures = Field("purified", description="that the penalty counts: those of the purified history, or raw, "
+                               "all that happened")  # fmt: skip
     min_positive: NonNegative = 0
     min_negative: NonNegative = 0
 
@@ -40,4 +42,5 @@ class RocSection(SelectSection):
             draw=self.draw,
             min_positive=self.min_positive,
             min_negative=self.min_negative,
+            failures=self.failures,
         )

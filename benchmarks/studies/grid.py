@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """When does learning from purified trajectories help? The arms of docs/protocol.md in its cells.
 
-    python benchmarks/grid.py [--cells frequent-loose ...] [--arms mini/cleaner ...] [--seeds 5] [--out runs/grid]
-    python benchmarks/grid.py --write [--cells ...] [--out runs/grid]
-    python benchmarks/grid.py --calibrate [--cells ...] [--out runs/grid]
+    python benchmarks/studies/grid.py [--cells frequent-loose ...] [--arms mini/cleaner ...] [--seeds 5] [--out runs/grid]
+    python benchmarks/studies/grid.py --write [--cells ...] [--out runs/grid]
+    python benchmarks/studies/grid.py --calibrate [--cells ...] [--out runs/grid]
 
 The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes what the
 cells came to, of those that are finished: docs/results/grid.json, the table docs/results/grid.md and the picture
@@ -22,15 +22,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parts.forest import draw_forest
-from parts.results import ROOT, checked_out, machine
-
 from retcon.evaluate.statistics import Interval
 from retcon.report.compared.curves import HELD_OUT
 from retcon.report.compared.sheet import Sheet
 from retcon.report.compared.writing import signed
 from retcon.report.tables import cell as shown
 from retcon.runs.metrics import read_metrics
+
+sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
+from parts.forest import draw_forest
+from parts.results import ROOT, checked_out, machine
 
 REGIMES = {
     "frequent": ("task.steps=3", "task.first_failure=0.9", "task.retry_failure=0.4", "rollout.max_turns=7"),
