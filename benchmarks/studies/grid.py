@@ -1,14 +1,14 @@
 #!/usr/bin/env python
 """When does learning from purified trajectories help? The arms of docs/protocol.md in its cells.
 
-    python benchmarks/studies/grid.py [--cells frequent-loose ...] [--arms mini/cleaner ...] [--seeds 5] [--out runs/grid]
-    python benchmarks/studies/grid.py --write [--cells ...] [--out runs/grid]
-    python benchmarks/studies/grid.py --calibrate [--cells ...] [--out runs/grid]
+    python benchmarks/studies/grid.py [--cells CELL ...] [--arms RECIPE ...] [--seeds 5] [--out runs/grid]
+    python benchmarks/studies/grid.py --write [--cells CELL ...] [--out runs/grid]
+    python benchmarks/studies/grid.py --calibrate [--cells CELL ...] [--out runs/grid]
 
 The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes what the
 cells came to, of those that are finished: docs/results/grid.json, the table docs/results/grid.md and the picture
-docs/img/grid.png. The third trains the baseline alone, on a seed and problems that the results never
-use, and says where it ends: what a cell's chain length is chosen by.
+docs/img/grid.png. The third trains the baseline alone, on a seed and problems that the results never use, and says
+where it ends: what a cell's chain length is chosen by.
 """
 
 from __future__ import annotations
