@@ -2,8 +2,8 @@
 # make quickstart  trains and compares two agents, in runs/quickstart; continues where it was
 # make test        lint, types, import rules, all tests
 # make unit        the unit tests alone
-# make integration tests with real vLLM servers, in TRL's and verl's trainers, on a Ray, and with clients of
-#                  `retcon serve-agent`, in environments of their own
+# make integration tests with real vLLM servers, in TRL's and verl's trainers, on a Ray, with clients of
+#                  `retcon serve-agent` and with verifiers and OpenEnv, in environments of their own
 # make figures     the tables of README and docs anew, from the results in benchmarks/results; says which are stale
 # make mutants     tests the tests: do they notice faults? (docs/develop/testing.md)
 # make base        makes the base model inside the package anew (under an hour)
@@ -13,9 +13,11 @@ CORE := .venv-core
 VLLM := .venv-vllm
 TRL := .venv-trl
 CLIENTS := .venv-clients
+ENVIRONMENTS := .venv-environments
 VERL := .venv-verl
 BIN := $(VENV)/bin
-PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+INSTALL := -m pip --disable-pip-version-check install --quiet
+PIP := $(INSTALL) --constraint constraints.txt
 
 .PHONY: setup quickstart test lint types imports tests unit integration figures mutants base clean
 
@@ -56,36 +58,52 @@ unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
 
 # vLLM's CPU build, for which requirements.txt has all that it needs: hence no dependencies.
-$(VLLM)/.ready: tests/real/requirements.txt
+$(VLLM)/.ready: tests/real/requirements.txt tests/pinned.py
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	$(VLLM)/bin/python $(INSTALL) --no-deps --requirement $<
+	$(VLLM)/bin/python tests/pinned.py check $<
 	@touch $@
 
-$(TRL)/.ready: tests/plugins/requirements.txt pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(TRL)
-	$(TRL)/bin/python $(PIP) torch==2.13.0
-	$(TRL)/bin/python $(PIP) --editable '.[train]' --requirement $<
+# Retcon with some extras and what the file names, in versions of the file, which has all that constraints.txt has not, and
+# of constraints.txt.
+define pinned
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python tests/pinned.py merge constraints.txt $< >$(@D)/pins.txt
+	$(@D)/bin/python $(INSTALL) --constraint $(@D)/pins.txt torch==2.13.0
+	$(@D)/bin/python $(INSTALL) --constraint $(@D)/pins.txt --editable '.[$(EXTRAS)]' --requirement $<
+endef
+
+$(TRL)/.ready: EXTRAS := train
+$(TRL)/.ready: tests/plugins/requirements.txt pyproject.toml constraints.txt tests/pinned.py
+	$(pinned)
+	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt
 	@touch $@
 
-$(CLIENTS)/.ready: tests/plugins/clients.txt pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python $(PIP) torch==2.13.0
-	$(CLIENTS)/bin/python $(PIP) --editable '.[train,serve]'
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+$(CLIENTS)/.ready: EXTRAS := train,serve
+$(CLIENTS)/.ready: tests/plugins/clients.txt pyproject.toml constraints.txt tests/pinned.py
+	$(pinned)
+	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt
+	@touch $@
+
+$(ENVIRONMENTS)/.ready: EXTRAS := train,sandbox
+$(ENVIRONMENTS)/.ready: tests/plugins/environments.txt pyproject.toml constraints.txt tests/pinned.py
+	$(pinned)
+	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt
 	@touch $@
 
 # verl declares older versions than it works with: hence without its dependencies, which the file has.
-$(VERL)/.ready: tests/plugins/requirements-verl.txt pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VERL)
-	$(VERL)/bin/python $(PIP) torch==2.13.0
-	$(VERL)/bin/python $(PIP) --editable '.[train,grade,formats,serve,sandbox]' --requirement $<
-	$(VERL)/bin/python $(PIP) --no-deps verl==0.9.1
+$(VERL)/.ready: EXTRAS := train,grade,formats,serve,sandbox
+$(VERL)/.ready: tests/plugins/requirements-verl.txt pyproject.toml constraints.txt tests/pinned.py
+	$(pinned)
+	$(@D)/bin/python $(INSTALL) --no-deps verl==0.9.1
+	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt verl==0.9.1
 	@touch $@
 
-integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(VERL)/.ready
-	OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest tests/plugins/test_clients.py $(ARGS)
-	TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py $(ARGS)
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/plugins/test_verl.py tests/plugins/test_ray_servers.py $(ARGS)
+integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(ENVIRONMENTS)/.ready $(VERL)/.ready
+	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest tests/plugins/test_clients.py tests/plugins/test_harnesses.py $(ARGS)
+	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(ENVIRONMENTS)/bin/python -m pytest tests/plugins/environments $(ARGS)
+	RETCON_INTEGRATION=1 TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py $(ARGS)
+	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/plugins/test_verl.py tests/plugins/test_ray_servers.py $(ARGS)
 	RETCON_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
 
 figures: setup
@@ -101,4 +119,4 @@ base: setup
 	$(BIN)/python -m retcon.basemodel.make $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(VERL) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(ENVIRONMENTS) $(VERL) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -31,6 +31,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from parts.compared import table
 from parts.results import ROOT, git, save
 from rich.console import Console, RenderableType
 
@@ -236,17 +237,14 @@ def keep_quickstart(run: Path, file: Path, name: str | None = None) -> None:
 
 
 def keep_compared(run: Path, file: Path, commit: str | None) -> None:
-    """The result file of a finished `retcon compare --out run`: its tables, and what it took. commit: of the code that
-    made it, unless this one."""
+    """The result file of a finished `retcon compare --out run`: a short table and the whole ones. commit: of the code
+    that made it, unless this one."""
     told = json.loads((run / "compare.json").read_text(encoding="utf-8"))
-    compared = told["cells"][0]["arms"].values()
-    figures = {
-        "tables": (run / "table.md").read_text(encoding="utf-8").strip(),
-        "minutes": told["seconds"] / 60,
-        "cells": told["cells"],
-    }
-    seeds = next(iter(compared))["seeds"]
-    command = f"retcon compare {' '.join(arm['recipe'] for arm in compared)} --seeds {len(seeds)}"
+    compared = told["cells"][0]["arms"]
+    whole = (run / "table.md").read_text(encoding="utf-8").strip()
+    recipes, seeds = [arm["recipe"] for arm in compared.values()], next(iter(compared.values()))["seeds"]
+    command = f"retcon compare {' '.join(recipes)} --seeds {len(seeds)}"
+    figures = {"table": table(compared), "whole": whole, "cells": told["cells"]}
     save(file, figures, command=command, measures=COMPUTES, commit=commit)
 
 
@@ -265,9 +263,8 @@ def main() -> int:
             options.quickstart, ROOT / "benchmarks" / "results" / "quickstart" / f"{options.name}.json", options.of
         )
     if options.compare:
-        keep_compared(
-            options.compare, ROOT / "benchmarks" / "results" / f"compare-{options.compare.name}.json", options.commit
-        )
+        results = ROOT / "benchmarks" / "results" / "compared"
+        keep_compared(options.compare, results / f"compare-{options.compare.name}.json", options.commit)
     if options.stale:
         print(*(stale(ROOT) or ["no result is older than the code that it measures"]), sep="\n")
         return 0

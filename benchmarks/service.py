@@ -4,8 +4,8 @@
 python benchmarks/service.py [--workers N] [--rounds N] [--seconds S] [--code-judge URL] [--only NAME,…]
 
 All through code-judge's `/run`, from one client on the same machine, in turns; medians of the rounds. The client writes
-HTTP itself, since a full client library costs more than the request. A session is a session with ours; elsewhere each
-cell sends all earlier ones again, as rStar2-Agent's client does.
+HTTP itself, as any client library takes CPU time from the servers beside it (`studies/client.py`). A session is a
+session with ours; elsewhere each cell sends all earlier ones again, as rStar2-Agent's client does.
 """
 
 from __future__ import annotations

@@ -22,14 +22,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retcon.evaluate.statistics import Interval
 from retcon.report.compared.curves import HELD_OUT
-from retcon.report.compared.sheet import Sheet
-from retcon.report.compared.writing import signed
-from retcon.report.tables import cell as shown
 from retcon.runs.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
+from parts.compared import differences, table
 from parts.forest import draw_forest
 from parts.results import ROOT, checked_out, machine
 
@@ -50,17 +47,6 @@ COMMON = ("run.threads=1", "evaluate.every=10")
 CALIBRATION = ("run.threads=1", "run.seed=100", "evaluate.seed=2000", "evaluate.every=20")
 WANTED = (0.4, 0.7)
 """Where the baseline is to end."""
-FIGURES = {
-    "pass1_t1": ("pass@1", 3),
-    "pass8_t1": ("pass@8", 3),
-    "failed_calls_t1": ("failed calls", 2),
-    "tokens_t1": ("tokens", 0),
-    "curve_area": ("mean height of the curve", 3),
-    "pass1_equal_tokens": ("pass@1 at equal tokens", 3),
-    "steps_to_first": ("steps to the baseline's end", 0),
-    "sampled_tokens": ("tokens sampled in training", 0),
-}
-"""Of compare.json: a label, and digits."""
 
 
 def main() -> None:
@@ -115,7 +101,7 @@ def write(out: Path, names: Sequence[str]) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "grid.json").write_text(json.dumps(grid, indent=1) + "\n")
     where = f"*{about['date']}, {about['machine']}; commit {about['commit']}*\n"
-    (folder / "grid.md").write_text("\n".join(["# The grid", "", *map(table, cells), where]))
+    (folder / "grid.md").write_text("\n\n".join(["# The grid", *map(shown, cells), where]))
     draw_forest(
         {one["name"]: differences(one["arms"]) for one in cells}, "pass@1 at T = 1, less the baseline's",
         ROOT / "docs" / "img" / "grid.png",
@@ -123,40 +109,12 @@ def write(out: Path, names: Sequence[str]) -> None:
     print(f"{len(cells)} of {len(names)} cells: {folder / 'grid.json'}, grid.md, docs/img/grid.png")
 
 
-def table(one: Mapping[str, Any]) -> str:
-    """A cell in Markdown: each arm's figures, then how they differ from the baseline's."""
-    arms = one["arms"]
-    values = tuple(
-        (label, *(shown(interval(arm.get(name)), digits) for arm in arms.values()))
-        for name, (label, digits) in FIGURES.items()
-    )
-    less = tuple(
-        (label, "", *(difference(arm, name, digits) for arm in list(arms.values())[1:]))
-        for name, (label, digits) in FIGURES.items()
-        if digits
-    )
-    seeds = len(next(iter(arms.values()))["seeds"])
-    note = f"{seeds} seeds; 95 %. Differences are paired by seed and problem; a star: the range leaves out 0."
-    sections = (("measured", values), ("less the baseline's", less))
-    return Sheet(f"{one['name']}", ("", *arms), sections, (note,)).markdown()
-
-
-def difference(arm: Mapping[str, Any], name: str, digits: int) -> str:
-    one = interval(arm["difference"].get(name))
-    if one is None:
-        return "–"
-    low, high = (signed(limit, digits) for limit in (one.low, one.high))
-    return f"{signed(one.mean, digits)} [{low}, {high}]" + " *" * (one.low > 0 or one.high < 0)
-
-
-def differences(arms: Mapping[str, Any]) -> dict[str, Interval]:
-    """Of pass@1 at T = 1, each arm's from the first."""
-    found = {name: interval(arm["difference"]["pass1_t1"]) for name, arm in list(arms.items())[1:]}
-    return {name: one for name, one in found.items() if one is not None}
-
-
-def interval(told: Mapping[str, Any] | None) -> Interval | None:
-    return None if told is None else Interval(told["mean"], told["low"], told["high"])
+def shown(one: Mapping[str, Any]) -> str:
+    """A cell in Markdown."""
+    made, seeds = table(one["arms"]), len(next(iter(one["arms"].values()))["seeds"])
+    lines = (made["head"], ["---"] * len(made["head"]), *made["rows"])
+    told = f"{seeds} seeds, 95 %; differences are paired by seed and problem, a star: the range leaves out 0."
+    return "\n".join([f"## {one['name']}", "", *(f"| {' | '.join(line)} |" for line in lines), "", told])
 
 
 if __name__ == "__main__":

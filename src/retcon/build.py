@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retcon.chat.chat import Chat
 from retcon.chat.opening import open_chat
+from retcon.chat.template import load_template
 from retcon.config.schema import Recipe, SandboxSection
-from retcon.core.errors import MissingExtra, RecipeError
+from retcon.core.errors import CheckpointError, MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.schema import ToolSpec
 from retcon.engine.types import Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
+from retcon.models.locating import speaks_markdown
 from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
@@ -29,12 +33,14 @@ from retcon.tasks.types import Task
 from retcon.tools.faults import FaultSetup, FaultyTool
 from retcon.tools.kind import ToolSetup
 from retcon.tools.loading import find_tools
-from retcon.tools.types import StatefulTool, Tool
+from retcon.tools.types import AnyTool
 
 if TYPE_CHECKING:  # it brings torch
     from transformers import PreTrainedModel
 
     from retcon.models.devices import OnPlace
+
+log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 256
 """Rollouts that are decoded side by side at most."""
@@ -90,14 +96,26 @@ def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Ch
 
     Raises CheckpointError, RecipeError, MissingExtra without the tokenizers package.
     """
+    if "style" not in recipe.model.model_fields_set:
+        _note_unused_template(folder)
     thinking = None if recipe.model.thinking == "default" else recipe.model.thinking == "on"
-    return open_chat(folder, style=recipe.model.style, system=_system(tasks), tools=_specs(recipe), thinking=thinking)
+    return open_chat(
+        folder, style=recipe.model.style, system=_system(tasks), tools=build_specs(recipe), thinking=thinking
+    )
+
+
+@cache
+def _note_unused_template(folder: Path) -> None:
+    """Once: the default style is the packaged model's, and silently a poor one for any other."""
+    with suppress(CheckpointError, MissingExtra):  # a template that cannot be used is no loss
+        if not speaks_markdown(folder) and load_template(folder) is not None:
+            log.warning("%s has a chat template of its own, which is not used: set model.style=auto to use it", folder)
 
 
 def build_engine_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:
     """The chat that the recipe's engine is to be spoken to in, which is the model's own where the engine computes it.
     Otherwise as `build_chat`."""
-    own: Chat | None = recipe.engine.chat(folder, _system(tasks), _specs(recipe))
+    own: Chat | None = recipe.engine.chat(folder, _system(tasks), build_specs(recipe))
     return build_chat(recipe, folder, tasks) if own is None else own
 
 
@@ -105,8 +123,10 @@ def _system(tasks: TaskSet | None) -> str | None:
     return tasks.system if tasks is not None else None
 
 
-def _specs(recipe: Recipe) -> list[ToolSpec]:
-    return [kind.spec(sessions=recipe.sandbox.sessions) for kind in find_tools(recipe.rollout.tools)]
+def build_specs(recipe: Recipe) -> list[ToolSpec]:
+    """What the model is shown of the recipe's tools, and of those that its tasks bring. Raises RecipeError."""
+    named = [kind.spec(sessions=recipe.sandbox.sessions) for kind in find_tools(recipe.rollout.tools)]
+    return [*named, *(tool.spec for tool in recipe.task.tools(recipe))]
 
 
 def build_limits(recipe: Recipe) -> RolloutLimits:
@@ -159,11 +179,20 @@ def mixing(recipe: Recipe, context: RolloutContext, step: int) -> RolloutContext
     return replace(context, probability=build_schedule(recipe).at(step), probes=probes)
 
 
-def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, Tool | StatefulTool]:
-    """The recipe's tools, by the names that the model calls them by. Raises RecipeError where two have one name."""
+def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, AnyTool]:
+    """The recipe's tools and those of its tasks, by the names that the model calls them by. Raises RecipeError where
+    two have one name."""
     setup = ToolSetup(sandbox, output_chars=recipe.sandbox.output_chars, sessions=recipe.sandbox.sessions)
-    tools = [kind.build(setup) for kind in find_tools(recipe.rollout.tools)]
-    return {tool.name: tool for tool in tools}
+    tools: dict[str, AnyTool] = {
+        tool.name: tool for tool in (kind.build(setup) for kind in find_tools(recipe.rollout.tools))
+    }
+    for tool in recipe.task.tools(recipe):
+        if tool.name in tools:
+            raise RecipeError(
+                f"rollout.tools: [task] brings a tool called {tool.name!r} as well: leave one of them out"
+            )
+        tools[tool.name] = tool
+    return tools
 
 
 @asynccontextmanager

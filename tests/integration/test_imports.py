@@ -16,7 +16,7 @@ import torch, transformers
 import retcon
 
 VERLS = (f"retcon.plugins.verl.{name}" for name in ("agent", "manager", "sampler"))
-NOT_HERE = {"retcon.__main__", "retcon.plugins.ray_servers", *VERLS}  # of other environments
+NOT_HERE = {"retcon.__main__", "retcon.plugins.ray_servers", "retcon.plugins.verifiers", *VERLS}  # installed elsewhere
 before = dict(os.environ)
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     if module.name not in NOT_HERE:

@@ -1,50 +1,22 @@
-"""OpenAI's own client, and harnesses with loops of their own, through `retcon serve-agent`: `make integration`."""
+"""OpenAI's own client through `retcon serve-agent`: `make integration`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("agents", reason="the clients, which `make integration` installs")
+pytest.importorskip("openai", reason="the client, which `make integration` installs")
 
-import httpx
 import openai
-import torch
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
-from agents.exceptions import MaxTurnsExceeded
-from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
+from endpoints import endpoint, written
 
 from playing import call
-from retcon.chat.chat import Chat
-from retcon.chat.tokenizer import ByteTokenizer, load_tokenizer
-from retcon.config.load import load_recipe
-from retcon.core.types import Trajectory
-from retcon.engine.local.engine import LocalEngine
-from retcon.engine.scripted import ScriptedEngine
-from retcon.engine.types import SamplingParams
-from retcon.models.loading import load_model
-from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.serve.recording import FILE
-from retcon.store import jsonl
-from retcon.train.update import to_samples, update
-from servers.agent import MODEL, SAAR, SEARCH, context_of, serving_beside
-from training import make_base
+from servers.agent import MODEL, SEARCH
 
-pytestmark = pytest.mark.filterwarnings("default")  # the clients' own
-set_tracing_disabled(True)
-LONG = 16_384
-"""Tokens; smolagents tells a model some 6,000 of these before its first."""
-ROOMY = RolloutLimits(max_tokens=60_000, max_turns=6, lookahead_tokens=4000)
-
-
-def written(query: str, name: str = "search") -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"query": "{query}"}}}}\n</tool_call>'
+pytestmark = pytest.mark.filterwarnings("default")  # the client's own
 
 
 def replying(_: str, text: str, n: int) -> str:
@@ -55,16 +27,6 @@ def replying(_: str, text: str, n: int) -> str:
 
 def searching(_: str, text: str, n: int) -> str:
     return "Found it." if "<tool_response>" in text or "Observation" in text else written("it")
-
-
-@contextmanager
-def endpoint(
-    replies: Any, record: Path | None = None, *, style: str = "markdown", **settings: Any
-) -> Iterator[tuple[str, ScriptedEngine]]:
-    engine = ScriptedEngine(ByteTokenizer(), replies)
-    context = context_of(engine, style=style, repair=SAAR, limits=ROOMY)
-    with serving_beside(context, record, **settings) as url:
-        yield f"{url}/v1", engine
 
 
 def test_openais_client_chats_with_64_at_once() -> None:
@@ -141,134 +103,3 @@ def test_openais_client_knows_the_errors() -> None:
             with pytest.raises(openai.InternalServerError) as lost:
                 client.chat.completions.create(**ask)
             assert (lost.value.status_code, lost.value.code) == (503, "unavailable")
-
-
-@tool
-def look_up(query: str) -> str:
-    """Looks a word up.
-
-    Args:
-        query: the word
-    """
-    return f"<{query}>"
-
-
-def sessions(url: str, session: str, reward: float) -> None:
-    httpx.post(f"{url}/sessions/{session}/reward", json={"reward": reward}).raise_for_status()
-
-
-@contextmanager
-def smol(url: str, session: str, model: str = MODEL) -> Iterator[OpenAIServerModel]:
-    headers = {"X-Retcon-Session": session, "X-Retcon-Task": "asked"}
-    made = OpenAIServerModel(model, api_base=url, api_key="none", client_kwargs={"default_headers": headers})
-    yield made
-    made.client.close()
-
-
-def exact(kept: Trajectory, engine: ScriptedEngine) -> bool:
-    """Whether the trajectory begins with what the engine was given last."""
-    ids = tuple(i for s in kept.segments for i in s.ids or ())
-    return ids[: len(engine.seen[-1][1])] == engine.seen[-1][1]
-
-
-def test_a_code_agent_of_smolagents_is_one_conversation(tmp_path: Path) -> None:
-    replies = [
-        "I compute.\n<code>\ny = 6 * 7\nprint(y)\n</code> never said",
-        "A slip.\n<code>\nprint(z)\n</code>",
-        "<code>\nfinal_answer(look_up(str(y)))\n</code>",
-    ]
-    with endpoint(replies, tmp_path) as (url, engine):
-        with smol(url, "code", f"{MODEL}:chat") as model:
-            agent = CodeAgent([look_up], model, max_steps=5, verbosity_level=0)
-            assert agent.run("6 times 7?") == "<42>"
-        sessions(url, "code", 1.0)
-    (kept,) = jsonl.read(tmp_path / FILE)
-    assert (kept.id, kept.task, kept.reward, len(kept.turns)) == ("code/0", "asked", 1.0, 3)
-    assert exact(kept, engine)
-    learnt = [s.text for s in kept.segments if s.kind == "sampled"]
-    assert learnt[0].endswith("</code>")
-    assert "Calling tools" not in "".join(learnt)
-    assert "NameError" in kept.text or "not defined" in kept.text
-
-
-def test_a_tool_calling_agent_of_smolagents_is_one_conversation(tmp_path: Path) -> None:
-    replies = [
-        written("Ada", "look_up"),
-        'So.\n<tool_call>\n{"name": "final_answer", "arguments": {"answer": "Ada"}}\n</tool_call>',
-    ]
-    with endpoint(replies, tmp_path, style="qwen") as (url, engine):
-        with smol(url, "tools") as model:
-            assert ToolCallingAgent([look_up], model, max_steps=5, verbosity_level=0).run("Who?") == "Ada"
-        sessions(url, "tools", 1.0)
-    (kept,) = jsonl.read(tmp_path / FILE)
-    assert [turn.calls[0].name for turn in kept.turns] == ["look_up", "final_answer"]
-    assert exact(kept, engine)
-    assert "&lt;Ada&gt;" in kept.text or "<Ada>" in kept.text
-
-
-@function_tool
-def find(query: str) -> str:
-    """Looks a word up."""
-    if query == "nothing":
-        raise ValueError("no such page")
-    return f"<{query}>"
-
-
-def run_agent(url: str, session: str, *, turns: int = 6) -> str | None:
-    """The SDK's own loop; None where it did not come to an end within its turns."""
-
-    async def main() -> str | None:
-        headers = {"X-Retcon-Session": session, "X-Retcon-Task": "asked"}
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", default_headers=headers) as client:
-            model = OpenAIChatCompletionsModel(MODEL, client)
-            agent = Agent("finder", instructions="Find it.", tools=[find], model=model)
-            try:
-                return str((await Runner.run(agent, "Who?", max_turns=turns)).final_output)
-            except MaxTurnsExceeded:
-                return None
-
-    return asyncio.run(main())
-
-
-def test_an_agent_of_openais_sdk_is_one_conversation(tmp_path: Path) -> None:
-    replies = ["I look.\n" + written("nothing", "find"), written("Ada", "find"), "It is Ada."]
-    with endpoint(replies, tmp_path, style="qwen") as (url, engine):
-        assert run_agent(url, "sdk") == "It is Ada."
-        sessions(url, "sdk", 1.0)
-    (kept,) = jsonl.read(tmp_path / FILE)
-    assert [[o.status for o in turn.observations] for turn in kept.turns][1:] == [["ok"], []]
-    assert "error occurred" in kept.turns[0].observations[0].text
-    assert exact(kept, engine)
-
-
-@pytest.mark.parametrize("harness", ["smolagents", "openai-agents"])
-def test_what_a_harness_did_trains(harness: str, tmp_path: Path) -> None:
-    """A GRPO update of a tiny model on conversations that these loops had with it: on-policy, so that nothing is
-    clipped, and the log-probs on the record are the model's own."""
-    folder = make_base(tmp_path / "base", positions=LONG)
-    model = load_model(folder)
-    chat = Chat(load_tokenizer(folder), style="markdown" if harness == "smolagents" else "hermes")
-    engine = LocalEngine(model, max_len=LONG, max_requests=8, tokenizer=chat.tokenizer)
-    limits = RolloutLimits(max_tokens=LONG - 500, max_turns=3, lookahead_tokens=500)
-    context = RolloutContext(engine, chat, {}, limits, SamplingParams(max_tokens=24), SAAR, model="tiny")
-    with serving_beside(context, tmp_path, answer_tokens=24) as base:
-        url = f"{base}/v1"
-        for n in range(4):
-            if harness == "smolagents":
-                with smol(url, f"s{n}", f"{MODEL}:chat") as served:
-                    CodeAgent([], served, max_steps=2, verbosity_level=0).run("Go.")
-            else:
-                run_agent(url, f"s{n}", turns=2)
-            sessions(url, f"s{n}", float(n % 2))
-    group = list(jsonl.read(tmp_path / FILE))
-    assert {t.task for t in group} == {"asked"}
-    assert all(t.sampled_tokens for t in group)
-    section = load_recipe(None, ["rl.algorithm=grpo", "rl.minibatches=1"]).rl
-    rewards = [t.reward or 0.0 for t in group]
-    samples = to_samples(group, section.advantages(rewards), section)
-    before = [parameter.clone() for parameter in model.parameters()]
-    metrics = update(model, torch.optim.AdamW(model.parameters()), samples, section, seed=0, step=1)
-    assert metrics["clip_fraction"] == 0
-    assert metrics["kl"] == pytest.approx(0.0, abs=1e-8)
-    assert metrics["grad_norm"] > 0  # type: ignore[operator]
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

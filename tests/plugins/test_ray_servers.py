@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Iterator
 
 import httpx
@@ -12,6 +11,7 @@ import pytest
 pytest.importorskip("ray", reason="ray, which `make integration` installs")
 
 import ray
+from rays import a_ray
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.plugins.ray_servers import Fleet, sandbox_servers
@@ -21,17 +21,9 @@ pytestmark = pytest.mark.filterwarnings("default")  # ray's own
 
 
 @pytest.fixture(scope="module", autouse=True)
-def a_ray() -> Iterator[None]:
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # paths of Ray's sockets have to be short
-        ray.init(
-            num_cpus=1,
-            include_dashboard=False,
-            object_store_memory=80 << 20,
-            _temp_dir=folder,
-            log_to_driver=False,
-        )
+def the_ray() -> Iterator[None]:
+    with a_ray():
         yield
-        ray.shutdown()
 
 
 async def answers(fleet: Fleet) -> list[str]:

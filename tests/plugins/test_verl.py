@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("verling", reason="verl, which `make integration` installs")
+pytest.importorskip("verling")  # without the warnings that verl's imports give; the reason says which package lacks
 
 import hydra
 import torch
 from omegaconf import OmegaConf
+from rays import a_ray
 from verl.utils.config import validate_config
-from verling import ROOT, SaidTasks, Training, a_ray, config_of, replicas, with_recipe
+from verling import ROOT, SaidTasks, Training, config_of, replicas, with_recipe
 
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe

@@ -36,6 +36,7 @@ from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
 from servers.vllm import Start, children, kill_in_the_middle, metric
 
+pytestmark = pytest.mark.timeout(3600)  # seconds; each starts a server, a minute on idle cores and ten on busy ones
 MAX_LEN = 640
 NEAR = 1e-3
 """Two best logits that are nearer than this may change places."""

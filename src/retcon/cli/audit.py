@@ -58,7 +58,7 @@ def audit(
         )
 
     job = Auditing(recipe, folder, out, Size(prompts, calls, replays), credit)
-    kept = f"what was replayed is kept in {out}; the same command again goes on"
+    kept = f"what was replayed is kept in {out}; the same command continues"
     with interruptible(kept), telling(f"replaying failed calls of {checkpoint}") as tell:
         found = run_audit(job, on_progress=tell, on_place=tell_place)
     sheets = audit_sheets(found)

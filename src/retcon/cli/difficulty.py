@@ -51,7 +51,7 @@ def difficulty(
     need_training()
     from retcon.evaluate.difficulty import run_difficulty
 
-    kept = f"what was measured is kept in {out}; the same command again measures the rest"
+    kept = f"what was measured is kept in {out}; the same command measures the rest"
     with interruptible(kept), telling(f"measuring with {checkpoint}") as tell:
         measured = run_difficulty(
             recipe, folder, out, tasks=tasks, rollouts=rollouts, on_progress=tell, on_place=tell_place

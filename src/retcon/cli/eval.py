@@ -36,7 +36,11 @@ def evaluate(
         ),
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Repair failed turns as they happen, as the recipe's [repair] says.")
+        bool,
+        typer.Option(
+            "--repair",
+            help="Repair failed turns as they happen, as the recipe's [bold]repair[/] section says, or else by SAAR.",
+        ),
     ] = False,
     out: Out = Path("runs/eval"),
     dry_run: DryRun = False,
@@ -67,7 +71,7 @@ def evaluate(
     from retcon.evaluate.result import read_result
     from retcon.evaluate.runner import run_evaluation
 
-    kept = f"a finished setting is kept in {out}; the same command again continues"
+    kept = f"a finished setting is kept in {out}; the same command continues"
     with interruptible(kept), telling(f"evaluating {checkpoint}") as tell:
         path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=tell_place)
     from rich.console import Console

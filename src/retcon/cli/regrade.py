@@ -74,7 +74,7 @@ def regrade(
     target = out or (run / "regraded" if run.is_dir() else run.with_name(f"{run.name.partition('.')[0]}.regraded"))
     settings = GradeSettings(grader or "math", rewards, _options(option or []))
     job = Regrading(run, target, settings, by=grader, tasks=tasks, at_once=jobs, force=force)
-    kept = f"what was graded is kept in {target}; the same command again goes on"
+    kept = f"what was graded is kept in {target}; the same command continues"
     with interruptible(kept), telling(f"regrading {run}") as tell:
         done = do(job, tell)
     console = Console(highlight=False, soft_wrap=True)

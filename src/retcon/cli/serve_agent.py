@@ -29,40 +29,41 @@ def serve_agent(
     overrides: Overrides = None,
     *,
     repair: Annotated[
-        str, typer.Option("--repair", metavar="KIND", help="Of failed calls: saar, branch, none …")
+        str,
+        typer.Option("--repair", metavar="KIND", help="What to do about failed calls: saar, branch, describe, none …"),
     ] = "saar",
     tool: Annotated[
         list[str] | None,
         typer.Option(
             "--tool",
             metavar="NAME",
-            help="What runs here for requests that bring no tools: [bold]python[/], or an import path; several times "
-            "for several.",
+            help="A tool that the server runs for requests without tools: [bold]python[/], or an import path; may be "
+            "repeated.",
             show_default="python",
         ),
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option("--record", metavar="DIR", help="Keep conversations there as trajectories.", show_default=False),
+        typer.Option("--record", metavar="DIR", help="Record conversations here as trajectories.", show_default=False),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The model's, as clients name it.", show_default="the last of MODEL")
+        str | None, typer.Option("--name", help="The model's name for clients.", show_default="the last part of MODEL")
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8090,
     token: Annotated[str | None, token_option("RETCON_SERVE_TOKEN")] = None,
     token_file: TokenFile = None,
     answer_tokens: Annotated[
-        int, typer.Option("--answer-tokens", help="Of each message that the model writes, at most.")
+        int, typer.Option("--answer-tokens", help="Most tokens of one message of the model.")
     ] = 1024,
     session_tokens: Annotated[
-        int, typer.Option("--session-tokens", help="That the model writes in a session, at most; 0 is no bound.")
+        int, typer.Option("--session-tokens", help="Most tokens that the model writes in a session; 0: no bound.")
     ] = 0,
-    at_once: Annotated[int, typer.Option("--at-once", help="Requests that are taken in; more are refused.")] = 256,
-    sessions: Annotated[int, typer.Option("--sessions", help="Sessions that are open at a time.")] = 4096,
+    at_once: Annotated[int, typer.Option("--at-once", help="Most requests at a time; more are refused.")] = 256,
+    sessions: Annotated[int, typer.Option("--sessions", help="Most sessions open at a time.")] = 4096,
     idle: Annotated[float, typer.Option("--idle", help="Seconds after which an unused session is ended.")] = 3600,
     grace: Annotated[
-        int, typer.Option("--grace", min=1, help="Seconds that running requests get when the server is to stop.")
+        int, typer.Option("--grace", min=1, help="Seconds that running requests get when the server is told to stop.")
     ] = 30,
 ) -> None:
     """Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says."""

@@ -56,7 +56,7 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     group: Positive = Field(8, description="G: rollouts per prompt that are trained on")
     lr: Rate = 2e-4
     schedule: Schedule = Field("constant", description="of the learning rate after its warm-up: constant | linear | "
-                               "cosine; the last two fall to 0 at the last of the steps")  # fmt: skip
+                               "cosine; the last two fall to 0 at the last step")  # fmt: skip
     warmup_steps: NonNegative = Field(0, description="steps of rising learning rate")
     minibatches: Positive = 2
     epochs: Positive = Field(1, description="passes of a step over its samples, each with new minibatches")
@@ -75,10 +75,10 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     old_logprobs: Literal["engine", "recompute"] = Field("engine", description="π_old of the ratio: engine, the "
         "log-probs that rollouts came with; recompute, the trainer's own, for one more forward a step")  # fmt: skip
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
-        "none", description="with old_logprobs recompute: weigh each term by how much likelier the trainer finds "
+        "none", description="with old_logprobs recompute: weight each term by how much likelier the trainer finds "
         "its token, or its sequence, than the engine; truncate: correction_cap at most, mask: 0 beyond it")  # fmt: skip
     correction_cap: Rate = 2.0
-    max_staleness: NonNegative = Field(0, description="steps that rollouts may be begun ahead of the one that learns "
+    max_staleness: NonNegative = Field(0, description="steps by which rollouts may start before the one that learns "
         "from them, and so the age of the weights that sampled a token; 0: a step waits for its own; otherwise a run "
         "does not repeat bit for bit")  # fmt: skip
     kl: float = Field(0.0, ge=0, description="β of a KL penalty to the model that training starts from, which is then "
@@ -87,22 +87,20 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
         "square, or GRPO's r - 1 - log r")  # fmt: skip
     entropy_coefficient: float = Field(0.0, ge=0, description="of a bonus for the entropy of the distributions that "
         "tokens are sampled from, averaged as the loss; 0: off")  # fmt: skip
-    max_kl: float = Field(0.0, ge=0, description="nats a token: a minibatch whose policy is further than this from the "
-                          "one that sampled it is skipped; 0: none is")  # fmt: skip
-    failed_calls: Literal["keep", "mask"] = Field(
-        "keep", description="mask: turns whose call failed are not learnt from"
-    )
+    max_kl: float = Field(0.0, ge=0, description="nats per token: a minibatch whose policy is further than this from "
+                          "the one that sampled it is skipped; 0: off")  # fmt: skip
+    failed_calls: Literal["keep", "mask"] = Field("keep", description="mask: turns whose call failed are masked")
     void_turns: Literal["keep", "mask"] = Field("keep", description="mask: rollouts with a turn that neither calls a "
-        "tool nor answers are not learnt from (SimpleTIR)")  # fmt: skip
+        "tool nor answers are masked (SimpleTIR)")  # fmt: skip
     truncated: Literal["keep", "mask"] = Field("keep", description="mask: rollouts that were cut off at their limit "
-        "are not learnt from (DAPO's overlong filtering)")  # fmt: skip
+        "are masked (DAPO's overlong filtering)")  # fmt: skip
     overlong_buffer: NonNegative = Field(0, description="tokens before rollout.max_tokens over which the reward "
         "falls by overlong_penalty (DAPO's soft overlong punishment); 0: off")  # fmt: skip
     overlong_penalty: Rate = 1.0
-    max_sampled_tokens: NonNegative = Field(0, description="a run ends after the step in which its rollouts have "
-        "sampled so many, lookaheads among them, if not after its steps; 0: off")  # fmt: skip
-    max_cpu_seconds: float = Field(0.0, ge=0, description="a run ends after the step in which it has cost so many, if "
-        "not after its steps; it then does not repeat bit for bit; 0: off")  # fmt: skip
+    max_sampled_tokens: NonNegative = Field(0, description="a run ends early, after the step in which its rollouts "
+        "have sampled this many, lookaheads included; 0: off")  # fmt: skip
+    max_cpu_seconds: float = Field(0.0, ge=0, description="a run ends early, after the step in which it has cost this "
+        "many; it then does not repeat bit for bit; 0: off")  # fmt: skip
     drift_alarm: Probability = Field(0.05, description="rise of the first-try failure rate over its best 10 steps from "
         "which a run warns (docs/training/schedule.md); 0: never")  # fmt: skip
     checkpoint_every: Positive = 20

@@ -36,7 +36,8 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path}: not valid TOML: {error}") from error
+        hint = "" if path is None or path.suffix == ".toml" else "; a recipe names its file of problems as task.path"
+        raise RecipeError(f"{path}: not a recipe, as it is not valid TOML: {error}{hint}") from error
     recipe = _validate(data, lambda place: f"{path}, line {find_line(text, *place)}")
     return _with_overrides(recipe, overrides) if overrides else recipe
 

@@ -36,7 +36,7 @@ def reference() -> str:
         for kind, about in variants(name).items():
             keys = own_keys(name, kind) if isinstance(section, Chosen) and not isinstance(section, about) else ()
             if isinstance(section, Chosen) and keys:
-                lines.append(f"# {section.chosen_by} = {json.dumps(kind)} has besides:")
+                lines.append(f"# {section.chosen_by} = {json.dumps(kind)} also has:")
                 lines += [f"# {_line(about(), key)}" for key in keys]
     lines += ["", *_stages_explained()]
     return "\n".join(lines[1:]) + "\n"

@@ -50,10 +50,11 @@ class RunSection(Section):
 
 class ModelSection(Section):
     matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("style",)}
-    path: str = Field("base", description="a Hugging Face folder; `base` is the model inside the package, "
-                      "`scratch` a new one with the base model's configuration")  # fmt: skip
-    style: str = Field("markdown", description="how the model is told things and writes a tool call: `auto` (its own "
-                       "template), a family's name, or an import path such as `my_package.my_module:MINE`")  # fmt: skip
+    path: str = Field("base", description="a folder, a file or a name (docs/models/models.md); `base` is the "
+                      "packaged model, `scratch` its configuration with fresh weights")  # fmt: skip
+    style: str = Field("markdown", description="how the model is prompted and writes tool calls: `auto` (its own "
+                       "template; for any model but the packaged one), the name of a family, or an import path such as "
+                       "`my_package.my_module:MINE`")  # fmt: skip
     thinking: Literal["default", "on", "off"] = Field("default", description="with style `auto`: what the model's "
                       "template is given as `enable_thinking`; default: nothing")  # fmt: skip
 
@@ -69,6 +70,11 @@ class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
 
     def build(self, count_tokens: Any = None) -> Any:
         raise NotImplementedError
+
+    def tools(self, recipe: Recipe) -> Sequence[Any]:
+        """Tools (`retcon.tools.types`) that its tasks bring with them, beside those of [rollout]. Raises RecipeError
+        where the recipe cannot be rolled out with them."""
+        return ()
 
 
 class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
@@ -102,11 +108,11 @@ class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
 
 class RolloutSection(Section):
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
-    max_tokens: Positive = Field(320, description="tokens of a trajectory at most, prompt and observations included; "
-                                 "for other tasks than numbers: by the model and their prompts")  # fmt: skip
+    max_tokens: Positive = Field(320, description="most tokens of a trajectory, prompt and observations included; "
+                                 "for tasks other than numbers: by the model and the prompts")  # fmt: skip
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
     lookahead_tokens: NonNegative = Field(160, description="room beyond max_tokens for a repair's lookahead; for "
-                                          "other tasks than numbers: half of the room for answers")  # fmt: skip
+                                          "tasks other than numbers: half of the room for answers")  # fmt: skip
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: NonNegative = Field(0, description="keeps the k most probable tokens; 0 is off")
@@ -161,7 +167,7 @@ class StrategySection(Chosen, what="rollout strategy", kinds="retcon.rollout.str
 
     branching: ClassVar[bool] = False
     matters_to: ClassVar = {"rl": None}
-    kind: str = Field("independent", description="how the rollouts of a prompt come to be")
+    kind: str = Field("independent", description="how the rollouts of a prompt are made")
 
     @property
     def measures(self) -> bool:
@@ -177,8 +183,8 @@ class SelectSection(Chosen, what="selection", kinds="retcon.select.kinds"):
     kind: str = Field("none", description="which rollouts of a prompt are trained on")
     dynamic: bool = Field(False, description="DAPO: groups whose rewards are all equal are replaced by groups of fresh "
                           "prompts")  # fmt: skip
-    max_extra: float = Field(2.0, ge=0, description="of dynamic: extra groups of a step at most, for each of its own")
-    max_rounds: NonNegative = Field(5, description="of dynamic: times at most that a step draws more prompts")
+    max_extra: float = Field(2.0, ge=0, description="of dynamic: most extra groups of a step, for each of its own")
+    max_rounds: NonNegative = Field(5, description="of dynamic: most times that a step draws more prompts")
     pass_rates: str = Field("", description="a file of `retcon difficulty`: only tasks whose rate lies within the "
                             "bounds are trained on")  # fmt: skip
     min_pass_rate: Probability = Field(0.01, description="0 keeps what no rollout solved")
@@ -196,7 +202,7 @@ class SelectSection(Chosen, what="selection", kinds="retcon.select.kinds"):
 
 class ComputeSection(Section):
     matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None}
-    device: str = Field("auto", description="auto: cuda where there is one, else cpu; or cpu, cuda, cuda:1")
+    device: str = Field("auto", description="auto: cuda if there is one, else cpu; or cpu, cuda, cuda:1")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of a training step's matrix products "
         "(autocast; weights and optimiser stay float32): auto | float32 | bfloat16; auto: float32 on a CPU, bfloat16 "
         "on CUDA")  # fmt: skip
@@ -228,8 +234,8 @@ class LoraSection(Section):
     rank: NonNegative = Field(0, description="r of the adapters that are trained in place of the weights; 0: off, all "
                               "weights are trained")  # fmt: skip
     alpha: Rate = Field(32.0, description="α: what an adapter adds is scaled by α / r")
-    dropout: float = Field(0.0, ge=0, lt=1, description="of an adapter's input, in supervised training alone")
-    targets: tuple[str, ...] = Field(("all-linear",), description="all-linear (but for the output layer), or names of "
+    dropout: float = Field(0.0, ge=0, lt=1, description="of an adapter's input, only in supervised training")
+    targets: tuple[str, ...] = Field(("all-linear",), description="all-linear (except the output layer), or names of "
                                      "linear layers such as q_proj")  # fmt: skip
 
     @field_validator("targets", mode="before")
@@ -255,7 +261,7 @@ class SandboxSection(Section):
     cpu_seconds: Rate = Field(2.0, description="CPU time of a call")
     wall_seconds: Rate = Field(30.0, description="wall time of a call: a backstop, not a limit that load can reach")
     memory_mb: Positive = Field(512, description="address space that a call may add")
-    output_chars: Positive = Field(24, description="characters of an observation; for other tasks than numbers: by "
+    output_chars: Positive = Field(24, description="characters of an observation; for tasks other than numbers: by "
                                    "rollout.max_tokens")  # fmt: skip
 
     @field_validator("url", mode="before")
@@ -275,11 +281,11 @@ class EvaluateSection(Section):
     top_p: float = Field(0.6, gt=0, le=1, description="of the second setting, the paper's; the first is top-p 1. "
                          "1: there is no second one")  # fmt: skip
     seed: int = Field(1000, description="of the evaluation problems and their rollouts")
-    repair: str = Field("none", description="what to do about failed turns while measuring: as [repair] says where "
-                        "it is of that kind, else with that kind's defaults; its probability does not "
-                        "count")  # fmt: skip
-    faults: Probability = Field(0.0, description="share of calls that fail, while measuring, as those of a tool "
-        "whose service has a hiccup: the model sees a TimeoutError or a ConnectionError; drawn by rollout and call"
+    repair: str = Field("none", description="what to do about failed turns while measuring: as [repair] says if it is "
+                        "of that kind, else with that kind's defaults; its probability is "
+                        "ignored")  # fmt: skip
+    faults: Probability = Field(0.0, description="share of calls that fail while measuring, as if the tool's "
+        "service had a hiccup: the model sees a TimeoutError or a ConnectionError; drawn by rollout and call"
     )  # fmt: skip
     every: NonNegative = Field(0, description="steps of reinforcement learning between evaluations of the policy on "
         "the same problems (eval_… in metrics.jsonl); 0: none")  # fmt: skip

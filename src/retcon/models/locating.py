@@ -45,6 +45,12 @@ def locate(path: str | Path) -> Path:
     raise CheckpointError(f"there is no model {text}{_advice(folder)}")
 
 
+def speaks_markdown(folder: Path) -> bool:
+    """Whether a model's chat template is the packaged model's, which names no family: its style is `markdown`."""
+    own, packaged = (path / "chat_template.jinja" for path in (folder, BASE))
+    return own.is_file() and own.read_bytes() == packaged.read_bytes()
+
+
 def _lacks(folder: Path) -> str:
     """Why a folder is no model's."""
     if (folder / "adapter_config.json").is_file():
@@ -65,7 +71,8 @@ def _advice(folder: Path) -> str:
     if hub_name(text) is not None and not folder.parent.is_dir():
         return f"; if it is a model of the hub, run `retcon model get {text}`"
     named = nearest(text, ["base", *PACKAGED]) if folder.parent == Path() else ""
-    return named or f"; {folder.parent} holds: {', '.join(sorted(siblings)) or 'nothing'}"
+    there = f"folders in {folder.parent.absolute()}: {', '.join(sorted(siblings)) or 'none'}"
+    return named or f": neither a folder nor a name of `retcon model list`; {there}"
 
 
 def _from_gguf(file: Path) -> Path:

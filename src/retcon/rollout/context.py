@@ -10,7 +10,7 @@ from retcon.engine.types import Generator, SamplingParams
 from retcon.purify.mixing import Probes
 from retcon.purify.types import Repair
 from retcon.rollout.strategy import Strategy
-from retcon.tools.types import StatefulTool, Tool
+from retcon.tools.types import AnyTool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RolloutContext:
 
     engine: Generator
     chat: Chat
-    tools: Mapping[str, Tool | StatefulTool]
+    tools: Mapping[str, AnyTool]
     limits: RolloutLimits
     sampling: SamplingParams = field(default_factory=SamplingParams)
     repair: Repair | None = None

@@ -60,7 +60,7 @@ async def run_rollout(
     history = list(ids_of((*prompt, *(s for turn in turns for s in turn.segments))))
     stop: Stop | None = "length" if len(history) >= limits.max_tokens else None
     try:
-        async with open_tools(context.tools, id) as opened:
+        async with open_tools(context.tools, id, task=task.id) as opened:
             while stop is None:
                 state = TurnState(opened)
                 turn = await sampler.turn(

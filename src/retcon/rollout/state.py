@@ -9,7 +9,7 @@ from functools import partial
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Observation, ToolCall
 from retcon.rollout.calls import Handler, run_calls
-from retcon.tools.types import OpenTool, StatefulTool, Tool
+from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
 
 Checkpoint = Mapping[str, str]
 """Of each stateful tool, by name, its checkpoint's name."""
@@ -21,9 +21,12 @@ class OpenTools:
     Not before: rollouts that start together should reach the engine together, and many never call.
     """
 
-    def __init__(self, tools: Mapping[str, Tool | StatefulTool], trajectory: str, closing: AsyncExitStack) -> None:
+    def __init__(
+        self, given: Mapping[str, AnyTool], trajectory: str, closing: AsyncExitStack, *, task: str = ""
+    ) -> None:
         self._trajectory = trajectory
         self._closing = closing
+        tools = {name: tool.of(task) if isinstance(tool, TaskTool) else tool for name, tool in given.items()}
         self._stateful = {name: tool for name, tool in tools.items() if isinstance(tool, StatefulTool)}
         self._specs = {name: tool.spec for name, tool in tools.items()}
         self._opened: dict[str, OpenTool] = {}
@@ -62,13 +65,14 @@ class OpenTools:
 
 
 @asynccontextmanager
-async def open_tools(tools: Mapping[str, Tool | StatefulTool], trajectory: str) -> AsyncIterator[OpenTools]:
-    """The tools for the trajectory of this id; what is open of them in the end is closed, whatever ended it.
+async def open_tools(tools: Mapping[str, AnyTool], trajectory: str, *, task: str = "") -> AsyncIterator[OpenTools]:
+    """The tools for the trajectory of this id; what is open of them in the end is closed, whatever ended it. task: the
+    id of its task, with which some begin.
 
     One that cannot be closed is gone, and so is what it held.
     """
     async with AsyncExitStack() as closing:
-        yield OpenTools(tools, trajectory, closing)
+        yield OpenTools(tools, trajectory, closing, task=task)
 
 
 async def _close(tool: OpenTool) -> None:

@@ -71,7 +71,8 @@ def roc(
     Positives (reward > 0): by `rank`, those with the least penalty, ties broken by the seed; `weighted`, drawn without
     replacement with weights 1 / (penalty + 0.1). Negatives: uniformly at random. Each side keeps its share of `keep`,
     but not less than its minimum while it has that many; what one side lacks, the other fills, so that a group of one
-    kind still gives `keep`. failures: see `penalty`. Raises ValueError where a reward is missing or the minima exceed `keep`.
+    kind still gives `keep`. failures: see `penalty`. Raises ValueError where a reward is missing or the minima exceed
+    `keep`.
     """
     if min_positive + min_negative > keep:
         raise ValueError(

@@ -25,7 +25,7 @@ from retcon.serve.said import keys_of
 from retcon.serve.sessions import AgentSession, Place, Sessions
 from retcon.serve.settings import ServeSettings
 from retcon.tasks.types import Task
-from retcon.tools.types import StatefulTool, Tool
+from retcon.tools.types import AnyTool
 
 TOO_LONG = "context_length_exceeded"
 
@@ -111,7 +111,7 @@ class Agent:
         """The context of one request, and what the client calls its own tools, None where it has none."""
         if asked.tools:
             given = client_tools(asked.tools, self._context.chat.family)
-            tools: Mapping[str, Tool | StatefulTool] = dict(given.tools)
+            tools: Mapping[str, AnyTool] = dict(given.tools)
             return replace(self._context, tools=tools), given.names
         return (replace(self._context, tools={}, repair=None) if asked.plain else self._context), None
 

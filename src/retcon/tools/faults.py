@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Result
-from retcon.tools.types import OpenTool, StatefulTool, Tool
+from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool, Tool
 from retcon.tools.wording import Wording
 
 HICCUPS = (
@@ -30,22 +31,28 @@ class FaultSetup:
 
 
 class FaultyTool:
-    """Another tool with faults; implements `retcon.tools.types.StatefulTool`, whether that one has state or not, as
-    which calls fail is drawn for each trajectory.
+    """Another tool with faults; implements `retcon.tools.types.TaskTool` and `StatefulTool`, whether that one does or
+    not, as which calls fail is drawn for each trajectory.
 
     Whether a call fails depends on (seed, trajectory, the call's id) alone: on no order, and not on what it says, so
     that the same call in a later turn is a draw of its own, and one that is run once more meets the same fate. A call
     that fails does not reach the tool.
     """
 
-    def __init__(self, tool: Tool | StatefulTool, setup: FaultSetup) -> None:
+    def __init__(self, tool: AnyTool, setup: FaultSetup) -> None:
         self.name = tool.name
         self.spec = tool.spec
         self._tool = tool
         self._setup = setup
 
+    def of(self, task: str) -> FaultyTool:
+        return FaultyTool(self._tool.of(task), self._setup) if isinstance(self._tool, TaskTool) else self
+
     async def open(self, trajectory: str) -> OpenTool:
-        inner = await self._tool.open(trajectory) if isinstance(self._tool, StatefulTool) else _Stateless(self._tool)
+        tool = self._tool
+        if isinstance(tool, TaskTool):
+            raise InfrastructureFault(f"{self.name} begins with a task, and was given none")
+        inner = await tool.open(trajectory) if isinstance(tool, StatefulTool) else _Stateless(tool)
         return _OpenFaultyTool(inner, self._setup, trajectory)
 
 

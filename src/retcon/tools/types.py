@@ -51,3 +51,18 @@ class StatefulTool(Protocol):
     async def open(self, trajectory: str) -> OpenTool:
         """The tool for the trajectory of this id, in its first state. Raises InfrastructureFault."""
         ...
+
+
+@runtime_checkable
+class TaskTool(Protocol):
+    """A tool that begins with a task: a part of an environment."""
+
+    name: str
+    spec: ToolSpec
+
+    def of(self, task: str) -> Tool | StatefulTool:
+        """The tool for a rollout of the task of this id."""
+        ...
+
+
+AnyTool = Tool | StatefulTool | TaskTool

@@ -201,7 +201,7 @@ def test_ctrl_c_keeps_what_was_graded(run: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert process.returncode == 130, said
-    assert f"what was graded is kept in {run / 'regraded'}; the same command again goes on" in said
+    assert f"what was graded is kept in {run / 'regraded'}; the same command continues" in said
     assert (run / "regraded" / VERDICTS).read_bytes().count(b"\n") == 1
     (tmp_path / "blocking.py").write_text("def grade(reply): return True")
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +12,17 @@ from pathlib import Path
 import pytest
 
 from conversing import TOOLS, bytes_of, conversed, text_of
+from retcon.build import build_chat
 from retcon.chat.chat import Chat
 from retcon.chat.family import Family
 from retcon.chat.registry import named, recognised
 from retcon.chat.template import Message, Template, load_template
 from retcon.chat.templated import KEPT, Templated
+from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation
+from retcon.models.locating import BASE
 
 pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
 
@@ -218,3 +222,25 @@ def test_tool_sets_without_end_are_not_kept_and_the_one_in_use_is() -> None:
     assert template.rendered - before == KEPT + 9
     gc.collect()
     assert sum(schema() is not None for schema in schemas) <= KEPT
+
+
+@pytest.mark.parametrize(
+    ("template", "changes", "notes"),
+    [
+        ("{{ messages }}", [], 1),
+        ("{{ messages }}", ["model.style=markdown"], 0),
+        ("{% broken", [], 0),
+        (None, [], 0),
+    ],
+)
+def test_a_template_that_the_default_style_leaves_unused_is_pointed_out_once(
+    template: str | None, changes: list[str], notes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(BASE, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    for _ in range(2):
+        build_chat(load_recipe(None, changes), folder)
+    assert [record.message for record in caplog.records] == notes * [
+        f"{folder} has a chat template of its own, which is not used: set model.style=auto to use it"
+    ]

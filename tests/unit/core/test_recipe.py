@@ -56,6 +56,15 @@ def test_an_unknown_section_names_line_and_nearest_section(tmp_path: Path) -> No
     assert "did you mean 'repair'?" in message
 
 
+def test_a_file_of_problems_in_the_place_of_a_recipe_is_told_where_it_belongs(tmp_path: Path) -> None:
+    problems = tmp_path / "mine.jsonl"
+    problems.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    with pytest.raises(
+        RecipeError, match=r"mine\.jsonl: not a recipe, .*; a recipe names its file of problems as task\.path"
+    ):
+        load_recipe(problems)
+
+
 @pytest.mark.parametrize("text", ["repair.gama = 1", "repair = { gama = 1 }"])
 def test_dotted_keys_and_inline_tables_have_lines_too(tmp_path: Path, text: str) -> None:
     message = complaint(tmp_path, f"rl.steps = 4\n{text}\n")

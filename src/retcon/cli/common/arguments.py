@@ -46,9 +46,7 @@ Start = Annotated[
         show_default=False,
     ),
 ]
-Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder again continues it.")
-]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder continues it.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Training runs per arm; five make a finding.")]
 Jobs = Annotated[
     int | None,
@@ -106,7 +104,7 @@ def command_line(*words: object) -> str:
 
 def kept_run(out: Path) -> str:
     """What to say where a training is interrupted."""
-    return f"what {out} holds is kept; the same command again goes on from its newest checkpoint"
+    return f"what {out} holds is kept; the same command continues from its newest checkpoint"
 
 
 def tell_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = ()) -> None:

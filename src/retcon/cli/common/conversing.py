@@ -21,10 +21,12 @@ def conversing_recipe(url: str | None, folder: Path, tools: Sequence[str], overr
     """Of the lengths that the model takes, unless `overrides` say otherwise. url: of a server of chat completions, None
     for the model in `folder`."""
     from retcon.config.load import load_recipe
+    from retcon.models.locating import speaks_markdown
     from retcon.rollout.lengths import context_of
 
+    style = "markdown" if speaks_markdown(folder) else "auto"
     given = [
-        f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}", f"model.style={_style(folder)}",
+        f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}", f"model.style={style}",
     ]  # fmt: skip
     if url is not None:
         given += ["engine.kind=openai", f"engine.url={url}", f"engine.answer_tokens={ANSWER}"]
@@ -32,12 +34,3 @@ def conversing_recipe(url: str | None, folder: Path, tools: Sequence[str], overr
     room = min(ROOM, recipe.engine.room() or context_of(folder))
     lengths = [f"rollout.max_tokens={2 * room // 3}", f"rollout.lookahead_tokens={room - 2 * room // 3}"]
     return load_recipe(None, [*given, *lengths, *overrides])
-
-
-def _style(folder: Path) -> str:
-    """The packaged model's template names no family; it is Markdown's."""
-    from retcon.models.locating import BASE
-
-    own, packaged = (path / "chat_template.jinja" for path in (folder, BASE))
-    same = own.is_file() and own.read_bytes() == packaged.read_bytes()
-    return "markdown" if same else "auto"

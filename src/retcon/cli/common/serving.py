@@ -13,10 +13,8 @@ from retcon.core.installing import how_to_install
 
 EXTRA = ("starlette", "uvicorn")
 """The packages of [serve]."""
-Host = Annotated[
-    str, typer.Option("--host", help="Where to listen; 0.0.0.0 for all, by which other machines reach it.")
-]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Where to listen; 0 takes any that is free.")]
+Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets other machines connect.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any free one.")]
 TokenFile = Annotated[
     Path | None,
     typer.Option("--token-file", metavar="FILE", help="A file that contains the token.", show_default=False),
@@ -25,7 +23,7 @@ TokenFile = Annotated[
 
 def token_option(variable: str) -> Any:
     """`--token`. variable: of the environment, which says it too."""
-    said = "Bearer token (an API key) to ask for. Other users of this machine can read a command line: prefer the file."
+    said = "Bearer token (API key) to require. Other users of this machine can read a command line: prefer the file."
     return typer.Option("--token", envvar=variable, help=said, show_default=False)
 
 

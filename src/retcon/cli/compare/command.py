@@ -79,6 +79,6 @@ def compare(
     ledger = open_ledger(plan)
     cores = len(os.sched_getaffinity(0))
     command = command_line("retcon", *sys.argv[1:])
-    with interruptible(f"what is done is kept in {out}; go on with: {command}"):
+    with interruptible(f"what is done is kept in {out}; continue with: {command}"):
         seconds = make_targets(plan.targets, ledger, at_once=jobs or cores, console=Console(stderr=True), out=out)
         finish(plan, seconds, sys.argv[1:], Console())

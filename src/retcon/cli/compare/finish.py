@@ -49,7 +49,7 @@ def _next(plan: ComparePlan, words: list[str]) -> list[str]:
     ]
     if len(plan.seeds) < SEEDS_OF_A_FINDING:
         more = [*_without(words, "--seeds"), "--seeds", SEEDS_OF_A_FINDING]
-        lines.append(f"{command_line('retcon', *more)}   # goes on; what is done is kept")
+        lines.append(f"{command_line('retcon', *more)}   # continues; what is done is kept")
     elif plan.wish.match == "rollouts":
         tokens = [*_without(_without(words, "--match"), "--out"), "--match", "tokens", "--out", f"{out}-tokens"]
         lines.append(command_line("retcon", *tokens))

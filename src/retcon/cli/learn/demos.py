@@ -20,18 +20,18 @@ def demos(
     overrides: Overrides = None,
     *,
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="Where they go; the same file again continues it.")
+        Path, typer.Option("--out", metavar="FILE", help="Where they go; repeating the command continues the file.")
     ] = Path("runs/demonstrations.jsonl"),
 ) -> None:
-    """Write demonstrations for a cold start, as the recipe's [b]demos[/] says: of a teacher, a model, annotated
-    solutions or transcripts."""
+    """Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a teacher, a model,
+    annotated solutions or transcripts."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
 
     settings = load_recipe(find_recipe(recipe), overrides or ())
     from retcon.cli.common.demonstrations import ensure_demonstrations
 
-    kept = f"what was made is kept beside {out}; the same command again makes the rest"
+    kept = f"what was made is kept beside {out}; the same command makes the rest"
     with interruptible(kept), telling("writing demonstrations") as tell:
         summary = ensure_demonstrations(settings, out, tell, tell_place)
     from rich.console import Console

@@ -92,7 +92,7 @@ def quickstart(
     with interruptible("nothing was written yet"):
         plan = prepare(wish, console)
     command = command_line("retcon", *sys.argv[1:])
-    with interruptible(f"what is done is kept in {plan.out}; go on with: {command}"):
+    with interruptible(f"what is done is kept in {plan.out}; continue with: {command}"):
         seconds = make_targets(plan.targets, open_ledger(plan), at_once=wish.at_once, console=console, out=plan.out)
         from retcon.cli.quickstart.finish import finish
 

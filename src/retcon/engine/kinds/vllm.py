@@ -30,7 +30,7 @@ class VLLMSection(EngineSection):
                         "a server is started and ended, in place of url")  # fmt: skip
     arguments: tuple[str, ...] = Field((), description="with python: further arguments of the server, such as "
                                        "--enforce-eager")  # fmt: skip
-    start_seconds: Rate = Field(600.0, description="with python: that the server may take to start")
+    start_seconds: Rate = Field(600.0, description="with python: how long the server may take to start")
     model: str = Field("", description="with url: its name there; empty: the only one that the server has")
     key_env: str = Field("", description="environment variable that holds the servers' key; empty for none")
     seeds: bool = Field(True, description="give each request its own seed; a server on a CPU takes one only where it "

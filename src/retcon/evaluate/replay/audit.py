@@ -46,6 +46,7 @@ from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import write_json, write_whole
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task
+from retcon.tools.types import TaskTool
 
 FORMAT = 1
 ABOUT, RESULT = "audit.json", "result.json"
@@ -134,6 +135,9 @@ async def audit(
 ) -> Audit:
     """As `run_audit`, of these tasks, over this engine and these tools; model: whose rollouts they are."""
     recipe, size, seed = job.recipe, job.size, job.recipe.evaluate.seed
+    if any(isinstance(tool, TaskTool) for tool in context.tools.values()):
+        raise RecipeError(f"task.kind = '{recipe.task.kind}': the state that calls have left an environment in cannot "
+                          "be rebuilt for replays, one tool after the other")  # fmt: skip
     saar = build_evaluation_repair(
         recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})})
     )

@@ -15,7 +15,7 @@ from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
 from retcon.tasks.registry import Grade, graded
 from retcon.tasks.types import Task
-from retcon.tools.types import OpenTool, StatefulTool, Tool
+from retcon.tools.types import AnyTool, OpenTool, StatefulTool
 
 Way = Literal["fresh", "raw", "fixed"]
 """How a rollout goes on at a failed call: from the history before it, as if the call had not been made; from the
@@ -54,9 +54,7 @@ async def replay(
     return await together(one(way, turns, n) for way, turns in starts(call).items() for n in range(times))
 
 
-def _rebuilding(
-    tools: Mapping[str, Tool | StatefulTool], turns: Sequence[Turn], rollout: str
-) -> dict[str, Tool | StatefulTool]:
+def _rebuilding(tools: Mapping[str, AnyTool], turns: Sequence[Turn], rollout: str) -> dict[str, AnyTool]:
     told = [pair for turn in turns for pair in zip(turn.calls, turn.observations, strict=True)]
     return {
         name: Rebuilt(tool, [pair for pair in told if pair[0].name == name], rollout)

@@ -13,8 +13,8 @@ from retcon.purify.types import Repair
 class BranchSection(SaarSection):
     """`kind = "branch"`. See `Branch`; the keys of SAAR are those of what follows the fresh tries."""
 
-    fresh: Positive = Field(2, description="tries anew at a failed turn, before SAAR's attempts")
-    attempts: NonNegative = Field(1, description="K: lookahead attempts at most, after the fresh tries")
+    fresh: Positive = Field(2, description="fresh tries at a failed turn, before SAAR's attempts")
+    attempts: NonNegative = Field(1, description="K: most lookahead attempts, after the fresh tries")
 
     def build(self) -> Repair:
         return Branch(self.fresh, self.saar())

@@ -14,7 +14,7 @@ from retcon.purify.types import Repair
 class DescribeSection(RepairSection):
     """`kind = "describe"`. See `Describe`."""
 
-    chars: Positive = Field(80, description="characters of the line that takes the place of a failed call, at most")
+    chars: Positive = Field(80, description="most characters of the line that replaces a failed call")
     failures: tuple[FailureStatus, ...] = ("error", "timeout", "limit", "malformed")
 
     def build(self) -> Repair:

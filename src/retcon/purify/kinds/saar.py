@@ -17,7 +17,7 @@ FailureStatus = Literal["error", "timeout", "limit", "malformed"]
 class SaarSection(RepairSection):
     """`kind = "saar"`. See `Saar`."""
 
-    attempts: NonNegative = Field(3, description="K: lookahead attempts at most")
+    attempts: NonNegative = Field(3, description="K: most lookahead attempts")
     gamma: Probability = Field(0.5, description="γ: similarity from which a repair is shallow")
     lookahead: Literal["all", "first", "latest"] = Field(
         "all", description="all | first | latest: which failed attempts at a turn the lookahead is shown"

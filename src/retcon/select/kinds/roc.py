@@ -19,8 +19,8 @@ class RocSection(SelectSection):
 
     oversample: Rate = Field(2.0, ge=1, description="G' / G: rollouts made for each one kept")
     draw: Literal["rank", "weighted"] = "rank"
-    failures: Failures = Field("purified", description="that the penalty counts: those of the purified history, or raw, "
-                               "all that happened")  # fmt: skip
+    failures: Failures = Field("purified", description="which failed calls the penalty counts: those of the purified "
+                               "history, or raw: all that happened")  # fmt: skip
     min_positive: NonNegative = 0
     min_negative: NonNegative = 0
 

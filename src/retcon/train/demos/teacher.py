@@ -53,8 +53,8 @@ async def open_teacher(section: FamilyTeacher, setup: DemoSetup) -> AsyncIterato
     if not isinstance(tasks, Taught):
         raise RecipeError(
             f"task.kind = '{recipe.task.kind}': the task family '{tasks.name}' has no teacher to demonstrate it; give "
-            "demonstrations of your own (`retcon sft --demonstrations FILE`), another demos.kind (docs/demonstrations."
-            "md), or a family that has `lessons`"
+            "demonstrations of your own (`retcon sft --demonstrations FILE`), another demos.kind "
+            "(docs/data/demonstrations.md), or a family that has `lessons`"
         )
     lessons = Drawn(tasks.lessons(recipe.run.seed))
     first = [task for task, _ in lessons.part(0, recipe.sft.demonstrations)]

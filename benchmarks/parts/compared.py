@@ -1,0 +1,61 @@
+"""What `retcon compare` left in compare.json, as texts of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from retcon.evaluate.statistics import Interval
+from retcon.report.compared.writing import signed
+from retcon.report.tables import cell
+
+FIGURES = {
+    "pass1_t1": ("pass@1", 3),
+    "pass8_t1": ("pass@8", 3),
+    "pass1": ("pass@1, top-p", 3),
+    "pass1_t1_repaired": ("pass@1, purification on", 3),
+    "pass1_t1_faults": ("pass@1, faulty tools", 3),
+    "first_try_failures_t1": ("first tries that fail", 3),
+    "failed_calls_t1": ("failed calls", 2),
+    "tokens_t1": ("tokens", 1),
+    "curve_area": ("mean height of the learning curve", 3),
+    "pass1_equal_tokens": ("pass@1 at equal tokens", 3),
+    "sampled_tokens": ("tokens sampled in training", 0),
+}
+"""Those that a page shows: a label, and digits."""
+
+Arms = Mapping[str, Mapping[str, Any]]
+
+
+def table(arms: Arms) -> dict[str, Any]:
+    """Each arm's figures, then each other arm's less those of the first; those that were measured."""
+    first, *others = arms
+    rows = [
+        [
+            label,
+            *(cell(interval(arm.get(name)), digits) for arm in arms.values()),
+            *(difference(arms[arm], name, digits) for arm in others),
+        ]
+        for name, (label, digits) in FIGURES.items()
+        if any(arm.get(name) for arm in arms.values())
+    ]
+    return {"head": ["", *arms, *(f"{arm} − {first}" for arm in others)], "rows": rows}
+
+
+def difference(arm: Mapping[str, Any], name: str, digits: int) -> str:
+    """`+.012 [−.020, +.044]`, with a star where the range leaves out 0."""
+    one = interval(arm["difference"].get(name))
+    if one is None:
+        return "–"
+    low, high = (signed(limit, digits) for limit in (one.low, one.high))
+    return f"{signed(one.mean, digits)} [{low}, {high}]" + " *" * (one.low > 0 or one.high < 0)
+
+
+def differences(arms: Arms, name: str = "pass1_t1") -> dict[str, Interval]:
+    """Of one figure, each arm's from the first."""
+    found = {arm: interval(told["difference"][name]) for arm, told in list(arms.items())[1:]}
+    return {arm: one for arm, one in found.items() if one is not None}
+
+
+def interval(told: Mapping[str, Any] | None) -> Interval | None:
+    return None if told is None else Interval(told["mean"], told["low"], told["high"])

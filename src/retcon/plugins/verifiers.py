@@ -1,0 +1,245 @@
+"""Retcon's tasks, sandbox and graders as an environment of `verifiers` (its classic API, below 0.4), SAAR where asked.
+
+verifiers talks to the model, in messages: what is repaired here is repaired in messages. A step whose message was
+replaced has no tokens any more (`tokens` is None), so that nobody learns from log-probs of what was not written there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import verifiers as vf
+from datasets import Dataset
+
+from retcon.build import build_repair, build_specs, build_tasks, build_tools, open_graded, open_sandbox
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.config.shipped import find_recipe
+from retcon.core.errors import InfrastructureFault, RecipeError, SandboxUnavailable
+from retcon.core.types import REPLACED, Segment, ToolCall, Trajectory, Turn
+from retcon.purify.saar import Saar
+from retcon.rollout.state import TurnState, open_tools
+from retcon.tasks.registry import TaskSet, graded
+from retcon.tasks.types import Task
+from retcon.tools.types import AnyTool
+
+OWN = "retcon"
+"""The key under which a state has its tools, a row its task, and the extras of a step its repair."""
+
+
+def load_environment(
+    recipe: str = "",
+    overrides: Sequence[str] = (),
+    *,
+    train: int = 1000,
+    evaluation: int = 100,
+    system_prompt: str = "",
+    **more: Any,
+) -> RetconEnvironment:
+    """The recipe's tasks with its tools, as verifiers loads them (`load_environment("retcon.plugins.verifiers")`).
+
+    recipe, overrides: as of `retcon train`, none for the defaults; [task], [rollout] tools and turns, [sandbox] and
+    [repair] count; of repairs there are none and SAAR. train, evaluation: tasks of each. system_prompt: of tasks that
+    bring none. more: what else verifiers' ToolEnv takes. Raises RecipeError, and what reading the tasks raises.
+    """
+    read = load_recipe(find_recipe(recipe) if recipe else None, overrides)
+    return RetconEnvironment(read, build_tasks(read, None), train, evaluation, system_prompt, **more)
+
+
+@dataclass(slots=True)
+class _Rollout:
+    """What a rollout has of us. closing: what ends its tools."""
+
+    tools: Any
+    closing: AsyncExitStack
+
+
+class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers tells no types
+    """Tools of a recipe, opened for each rollout alone; the reward is that of the task set's grader.
+
+    A tool that fails on its own account, or a grader, is an `InfraError` in `state["error"]`, never the model's fault.
+    """
+
+    def __init__(
+        self, recipe: Recipe, tasks: TaskSet, train: int, evaluation: int, system_prompt: str, **more: Any
+    ) -> None:
+        repair = build_repair(recipe)
+        if not (repair is None or isinstance(repair, Saar)):
+            raise RecipeError(f"repair.kind = '{recipe.repair.kind}' is not to be had in messages: none, or saar")
+        self._recipe, self._tasks, self._repair = recipe, tasks, repair
+        self._known: dict[str, Task] = {}
+        data = {
+            "dataset": self._rows(list(islice(tasks.train(recipe.run.seed), train)), system_prompt),
+            "eval_dataset": self._rows(tasks.evaluation(evaluation, recipe.evaluate.seed), system_prompt),
+        }
+        rubric = vf.Rubric([self.graded])
+        super().__init__(tools=[], max_turns=recipe.rollout.max_turns, rubric=rubric, **data, **more)
+        self.tool_defs = [
+            vf.Tool(name=spec.name, description=spec.description, parameters=dict(spec.parameters))
+            for spec in build_specs(recipe)
+        ]
+        self._open = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._tools: Mapping[str, AnyTool] | None = None
+
+    def _rows(self, tasks: Sequence[Task], system: str) -> Dataset:
+        self._known.update((task.id, task) for task in tasks)
+        rows = []
+        for task in tasks:
+            said = task.system or self._tasks.system or system
+            told = [("system", said)] if said else []
+            told += [*task.before, ("user", task.question)]
+            prompt = [{"role": role, "content": text} for role, text in told]
+            rows.append({"prompt": prompt, "answer": task.answer, "info": {OWN: task.id}})
+        return Dataset.from_list(rows)
+
+    async def setup_state(self, state: Any) -> Any:
+        """Opens the rollout's tools; the first starts sandbox and graders. Raises InfraError where that fails."""
+        try:
+            async with self._opening:
+                if self._tools is None:
+                    sandbox = await self._open.enter_async_context(open_sandbox(self._recipe.sandbox))
+                    self._grading = await self._open.enter_async_context(open_graded(self._tasks))
+                    self._tools = build_tools(self._recipe, sandbox)
+        except SandboxUnavailable as error:
+            raise vf.InfraError(f"no sandbox: {error}") from error
+        closing, task = AsyncExitStack(), state["info"][OWN]
+        opened = await closing.enter_async_context(open_tools(self._tools, state["trajectory_id"], task=task))
+        state[OWN] = _Rollout(opened, closing)
+        return state
+
+    async def get_prompt_messages(self, state: Any) -> Any:
+        """The conversation so far, with the answers to the last message's calls, which may have been repaired."""
+        if not state["trajectory"]:
+            return state["prompt"]
+        step = state["trajectory"][-1]
+        failure = await self._repaired(state, step)
+        history = [*step["prompt"], *step["completion"]]
+        return [*history, *_told(failure)]
+
+    @vf.cleanup  # type: ignore[untyped-decorator]
+    async def close_tools(self, state: Any) -> None:
+        rollout = state.pop(OWN, None)
+        if rollout is not None:
+            await rollout.closing.aclose()
+
+    @vf.teardown  # type: ignore[untyped-decorator]
+    async def end_sandbox(self) -> None:
+        await self._open.aclose()
+
+    async def graded(self, completion: Any, state: Any) -> float:
+        """The reward of the task set's grader."""
+        last = completion[-1] if completion else None
+        answered = last is not None and last.role == "assistant" and not last.tool_calls
+        said = Turn((Segment("sampled", _text(last) if answered else ""),))
+        task = self._known[state["info"][OWN]]
+        made = Trajectory(state["trajectory_id"], task.id, (), (said,), stop="answer" if answered else "turns")
+        found = await graded(task, made, self._grading.grade)
+        if found.reward is None:
+            state["error"] = vf.InfraError(f"{task.id} could not be graded")
+            return 0.0
+        return found.reward
+
+    async def _repaired(self, state: Any, step: Any) -> Turn:
+        """The turn of a step, its calls run; where it failed and was repaired, the step has the fix's message."""
+        turn, own = TurnState(state[OWN].tools), _turn(step["completion"][-1])
+        lookahead = _Lookahead(self, state, step["prompt"], turn)
+        try:
+            ran = _with(own, await turn.run(own.calls))
+            _refuse_faults(ran)
+            if self._repair is None or not self._repair.failed(ran):
+                return ran
+            committed = (await self._repair.repair(ran, lookahead))[0]
+            if committed.repair is not None and committed.repair.decision in REPLACED:
+                step["completion"] = [_message(committed)]
+                step["tokens"] = None
+                about = committed.repair
+                step["extras"][OWN] = {"decision": about.decision, "attempts": about.attempts}
+                return committed
+            await turn.restore_failure()
+            return ran
+        except InfrastructureFault as fault:
+            raise vf.InfraError(str(fault)) from fault
+        finally:
+            await turn.discard()
+
+
+class _Lookahead:
+    """Implements `retcon.purify.types.Lookahead` over verifiers' client."""
+
+    def __init__(self, env: RetconEnvironment, state: Any, history: Sequence[Any], tools: TurnState) -> None:
+        self._env, self._state, self._history, self._tools = env, state, history, tools
+
+    async def attempt(self, shown: Sequence[Turn]) -> Turn | None:
+        prompt = [*self._history]
+        for turn in shown:
+            prompt += [_message(turn), *_told(turn)]
+        response = await self._env.get_model_response(self._state, prompt)
+        made = _turn(response.message)
+        if response.message.is_truncated:
+            return Turn(made.segments, stop="length")
+        if made.calls:
+            made = _with(made, await self._tools.run_again(made.calls))
+            _refuse_faults(made)
+        return made
+
+    async def happened(self, turns: Sequence[Turn]) -> bool:
+        return False  # an answer without a call is asked for again, after the failure
+
+    def told(self, written: Any, calls: Any, observations: Any) -> tuple[Segment, ...]:
+        return ()
+
+    def fits(self, *turns: Turn) -> bool:
+        return True
+
+
+def _text(message: Any) -> str:
+    content = message.content
+    if isinstance(content, list):
+        return "".join(getattr(part, "text", None) or "" for part in content)
+    return content or ""
+
+
+def _turn(message: Any) -> Turn:
+    """A message of the model's. Arguments that are no object stay text: such a call is malformed."""
+    said, calls = _text(message), []
+    for call in message.tool_calls or ():
+        try:
+            given = json.loads(call.arguments)
+        except ValueError:
+            given = call.arguments
+        calls.append(ToolCall(call.id, call.name, given if isinstance(given, dict) else call.arguments, len(said)))
+    return Turn((Segment("sampled", said),), tuple(calls), stop="call" if calls else "answer")
+
+
+def _with(turn: Turn, observations: Any) -> Turn:
+    return Turn(turn.segments, turn.calls, observations, turn.stop)
+
+
+def _message(turn: Turn) -> Any:
+    calls = [
+        vf.ToolCall(
+            id=call.id,
+            name=call.name,
+            arguments=call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments),
+        )
+        for call in turn.calls
+    ]
+    return vf.AssistantMessage(content=turn.text, tool_calls=calls or None)
+
+
+def _told(turn: Turn) -> list[Any]:
+    return [vf.ToolMessage(tool_call_id=o.call_id, content=o.text) for o in turn.observations]
+
+
+def _refuse_faults(turn: Turn) -> None:
+    """Raises InfrastructureFault where a tool failed on its own account."""
+    for observation in turn.observations:
+        if observation.status == "infrastructure":
+            raise InfrastructureFault(observation.text)

@@ -1,0 +1,174 @@
+"""Environments as TRL's `environment_factory` makes them: a class with `reset`, methods as tools, and `get_reward`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
+from retcon.core.installing import how_to_install
+from retcon.core.registry import at_path
+from retcon.core.schema import ToolSpec
+from retcon.core.types import Trajectory
+from retcon.tasks.environments.prompts import task_of
+from retcon.tasks.environments.types import CallFailed, Rollback, failure, messages_of, shown
+from retcon.tasks.types import Split, Task
+
+NO_TOOLS = ("reset", "get_reward")
+
+
+@dataclass(frozen=True, slots=True)
+class Factory:
+    """path: import path of what gives an environment, called with `arguments`. rewards: import paths of reward
+    functions. faults: see `failure`."""
+
+    path: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    rewards: Sequence[str] = ()
+    faults: Collection[str] = ()
+
+
+class MethodEnvironment:
+    """Implements `retcon.tasks.environments.types.Environment`; a state is an instance.
+
+    rows: what `reset` is called with, each once for its task and once for every rollout; its column `prompt` is the
+    prompt, to which the text that `reset` returns is added. It must return the same each time.
+
+    As TRL does it: all public methods but `reset` and `get_reward` are tools, with the schemas that transformers makes
+    of their docstrings; a tool that raises has failed, and the model is told `{'error': …}`. So has one that returns
+    that. The reward is that of `get_reward` and of the reward functions, added. A state is copied with `copy.deepcopy`;
+    where that fails for a fresh one, it cannot be gone back to. Raises RecipeError, MissingExtra without transformers.
+    """
+
+    def __init__(self, factory: Factory, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._about = factory
+        self._factory = _imported(factory.path, "environment")
+        self._rewards = [_imported(path, "reward_functions") for path in factory.rewards]
+        self.name = factory.path.rpartition(":")[2]
+        probe = self._made()
+        kind = type(probe)
+        if not callable(getattr(probe, "reset", None)):
+            raise RecipeError(f"task.environment: {kind.__name__} has no `reset`")
+        if not self._rewards and not hasattr(kind, "get_reward"):
+            raise RecipeError(
+                f"task.reward_functions: {kind.__name__} has no `get_reward`: name a reward function at least"
+            )
+        names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
+        tools = [name for name in names if not name.startswith("_") and name not in NO_TOOLS]
+        self.specs: Sequence[ToolSpec] = [_spec(getattr(probe, name)) for name in tools]
+        self._rows = rows
+        self._known: dict[str, tuple[Mapping[str, Any], str]] = {}
+        self.rollback: Rollback = "copy" if self.specs and _copies(self._reset(rows[0])[0]) else "impossible"
+        if not self.specs:
+            self.rollback = "unneeded"
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        if split == "evaluation":
+            return []
+        found = []
+        for number, row in enumerate(self._rows):
+            said = self._reset(row)[1]
+            prompt, answer = row.get("prompt", ""), row.get("answer", row.get("solution"))
+            task = task_of(prompt, set=self.name, number=number, answer=answer, after=said)
+            self._known[task.id] = row, said
+            found.append(task)
+        return found
+
+    async def begin(self, task: str) -> Any:
+        if task not in self._known:
+            raise RecipeError(f"{self.name} has no task {task!r}, and its tools begin with one of its own")
+        row, said = self._known[task]
+        state, again = self._reset(row)
+        if again != said:
+            raise RecipeError(
+                f"task.environment: {self.name}.reset says something else for the same row: {again[:80]!r} after "
+                f"{said[:80]!r}; what it draws must follow from the row (task.seeds)"
+            )
+        return state
+
+    async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> str:
+        try:
+            told = getattr(state, name)(**arguments)
+            told = await told if inspect.isawaitable(told) else told
+        except Exception as error:
+            raise failure(error, self._about.faults, str({"error": str(error)})) from error
+        if isinstance(told, Mapping) and list(told) == ["error"]:
+            raise CallFailed(str(told))
+        return shown(told)
+
+    def copied(self, state: Any) -> Any:
+        return deepcopy(state)
+
+    async def end(self, state: Any) -> None:
+        """Nothing says that such an environment holds anything."""
+
+    async def reward(self, task: Task, trajectory: Trajectory, state: Any) -> tuple[float, str | None]:
+        row, _ = self._known[task.id]
+        told = messages_of(trajectory)
+        columns = {name: [value] for name, value in row.items() if name != "prompt"}
+        prompt = [{"role": "user", "content": task.question}]
+        total = 0.0
+        try:
+            if hasattr(type(state), "get_reward"):
+                total += await _one(state.get_reward())
+            for reward in self._rewards:
+                total += await _one(reward(prompts=[prompt], completions=[told], environments=[state], **columns))
+        except Exception as error:
+            raise InfrastructureFault(f"{self.name}: its reward raised {type(error).__name__}: {error}") from error
+        return total, told[-1]["content"] if told and trajectory.stop == "answer" else None
+
+    def _made(self) -> Any:
+        try:
+            return self._factory(**self._about.arguments)
+        except TypeError as error:
+            raise RecipeError(f"task.environment: '{self._about.path}' cannot be called: {error}") from error
+
+    def _reset(self, row: Mapping[str, Any]) -> tuple[Any, str]:
+        """A fresh instance, and what its `reset` says."""
+        state = self._made()
+        said = state.reset(**row)
+        return state, "" if said is None else shown(said)
+
+
+def _imported(path: str, key: str) -> Callable[..., Any]:
+    if ":" not in path:
+        raise RecipeError(f"task.{key}: '{path}' is no import path: write my_package.my_module:MyEnvironment")
+    try:
+        found: Callable[..., Any] = at_path(path)
+    except ImportError as error:
+        raise RecipeError(f"task.{key}: '{path}' cannot be imported: {error}") from error
+    return found
+
+
+def _spec(method: Callable[..., Any]) -> ToolSpec:
+    try:
+        from transformers.utils.chat_template_utils import (
+            DocstringParsingException,
+            TypeHintParsingException,
+            get_json_schema,
+        )
+    except ImportError as missing:
+        raise MissingExtra(f"the schemas of tools are made by transformers: {how_to_install('train')}") from missing
+    try:
+        function = get_json_schema(method)["function"]
+    except (DocstringParsingException, TypeHintParsingException) as error:
+        raise RecipeError(f"task.environment: {method.__qualname__} cannot be a tool: {error}") from error
+    return ToolSpec(function["name"], function["description"], function["parameters"])
+
+
+def _copies(state: Any) -> bool:
+    try:
+        deepcopy(state)
+    except Exception:  # noqa: BLE001 - whatever a user's own object raises
+        return False
+    return True
+
+
+async def _one(given: Any) -> float:
+    """A reward: a number, or the list of one that reward functions give; None, of one that does not judge, is 0."""
+    given = await given if inspect.isawaitable(given) else given
+    value = given[0] if isinstance(given, Sequence) else given
+    return 0.0 if value is None else float(value)

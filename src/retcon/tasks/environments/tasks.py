@@ -1,0 +1,72 @@
+"""The tasks of an environment, graded by its own reward. Implements `TaskSet`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.core.seeds import derive
+from retcon.core.types import Trajectory
+from retcon.tasks.environments.sessions import Sessions
+from retcon.tasks.registry import RIGHT, WRONG
+from retcon.tasks.types import Task
+
+LOG = logging.getLogger(__name__)
+_RANGE = 2**63  # of `derive`
+
+
+class EnvironmentTasks:
+    """sessions: of the environment. evaluation_share: of its tasks that are held out, where it has none for evaluation.
+    right_from: the reward from which a rollout is right (1, else -1); None: rewards stay as they are."""
+
+    system: str | None = None
+
+    def __init__(self, sessions: Sessions, *, evaluation_share: float, right_from: float | None) -> None:
+        self.sessions = sessions
+        self.name = sessions.environment.name
+        self._share = evaluation_share
+        self._right_from = right_from
+
+    def train(self, seed: int) -> Iterator[Task]:
+        """Each task once, in an order that the seed makes."""
+        return iter(sorted(self._split[0], key=lambda task: derive("order", seed, task.id)))
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        """`count` tasks that are held out, drawn by the seed; all of them where there are no more."""
+        return sorted(self._split[1], key=lambda task: derive("evaluation", seed, task.id))[:count]
+
+    async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        """The trajectory with its answer and the environment's reward; lost where the reward could not be had."""
+        if trajectory.stop == "infrastructure":
+            return trajectory
+        try:
+            state = await self.sessions.final(task.id, trajectory.id)
+            reward, answer = await self.sessions.environment.reward(task, trajectory, state)
+        except InfrastructureFault as fault:
+            LOG.warning("%s", fault)
+            return replace(trajectory, reward=None, stop="infrastructure")
+        if self._right_from is not None:
+            reward = RIGHT if reward >= self._right_from else WRONG
+        return replace(trajectory, reward=reward, answer=answer)
+
+    @cached_property
+    def _split(self) -> tuple[list[Task], list[Task]]:
+        """What trains, and what evaluates; a task for evaluation does not train, whatever its id."""
+        own = list(self.sessions.environment.tasks("train"))
+        held_out = list(self.sessions.environment.tasks("evaluation"))
+        if not held_out:
+            held_out = self._held_out(own)
+        asked = {(task.before, task.question, task.answer) for task in held_out}
+        train = [task for task in own if (task.before, task.question, task.answer) not in asked]
+        if not train and not held_out:
+            raise RecipeError(f"task.environment: {self.name} has no task at all")
+        return train, held_out
+
+    def _held_out(self, own: list[Task]) -> list[Task]:
+        """By the ids alone, so that tasks that are added move no other; one at least, where any is to be."""
+        drawn = sorted((derive("held out", task.id), n) for n, task in enumerate(own))
+        within = [n for place, n in drawn if place < self._share * _RANGE]
+        return [own[n] for n in sorted(within or [n for _, n in drawn[: self._share > 0]])]

@@ -1,0 +1,102 @@
+"""Retcon's tasks as an environment of verifiers, run by its own package: `make integration`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verifiers", reason="verifiers, which `make integration` installs")
+
+import verifiers as vf
+
+pytestmark = pytest.mark.filterwarnings("default")  # the packages' own
+
+
+class Scripted(vf.Client):  # type: ignore[misc]
+    """A client that plays messages; prompts: what it was given, one a call."""
+
+    def __init__(self, *replies: tuple[str, str | None]) -> None:
+        self.replies, self.prompts = list(replies), []
+
+    async def get_response(self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Any:
+        self.prompts.append(list(prompt))
+        said, code = self.replies[len(self.prompts) - 1]
+        arguments = json.dumps({"code": code})
+        calls = [vf.ToolCall(id=f"c{len(self.prompts)}", name="python", arguments=arguments)] if code else None
+        message = vf.ResponseMessage(
+            content=said, tool_calls=calls, finish_reason="stop", is_truncated=False, tokens=None,
+            reasoning_content=None,
+        )  # fmt: skip
+        return vf.Response(id="r", created=0, model=model, usage=None, message=message)
+
+    def setup_client(self, config: Any) -> Any: ...
+    async def to_native_tool(self, tool: Any) -> Any: ...
+    async def to_native_prompt(self, messages: Any) -> Any: ...
+    async def get_native_response(self, *given: Any, **named: Any) -> Any: ...
+    async def raise_from_native_response(self, response: Any) -> None: ...
+    async def from_native_response(self, response: Any) -> Any: ...
+    async def close(self) -> None: ...
+
+
+def ours(client: Any, *overrides: str) -> Any:
+    """The state of one rollout of Retcon's own environment, scored."""
+    env = vf.load_environment("retcon.plugins.verifiers", overrides=[
+        "sandbox.workers=1", "sandbox.output_chars=500", "rollout.max_turns=4", *overrides,
+    ], train=4, evaluation=2)  # fmt: skip
+    answer = env.get_dataset()[0]["answer"]
+    client.replies = [(said.replace("ANSWER", answer), code) for said, code in client.replies]
+
+    async def rolled() -> Any:
+        try:
+            row = env.get_dataset()[0]
+            state = await env.rollout(row, client, "model", {})
+            if state["error"] is None:
+                await env.rubric.score_rollout(state)
+            return state
+        finally:
+            await env._teardown()
+
+    return asyncio.run(rolled())
+
+
+RIGHT = "It is \\boxed{ANSWER}."
+
+
+def test_retcons_tasks_run_in_verifiers_with_its_sandbox_and_its_graders() -> None:
+    client = Scripted(("Let me see.", "print(6 * 7)"), ("No.", "1 / 0"), (RIGHT, None))
+    state = ours(client)
+    assert (state["error"], state["reward"]) == (None, 1.0)
+    assert next(m.content for m in state["completion"] if m.role == "tool") == "42"
+    assert "ZeroDivisionError" in [m.content for m in state["completion"] if m.role == "tool"][1]
+    assert ours(Scripted(("It is \\boxed{none}.", None)))["reward"] == -1.0
+
+
+def test_in_verifiers_a_failed_call_is_repaired_where_the_recipe_says_so() -> None:
+    client = Scripted(("Divide.", "print(1 / 0)"), ("Sorry.", "print(1 / 1)"), (RIGHT, None))
+    state = ours(client, "repair.kind=saar")
+    assert [(m.role, m.content) for m in state["completion"][:2]] == [("assistant", "Divide."), ("tool", "1.0")]
+    assert json.loads(state["completion"][0].tool_calls[0].arguments) == {"code": "print(1 / 1)"}
+    assert state["trajectory"][0]["extras"]["retcon"] == {"decision": "shallow", "attempts": 1}
+    assert "ZeroDivisionError" in client.prompts[1][-1].content  # which the lookahead alone was shown
+    assert not any("ZeroDivisionError" in str(m.content) for m in client.prompts[2])
+    assert state["reward"] == 1.0
+
+
+def test_in_verifiers_the_state_of_a_session_goes_back_and_an_unrepaired_failure_stays() -> None:
+    client = Scripted(
+        ("Count.", "n = 1; print(n)"), ("On.", "n += 1; print(n); m"), ("Again.", "n += 1; print(n)"), (RIGHT, None)
+    )
+    state = ours(client, "repair.kind=saar", "sandbox.sessions=true")
+    assert [m.content for m in state["completion"] if m.role == "tool"] == ["1", "2"]
+    bad = [("Bad.", "m")] * 4
+    state = ours(Scripted(*bad, (RIGHT, None)), "repair.kind=saar")
+    assert [m.role for m in state["completion"]] == ["assistant", "tool", "assistant"]
+    assert "NameError" in state["completion"][1].content
+
+
+def test_in_verifiers_other_repairs_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="not to be had in messages"):
+        vf.load_environment("retcon.plugins.verifiers", overrides=["repair.kind=describe"])

@@ -1,0 +1,202 @@
+"""Harnesses with loops of their own through `retcon serve-agent`, and training on what they did: `make integration`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("agents", reason="the harnesses, which `make integration` installs")
+
+import openai
+import torch
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agents.exceptions import MaxTurnsExceeded
+from endpoints import endpoint, exact, reward, written
+from langchain.agents import create_agent
+from langchain_core.tools import ToolException
+from langchain_core.tools import tool as langchain_tool
+from langchain_openai import ChatOpenAI
+from langgraph.errors import GraphRecursionError
+from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.config.load import load_recipe
+from retcon.engine.local.engine import LocalEngine
+from retcon.engine.types import SamplingParams
+from retcon.models.loading import load_model
+from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.serve.recording import FILE
+from retcon.store import jsonl
+from retcon.train.update import to_samples, update
+from servers.agent import MODEL, SAAR, serving_beside
+from training import make_base
+
+pytestmark = pytest.mark.filterwarnings("default")  # the harnesses' own
+set_tracing_disabled(True)
+LONG = 16_384
+"""Tokens; smolagents tells a model some 6,000 of these before its first."""
+
+
+@tool
+def look_up(query: str) -> str:
+    """Looks a word up.
+
+    Args:
+        query: the word
+    """
+    return f"<{query}>"
+
+
+@contextmanager
+def smol(url: str, session: str, model: str = MODEL) -> Iterator[OpenAIServerModel]:
+    headers = {"X-Retcon-Session": session, "X-Retcon-Task": "asked"}
+    made = OpenAIServerModel(model, api_base=url, api_key="none", client_kwargs={"default_headers": headers})
+    yield made
+    made.client.close()
+
+
+def test_a_code_agent_of_smolagents_is_one_conversation(tmp_path: Path) -> None:
+    replies = [
+        "I compute.\n<code>\ny = 6 * 7\nprint(y)\n</code> never said",
+        "A slip.\n<code>\nprint(z)\n</code>",
+        "<code>\nfinal_answer(look_up(str(y)))\n</code>",
+    ]
+    with endpoint(replies, tmp_path) as (url, engine):
+        with smol(url, "code", f"{MODEL}:chat") as model:
+            agent = CodeAgent([look_up], model, max_steps=5, verbosity_level=0)
+            assert agent.run("6 times 7?") == "<42>"
+        reward(url, "code", 1.0)
+    (kept,) = jsonl.read(tmp_path / FILE)
+    assert (kept.id, kept.task, kept.reward, len(kept.turns)) == ("code/0", "asked", 1.0, 3)
+    assert exact(kept, engine)
+    learnt = [s.text for s in kept.segments if s.kind == "sampled"]
+    assert learnt[0].endswith("</code>")
+    assert "Calling tools" not in "".join(learnt)
+    assert "NameError" in kept.text or "not defined" in kept.text
+
+
+def test_a_tool_calling_agent_of_smolagents_is_one_conversation(tmp_path: Path) -> None:
+    replies = [
+        written("Ada", "look_up"),
+        'So.\n<tool_call>\n{"name": "final_answer", "arguments": {"answer": "Ada"}}\n</tool_call>',
+    ]
+    with endpoint(replies, tmp_path, style="qwen") as (url, engine):
+        with smol(url, "tools") as model:
+            assert ToolCallingAgent([look_up], model, max_steps=5, verbosity_level=0).run("Who?") == "Ada"
+        reward(url, "tools", 1.0)
+    (kept,) = jsonl.read(tmp_path / FILE)
+    assert [turn.calls[0].name for turn in kept.turns] == ["look_up", "final_answer"]
+    assert exact(kept, engine)
+    assert "&lt;Ada&gt;" in kept.text or "<Ada>" in kept.text
+
+
+@function_tool
+def find(query: str) -> str:
+    """Looks a word up."""
+    if query == "nothing":
+        raise ValueError("no such page")
+    return f"<{query}>"
+
+
+def run_agent(url: str, session: str, *, turns: int = 6) -> str | None:
+    """The SDK's own loop; None where it did not come to an end within its turns."""
+
+    async def main() -> str | None:
+        headers = {"X-Retcon-Session": session, "X-Retcon-Task": "asked"}
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", default_headers=headers) as client:
+            model = OpenAIChatCompletionsModel(MODEL, client)
+            agent = Agent("finder", instructions="Find it.", tools=[find], model=model)
+            try:
+                return str((await Runner.run(agent, "Who?", max_turns=turns)).final_output)
+            except MaxTurnsExceeded:
+                return None
+
+    return asyncio.run(main())
+
+
+def test_an_agent_of_openais_sdk_is_one_conversation(tmp_path: Path) -> None:
+    replies = ["I look.\n" + written("nothing", "find"), written("Ada", "find"), "It is Ada."]
+    with endpoint(replies, tmp_path, style="qwen") as (url, engine):
+        assert run_agent(url, "sdk") == "It is Ada."
+        reward(url, "sdk", 1.0)
+    (kept,) = jsonl.read(tmp_path / FILE)
+    assert [[o.status for o in turn.observations] for turn in kept.turns][1:] == [["ok"], []]
+    assert "error occurred" in kept.turns[0].observations[0].text
+    assert exact(kept, engine)
+
+
+@langchain_tool
+def consult(query: str) -> str:
+    """Looks a word up."""
+    if query == "nothing":
+        raise ToolException("no such page")
+    return f"<{query}>"
+
+
+consult.handle_tool_error = True  # the model is told of it, as LangChain's tools are usually set
+
+
+def run_graph(url: str, session: str, *, turns: int = 6, stream: bool = False) -> str | None:
+    """LangGraph's prebuilt loop, which calls a turn's tools at the same time; None where it came to no end."""
+    headers = {"X-Retcon-Session": session, "X-Retcon-Task": "asked"}
+    model = ChatOpenAI(model=MODEL, base_url=url, api_key="none", default_headers=headers, streaming=stream)
+    agent = create_agent(model, [consult], system_prompt="Find it.")
+    try:
+        found = agent.invoke({"messages": [("user", "Who?")]}, {"recursion_limit": 2 * turns})
+    except GraphRecursionError:
+        return None
+    return str(found["messages"][-1].content)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_of_langgraph_is_one_conversation(stream: bool, tmp_path: Path) -> None:
+    both = written("nothing", "consult") + "\n" + written("Eve", "consult")
+    replies = ["I look.\n" + both, written("Ada", "consult"), "It is Ada."]
+    with endpoint(replies, tmp_path, style="qwen") as (url, engine):
+        assert run_graph(url, "graph", stream=stream) == "It is Ada."
+        reward(url, "graph", 1.0)
+    (kept,) = jsonl.read(tmp_path / FILE)
+    assert (kept.id, kept.task, kept.reward) == ("graph/0", "asked", 1.0)
+    told = [[o.text for o in turn.observations] for turn in kept.turns]
+    assert told == [["no such page", "<Eve>"], ["<Ada>"], []]
+    assert exact(kept, engine)
+
+
+@pytest.mark.parametrize("harness", ["smolagents", "openai-agents", "langgraph"])
+def test_what_a_harness_did_trains(harness: str, tmp_path: Path) -> None:
+    """A GRPO update of a tiny model on conversations that these loops had with it: on-policy, so that nothing is
+    clipped, and the log-probs on the record are the model's own."""
+    folder = make_base(tmp_path / "base", positions=LONG)
+    model = load_model(folder)
+    chat = Chat(load_tokenizer(folder), style="markdown" if harness == "smolagents" else "hermes")
+    engine = LocalEngine(model, max_len=LONG, max_requests=8, tokenizer=chat.tokenizer)
+    limits = RolloutLimits(max_tokens=LONG - 500, max_turns=3, lookahead_tokens=500)
+    context = RolloutContext(engine, chat, {}, limits, SamplingParams(max_tokens=24), SAAR, model="tiny")
+    with serving_beside(context, tmp_path, answer_tokens=24) as base:
+        url = f"{base}/v1"
+        for n in range(4):
+            if harness == "smolagents":
+                with smol(url, f"s{n}", f"{MODEL}:chat") as served:
+                    CodeAgent([], served, max_steps=2, verbosity_level=0).run("Go.")
+            elif harness == "langgraph":
+                run_graph(url, f"s{n}", turns=2)
+            else:
+                run_agent(url, f"s{n}", turns=2)
+            reward(url, f"s{n}", float(n % 2))
+    group = list(jsonl.read(tmp_path / FILE))
+    assert {t.task for t in group} == {"asked"}
+    assert all(t.sampled_tokens for t in group)
+    section = load_recipe(None, ["rl.algorithm=grpo", "rl.minibatches=1"]).rl
+    rewards = [t.reward or 0.0 for t in group]
+    samples = to_samples(group, section.advantages(rewards), section)
+    before = [parameter.clone() for parameter in model.parameters()]
+    metrics = update(model, torch.optim.AdamW(model.parameters()), samples, section, seed=0, step=1)
+    assert metrics["clip_fraction"] == 0
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-8)
+    assert metrics["grad_norm"] > 0  # type: ignore[operator]
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

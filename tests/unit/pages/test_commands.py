@@ -1,0 +1,139 @@
+"""Every command that the documentation shows can be typed: its options, recipes and keys exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+from rich.text import Text
+from test_house import ROOT, tracked
+
+from retcon.cli.app import app
+from retcon.config.keys import all_keys
+from retcon.config.schema import SECTIONS
+from retcon.config.shipped import shipped_recipes
+from retcon.config.stages import CHANGED, OWN
+
+PAGES = [page for page in tracked("README.md", "CONTRIBUTING.md", "docs/*.md") if page.name != "log.md"]
+SOURCES = [*PAGES, *tracked("examples/*", "recipes/*")]
+pytestmark = pytest.mark.skipif(not PAGES, reason="needs a clone of the project, whose files git lists")
+BLOCK = re.compile(r"^( *)```.*?\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
+COMMENTED = re.compile(r"(?:^#     .*\n)+", re.MULTILINE)
+INLINE = re.compile(r"(?<!`)`(retcon [^`]+)`(?!`)", re.DOTALL)
+OVERRIDE = re.compile(r"(\w+(?:\.\w+)+)=")
+
+
+def blocks(text: str) -> Iterator[str]:
+    """Fenced blocks, indented ones, and those indented in comments."""
+    yield from (block for _, block in BLOCK.findall(text))
+    yield from INDENTED.findall(BLOCK.sub("", text))
+    yield from (re.sub(r"^#", "", block, flags=re.MULTILINE) for block in COMMENTED.findall(text))
+
+
+def commands(file: Path) -> Iterator[list[str]]:
+    """The words of each `retcon …` in a file, without `retcon`; elisions (`…`) are left out."""
+    text = file.read_text(encoding="utf-8")
+    lines = [line for block in blocks(text) for line in block.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *(" ".join(shown.split()) for shown in INLINE.findall(text))]:
+        with_marks = shlex.shlex(line, posix=True, punctuation_chars=";|&<>")
+        with_marks.whitespace_split = True
+        try:
+            words = list(with_marks)
+        except ValueError:  # an apostrophe: not a line of a shell
+            continue
+        while words:
+            end = next((n for n, word in enumerate(words) if word and set(word) <= set(";|&<>")), len(words))
+            first, words = [word for word in words[:end] if word not in ("…", "...")], words[end + 1 :]
+            while first and (first[0] == "$" or "=" in first[0]):  # a prompt, and variables
+                first = first[1:]
+            if first and first[0] == "retcon":
+                yield first[1:]
+
+
+SHOWN = [(file, words) for file in SOURCES for words in commands(file)]
+
+
+@cache
+def tool() -> typer.core.TyperGroup:
+    return typer.main.get_command(app)
+
+
+def every_command(group: typer.core.TyperGroup) -> Iterator[typer.core.TyperCommand]:
+    for command in group.commands.values():
+        yield command
+        yield from every_command(command) if isinstance(command, typer.core.TyperGroup) else ()
+
+
+def fault(words: list[str]) -> str | None:
+    """What is wrong with a command."""
+    command, rest = tool(), list(words)
+    while rest and isinstance(command, typer.core.TyperGroup) and not rest[0].startswith("-"):
+        if rest[0] not in command.commands:
+            return f"no command {rest[0]}"
+        command = command.commands[rest.pop(0)]
+    options = {"-h", "--help", *(name for given in command.params for name in (*given.opts, *given.secondary_opts))}
+    for before, word in zip(["", *rest], rest, strict=False):
+        if re.match(r"-[^\d]", word) and word.partition("=")[0] not in options:
+            return f"no option {word} of {command.name}"
+        if before != "--set" and (said := wrong_key(word) or wrong_recipe(word)):
+            return said
+    return None
+
+
+def wrong_key(word: str) -> str | None:
+    """Of a change to a recipe, `section.key=value`."""
+    if (found := OVERRIDE.match(word)) is None:
+        return None
+    section, *key = found[1].split(".")
+    if section == "stages":
+        key, section = key[2:], key[1]
+        if not key:
+            return None if section in OWN else f"no key {section} of a stage"
+    there = SECTIONS if word.partition(".")[0] != "stages" else CHANGED
+    return None if section in there and ".".join(key) in all_keys(section) else f"no key {found[1]}"
+
+
+def wrong_recipe(word: str) -> str | None:
+    folders = {name.partition("/")[0] for name in shipped_recipes() if "/" in name}
+    folder, slash, _ = word.partition("/")
+    return f"no recipe {word}" if slash and folder in folders and word not in shipped_recipes() else None
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_commands_that_are_shown_can_be_typed(file: Path) -> None:
+    assert [(" ".join(words), said) for shown, words in SHOWN if shown == file and (said := fault(words))] == []
+
+
+def test_nothing_is_read_past() -> None:
+    assert len(SHOWN) > 150
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("retcon tran quickstart/saar", "no command tran"),
+        ("retcon train quickstart/saar --form base", "no option --form of train"),
+        ("retcon train quickstart/sar", "no recipe quickstart/sar"),
+        ("retcon train quickstart/saar repair.gama=1", "no key repair.gama"),
+        ("retcon train mini/stages/rstar2 stages.short.run.seed=1", "no key stages.short.run.seed"),
+        ("retcon train quickstart/saar stages.short.rollout.max_tokens=1 stages.2.steps=3 rl.steps=4", None),
+    ],
+)
+def test_faults_of_commands_are_found(line: str, said: str | None) -> None:
+    assert fault(line.split()[1:]) == said
+
+
+def test_helps_show_every_word() -> None:
+    """To rich, a word in brackets is a style, and vanishes unless it is escaped."""
+    helps = [
+        given.help for command in every_command(tool()) for given in command.params if getattr(given, "help", None)
+    ]
+    helps += [command.help for command in every_command(tool()) if command.help]
+    styles = {str(span.style) for text in helps for span in Text.from_markup(text).spans}
+    assert styles <= {"bold", "b", "dim"}

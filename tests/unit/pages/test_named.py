@@ -1,0 +1,125 @@
+"""What the documentation names is there: files, what is imported, keys and sections of recipes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from test_commands import PAGES, blocks, pytestmark  # noqa: F401
+from test_house import ROOT, tracked
+
+from retcon.config.keys import all_keys
+from retcon.config.load import load_recipe
+from retcon.config.schema import SECTIONS
+from retcon.config.shipped import shipped_recipes
+
+CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+KEY = re.compile(rf"({'|'.join(SECTIONS)})\.([a-z_]+)(?:\s*=.*)?")
+NOT_KEYS = {
+    "run.json", "model.safetensors", "track.id", "repair.cut",  # files, and a field of an audit
+    "rollout.n", "rollout.calculate_log_probs",  # verl's
+}  # fmt: skip
+FILE = re.compile(
+    r"(?:[\w-]+/)*[\w-]+\.(?:py|toml|tsv|sh)|(?:docs|benchmarks|examples|recipes|tests|src|deploy)/[\w/.-]+"
+)
+NOT_OURS = {
+    "purify/kinds/once.py",  # an example of what a reader may write
+    "quick_test.py", "test_sandbox_fusion_on_cpu.py", "docs/plan_b_rollback.md",  # in others' repositories
+    "docs/results/grid.json",  # written when the runs of docs/protocol.md are done
+}  # fmt: skip
+MODULE = re.compile(r"retcon(?:\.\w+)+")
+IMPORT = re.compile(r"^ *from (retcon[\w.]*) import (\([^)]*\)|[^#\n(]+)", re.MULTILINE)
+DOCS = re.compile(r"\bdocs/[\w/-]+\.md")
+ON_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def spoken(page: Path) -> list[str]:
+    """Code between backticks within sentences."""
+    return CODE.findall(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+
+
+@cache
+def endings() -> frozenset[str]:
+    """Every file of the project, also by the last parts of its path; and every folder."""
+    paths = [path.relative_to(ROOT) for path in tracked("*")]
+    files = {"/".join(path.parts[n:]) for path in paths for n in range(len(path.parts))}
+    return frozenset(files | {str(folder) for path in paths for folder in path.parents})
+
+
+@cache
+def defined(module: Path) -> frozenset[str]:
+    """The names at the top of a module, without running it."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    found = {
+        name.asname or name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    for node in tree.body:
+        found |= {node.name} if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else set()
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return frozenset(found)
+
+
+def there(dotted: str) -> bool:
+    """Whether a module, or a name in one, is in the package."""
+    path = ROOT / "src"
+    for n, part in enumerate(parts := dotted.split(".")):
+        if (path / part).is_dir():
+            path /= part
+        elif (path / f"{part}.py").is_file():
+            path /= f"{part}.py"
+        else:
+            module = path if path.suffix else path / "__init__.py"
+            return n == len(parts) - 1 and module.is_file() and part in defined(module)
+    return True
+
+
+@ON_PAGES
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = {said.rstrip("/") for said in spoken(page) if FILE.fullmatch(said) and "NAME" not in said}
+    assert sorted(named - NOT_OURS - endings()) == []
+
+
+@ON_PAGES
+def test_modules_and_imports_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = {found[0] for said in spoken(page) if (found := MODULE.match(said)) and "/" not in said}
+    imported = {f"{module}.{name}" for module, names in IMPORT.findall(text) for name in re.findall(r"\w+", names)}
+    assert sorted(name for name in named | imported if not there(name)) == []
+
+
+@ON_PAGES
+def test_keys_of_recipes_exist(page: Path) -> None:
+    found = [match for said in spoken(page) if said not in NOT_KEYS and (match := KEY.fullmatch(said))]
+    assert [match[0] for match in found if match[2] not in all_keys(match[1])] == []
+
+
+@ON_PAGES
+def test_recipes_that_are_named_exist(page: Path) -> None:
+    """Or folders of them."""
+    shipped = set(shipped_recipes())
+    folders = {folder for name in shipped if (folder := name.partition("/")[0]) != name}
+    named = {said for said in spoken(page) if re.fullmatch(rf"({'|'.join(folders)})/[\w/-]+", said)}
+    known = shipped | {name.rpartition("/")[0] for name in shipped}
+    assert sorted(named - known) == []
+
+
+@ON_PAGES
+def test_recipes_that_are_shown_can_be_read(page: Path, tmp_path: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8")):
+        recipe = re.sub(r"^    ", "", block, flags=re.MULTILINE) if block.startswith("    ") else block
+        if re.match(rf"\[({'|'.join(SECTIONS)})\]\n", recipe.lstrip()):
+            (tmp_path / "shown.toml").write_text(recipe, encoding="utf-8")
+            load_recipe(tmp_path / "shown.toml")
+
+
+def test_pages_that_the_program_names_exist() -> None:
+    """In messages and helps, also where a line of source ends within the name."""
+    missing = []
+    for file in tracked("src/*.py", "examples/*", "recipes/*", "deploy/*", "Makefile"):
+        text = re.sub(r'"\s*\n\s*f?"', "", file.read_text(encoding="utf-8", errors="replace"))
+        missing += [f"{file.relative_to(ROOT)}: {page}" for page in DOCS.findall(text) if not (ROOT / page).exists()]
+    assert missing == []

@@ -1,0 +1,86 @@
+"""Environments behind a server that speaks as OpenEnv's do: what is the model's failure there, and what is nobody's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from retcon.build import build_tasks, build_tools
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.core.errors import InfrastructureFault
+from retcon.core.types import ToolCall, Trajectory, Turn
+from servers.openenv import playing
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with playing() as found:
+        yield found
+
+
+def recipe_of(url: str, *keys: str) -> Recipe:
+    return load_recipe(None, [
+        'task.kind="openenv"', f'task.url="{url}"', "task.seeds=2", "task.evaluation_share=0", "rollout.tools=[]",
+        "sandbox.output_chars=500", *keys,
+    ])  # fmt: skip
+
+
+def walked(recipe: Recipe, *by: int) -> tuple[list[tuple[str, str]], float | None]:
+    """Status and text of each step from 0 on, and the reward in the end."""
+
+    async def told() -> tuple[list[tuple[str, str]], float | None]:
+        tasks = build_tasks(recipe)
+        task = next(task for task in tasks.train(0) if '"at": 0' in task.question)
+        tool: Any = build_tools(recipe, None)["step"]  # type: ignore[arg-type]  # it runs in no sandbox
+        opened = await tool.of(task.id).open("one")
+        answers = [await opened(ToolCall("c", "step", {"by": n}, 0)) for n in by]
+        await opened.close()
+        graded: Any = tasks.grade(task, Trajectory("one", task.id, (), (Turn(()),)))
+        return [(one.status, one.text) for one in answers], (await graded).reward
+
+    return asyncio.run(told())
+
+
+def test_steps_are_told_as_json_and_their_rewards_added(url: str) -> None:
+    told, reward = walked(recipe_of(url), 1, 2)
+    assert told == [("ok", '{"at": 1, "blocked": false}'), ("ok", '{"at": 3, "blocked": false}')]
+    assert reward == 1.0
+
+
+def test_an_action_that_the_server_refuses_is_the_models_failure(url: str) -> None:
+    assert walked(recipe_of(url), 0, 3, 1)[0] == [
+        ("error", "stand still?"), ("ok", '{"at": 3, "blocked": false}'), ("error", "the episode is over"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("by", [13, 99])
+def test_a_session_that_breaks_off_or_a_server_that_is_full_is_nobodys_fault(url: str, by: int) -> None:
+    assert [status for status, _ in walked(recipe_of(url), 1, by)[0]] == ["ok", "infrastructure"]
+
+
+def test_what_is_not_for_the_model_is_not_among_its_arguments(url: str) -> None:
+    parameters = build_tools(recipe_of(url), None)["step"].spec.parameters  # type: ignore[arg-type]
+    assert parameters["properties"] == {"by": {"type": "integer"}}
+
+
+def test_a_session_goes_back_by_making_its_calls_again_and_not_otherwise(url: str) -> None:
+    async def back(recipe: Recipe) -> str:
+        tool: Any = build_tools(recipe, None)["step"]  # type: ignore[arg-type]
+        task = next(task for task in build_tasks(recipe).train(0) if '"at": 0' in task.question)
+        opened = await tool.of(task.id).open("one")
+        try:
+            await opened(ToolCall("a", "step", {"by": 1}, 0))
+            kept = await opened.checkpoint()
+            await opened(ToolCall("b", "step", {"by": 1}, 0))
+            await opened.rollback(kept)
+            return str((await opened(ToolCall("c", "step", {"by": -1}, 0))).text)
+        finally:
+            await opened.close()
+
+    assert asyncio.run(back(recipe_of(url, "task.rollback=replay"))) == '{"at": 0, "blocked": false}'
+    with pytest.raises(InfrastructureFault, match="cannot be kept"):
+        asyncio.run(back(recipe_of(url)))

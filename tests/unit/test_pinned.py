@@ -1,0 +1,41 @@
+"""The environments of `make integration` are pinned whole: `tests/pinned.py`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import pinned
+
+ROOT = Path(__file__).parents[2]
+CONSTRAINTS = str(ROOT / "constraints.txt")
+FILES = [*sorted((ROOT / "tests/plugins").glob("*.txt")), ROOT / "tests/real/requirements.txt"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_each_line_has_a_version(file: Path) -> None:
+    known = pinned.pins([CONSTRAINTS, str(file)])
+    lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines
+    assert not [line for line in lines if pinned.name_of(re.split(r"[\[=]", line)[0]) not in known]
+
+
+def test_the_last_pin_of_a_name_counts(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    first.write_text("# b==9\nA_b==1.0\nc==2\n")
+    second.write_text("a-B[x,y]==1.1  # newer\n")
+    assert pinned.pins([str(first), str(second), "d==3"]) == {"a-b": "1.1", "c": "2", "d": "3"}
+
+
+def test_what_is_pinned_nowhere_or_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pinned.py", "check", "pytest==0.1"])
+    with pytest.raises(SystemExit) as said:
+        pinned.main()
+    lines = str(said.value).splitlines()
+    assert f"  pytest=={version('pytest')} is installed, and 0.1 pinned" in lines
+    assert f"  numpy=={version('numpy')} is pinned nowhere" in lines
+    assert not any(line.startswith("  retcon") for line in lines)
