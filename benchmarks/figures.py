@@ -216,9 +216,9 @@ def costs(folder: Path) -> dict[str, float]:
     }
 
 
-def keep_quickstart(run: Path, file: Path, name: str | None = None) -> None:
+def keep_quickstart(run: Path, file: Path, name: str | None = None, commit: str | None = None) -> None:
     """The result file of a finished `retcon quickstart [NAME] --out run`: its summary, the trajectory that it showed,
-    where it computed, and what each run cost."""
+    where it computed, and what each run cost. commit: of the code that made it, unless this one."""
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     runs = [run / "cold_start", *(run / arm / f"seed-{seed}" for arm in summary["arms"] for seed in summary["seeds"])]
     shown = [found for folder in runs[1:] if (found := showcase_in(folder))]
@@ -233,7 +233,7 @@ def keep_quickstart(run: Path, file: Path, name: str | None = None) -> None:
         "costs": {str(one.relative_to(run).parts[0]): costs(one) for one in runs},
     }
     command = " ".join(("retcon quickstart", *filter(None, (name,)), f"--seeds {len(summary['seeds'])}"))
-    save(file, figures, command=command, measures=COMPUTES)
+    save(file, figures, command=command, measures=COMPUTES, commit=commit)
 
 
 def keep_compared(run: Path, file: Path, commit: str | None) -> None:
@@ -259,9 +259,8 @@ def main() -> int:
     parser.add_argument("--as", dest="name", default="quickstart", help="the name of its result file")
     options = parser.parse_args()
     if options.quickstart:
-        keep_quickstart(
-            options.quickstart, ROOT / "benchmarks" / "results" / "quickstart" / f"{options.name}.json", options.of
-        )
+        results = ROOT / "benchmarks" / "results" / "quickstart"
+        keep_quickstart(options.quickstart, results / f"{options.name}.json", options.of, options.commit)
     if options.compare:
         results = ROOT / "benchmarks" / "results" / "compared"
         keep_compared(options.compare, results / f"compare-{options.compare.name}.json", options.commit)
