@@ -31,13 +31,15 @@ from parts.forest import draw_forest
 from parts.results import ROOT, checked_out, machine
 
 REGIMES = {
-    "frequent": ("task.steps=3", "task.first_failure=0.9", "task.retry_failure=0.4", "rollout.max_turns=7"),
-    "hard": ("task.steps=3", "task.first_failure=0.9", "task.retry_failure=0.8", "rollout.max_turns=7"),
-    "rare": ("task.steps=4", "task.first_failure=0.3", "task.retry_failure=0.3", "rollout.max_turns=8"),
+    "frequent": ("task.first_failure=0.9", "task.retry_failure=0.4"),
+    "hard": ("task.first_failure=0.9", "task.retry_failure=0.8"),
+    "rare": ("task.first_failure=0.3", "task.retry_failure=0.3"),
 }
-TOKENS = {"loose": {"rare": 560, "frequent": 480, "hard": 480}, "tight": {"rare": 280, "frequent": 240, "hard": 240}}
+"""How often the teacher's first tries fail, and those after an error."""
+TOKENS = {"loose": 560, "tight": 280}
+PROBLEMS = ("task.steps=4", "rollout.max_turns=8", "sft.max_turns=8")
 CELLS = {
-    f"{regime}-{limit}": (*keys, f"sft.max_turns={keys[-1].partition('=')[2]}", f"rollout.max_tokens={tokens[regime]}")
+    f"{regime}-{limit}": (*PROBLEMS, *keys, f"rollout.max_tokens={tokens}")
     for limit, tokens in TOKENS.items()
     for regime, keys in REGIMES.items()
 }

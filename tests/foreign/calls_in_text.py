@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from foreign.steps import Step
 
 
 def hermes(steps: Sequence[Step]) -> dict[str, Any]:
-    out: list[dict[str, Any]] = []
-    for n, step in enumerate(steps):
-        if step.kind != "call":
-            out.append({"role": "user" if step.kind == "user" else "assistant", "content": step.text, "x-n": n})
-            continue
-        call = json.dumps({"name": "python", "arguments": {"code": step.code}})
-        out.append({"role": "assistant", "content": f"{step.text}\n<tool_call>\n{call}\n</tool_call>", "x-n": n})
-        out.append({"role": "user", "content": f"<tool_response>\n{step.output}\n</tool_response>", "x-n": n})
-    return {"messages": out, "x-meta": {"kept": [1, None]}}
+    return _messages(
+        steps,
+        lambda step: (
+            f"{step.text}\n<tool_call>\n{_hermes_call(step.code)}\n</tool_call>",
+            f"<tool_response>\n{step.output}\n</tool_response>",
+        ),
+    )
 
 
 def qwen_coder(steps: Sequence[Step]) -> dict[str, Any]:
     """As Qwen3-Coder's template shows a tool's answers: several in one message of the user."""
-    out: list[dict[str, Any]] = []
-    for n, step in enumerate(steps):
-        if step.kind != "call":
-            out.append({"role": "user" if step.kind == "user" else "assistant", "content": step.text, "x-n": n})
-            continue
-        out.append({"role": "assistant", "content": f"{step.text}\n\n{_coder_call(step.code)}", "x-n": n})
-        out.append({"role": "user", "content": f"<tool_response>\n{step.output}\n</tool_response>\n", "x-n": n})
-    return {"messages": out, "x-meta": {"kept": [1, None]}}
+    return _messages(
+        steps,
+        lambda step: (
+            f"{step.text}\n\n{_coder_call(step.code)}",
+            f"<tool_response>\n{step.output}\n</tool_response>\n",
+        ),
+    )
 
 
 def verl_coder(steps: Sequence[Step]) -> dict[str, Any]:
@@ -43,6 +40,22 @@ def verl_coder(steps: Sequence[Step]) -> dict[str, Any]:
         if step.kind != "user"
     )
     return {"input": "user\n?\nassistant\n", "output": text, "score": 1.0, "step": 3, "x-meta": {}}
+
+
+def _messages(steps: Sequence[Step], told: Callable[[Step], tuple[str, str]]) -> dict[str, Any]:
+    """A call and its answer, as `told` writes them, are a message of the assistant and one of the user."""
+    out: list[dict[str, Any]] = []
+    for n, step in enumerate(steps):
+        if step.kind != "call":
+            out.append({"role": "user" if step.kind == "user" else "assistant", "content": step.text, "x-n": n})
+            continue
+        call, answer = told(step)
+        out += [{"role": "assistant", "content": call, "x-n": n}, {"role": "user", "content": answer, "x-n": n}]
+    return {"messages": out, "x-meta": {"kept": [1, None]}}
+
+
+def _hermes_call(code: str) -> str:
+    return json.dumps({"name": "python", "arguments": {"code": code}})
 
 
 def _coder_call(code: str) -> str:
@@ -82,7 +95,7 @@ def sharegpt(steps: Sequence[Step]) -> dict[str, Any]:
         if step.kind != "call":
             out.append({"from": "human" if step.kind == "user" else "gpt", "value": step.text, "x-n": n})
             continue
-        call = json.dumps({"name": "python", "arguments": {"code": step.code}})
+        call = _hermes_call(step.code)
         out.append({"from": "gpt", "value": f"{step.text}\n<tool_call>\n{call}\n</tool_call>", "x-n": n})
         out.append({"from": "tool", "value": step.output, "x-n": n})
     return {"conversations": out, "x-meta": {"kept": [1, None]}}
@@ -94,20 +107,15 @@ def sharegpt_functions(steps: Sequence[Step]) -> dict[str, Any]:
         if step.kind != "call":
             out.append({"from": "human" if step.kind == "user" else "gpt", "value": step.text, "x-n": n})
             continue
-        call = json.dumps({"name": "python", "arguments": {"code": step.code}})
+        call = _hermes_call(step.code)
         out += [{"from": "function_call", "value": call, "x-n": n}, {"from": "observation", "value": step.output}]
     return {"conversations": out, "x-meta": {"kept": [1, None]}}
 
 
 def markdown(steps: Sequence[Step]) -> dict[str, Any]:
-    out: list[dict[str, Any]] = []
-    for n, step in enumerate(steps):
-        if step.kind != "call":
-            out.append({"role": "user" if step.kind == "user" else "assistant", "content": step.text, "x-n": n})
-            continue
-        out.append({"role": "assistant", "content": f"{step.text}\n```python\n{step.code}\n```", "x-n": n})
-        out.append({"role": "user", "content": f"```output\n{step.output}\n```", "x-n": n})
-    return {"messages": out, "x-meta": {"kept": [1, None]}}
+    return _messages(
+        steps, lambda step: (f"{step.text}\n```python\n{step.code}\n```", f"```output\n{step.output}\n```")
+    )
 
 
 def text(steps: Sequence[Step]) -> dict[str, Any]:

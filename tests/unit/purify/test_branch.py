@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from playing import LIMITS, Play, call, play, run_python, written
 from retcon.core.sample import history_ids, to_sample
 from retcon.purify.branch import Branch
 from retcon.purify.saar import Saar
 from retcon.tools.scripted import ScriptedSessions
-from scripts import FINE, OUTCOMES, Script, calls, scripts
 
 BAD, WORSE = "print(6 * valu)", "print(6 * vlue)"
 GOOD = "print(6 * value)"
@@ -23,13 +20,6 @@ FAILS = {BAD: "error", WORSE: "error"}
 
 def branched(replies: list[str], repair: Branch | None = None, **how: object) -> Play:
     return play(replies, FAILS, repair=repair or Branch(fresh=2, saar=Saar(attempts=1)), **how)
-
-
-@given(scripts(st.one_of(calls(FINE), st.just("x" * 300))))
-def test_without_a_failure_nothing_changes(script: Script):
-    off, on = (play(script, OUTCOMES, repair=r, max_tokens=200) for r in (None, Branch()))
-    assert on.trajectory == replace(off.trajectory, provenance=on.trajectory.provenance)
-    assert (on.engine.seen, on.engine.params) == (off.engine.seen, off.engine.params)
 
 
 def test_a_fresh_try_takes_the_place_of_the_failure_as_it_was_sampled():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,7 +20,6 @@ from retcon.purify.splice import UNALIGNED
 from retcon.report.diff import changes, show_change
 from retcon.report.transcript import show_purification
 from retcon.tools.scripted import ScriptedSessions
-from scripts import FINE, OUTCOMES, calls, scripts
 
 BAD, GOOD = "print(6 * valu)", "print(6 * value)"
 DONE = "It is 42."
@@ -53,13 +51,6 @@ class Joining(ByteTokenizer):
 
 def told(replies: list[str], **how: object) -> Play:
     return play(replies, FAILS, repair=Describe(), **how)
-
-
-@given(scripts(st.one_of(calls(FINE), st.just("x" * 300))))
-def test_without_a_failure_nothing_changes(script):
-    off, on = (play(script, OUTCOMES, repair=r, max_tokens=200) for r in (None, Describe()))
-    assert on.trajectory == replace(off.trajectory, provenance=on.trajectory.provenance)
-    assert (on.engine.seen, on.engine.params) == (off.engine.seen, off.engine.params)
 
 
 def test_the_failure_stays_as_a_line_after_the_reasoning_as_it_was_sampled():

@@ -14,6 +14,7 @@ from retcon.core.registry import at_path
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Trajectory
 from retcon.tasks.environments.prompts import task_of
+from retcon.tasks.environments.rows import BegunRows
 from retcon.tasks.environments.types import CallFailed, Rollback, failure, messages_of, shown
 from retcon.tasks.types import Split, Task
 
@@ -60,10 +61,10 @@ class MethodEnvironment:
         tools = [name for name in names if not name.startswith("_") and name not in NO_TOOLS]
         self.specs: Sequence[ToolSpec] = [_spec(getattr(probe, name)) for name in tools]
         self._rows = rows
-        self._known: dict[str, tuple[Mapping[str, Any], str]] = {}
-        self.rollback: Rollback = "copy" if self.specs and _copies(self._reset(rows[0])[0]) else "impossible"
-        if not self.specs:
-            self.rollback = "unneeded"
+        self._begun = BegunRows(self.name, "environment")
+        self.rollback: Rollback = "unneeded"
+        if self.specs:
+            self.rollback = "copy" if _copies(self._reset(rows[0])[0]) else "impossible"
 
     def tasks(self, split: Split) -> Sequence[Task]:
         if split == "evaluation":
@@ -73,20 +74,13 @@ class MethodEnvironment:
             said = self._reset(row)[1]
             prompt, answer = row.get("prompt", ""), row.get("answer", row.get("solution"))
             task = task_of(prompt, set=self.name, number=number, answer=answer, after=said)
-            self._known[task.id] = row, said
+            self._begun.keep(task.id, row, said)
             found.append(task)
         return found
 
     async def begin(self, task: str) -> Any:
-        if task not in self._known:
-            raise RecipeError(f"{self.name} has no task {task!r}, and its tools begin with one of its own")
-        row, said = self._known[task]
-        state, again = self._reset(row)
-        if again != said:
-            raise RecipeError(
-                f"task.environment: {self.name}.reset says something else for the same row: {again[:80]!r} after "
-                f"{said[:80]!r}; what it draws must follow from the row (task.seeds)"
-            )
+        state, said = self._reset(self._begun.row(task))
+        self._begun.check(task, said)
         return state
 
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> str:
@@ -106,8 +100,7 @@ class MethodEnvironment:
         """Nothing says that such an environment holds anything."""
 
     async def reward(self, task: Task, trajectory: Trajectory, state: Any) -> tuple[float, str | None]:
-        row, _ = self._known[task.id]
-        told = messages_of(trajectory)
+        row, told = self._begun.row(task.id), messages_of(trajectory)
         columns = {name: [value] for name, value in row.items() if name != "prompt"}
         prompt = [{"role": "user", "content": task.question}]
         total = 0.0

@@ -18,6 +18,7 @@ from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Trajectory
 from retcon.tasks.environments.prompts import task_of
+from retcon.tasks.environments.rows import BegunRows
 from retcon.tasks.environments.types import CallFailed, Rollback
 from retcon.tasks.types import Split, Task
 
@@ -66,7 +67,7 @@ class OpenEnvEnvironment:
         self._server, self._rows = server, rows
         self._url = server.url.rstrip("/")
         self.name = f"openenv-{self._url.rpartition('/')[2].replace(':', '-')}"
-        self._known: dict[str, tuple[Mapping[str, Any], str]] = {}
+        self._begun = BegunRows(self.name, "url")
         try:
             self.specs: Sequence[ToolSpec] = _run(self._tools())
         except (InfrastructureFault, *_FAULTS) as error:
@@ -76,16 +77,12 @@ class OpenEnvEnvironment:
         return _run(self._tasks()) if split == "train" else []
 
     async def begin(self, task: str) -> Episode:
-        if task not in self._known:
-            raise RecipeError(f"{self.name} has no task {task!r}, and its tools begin with one of its own")
-        row, said = self._known[task]
-        episode, again = await self._reset(row)
-        if again != said:
+        episode, said = await self._reset(self._begun.row(task))
+        try:
+            self._begun.check(task, said)
+        except RecipeError:
             await self.end(episode)
-            raise RecipeError(
-                f"task.url: {self.name} shows something else for the same row: {again[:80]!r} after {said[:80]!r}; "
-                "what it draws must follow from the row (task.seeds)"
-            )
+            raise
         return episode
 
     async def call(self, state: Episode, name: str, arguments: Mapping[str, Any]) -> str:
@@ -142,7 +139,7 @@ class OpenEnvEnvironment:
             await self.end(episode)
             prompt = row.get("prompt", self._server.prompt)
             task = task_of(prompt, set=self.name, number=number, answer=row.get("answer"), after=said)
-            self._known[task.id] = row, said
+            self._begun.keep(task.id, row, said)
             found.append(task)
         return found
 

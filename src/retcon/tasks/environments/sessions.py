@@ -10,7 +10,7 @@ from typing import Any
 
 from retcon.core.errors import InfrastructureFault
 from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, ToolCall
+from retcon.core.types import Observation, Status, ToolCall
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.tasks.environments.types import CallFailed, Environment, Rollback
 
@@ -150,14 +150,16 @@ async def answered(environment: Environment, state: Any, call: ToolCall, output_
     """What the environment says to a call, which has arguments; `infrastructure` where that is a fault of its own."""
     assert not isinstance(call.arguments, str)  # `rollout.calls` answers those
     began = time.perf_counter()
+    status: Status = "ok"
+    kind: str | None = None
     try:
-        text, status, kind = await environment.call(state, call.name, dict(call.arguments)), "ok", None
+        text = await environment.call(state, call.name, dict(call.arguments))
     except CallFailed as failed:
         text, status, kind = failed.text, failed.status, failed.error_type
     except InfrastructureFault as fault:
         text, status, kind = str(fault), "infrastructure", type(fault).__name__
     seconds = time.perf_counter() - began
-    return Observation(call.id, cut_middle(text, output_chars), status, kind, seconds)  # type: ignore[arg-type]
+    return Observation(call.id, cut_middle(text, output_chars), status, kind, seconds)
 
 
 class StatelessTool:

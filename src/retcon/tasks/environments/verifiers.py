@@ -17,6 +17,7 @@ from retcon.core.registry import at_path, imported
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Trajectory
 from retcon.tasks.environments.prompts import task_of
+from retcon.tasks.environments.rows import BegunRows
 from retcon.tasks.environments.types import Rollback, failure, messages_of, shown
 from retcon.tasks.types import Split, Task
 
@@ -49,7 +50,7 @@ class VerifiersEnvironment:
         self.specs: Sequence[ToolSpec] = [ToolSpec(t.name, t.description or "", dict(t.parameters)) for t in tools]
         stateful = isinstance(env, self._vf.StatefulToolEnv) or _overridden(env, "setup_state", self._vf.MultiTurnEnv)
         self.rollback: Rollback = "copy" if self.specs and stateful else "unneeded"
-        self._rows: dict[str, Mapping[str, Any]] = {}
+        self._begun = BegunRows(self.name, "environment")
         for rubric in _rubrics(env.rubric):
             weighed = zip(rubric.funcs, rubric.weights, strict=True)  # the others are figures, which may fail
             rubric.funcs[:] = [_watched(function) if weight else function for function, weight in weighed]
@@ -64,14 +65,12 @@ class VerifiersEnvironment:
         found = []
         for number, row in enumerate(data):
             task = task_of(row["prompt"], set=f"{self.name}/{split}", number=number, answer=row.get("answer"))
-            self._rows[task.id] = row
+            self._begun.keep(task.id, row)
             found.append(task)
         return found
 
     async def begin(self, task: str) -> Any:
-        row = self._rows.get(task)
-        if row is None:
-            raise RecipeError(f"{self.name} has no task {task!r}, and its tools begin with one of its own")
+        row = self._begun.row(task)
         try:
             state = await self._env.init_state(row, self._vf.types.ClientConfig(), "retcon")
             return state if self._python else await self._env.setup_state(state) or state
