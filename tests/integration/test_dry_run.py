@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, ComputeWarning, MissingExtra, RecipeError
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import needs_of, refuse_unfit
+from retcon.planning.needs import MIB, needs_of, refuse_unfit
 from retcon.runs.tracker import Tracker
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
@@ -197,6 +198,22 @@ def test_memory_grows_with_what_it_is_for(base: Path) -> None:
     lora = parts("lora.rank=2")
     assert lora["gradients"] < plain["gradients"] / 4
     assert lora["weights of rollouts"] == plain["weights"]
+
+
+def test_a_large_vocabulary_takes_memory_of_its_own(base: Path, tmp_path: Path) -> None:
+    """A model of Qwen3's vocabulary and 4.9 M parameters took 1 GiB where 720 MiB had been reckoned without it."""
+    folder = shutil.copytree(base, tmp_path / "wide")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 151_936}))
+    recipe = load_recipe(None, SMALL)
+
+    def tokenizer(folder: Path) -> int:
+        parts = needs_of("sft", recipe, folder, place_training(recipe, folder)).memory
+        return sum(part.bytes for part in parts if part.name == "tokenizer")
+
+    assert tokenizer(folder) > 300 * MIB > tokenizer(base) > 0
+    (folder / "tokenizer.json").unlink()
+    assert tokenizer(folder) == 0
 
 
 class Absent(Tracker):

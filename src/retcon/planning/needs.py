@@ -29,6 +29,8 @@ Phase = Literal["always", "rollouts", "update"]
 MIB = 2**20
 PROCESS = 450 * MIB
 """Python, torch and transformers, imported, with what their threads and allocators keep."""
+TOKEN = 2400
+"""Bytes of a token of the vocabulary at most in the two copies of a tokenizer: 1,030 to 2,390 for four of real models."""
 KEPT = 2
 """Checkpoints that lie beside each other; while a third is written there are three."""
 ROWS = 256
@@ -81,6 +83,8 @@ def needs_of(work: Work, recipe: Recipe, folder: Path, place: Placement, *, long
     whole = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
     # What this process has taken already is no longer free.
     parts = [Part("process", PROCESS, "always", "Python and its packages")] if cpu else []
+    if cpu and (folder / "tokenizer.json").is_file():
+        parts.append(Part("tokenizer", TOKEN * text.vocab_size, "always", f"{text.vocab_size:,} tokens, two copies"))
     if trains:
         parts.append(Part("weights", 4 * parameters, "always", f"{parameters / 1e6:,.1f} M parameters, float32"))
         copies = work == "rl" and (place.rollout_dtype != "float32" or recipe.lora.rank)
@@ -122,7 +126,7 @@ def needs_of(work: Work, recipe: Recipe, folder: Path, place: Placement, *, long
     return Needs(tuple(parts), disk, parameters, trained, place.device)
 
 
-ESTIMATED = ("activations", "logits", "entropies", "KV blocks")
+ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks")
 """Parts that are bounds by a formula, above what small models were measured to take
 (`tests/integration/train/test_memory.py`), or that make do with less."""
 
