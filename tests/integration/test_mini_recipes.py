@@ -28,6 +28,7 @@ pytestmark = pytest.mark.torch
 MINI = [name for name in shipped_recipes() if name.startswith("mini/")]
 SMALL = ("rl.steps=2", "rl.prompts=2", "rollout.max_turns=4", "sandbox.workers=1", "compute.device=cpu")
 ONE = "rl.minibatches=1"
+ALL = "repair.probability=1.0"
 RIGHT_THEN_WRONG = (1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0) * 2
 FLAT = (-1.0,) * 16
 
@@ -173,13 +174,22 @@ def test_rstar2(run: Run) -> None:
 
 
 def test_roc_saar(run: Run) -> None:
-    made = run("mini/ours/roc-saar", ONE, "repair.probability=1.0")
-    purified = run("mini/ours/roc-saar", ONE, "repair.probability=1.0", "select.failures=purified")
+    made = run("mini/ours/roc-saar", ONE, ALL)
+    purified = run("mini/ours/roc-saar", ONE, ALL, "select.failures=purified")
     line = made.lines[0]
     assert (line["rollouts"], line["kept"]) == (32, 16)
     assert line["shallow"] + line["deep"] > 0
     assert [t.id for t in made.rollouts] == [t.id for t in purified.rollouts]
     assert made.first_loss != purified.first_loss, "others of the same rollouts are learnt from"
+
+
+def test_roc_branch(run: Run) -> None:
+    made = run("mini/ours/roc-branch", ONE, ALL)
+    line = made.lines[0]
+    assert (line["rollouts"], line["kept"]) == (32, 16)
+    assert line["resampled"] > 0
+    without = run("mini/ours/roc-branch", ONE, ALL, "rl.contrast=0")
+    assert made.first_loss != without.first_loss, "what a fresh try took the place of is learnt from"
 
 
 def test_simpletir(run: Run) -> None:
@@ -304,7 +314,7 @@ def test_there_is_a_test_of_every_one() -> None:
 
 
 def test_branch(run: Run) -> None:
-    made = run("mini/ours/branch")
+    made = run("mini/ours/branch", ALL)
     line = made.lines[0]
     assert line["resampled"] > 0, "fresh tries took the place of failures"
     assert line["failures"] < line["raw_failures"]
@@ -331,25 +341,25 @@ def test_adaptive(run: Run) -> None:
 
 
 def test_imitate(run: Run) -> None:
-    line = run("mini/ours/imitate", ONE).lines[0]
+    line = run("mini/ours/imitate", ONE, ALL).lines[0]
     assert line["imitation"] > 0
     assert line["spliced_positive"] > 0
 
 
 def test_accept(run: Run) -> None:
-    made = run("mini/ours/accept", ONE, "rl.prompts=8", "rl.steps=1")
+    made = run("mini/ours/accept", ONE, ALL, "rl.prompts=8", "rl.steps=1")
     weights = [w for t in made.rollouts for w in accepted_splices(t) if w is not None]
     assert set(weights) == {0.0, 1.0}, "some splices are learnt, some are not"
     assert made.lines[0]["spliced_weight"] == pytest.approx(sum(weights) / len(weights))
 
 
 def test_veto(run: Run) -> None:
-    made, without = run("mini/ours/veto", ONE), run("mini/ours/veto", ONE, "rl.mask_negative_spliced=false")
+    made, without = (run("mini/ours/veto", ONE, ALL, f"rl.mask_negative_spliced={on}") for on in ("true", "false"))
     assert made.lines[0]["spliced_negative"] > 0
     assert made.lines[0]["grad_norm"] != without.lines[0]["grad_norm"]
 
 
 def test_truncated(run: Run) -> None:
-    line = run("mini/ours/truncated", ONE).lines[0]
+    line = run("mini/ours/truncated", ONE, ALL).lines[0]
     assert 0 < line["spliced_weight"] < 2
     assert line["spliced_weight"] != 1

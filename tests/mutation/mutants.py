@@ -75,7 +75,9 @@ def main() -> int:
         mutmut(*left, children=options.children)
     ends = known()
     if any(ends[name] == "not tried" for name in chosen):
-        print(f"faults were left untried: a test fails without a fault? {COPY / 'mutmut.log'} says why", file=sys.stderr)
+        print(
+            f"faults were left untried: a test fails without a fault? {COPY / 'mutmut.log'} says why", file=sys.stderr
+        )
         return 2
     for name in chosen:
         if ends[name] in UNNOTICED:

@@ -30,7 +30,7 @@ MIB = 2**20
 PROCESS = 450 * MIB
 """Python, torch and transformers, imported, with what their threads and allocators keep."""
 TOKEN = 2400
-"""Bytes of a token of the vocabulary at most in the two copies of a tokenizer: 1,030 to 2,390 for four of real models."""
+"""Bytes of a token of the vocabulary in the two copies of a tokenizer, at most: 1,030 to 2,390 for four real models."""
 KEPT = 2
 """Checkpoints that lie beside each other; while a third is written there are three."""
 ROWS = 256
