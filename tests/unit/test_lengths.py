@@ -46,6 +46,12 @@ def test_a_small_context_is_never_exceeded(tmp_path: Path) -> None:
     assert found["rollout.max_tokens"] + found["rollout.lookahead_tokens"] == 400
 
 
+def test_it_is_told_what_bounds_the_room(tmp_path: Path) -> None:
+    bounds = {8192: "1024 more for what the model writes", 400: "200 more for an answer, of a context of 400"}
+    for context, told in bounds.items():
+        assert told in derive_lengths(recipe(tmp_path), CHAT, recipe(tmp_path).task.build(), context)[0].why
+
+
 def test_what_the_recipe_says_stays_and_the_rest_follows_it(tmp_path: Path) -> None:
     own = recipe(tmp_path, "rollout.max_tokens=300", "sandbox.output_chars=24")
     assert derived(own, 8192) == {"rollout.lookahead_tokens": 100}

@@ -116,6 +116,25 @@ def test_broken_programs_are_all_others_and_as_the_seed_says() -> None:
     assert len(set(variants[0])) == len(variants[0]) >= 6
 
 
+@pytest.mark.parametrize("known", ["30", ".3", "70", ".7", "1.3", "130"])
+def test_a_share_of_which_the_question_speaks_is_known_with_what_follows_from_it(known: str) -> None:
+    product = 50 * Fraction(known)
+    solution = f"50*{known} is <<50*{known}={product}>>{product}.\n#### {product}"
+    (step,) = read_steps(solution, "30% of 50?", str(product))
+    assert step.value == product
+
+
+def test_a_number_that_follows_from_nothing_is_not_known() -> None:
+    with pytest.raises(Unusable, match="neither the question nor an earlier step"):
+        read_steps("<<50*29=1450>>1450\n#### 1450", "30% of 50?", "1450")
+
+
+def test_a_program_of_one_step_can_be_broken_too() -> None:
+    steps = read_steps("It is <<3*4=12>>12.\n#### 12", "3 by 4?", "12")
+    _, code = words_and_code(steps, "comments")
+    assert all(len(set(broken(code, steps, random.Random(seed)))) >= 2 for seed in range(20))
+
+
 def shown(failed: bool) -> Trajectory:
     observation = Observation("0.0.0", "", "error" if failed else "ok")
     return Trajectory("t", "t", (), (Turn((Segment("sampled", ""),), observations=(observation,)),))

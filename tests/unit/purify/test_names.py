@@ -33,6 +33,7 @@ def test_changes_in_place_and_beyond_the_session_are_seen() -> None:
     assert left.changed == {"rows", "df", "count", "os"}
     assert left.outside == {"open('f', mode='w')", "os.remove('g')"}
     assert effects("items.remove(1)\nopen('f')\nopen('f', 'rb')").outside == frozenset()
+    assert effects("open('f', 'w')\nmade()()").outside == {"open('f', 'w')"}, "a call may be of what a call gave"
 
 
 @pytest.mark.parametrize(

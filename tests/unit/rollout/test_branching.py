@@ -73,6 +73,7 @@ def grow(
     tool: StatefulTool | None = None,
     repair: Repair | None = None,
     seed: int = 0,
+    step: int = 1,
 ) -> Played:
     tokenizer = ByteTokenizer()
     engine, sessions = ScriptedEngine(tokenizer, replies), ScriptedSessions(run_python)
@@ -83,7 +84,7 @@ def grow(
     def grade(_: Task, trajectory: Trajectory) -> Trajectory:
         return replace(trajectory, reward=1.0)
 
-    work = rollout_group(TASK, context, count=count, seed=seed, step=1, grade=grade)
+    work = rollout_group(TASK, context, count=count, seed=seed, step=step, grade=grade)
     return Played(asyncio.run(asyncio.wait_for(work, 60)), engine, sessions)
 
 
@@ -178,6 +179,31 @@ def test_seeds_do_not_depend_on_who_is_first():
     one, other = slow_first([5, 0]), slow_first([0, 5])
     assert one == other
     assert [t.provenance.seed for t in one] == [derive("rollout", 0, 1, TASK.id, n) for n in range(8)]
+
+
+def test_whether_it_branches_is_drawn_anew_for_every_step_rollout_and_turn():
+    drawn: list[float] = []
+
+    @dataclass(frozen=True)
+    class Drawing(At):
+        def branches(self, point: Point, draw: random.Random) -> int:
+            drawn.append(draw.random())
+            return 0
+
+    counts = []
+    for step in (1, 2, 1):
+        grow(Drawing(start=2), 4, step=step)
+        counts.append(len(drawn))
+    first, second, again = drawn[: counts[0]], drawn[counts[0] : counts[1]], drawn[counts[1] :]
+    assert first == again
+    assert len({*first, *second}) == len(first) + len(second) > 8
+
+
+def test_a_branch_of_a_branch_is_of_the_same_tree():
+    group = grow(At(start=1, turn=None), 8).group
+    branches = [t.branch for t in group if t.branch is not None]
+    assert any(branch.parent != group[0].id for branch in branches)
+    assert {branch.root for branch in branches} == {group[0].id}
 
 
 class Slow(ScriptedSessions):

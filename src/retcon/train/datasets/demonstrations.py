@@ -145,7 +145,8 @@ def _without_calls(record: Json, where: str) -> list[Trajectory]:
             else:
                 prompt.append(Segment("prompt", _text(item)))
         return [Trajectory(where, where, tuple(prompt), tuple(turns))]
-    value = next((record[name] for name in PLACES if name in record), ()) if isinstance(record, dict) else ()
+    assert isinstance(record, dict)
+    value = next(record[name] for name in PLACES if name in record)  # it has one, or it would be no transcript
     context = context_of(record)
     asked = (Segment("prompt", context),) if context else ()
     texts = value if isinstance(value, list) else [value]
