@@ -150,3 +150,9 @@ def test_tools_by_import_path(module: types.ModuleType) -> None:
 def test_tools_that_cannot_be_had(module: types.ModuleType, places: list[str], why: str) -> None:
     with pytest.raises(RecipeError, match=why):
         find_tools(["python", *places])
+
+
+def test_a_tool_is_described_as_openai_does() -> None:
+    parameters = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    told = ToolSpec("add", "Adds.", parameters).as_function()
+    assert told == {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": parameters}}

@@ -280,6 +280,7 @@ def test_a_fix_that_the_model_takes_back_is_none(said: str) -> None:
     [
         (FIRST, "ZeroDivisionError", FIRST.replace("100", "10"), "9"),
         ("total = sum(n for n in range(10**8))", "TimeoutError", "total = sum(n for n in range(10**4))", "9"),
+        ("print([f(n) for n in range(-400, 9)])", "ZeroDivisionError", "print([f(n) for n in range(-40, 9)])", "[1]"),
         ("rows = [2 * x, 3 * x]\nprint(rows)", "NameError", "x = 7\nrows = [2 * x, 3 * x]\nprint(rows)", "[14, 21]"),
         (
             "rows = [2 * x, 3]\nx, y = np.solve(rows)\nprint(x)", "NameError",
