@@ -157,7 +157,7 @@ def test_ids_of_another_model_and_text_without_ids_are_refused_by_line(tmp_path)
 
 def test_what_is_longer_than_the_model_is_counted_and_left_out(tmp_path):
     short = {"messages": [message("user", "U"), message("assistant", "A")]}
-    with pytest.warns(TaskWarning, match=r"clean\.jsonl: 1 of 2 demonstrations are longer than the model's 80 positions"):
+    with pytest.warns(TaskWarning, match=r"clean\.jsonl: 1 of 2 demonstrations are longer than the model.s 80 "):
         assert len(read(tmp_path, OPENAI, short, max_tokens=80)) == 1
     with pytest.raises(RecordError, match="none is left"):
         read(tmp_path, OPENAI, max_tokens=80)
