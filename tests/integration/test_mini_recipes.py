@@ -321,6 +321,16 @@ def test_branch(run: Run) -> None:
     assert len(made.samples) > len(made.rollouts), "and are learnt from, beside what they took the place of"
 
 
+def test_contrast(run: Run) -> None:
+    made = run("mini/ours/contrast")
+    line = made.lines[0]
+    assert line["resampled"] == line["shallow"] == line["deep"] == 0
+    assert line["failures"] > 0, "failures stay"
+    compared = [turn for t in made.rollouts for turn in t.turns if turn.repair and turn.repair.fresh]
+    assert compared
+    assert len(made.samples) > len(made.rollouts), "and are learnt from once more, beside the tries that worked"
+
+
 def test_describe(run: Run) -> None:
     made = run("mini/ours/describe")
     line = made.lines[0]
