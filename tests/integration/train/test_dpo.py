@@ -14,15 +14,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.learning import DPOSection
+from retcon.config.load import load_recipe
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.core.pair import Completion, Pair
 from retcon.core.types import Sample
 from retcon.store.pairs import write_pairs
 from retcon.train.batch import collate
 from retcon.train.datasets.preferences import Preference, read_preferences
-from retcon.train.dpo import dpo_loss, dpo_step, summed
+from retcon.train.dpo import dpo_loss, dpo_step, run_dpo, summed
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
+from training import make_base
 
 pytestmark = pytest.mark.torch
 TOKENIZER = ByteTokenizer()
@@ -177,3 +179,11 @@ def test_long_pairs_are_counted_and_left_out(tmp_path):
         assert len(read(tmp_path, ROW, {**ROW, "chosen": "x" * 30}, max_tokens=20)) == 1
     with pytest.raises(RecordError, match="holds no pair"):
         read(tmp_path)
+
+
+def test_a_run_leaves_out_what_its_model_has_no_room_for(tmp_path):
+    base = make_base(tmp_path / "base", positions=40)
+    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(ROW)}\n{json.dumps({**ROW, 'chosen': 'good ' * 60})}\n")
+    recipe = load_recipe(None, ["dpo.steps=1", "dpo.batch=1", "compute.device=cpu"])
+    with pytest.warns(TaskWarning, match="1 of 2 pairs are longer than the model's 40 positions"):
+        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "out")

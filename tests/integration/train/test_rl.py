@@ -18,6 +18,7 @@ from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.engine.local.engine import LocalEngine
 from retcon.models.locating import locate
 from retcon.models.lora import Adapter
+from retcon.runs.names import ALL
 from retcon.store import jsonl
 from retcon.train import rl
 from retcon.train.rl import run_rl
@@ -53,6 +54,12 @@ def test_two_survivors_are_compared_with_each_other(base, tmp_path):
     lost = run(base, tmp_path / "lost", ((None, 1.0, None, -1.0),), rl={**SMALL, "prompts": 1})
     assert (lost[0]["kept"], lost[0]["infrastructure"], lost[0]["groups_skipped"]) == (2, 2, 0)
     assert lost[0]["grad_norm"] > 0
+
+
+def test_a_step_has_every_figure_that_trackers_are_sent(base, tmp_path):
+    (line,) = run(base, tmp_path / "run", ((1.0, -1.0, 1.0, -1.0),), rl={**SMALL, "prompts": 1})
+    elsewhere = {"stage", "eval_pass_rate", "accuracy", "margin", "chosen", "rejected"}  # of stages, evaluation, DPO
+    assert {name.own for name in ALL} - elsewhere <= line.keys()
 
 
 def test_a_step_without_rollouts_ends_the_run_by_name(base, tmp_path):
