@@ -148,12 +148,6 @@ def what_takes_the_place_of_a_failure(recipe: Recipe, lab: Lab) -> str:
     return record.decision if record else "none"
 
 
-@acts("repair.commit", (True, "print(1)"), (False, "print(a)"), given=(*ROOM, 'repair.kind="branch"', "repair.fresh=1"))
-def call_that_stays_in_the_history(recipe: Recipe, lab: Lab) -> str:
-    (first, *_) = roll(recipe, lab, [call("print(a)"), call("print(1)"), "1"]).first.turns[0].calls
-    return first.code
-
-
 @acts("repair.gamma", (0.8, "shallow"), (0.9, "deep"), given=SAAR)
 def depth_of_a_repair(recipe: Recipe, lab: Lab) -> str:
     """Sim("print(a)", "print(1)") is 0.875."""

@@ -143,11 +143,20 @@ def clip_on_a_splice_that_became_likelier(recipe: Recipe, lab: Lab) -> bool:
 
 @acts("rl.contrast", (0.0, []), (0.8, [-0.4, 0.4]))
 def advantages_of_the_tries_at_a_turn(recipe: Recipe, lab: Lab) -> list[float]:
+    return tries_at_a_turn(recipe, reward=1.0)
+
+
+@acts("rl.contrast_rollouts", ("right", []), ("all", [-0.4, 0.4]), given=["rl.contrast=0.8"])
+def advantages_of_the_tries_in_a_wrong_rollout(recipe: Recipe, lab: Lab) -> list[float]:
+    return tries_at_a_turn(recipe, reward=-1.0)
+
+
+def tries_at_a_turn(recipe: Recipe, reward: float) -> list[float]:
     wrong = Turn(
         (Segment("sampled", "c", (3,), (-2.0,)),), (ToolCall("0", "python", {"code": "x"}, char=0, start=0),),
         (Observation("0", "o", "error"),), stop="call",
     )  # fmt: skip
     turn = Turn((Segment("sampled", "d", (4,), (-1.0,)),), abandoned=(wrong,), repair=RepairRecord("resampled", 1))
-    repaired = Trajectory("t/0", "t", (Segment("prompt", "a", (1,)),), (turn,), reward=1.0)
+    repaired = Trajectory("t/0", "t", (Segment("prompt", "a", (1,)),), (turn,), reward=reward)
     _, *tries = to_samples([repaired], [0.0], recipe.rl)
     return [one.advantages[-1] for one in tries if one.advantages]

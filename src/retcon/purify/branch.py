@@ -14,16 +14,12 @@ from retcon.core.types import REPLACED, RepairRecord, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.types import Lookahead
 
-COMPARED = "fresh tries are compared with it, and not committed"
-"""Why a failure stays."""
-
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Implements `Repair`. fresh: tries at most that follow h_t as if the failed call had not been made, up to the
-    first whose calls all succeed. commit: whether that one is committed, as it was sampled, and SAAR repairs where
-    there is none; if not, the failure stays as it happened, and the tries are on its record, to be learnt from beside
-    it (`rl.contrast`). saar: what is done where no fresh try works; it also says what a failure is.
+    """Implements `Repair`. fresh: tries at most that follow h_t as if the failed call had not been made; the first
+    whose calls all succeed is committed as it was sampled. saar: what is done where none does; it also says what a
+    failure is.
 
     A fresh try that answers without a call is a try like any other, and not committed: else the failure of a call would
     teach not to call.
@@ -31,7 +27,6 @@ class Branch:
 
     fresh: int = 2
     saar: Saar = field(default_factory=Saar)
-    commit: bool = True
 
     def __post_init__(self) -> None:
         if self.fresh < 1:
@@ -39,28 +34,22 @@ class Branch:
 
     @property
     def attempts(self) -> int:
-        return self.fresh + (self.saar.attempts if self.commit else 0)
+        return self.fresh + self.saar.attempts
 
     def failed(self, turn: Turn) -> bool:
         return self.saar.failed(turn)
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
-        """The first fresh try that worked; else what SAAR commits, or the failure, with the fresh tries on record."""
+        """The first fresh try that worked; else what SAAR commits, with the fresh tries on its record."""
         tries: list[Turn] = []
         for _ in range(self.fresh):
             attempt = await lookahead.attempt(())
             if attempt is None:
                 break
             tries.append(attempt)
-            worked = self.saar.worked(attempt)
-            if worked and not self.commit:
-                break
-            if worked and lookahead.fits(attempt):
+            if self.saar.worked(attempt) and lookahead.fits(attempt):
                 record = RepairRecord("resampled", len(tries), fresh=len(tries))
                 return (replace(attempt, abandoned=(turn, *tries), repair=record),)
-        if not self.commit:
-            record = RepairRecord("unrepaired", len(tries), reason=COMPARED, fresh=len(tries))
-            return (replace(turn, abandoned=tuple(tries), repair=record),)
         first, *rest = await self.saar.repair(turn, lookahead)
         record = first.repair or RepairRecord("unrepaired", 0, reason="no fresh try worked")
         record = replace(record, attempts=record.attempts + len(tries), fresh=len(tries))

@@ -94,25 +94,6 @@ def test_a_fresh_try_runs_in_the_state_before_the_failure_and_its_own_stays():
     assert [o.text for t in p.turns for o in t.observations] == ["", "", "(5, 5)"]
 
 
-def test_where_tries_are_compared_the_failure_stays_and_the_state_is_the_failures() -> None:
-    cells = [call("a = 6; oops"), call("a = 7"), call("a"), DONE]
-    p = play(cells, tool=ScriptedSessions(run_python), repair=Branch(fresh=2, commit=False))
-    assert p.texts == [call("a = 6; oops"), call("a"), DONE]
-    assert p.turns[1].observations[0].text == "6"
-    turn = p.turns[0]
-    assert (turn.repair.decision, turn.repair.attempts, turn.repair.fresh) == ("unrepaired", 1, 1), "one worked: enough"
-    assert [written(a) for a in turn.abandoned] == [call("a = 7")]
-    assert p.prompt(1) == p.prompt(0), "a fresh try is shown no failure"
-    assert p.prompt(2).startswith(p.prompt(0) + call("a = 6; oops"))
-
-
-def test_no_more_fresh_tries_are_compared_than_asked_for() -> None:
-    p = branched([call(BAD), call(WORSE), call(WORSE), call(GOOD), DONE], Branch(fresh=2, commit=False))
-    assert p.texts == [call(BAD), call(GOOD), DONE]
-    assert [written(a) for a in p.turns[0].abandoned] == [call(WORSE), call(WORSE)]
-    assert Branch(fresh=2, commit=False).attempts == 2
-
-
 def test_the_same_rollout_twice_is_the_same():
     script = [call(BAD), call(WORSE), call(GOOD), DONE]
     assert branched(script).trajectory == branched(script).trajectory

@@ -53,22 +53,6 @@ def test_a_fresh_try_without_a_call_says_nothing():
     assert [s.advantages[0] for s in contrast_samples(p.trajectory, 1.0)] == [-0.5, 0.5]
 
 
-def test_a_failure_that_stays_loses_what_a_fresh_try_gains():
-    p = play([call(BAD, "So. "), call(GOOD), call(GOOD, "Oops. "), DONE], FAILS, repair=Branch(fresh=2, commit=False))
-    failed, fresh = contrast_samples(p.trajectory, 0.8)
-    assert (failed.advantages[0], fresh.advantages[0]) == (-0.4, 0.4)
-    before = sum(len(s.ids or ()) for s in p.trajectory.prompt)
-    assert failed.ids[before:] == tuple(i for s in p.turns[0].generated for i in s.ids or ())
-    assert fresh.ids[before:] == tuple(i for s in p.turns[0].abandoned[0].generated for i in s.ids or ())
-    assert sum(failed.spliced) == sum(fresh.spliced) == 0
-
-
-def test_where_no_fresh_try_works_there_is_nothing_to_compare():
-    for tried in ((call(WORSE), call(BAD)), (DONE, call(WORSE)), (call("pass"), call(WORSE))):
-        made = [call(BAD), *tried, DONE]
-        assert contrast_samples(play(made, FAILS, repair=Branch(fresh=2, commit=False)).trajectory, 1.0) == []
-
-
 def test_lookahead_attempts_that_were_shown_the_failure_are_no_tries():
     p = play([call(BAD), call(WORSE), call(GOOD), DONE], FAILS, repair=Saar())
     assert [s.advantages[0] for s in contrast_samples(p.trajectory, 1.0)] == [-0.5, 0.5]

@@ -14,9 +14,7 @@ class BranchSection(SaarSection):
     """`kind = "branch"`. See `Branch`; the keys of SAAR are those of what follows the fresh tries."""
 
     fresh: Positive = Field(2, description="fresh tries at a failed turn, before SAAR's attempts")
-    commit: bool = Field(True, description="a fresh try that works takes the failure's place, and SAAR follows where "
-                         "none does; false: the failure stays, and rl.contrast learns from what was tried")  # fmt: skip
     attempts: NonNegative = Field(1, description="K: most lookahead attempts, after the fresh tries")
 
     def build(self) -> Repair:
-        return Branch(self.fresh, self.saar(), self.commit)
+        return Branch(self.fresh, self.saar())

@@ -1,4 +1,4 @@
-"""Contrast: the tries at a failed turn as samples of their own, each from the history where it was sampled. Ours.
+"""Contrast: the tries at a failed turn as samples of their own, each from the clean history where it was sampled. Ours.
 
 A repair takes the failure out of the history, so that a group's advantage no longer tells what a failure costs: first
 tries that are repaired stay as bad as they are. Here the failure keeps a gradient, at the turn where it was made.
@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from retcon.core.types import REPLACED, Sample, Segment, Trajectory, Turn
-from retcon.purify.noop import is_noop
 
 
 def contrast_samples(trajectory: Trajectory, weight: float) -> list[Sample]:
-    """A sample for each try at each failed turn of a trajectory whose tokens all have log-probs.
+    """A sample for each try at each repaired turn of a trajectory whose tokens all have log-probs.
 
-    The tries at a turn: the failure; the fresh tries that failed, too; and what replaced the failure, or, where that
-    stays (`Branch.commit`), the fresh try that worked. Each is worth 1 if its calls succeed, 0 if not, and its
-    advantage is weight · (that - the mean over the turn's tries), so that they sum to 0 and lie within ±weight. The
-    mask is 1 on what the model wrote in the turn alone; the history before it is that of the trajectory, after which
-    all tries but a spliced fix were sampled. Turns at which no try worked give none.
+    The tries at a turn: the failure; the fresh tries that failed, too; and what replaced the failure. Each is worth 1
+    if its calls succeed, 0 if not, and its advantage is weight · (that - the mean over the turn's tries), so that they
+    sum to 0 and lie within ±weight. The mask is 1 on what the model wrote in the turn alone; the history before it is
+    the purified one, after which all tries but a spliced fix were sampled. Turns that were not repaired give none.
     """
     samples: list[Sample] = []
     before = list(trajectory.prompt)
@@ -34,19 +32,14 @@ def contrast_samples(trajectory: Trajectory, weight: float) -> list[Sample]:
 
 
 def _tries(turn: Turn) -> list[tuple[Turn, float]]:
-    """The tries that are compared, and what each is worth. A fresh try without a failed call is the one that works,
-    which the turn itself is where it replaced the failure, or did nothing or did not call: it says nothing of calls."""
+    """The tries that are compared, and what each is worth. A fresh try without a failed call is the one that replaced
+    the failure, which the turn itself is, or did not call: it says nothing of calls."""
     record = turn.repair
-    if record is None or not (record.fresh or record.decision in REPLACED):
+    if record is None or record.decision not in REPLACED:
         return []
-    if record.decision in REPLACED:
-        failure, *later = turn.abandoned
-        worked = [turn]
-    else:
-        failure, later = turn, list(turn.abandoned)
-        worked = [one for one in later[: record.fresh] if not one.failures and not all(map(is_noop, one.calls))]
+    failure, *later = turn.abandoned
     failed = [failure, *(one for one in later[: record.fresh] if one.failures)]
-    return [*((one, 0.0) for one in failed), *((one, 1.0) for one in worked)] if worked else []
+    return [*((one, 0.0) for one in failed), (turn, 1.0)]
 
 
 def _sample(source: str, before: Sequence[Segment], written: Sequence[Segment], advantage: float) -> Sample:
