@@ -52,11 +52,10 @@ class Rollouts:
             trainer.train()
 
     recipe, overrides: as those of `retcon train`; [task], [rollout], [sandbox], [repair] and [select] count, and [rl]
-    does
-    not: algorithm, group and optimiser are TRL's. model: whose tokenizer and chat template the rollouts use; it must be
-    that of the trainer's model. A prompt is a text, or one message of the user. Of a prompt that is a
-    question of the task set, the rollouts are graded (`reward`); other prompts are for reward functions of your own,
-    and cannot be selected among (`[select] kind = "none"`).
+    does not: algorithm, group and optimiser are TRL's. model: whose tokenizer and chat template the rollouts use; it
+    must be that of the trainer's model. A prompt is a text, or one message of the user. Of a prompt that is a question
+    of the task set, the rollouts are graded (`reward`); other prompts are for reward functions of your own, and cannot
+    be selected among (`[select] kind = "none"`).
 
     Completions hold everything after the prompt. Their `env_mask` is 1 on what the model wrote, repairs among it, and
     their log-probs are those under the purified history, by the weights that sampled, 0 on observations.

@@ -5,6 +5,7 @@ They are written beside their place, under a name that begins with `PARTIAL`, an
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import IO
 from retcon.core.errors import StorageError
 
 PARTIAL = ".partial-"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -80,13 +82,13 @@ def remove_partial(folder: Path) -> None:
 
 @contextmanager
 def explained(target: Path) -> Iterator[None]:
-    """A disk that says no (full, over quota, read-only) becomes a StorageError that says where and how much is free."""
+    """What a disk says no with becomes a StorageError: where, and how much is free on one that is full."""
     try:
         yield
     except OSError as error:
+        full = f"; {free_space(target)}: make room" if error.errno in FULL else ": see to that"
         raise StorageError(
-            f"{target} could not be written, and is as it was before: {error}; {free_space(target)}: make room and run "
-            "the same command again"
+            f"{target} could not be written, and is as it was before: {error}{full} and run the same command again"
         ) from error
 
 

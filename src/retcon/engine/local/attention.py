@@ -126,9 +126,8 @@ class PastJob:
     """Stretches that follow what is stored, in slots (R,) of a slab.
 
     index: (R, T) of tokens in the packed row, padded on the right with any. target: (M,) those that are not padding,
-    and
-    where: (M,) where they lie in R · T. mask: (R, 1, T, L) additive. folded: whether to fold heads, which spares the
-    copies of keys but repeats the mask.
+    and where: (M,) where they lie in R · T. mask: (R, 1, T, L) additive. folded: whether to fold heads, which spares
+    the copies of keys but repeats the mask.
     """
 
     slab: Slab
