@@ -17,7 +17,7 @@ from typing import IO
 from retcon.core.errors import StorageError
 
 PARTIAL = ".partial-"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_FULL = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
@@ -82,13 +82,14 @@ def remove_partial(folder: Path) -> None:
 
 @contextmanager
 def explained(target: Path) -> Iterator[None]:
-    """What a disk says no with becomes a StorageError: where, and how much is free on one that is full."""
+    """What a disk says no with becomes a StorageError: where, and how much is free where it may be full. (Who writes for
+    us does not always say which error it was.)"""
     try:
         yield
     except OSError as error:
-        full = f"; {free_space(target)}: make room" if error.errno in FULL else ": see to that"
+        advice = ": see to that" if error.errno in NOT_FULL else f"; {free_space(target)}: make room"
         raise StorageError(
-            f"{target} could not be written, and is as it was before: {error}{full} and run the same command again"
+            f"{target} could not be written, and is as it was before: {error}{advice} and run the same command again"
         ) from error
 
 
