@@ -82,8 +82,8 @@ def remove_partial(folder: Path) -> None:
 
 @contextmanager
 def explained(target: Path) -> Iterator[None]:
-    """What a disk says no with becomes a StorageError: where, and how much is free where it may be full. (Who writes for
-    us does not always say which error it was.)"""
+    """What a disk says no with becomes a StorageError: where, and how much is free if it may be full: who writes for us
+    does not always say which error it was."""
     try:
         yield
     except OSError as error:
