@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -13,6 +14,7 @@ from retcon.chat import registry
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.describe import Describe
 from retcon.purify.saar import Saar
+from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import run_rollout
 from retcon.tools.scripted import ScriptedTool
@@ -95,3 +97,24 @@ def test_a_line_takes_the_place_of_the_failure(name: str) -> None:
     ended = turn.text.endswith(chat.family.closes)
     assert closed.startswith(chat.family.ends[0]) != ended, "the turn is closed before its observation, and once"
     assert "[python failed: NameError: no a]" in closed
+
+
+@pytest.mark.parametrize("repair", [None, Saar(gamma=0.0), Saar(gamma=1.0)])
+def test_an_answer_names_the_call_as_the_model_labelled_it(repair: Repair | None) -> None:
+    """In Mistral's format, where a call has an id of the model's own."""
+    chat = chat_of("mistral", None)
+
+    def said(words: str, code: str | None, label: str) -> tuple[int, ...]:
+        text = chat.wrote(words, [] if code is None else [("python", {"code": code})]).text.removesuffix("</s>")
+        ids = chat.tokenizer.encode(text.replace("retcon000", label), special=True)
+        return (*ids, chat.tokenizer.special_id("</s>"))
+
+    engine = Replies(said("I try.", "print(a)", "abcdefghi"), said("", "print(1)", "jklmnopqr"), said("1.", None, ""))
+    answers = {"print(1)": ("1", "ok", None), "print(a)": ("NameError: a", "error", "NameError")}
+    tool = ScriptedTool(lambda code: answers[code.strip()], spec=TOOLS[0])
+    limits = RolloutLimits(10_000, 6, 10_000)
+    context = RolloutContext(engine, chat, {"python": tool}, limits, SamplingParams(max_tokens=5000), repair)
+    made = asyncio.run(run_rollout(TASK, context, id="t", seed=0))
+    assert made.stop == "answer"
+    history = chat.tokenizer.decode(engine.seen[-1])
+    assert re.findall(r'"call_id": "(\w+)"', history) == ["abcdefghi", "jklmnopqr"][repair is not None :]

@@ -19,6 +19,7 @@ from retcon.core.errors import RecordError, TaskWarning
 from retcon.core.pair import Completion, Pair
 from retcon.core.types import Sample
 from retcon.store.pairs import write_pairs
+from retcon.train import dpo as module
 from retcon.train.batch import collate
 from retcon.train.datasets.preferences import Preference, read_preferences
 from retcon.train.dpo import dpo_loss, dpo_step, run_dpo, summed
@@ -187,3 +188,27 @@ def test_a_run_leaves_out_what_its_model_has_no_room_for(tmp_path):
     recipe = load_recipe(None, ["dpo.steps=1", "dpo.batch=1", "compute.device=cpu"])
     with pytest.warns(TaskWarning, match="1 of 2 pairs are longer than the model's 40 positions"):
         run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "out")
+
+
+def test_a_run_draws_every_pair_once_an_epoch_and_compares_it_with_its_own_reference(tmp_path, monkeypatch):
+    base = make_base(tmp_path / "base")
+    rows = [{**ROW, "prompt": f"U{n}" * (n + 1)} for n in range(4)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn: list[tuple[int, ...]] = []
+    step = module.dpo_step
+    monkeypatch.setattr(module, "dpo_step", lambda model, optimizer, pairs, *more, **named: (
+        drawn.append(tuple(len(pair.chosen.ids) for pair in pairs)), step(model, optimizer, pairs, *more, **named)
+    )[1])  # fmt: skip
+
+    def run(seed: int) -> tuple[list[tuple[int, ...]], list[float]]:
+        drawn.clear()
+        keys = ["dpo.steps=4", "dpo.batch=2", "dpo.lr=1e-12", "compute.device=cpu", f"run.seed={seed}"]
+        lines: list[dict[str, float]] = []
+        run_dpo(load_recipe(None, keys), tmp_path / "pairs.jsonl", base, tmp_path / f"{seed}", on_step=lines.append)
+        return list(drawn), [abs(line["chosen"]) + abs(line["rejected"]) for line in lines]
+
+    first, apart = run(0)
+    assert sorted(first[0] + first[1]) == sorted(first[2] + first[3])
+    assert len({*first[0], *first[1]}) == 4
+    assert max(apart) < 1e-5, "a policy that stays where it was is its reference"
+    assert run(1)[0] != first
