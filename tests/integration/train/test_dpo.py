@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
@@ -115,6 +115,17 @@ def test_the_figures_of_a_step_are_those_before_it(model):
     found = figures(policy - torch.tensor([[2.0, 1.0], [4.0, 1.0]]))
     assert (found["chosen"], found["rejected"]) == pytest.approx((0.3 * 3, 0.3 * 1), rel=1e-4)
     assert (found["accuracy"], found["margin"]) == (1.0, pytest.approx(0.3 * 2, rel=1e-4))
+
+
+def test_dropout_plays_no_part():
+    sizes = {"vocab_size": 31, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 1}
+    dropping = GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.5, embd_pdrop=0.5)).train()
+    section = DPOSection(lr=1e-12)
+    one, other = (
+        dpo_step(dropping, torch.optim.SGD(dropping.parameters()), PAIRS, torch.zeros(2, 2), section, step=0)["margin"]
+        for _ in range(2)
+    )
+    assert one == pytest.approx(other, abs=1e-6)
 
 
 def read(tmp_path: Path, *rows: object, **how: int) -> list[Preference]:
