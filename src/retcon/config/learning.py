@@ -72,8 +72,8 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
         "the advantage is positive, in place of the policy loss on them; 0: off")  # fmt: skip
     contrast: float = Field(0.0, ge=0, description="ours: bound of the advantages that the tries at a repaired turn "
         "get among themselves, as samples of their own; 0: off")  # fmt: skip
-    contrast_rollouts: Literal["right", "all"] = Field("right", description="whose tries contrast "
-        "compares; right: of rollouts with a positive reward, where what replaced a failure led on")  # fmt: skip
+    contrast_rollouts: Literal["right", "all"] = Field("right", description="the rollouts whose tries "
+        "contrast compares; right: those with a positive reward, as a call that runs may still be wrong")  # fmt: skip
     old_logprobs: Literal["engine", "recompute"] = Field("engine", description="π_old of the ratio: engine, the "
         "log-probs that rollouts came with; recompute, the trainer's own, for one more forward a step")  # fmt: skip
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(

@@ -37,8 +37,8 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
 
     With config.splice_weight, spliced ids have their weights (see `retcon.purify.weights`); what
     config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.contrast the
-    tries at repaired turns follow as samples of their own (see `contrast_samples`), with contrast_rollouts = "right" of
-    rollouts with a positive reward. Raises UnscoredTokens where ids to be learnt have no log-prob.
+    tries at repaired turns of the rollouts that config.contrast_rollouts names follow as samples of their own (see
+    `contrast_samples`). Raises UnscoredTokens where ids to be learnt have no log-prob.
     """
     roots = {trajectory.branch.root for trajectory in group if trajectory.branch is not None}
     samples = [
