@@ -168,6 +168,24 @@ def test_cleaner(run: Run) -> None:
     assert made.lines[0]["failures"] < made.lines[0]["raw_failures"]
 
 
+def test_cleaner_dpo(run: Run) -> None:
+    made, without = run("mini/cleaner/dpo", ONE), run("mini/cleaner/dpo", ONE, "rl.dpo_beta=0")
+    assert sampled(made) == sampled(without)
+    count = len(made.rollouts)
+    rejected = made.samples[count:]
+    line = made.lines[0]
+    assert len(rejected) == line["shallow"] + line["deep"] > 0, "what is repaired is preferred to what failed there"
+    for sample in rejected:
+        assert {-0.1 <= a < 0 for a, m in zip(sample.advantages or (), sample.mask, strict=True) if m} == {True}
+    risen = [
+        after - before
+        for one, other in zip(made.samples[:count], without.samples, strict=True)
+        for after, before in zip(one.advantages or (), other.advantages or (), strict=True)
+    ]
+    assert 0 == min(risen) < max(risen) == pytest.approx(0.1)
+    assert made.first_loss != without.first_loss
+
+
 def test_rstar2(run: Run) -> None:
     line = run("mini/rstar2").lines[0]
     assert (line["rollouts"], line["kept"]) == (32, 16)

@@ -152,11 +152,44 @@ def advantages_of_the_tries_in_a_wrong_rollout(recipe: Recipe, lab: Lab) -> list
 
 
 def tries_at_a_turn(recipe: Recipe, reward: float) -> list[float]:
+    _, *tries = to_samples([repaired(reward)], [0.0], recipe.rl)
+    return [one.advantages[-1] for one in tries if one.advantages]
+
+
+def repaired(reward: float) -> Trajectory:
+    """A call of two ids after one of reasoning, in place of a call of one; neither is likelier than the other."""
     wrong = Turn(
         (Segment("sampled", "c", (3,), (-2.0,)),), (ToolCall("0", "python", {"code": "x"}, char=0, start=0),),
         (Observation("0", "o", "error"),), stop="call",
     )  # fmt: skip
-    turn = Turn((Segment("sampled", "d", (4,), (-1.0,)),), abandoned=(wrong,), repair=RepairRecord("resampled", 1))
-    repaired = Trajectory("t/0", "t", (Segment("prompt", "a", (1,)),), (turn,), reward=reward)
-    _, *tries = to_samples([repaired], [0.0], recipe.rl)
-    return [one.advantages[-1] for one in tries if one.advantages]
+    turn = Turn(
+        (Segment("sampled", "def", (4, 5, 6), (-1.0, -1.5, -2.5)),),
+        (ToolCall("0", "python", {"code": "y"}, char=1, start=1),),
+        abandoned=(wrong,), repair=RepairRecord("resampled", 1),
+    )  # fmt: skip
+    return Trajectory("t/0", "t", (Segment("prompt", "a", (1,)),), (turn,), reward=reward)
+
+
+def adjusted(recipe: Recipe) -> list[tuple[float, ...] | None]:
+    """The advantages of a rollout that has none of its own, and of the call that was replaced in it."""
+    return [one.advantages for one in to_samples([repaired(1.0)], [0.0], recipe.rl)]
+
+
+@acts(
+    "rl.dpo_beta",
+    (0.0, [(0.0,) * 4]),
+    (2.0, [(0.0, 0.0, 0.5, 0.5), (-1.0, -1.0)]),
+    given=["rl.dpo_limit=9"],
+)
+def advantages_of_a_call_and_of_the_one_that_it_replaced(recipe: Recipe, lab: Lab) -> list[tuple[float, ...] | None]:
+    return adjusted(recipe)
+
+
+@acts(
+    "rl.dpo_limit",
+    (0.75, [(0.0, 0.0, 0.5, 0.5), (-0.75, -0.75)]),
+    (0.25, [(0.0, 0.0, 0.25, 0.25), (-0.25, -0.25)]),
+    given=["rl.dpo_beta=2"],
+)
+def advantages_of_both_calls_at_most(recipe: Recipe, lab: Lab) -> list[tuple[float, ...] | None]:
+    return adjusted(recipe)

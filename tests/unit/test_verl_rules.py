@@ -83,7 +83,7 @@ def test_without_a_repair_the_servers_log_probs_are_those_of_every_token() -> No
     refuse_unfit(configured("actor_rollout_ref.rollout.max_model_len", 23040), cleaner("repair.kind=none"))
 
 
-@pytest.mark.parametrize("key", ["splice_weight=truncated", "imitate_spliced=0.1", "contrast=1.0"])
+@pytest.mark.parametrize("key", ["splice_weight=truncated", "imitate_spliced=0.1", "contrast=1.0", "dpo_beta=15.0"])
 def test_a_loss_that_verl_does_not_have_is_refused(key: str) -> None:
     with pytest.raises(RecipeError, match=f"rl.{key.partition('=')[0]}"):
         refuse_unfit(configured(), cleaner(f"rl.{key}"))

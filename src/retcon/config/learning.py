@@ -74,6 +74,9 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
         "get among themselves, as samples of their own; 0: off")  # fmt: skip
     contrast_rollouts: Literal["right", "all"] = Field("right", description="the rollouts whose tries "
         "contrast compares; right: those with a positive reward, as a call that runs may still be wrong")  # fmt: skip
+    dpo_beta: float = Field(0.0, ge=0, description="β of CLEANER's online masked DPO: what replaced a failed call is "
+        "preferred to it, by an adjustment of their tokens' advantages; 0: off")  # fmt: skip
+    dpo_limit: Rate = Field(0.1, description="of that adjustment, per token")
     old_logprobs: Literal["engine", "recompute"] = Field("engine", description="π_old of the ratio: engine, the "
         "log-probs that rollouts came with; recompute, the trainer's own, for one more forward a step")  # fmt: skip
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(

@@ -47,11 +47,16 @@ def _pair(id: str, before: Sequence[Segment], turn: Turn, attempt: Turn) -> Pair
     return Pair(id, prompt, _completion(turn), _completion(attempt), _ids(before), about)
 
 
-def _completion(turn: Turn) -> Completion:
+def call_mask(turn: Turn) -> tuple[int, ...] | None:
+    """Of what the model wrote in a turn, (T,): 0 up to its first call and 1 from there to its end, the end of turn
+    included. None where a segment holds text only, or the turn's first call does not begin on a token boundary."""
     ids = _ids(turn.generated)
-    start = turn.calls[0].start
-    mask = None if ids is None or start is None else (0,) * start + (1,) * (len(ids) - start)
-    return Completion(turn.text, ids, mask)
+    start = turn.calls[0].start if turn.calls else None
+    return None if ids is None or start is None else (0,) * start + (1,) * (len(ids) - start)
+
+
+def _completion(turn: Turn) -> Completion:
+    return Completion(turn.text, _ids(turn.generated), call_mask(turn))
 
 
 def _ids(segments: Sequence[Segment]) -> tuple[int, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from retcon.config.learning import RLSection
@@ -18,6 +19,7 @@ from retcon.train.objective.contrast import contrast_samples
 from retcon.train.objective.entropy_weights import weighed_by_entropy
 from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, recompute
+from retcon.train.objective.online_dpo import with_online_dpo
 from retcon.train.objective.reference import kl_terms, with_reference
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns
 from retcon.train.optim import apply, learning_rate
@@ -36,9 +38,11 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     """The samples of a group, each with its rollout's advantage on all of its tokens.
 
     With config.splice_weight, spliced ids have their weights (see `retcon.purify.weights`); what
-    config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.contrast the
-    tries at repaired turns of the rollouts that config.contrast_rollouts names follow as samples of their own (see
-    `contrast_samples`). Raises UnscoredTokens where ids to be learnt have no log-prob.
+    config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.dpo_beta the
+    advantages of repaired calls are raised, and the calls that they replaced follow as samples of their own (see
+    `with_online_dpo`); with config.contrast then the tries at repaired turns of the rollouts that
+    config.contrast_rollouts names (see `contrast_samples`). Raises UnscoredTokens where ids to be learnt have no
+    log-prob.
     """
     roots = {trajectory.branch.root for trajectory in group if trajectory.branch is not None}
     samples = [
@@ -51,6 +55,10 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
+    if config.dpo_beta:
+        adjust = partial(with_online_dpo, beta=config.dpo_beta, limit=config.dpo_limit)
+        paired = [adjust(trajectory, sample) for trajectory, sample in zip(group, samples, strict=True)]
+        samples = [own for own, *_ in paired] + [one for _, *rejected in paired for one in rejected]
     if config.contrast:
         told = [t for t in group if config.contrast_rollouts == "all" or (t.reward or 0.0) > 0]
         samples += [one for trajectory in told for one in contrast_samples(trajectory, config.contrast)]

@@ -26,7 +26,9 @@ def contrast_samples(trajectory: Trajectory, weight: float) -> list[Sample]:
     for n, turn in enumerate(trajectory.turns):
         if n >= shared and (tries := _tries(turn)):
             mean = fmean(worth for _, worth in tries)
-            samples += [_sample(trajectory.id, before, one.generated, weight * (worth - mean)) for one, worth in tries]
+            samples += [
+                written_sample(trajectory.id, before, one.generated, weight * (worth - mean)) for one, worth in tries
+            ]
         before.extend(turn.segments)
     return samples
 
@@ -42,7 +44,9 @@ def _tries(turn: Turn) -> list[tuple[Turn, float]]:
     return [*((one, 0.0) for one in failed), (turn, 1.0)]
 
 
-def _sample(source: str, before: Sequence[Segment], written: Sequence[Segment], advantage: float) -> Sample:
+def written_sample(source: str, before: Sequence[Segment], written: Sequence[Segment], advantage: float) -> Sample:
+    """What the model wrote in one turn, as a sample of its own after the history before it, both with ids. The mask is
+    1 on what was written alone. source: id of the trajectory."""
     prefix = [i for s in before for i in s.ids or ()]
     ids = [i for s in written for i in s.ids or ()]
     logprobs = [logprob for s in written for logprob in s.logprobs or (None,) * len(s.ids or ())]
