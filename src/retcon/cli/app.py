@@ -29,6 +29,7 @@ from retcon.cli.quickstart.command import quickstart
 from retcon.cli.recipes import recipes
 from retcon.cli.regrade import regrade
 from retcon.cli.report import report
+from retcon.cli.reproduce.command import reproduce
 from retcon.cli.sandbox.commands import sandbox
 from retcon.cli.serve_agent import serve_agent
 from retcon.cli.show import show
@@ -72,6 +73,7 @@ app.command("dpo")(dpo)
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("compare")(compare)
+app.command("reproduce")(reproduce)
 app.command("difficulty")(difficulty)
 app.command("audit")(audit)
 app.command("ask")(ask)

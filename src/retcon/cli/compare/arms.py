@@ -66,7 +66,13 @@ def read_arms(words: Sequence[str]) -> list[Arm]:
     for override in overrides:
         refuse_unless_taken(override, recipes)
     arms = [arm_of(names[recipe], recipe, [o for o in overrides if takes(recipe, o)]) for recipe in recipes]
-    arms = [_with_curve(arm, arms[0]) for arm in arms]
+    arms = [with_curve(arm, arms[0]) for arm in arms]
+    refuse_incomparable(arms)
+    return arms
+
+
+def refuse_incomparable(arms: Sequence[Arm]) -> None:
+    """Raises RecipeError where two arms are the same, or one is not measured on the first one's problems."""
     for number, arm in enumerate(arms):
         for other in arms[:number]:
             if _but_for_run(arm) == _but_for_run(other):
@@ -74,7 +80,6 @@ def read_arms(words: Sequence[str]) -> list[Arm]:
                     f"{other.recipe} and {arm.recipe} are the same recipe here: nothing distinguishes them"
                 )
         _refuse_apart(arms[0], arm, MEASURED_ALIKE, "measured on the same problems")
-    return arms
 
 
 def named(recipes: Sequence[str]) -> dict[str, str]:
@@ -123,7 +128,8 @@ def _refuse_apart(one: Arm, other: Arm, sections: Sequence[str], what: str, advi
         )
 
 
-def _with_curve(arm: Arm, first: Arm) -> Arm:
+def with_curve(arm: Arm, first: Arm) -> Arm:
+    """The arm with evaluations on the way, as many as a curve of the first one's steps has, unless it says itself."""
     if "every" in arm.settings.evaluate.model_fields_set:
         return arm
     return arm.changed(f"evaluate.every={max(1, first.settings.rl.steps // CURVE_POINTS)}")

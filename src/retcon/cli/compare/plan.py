@@ -89,13 +89,14 @@ def make_plan(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str] = ()) ->
     return plan
 
 
-def open_ledger(plan: ComparePlan) -> Ledger[CompareBook]:
-    """The book of the plan's folder. Arms and seeds may be added to a comparison. Raises CheckpointError where the
-    folder holds another one, or something else."""
+def open_ledger(plan: ComparePlan, *, ours: Sequence[str] = ()) -> Ledger[CompareBook]:
+    """The book of the plan's folder. Arms and seeds may be added to a comparison. ours: names of what may be there
+    before it. Raises CheckpointError where the folder holds another one, or something else."""
     out, wish = plan.wish.out, plan.wish
     if out.exists() and not out.is_dir():
         raise CheckpointError(f"{out} is a file: choose another --out")
-    if out.is_dir() and not (out / FILE).is_file() and any(not p.name.startswith(".") for p in out.iterdir()):
+    foreign = out.is_dir() and any(not p.name.startswith(".") and p.name not in ours for p in out.iterdir())
+    if foreign and not (out / FILE).is_file():
         raise CheckpointError(f"{out} is not empty and has no {FILE}: it holds no comparison; choose another --out")
     book, arms = read_book(out / FILE, CompareBook), {arm.name: arm.recipe for arm in plan.arms}
     if book.arms:

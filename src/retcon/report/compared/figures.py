@@ -107,7 +107,7 @@ def _evaluated(arms: Arms) -> list[Figure]:
             )
         times = {arm: [cpu_of_a_rollout(run, condition.folder, condition.setting) for run in arms[arm]] for arm in arms}
         if all(time is not None for own in times.values() for time in own):
-            found.append(_by_seed(condition.title, f"cpu_ms{condition.suffix}", "CPU ms", 0, 0, times))
+            found.append(by_seed(condition.title, f"cpu_ms{condition.suffix}", "CPU ms", 0, 0, times))
     return found
 
 
@@ -121,8 +121,8 @@ def _learning(arms: Arms) -> list[Figure]:
     }
     title = "learning curve"
     rows = [
-        _by_seed(title, "curve_area", "mean height", 3, 1, areas),
-        _by_seed(title, "pass1_equal_tokens", "at equal tokens", 3, 1, _at_equal_tokens(arms)),
+        by_seed(title, "curve_area", "mean height", 3, 1, areas),
+        by_seed(title, "pass1_equal_tokens", "at equal tokens", 3, 1, _at_equal_tokens(arms)),
     ]
     if all(value is not None for values in areas.values() for value in values):
         rows += _reached(title, steps)
@@ -147,7 +147,7 @@ def _costs(arms: Arms) -> list[Figure]:
         ("alarms", "alarms (drift)", _alarms),
     ]
     rows = [
-        _by_seed(title, name, label, 0, 0, {arm: [value(run) for run in runs] for arm, runs in arms.items()})
+        by_seed(title, name, label, 0, 0, {arm: [value(run) for run in runs] for arm, runs in arms.items()})
         for name, label, value in told
     ]
     return [row for row in rows if row.name != "alarms" or any(one and one.mean for one in row.arms.values())]
@@ -161,7 +161,7 @@ def _alarms(run: ComparedRun) -> float | None:
     return float(sum(bool(now) and not before for before, now in zip([None, *told], told, strict=False)))
 
 
-def _by_seed(
+def by_seed(
     title: str, name: str, label: str, digits: int, better: int, values: Mapping[str, Sequence[float | None]]
 ) -> Figure:
     """A figure, 0 or more, of which each run has one: Student's t over seeds; of one seed the value alone. Differences
@@ -172,8 +172,8 @@ def _by_seed(
     differences: dict[str, Paired] = {}
     for arm in others:
         if {first, arm} <= whole:
-            by_seed = [a - b for a, b in zip(known[arm], known[first], strict=True)]
-            differences[arm] = Paired(_interval(by_seed), tuple(by_seed), better=0, worse=0)
+            apart = [a - b for a, b in zip(known[arm], known[first], strict=True)]
+            differences[arm] = Paired(_interval(apart), tuple(apart), better=0, worse=0)
     intervals = {arm: _interval(own, floor=0.0) if arm in whole and own else None for arm, own in known.items()}
     return Figure(title, name, label, digits, better, intervals, differences)
 

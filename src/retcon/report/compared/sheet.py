@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -25,9 +25,19 @@ class Sheet:
     sections: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
     notes: tuple[str, ...] = ()
 
-    def markdown(self) -> str:
-        """With the sections' titles as rows of their own."""
-        lines = [f"**{self.title}**", "", _row(self.columns), "|---" + "|---:" * (len(self.columns) - 1) + "|"]
+    def parts(self, most: int) -> Iterator[Sheet]:
+        """Sheets of at most so many columns beside the first, which all of them have; the notes below the last."""
+        starts = range(1, len(self.columns), most)
+        for start in starts:
+            own = slice(start, start + most)
+            sections = tuple((title, tuple((row[0], *row[own]) for row in rows)) for title, rows in self.sections)
+            notes = self.notes if start == starts[-1] else ()
+            yield Sheet(self.title, (self.columns[0], *self.columns[own]), sections, notes)
+
+    def markdown(self, *, titled: bool = True) -> str:
+        """With the sections' titles as rows of their own. titled: whether the sheet's stands above."""
+        heads = [_row(self.columns), "|---" + "|---:" * (len(self.columns) - 1) + "|"]
+        lines = [f"**{self.title}**", "", *heads] if titled else heads
         for title, rows in self.sections:
             lines.append(_row((f"*{title}*", *[""] * (len(self.columns) - 1))))
             lines += map(_row, rows)

@@ -116,7 +116,7 @@ def _differences(found: Compared, rows: Sequence[Figure]) -> Sheet:
     """Of what is better or worse; costs are told in the other table."""
     first, *others = found.arms
     cells = [
-        (row, (row.label, *(_difference(row.differences.get(arm), row.digits) for arm in others)))
+        (row, (row.label, *(difference(row.differences.get(arm), row.digits) for arm in others)))
         for row in rows
         if row.better and row.differences
     ]
@@ -135,7 +135,7 @@ def _sections(
     return tuple((title, tuple(texts for row, texts in cells if row.section == title)) for title in titles)
 
 
-def _difference(one: Paired | None, digits: int) -> str:
+def difference(one: Paired | None, digits: int) -> str:
     """`+.012 [−.020, +.044]`, with a star where the range leaves out 0."""
     if one is None:
         return "–"

@@ -1,0 +1,117 @@
+"""The arms of a reproduction: the paper's variants, on the recipes that stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from retcon.cli.common.arguments import split_overrides
+from retcon.cli.common.overriding import refuse_unless_taken, takes
+from retcon.cli.compare.arms import Arm, arm_of, refuse_incomparable, with_curve
+from retcon.config.load import load_recipe
+from retcon.config.save import recipe_to_toml
+from retcon.config.shipped import find_recipe
+from retcon.core.errors import RecipeError, nearest
+from retcon.report.papers.registry import PAPERS
+from retcon.report.papers.types import Paper, Study, Variant
+from retcon.store.whole import explained, write_whole
+
+SWITCHED = "recipes"
+"""Folder for the recipes that are made here, of arms that change their [repair] on the way."""
+
+
+def find_paper(words: Sequence[str]) -> tuple[Paper, list[str]]:
+    """The words after `retcon reproduce`: a paper, and overrides. Raises RecipeError for an unknown paper, with the
+    nearest, and for a further word that is no override."""
+    name, overrides = split_overrides(words)
+    if name not in PAPERS:
+        hint = nearest(name, PAPERS) if name else ""
+        raise RecipeError(f"no paper '{name or ''}'{hint}: there are {' and '.join(PAPERS)}")
+    return PAPERS[name], overrides
+
+
+def chosen(paper: Paper, only: str | None) -> tuple[Study, ...]:
+    """The studies of a list such as `main,gamma`, in the paper's order; all of them where there is none. Raises
+    RecipeError for one that the paper does not have."""
+    if only is None:
+        return paper.studies
+    wanted = [word for word in only.replace(" ", "").split(",") if word]
+    names = [study.name for study in paper.studies]
+    for word in wanted:
+        if word not in names:
+            raise RecipeError(
+                f"--only {word}: {paper.name} has no such study{nearest(word, names)}: {', '.join(names)}"
+            )
+    if not wanted:
+        raise RecipeError(f"--only names no study: {', '.join(names)}")
+    return tuple(study for study in paper.studies if study.name in wanted)
+
+
+def recipes_of(paper: Paper, given: Sequence[str]) -> dict[str, str]:
+    """Role to recipe, with those of `ROLE=RECIPE` in place of the miniature's. Raises RecipeError for an unknown role
+    or recipe."""
+    found = dict(paper.recipes)
+    for word in given:
+        role, sign, recipe = word.partition("=")
+        if role not in found or not sign:
+            hint = "" if sign else " is no ROLE=RECIPE"
+            raise RecipeError(
+                f"--recipe {word}{hint}{nearest(role, found)}: the roles of {paper.name} are {', '.join(found)}"
+            )
+        found[role] = recipe
+    for recipe in found.values():
+        find_recipe(recipe)
+    return found
+
+
+def make_arms(
+    variants: Sequence[Variant], recipes: Mapping[str, str], overrides: Sequence[str], out: Path
+) -> list[Arm]:
+    """An arm a variant, in their order; overrides go to all that have the key. Writes the recipes of those that switch
+    into `out`. Raises RecipeError where a variant cannot be made of its recipe, or arms cannot be compared."""
+    for override in overrides:
+        refuse_unless_taken(override, [recipes[variant.role] for variant in variants])
+    arms = [_arm(variant, recipes, overrides, out) for variant in variants]
+    arms = [with_curve(arm, arms[0]) for arm in arms]
+    refuse_incomparable(arms)
+    return arms
+
+
+def told(variant: Variant, recipes: Mapping[str, str]) -> str:
+    """What an arm is trained with, in words."""
+    switch = f", then the [repair] of {recipes[variant.switches_to]}" if variant.switches_to else ""
+    return " ".join((recipes[variant.role] + switch, *variant.keys))
+
+
+def _arm(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], out: Path) -> Arm:
+    recipe = recipes[variant.role]
+    own = [o for o in overrides if takes(recipe, o) and o.partition("=")[0] not in _keys(variant)]
+    if variant.switches_to:
+        return arm_of(variant.name, str(_switched(variant, recipes, own, out)), ())
+    return arm_of(variant.name, recipe, (*variant.keys, *own))
+
+
+def _keys(variant: Variant) -> list[str]:
+    return [key.partition("=")[0] for key in variant.keys]
+
+
+def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], out: Path) -> Path:
+    """A recipe of two stages: the variant's own, then with the other's [repair]."""
+    before = arm_of(variant.name, recipes[variant.role], overrides)
+    base = with_curve(before, before).settings  # written out whole, where nothing can be left to be added
+    other = load_recipe(find_recipe(recipes[variant.switches_to]))
+    if base.stages:
+        raise RecipeError(f"{recipes[variant.role]} has stages already: {variant.name} cannot switch its [repair]")
+    half = base.rl.steps // 2
+    stages = [
+        {"name": "before", "steps": half},
+        {"name": "after", "repair": other.repair.model_dump(mode="json")},
+    ]
+    made = type(base).model_validate({**base.model_dump(exclude={"stages"}), "stages": stages})
+    path = out / SWITCHED / f"{variant.name}.toml"
+    text = recipe_to_toml(made)
+    if not path.is_file() or path.read_text() != text:
+        with explained(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    return path

@@ -1,0 +1,1 @@
+"""Papers that `retcon reproduce` runs in miniature: what each found, and by which arms it is looked at here."""

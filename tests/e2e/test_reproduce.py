@@ -1,0 +1,47 @@
+"""`retcon reproduce` in small: the page that it leaves behind, and that the same command repeats nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
+
+pytestmark = pytest.mark.torch
+SMALL = (
+    "rollout.max_tokens=120", "rollout.max_turns=2", "rl.steps=2", "rl.prompts=1", "rl.group=4", "evaluate.problems=2",
+    "evaluate.samples=2", "evaluate.every=1", "evaluate.every_samples=2", "sandbox.workers=1",
+)  # fmt: skip
+
+
+def reproduced(out: Path) -> str:
+    words = ("rstar2", *SMALL, "--only", "errors", "--seeds", "1", "--from", "base", "--out", str(out))
+    done = subprocess.run(
+        [sys.executable, "-m", "retcon", "reproduce", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_study_of_a_paper_is_run_and_told_beside_what_the_paper_says(tmp_path: Path) -> None:
+    out = tmp_path / "rstar2"
+    said = reproduced(out)
+    page, told = (out / "reproduction.md").read_text(), json.loads((out / "reproduction.json").read_text())
+    assert "decrease significantly" in page
+    assert "| roc | mini/rstar2 |" in page
+    assert "not a finding" in page
+    assert "not a finding" in said
+    (study,) = told["studies"]
+    assert study["name"] == "errors"
+    assert study["figures"]["failed_calls_t1"]["arms"].keys() == {"grpo", "roc"}
+    for picture in (line for line in page.splitlines() if line.startswith("![")):
+        assert (out / picture.partition("(")[2].rstrip(")")).is_file()
+    assert "reproduction.md" in said
+    again = reproduced(out)
+    assert "jobs to do" not in again, "all of it is there"
+    assert (out / "reproduction.md").read_text() == page

@@ -1,0 +1,120 @@
+"""What `retcon reproduce` means to train, and what it refuses before it does anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retcon.cli.compare.plan import Wish
+from retcon.cli.reproduce.arms import chosen, find_paper, make_arms, recipes_of
+from retcon.cli.reproduce.plan import Reproduction, make_reproduction
+from retcon.config.load import load_recipe
+from retcon.config.stages import stages_of
+from retcon.core.errors import CheckpointError, RecipeError
+from retcon.report.papers.registry import PAPERS
+
+
+def planned(out: Path, paper: str, only: str | None = None, *overrides: str, seeds: int = 1) -> Reproduction:
+    about, recipes = PAPERS[paper], dict(PAPERS[paper].recipes)
+    wish = Wish(out, seeds, "rollouts", faults=0.0)
+    return make_reproduction(wish, about, chosen(about, only), recipes, overrides)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_arm_can_be_made_and_is_measured_and_budgeted_alike(paper: str, tmp_path: Path) -> None:
+    plan = planned(tmp_path, paper)
+    arms = plan.compared.arms
+    assert [arm.name for arm in arms] == [variant.name for variant in PAPERS[paper].variants]
+    budgets = {arm.settings.rl.steps * arm.settings.rl.prompts * arm.settings.rl.group for arm in arms}
+    assert len(budgets) == 1
+    for variant, arm in zip(PAPERS[paper].variants, arms, strict=True):
+        for key in variant.keys:
+            name, _, value = key.partition("=")
+            section, _, field = name.partition(".")
+            assert str(getattr(getattr(arm.settings, section), field)) == value
+
+
+def test_only_the_arms_of_the_wanted_studies_are_trained(tmp_path: Path) -> None:
+    jobs = [target.job.name for target in planned(tmp_path, "cleaner", "switch,recovery").targets]
+    trained = [name for name in jobs if "eval" not in name]
+    assert trained == [f"{name}, seed 0" for name in ("cold start", "baseline", "cleaner", "recovery")]
+    assert sum("eval" in name for name in jobs) == 6, "without and with repairs"
+
+
+def test_a_later_session_can_be_about_other_studies(tmp_path: Path) -> None:
+    first = planned(tmp_path, "cleaner", "recovery")
+    first.ledger.begin()
+    first.ledger.end()
+    later = planned(tmp_path, "cleaner", "gamma")
+    names = [arm.name for arm in later.compared.arms]
+    assert names[:3] == ["baseline", "cleaner", "recovery"]
+    assert names[3:] == [name for name in later.arms if name.startswith("gamma")]
+    assert not any("recovery" in target.job.name for target in later.targets)
+
+
+def test_an_arm_that_switches_has_the_others_repair_in_its_second_half(tmp_path: Path) -> None:
+    (arm,) = [one for one in planned(tmp_path, "cleaner", "recovery").compared.arms if one.name == "recovery"]
+    before, after = stages_of(arm.settings)
+    cleaner = load_recipe(None, ["repair.kind=saar"])
+    assert (before.before, before.last, after.last) == (0, 40, 80)
+    assert before.recipe.repair.kind == "none"
+    assert after.recipe.repair.model_dump() == {**cleaner.repair.model_dump(), "probability": 1.0}
+    assert Path(arm.recipe).is_relative_to(tmp_path), "a file that `retcon train` takes"
+
+
+def test_a_change_goes_to_all_arms_but_not_over_what_an_arm_is_about(tmp_path: Path) -> None:
+    overrides = ("rl.steps=8", "repair.attempts=4")
+    arms = {
+        arm.name: arm.settings for arm in planned(tmp_path, "cleaner", "attempts,recovery", *overrides).compared.arms
+    }
+    assert {settings.rl.steps for settings in arms.values()} == {8}
+    assert getattr(arms["cleaner"].repair, "attempts") == 4  # noqa: B009
+    assert getattr(arms["attempts-1"].repair, "attempts") == 1  # noqa: B009
+    assert stages_of(arms["recovery"])[0].last == 4
+
+
+def test_recipes_of_another_size_take_the_places_of_the_small_ones(tmp_path: Path) -> None:
+    paper = PAPERS["cleaner"]
+    recipes = recipes_of(paper, ["baseline=dapo-baseline", "method=cleaner-4b"])
+    arms = make_arms(paper.variants, recipes, (), tmp_path)
+    assert {arm.settings.model.path for arm in arms} == {"Gen-Verse/Qwen3-4B-RA-SFT"}
+    assert stages_of(arms[-2].settings)[1].recipe.repair.kind == "saar"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["claener"], "did you mean 'cleaner'"),
+        (["rl.steps=4"], "there are cleaner and rstar2"),
+        (["cleaner", "main"], "is not an override"),
+    ],
+)
+def test_an_unknown_paper_is_refused_with_the_nearest(words: list[str], told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        find_paper(words)
+
+
+@pytest.mark.parametrize(("only", "told"), [("gama", "did you mean 'gamma'"), (",", "names no study: main")])
+def test_an_unknown_study_is_refused_with_the_nearest(only: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        chosen(PAPERS["cleaner"], only)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("methd=cleaner-4b", "did you mean 'method'"),
+        ("cleaner-4b", "is no ROLE=RECIPE"),
+        ("method=cleaner-4", "no recipe 'cleaner-4'"),
+    ],
+)
+def test_an_unknown_role_or_recipe_is_refused(given: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        recipes_of(PAPERS["cleaner"], [given])
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="holds no comparison"):
+        planned(tmp_path, "rstar2", "errors")
