@@ -225,6 +225,19 @@ def test_masked_failures(run: Run) -> None:
         assert [int(m and not f) for m, f in zip(before.mask, bad, strict=True)] == list(after.mask)
 
 
+def test_blame(run: Run) -> None:
+    made, without = run("mini/ours/blame"), run("mini/ours/blame", "rl.blame=0")
+    assert sampled(made) == sampled(without)
+    turned = [
+        (after, before)
+        for one, other in zip(made.samples, without.samples, strict=True)
+        for after, before in zip(one.advantages or (), other.advantages or (), strict=True)
+        if after != before
+    ]
+    assert turned, "a right rollout has a failed call"
+    assert all(after == -before / 2 < 0 for after, before in turned)
+
+
 def test_dual_clip(run: Run) -> None:
     far = ("rl.lr=2e-2", "rl.steps=1")
     made, without = run("mini/dual-clip", *far), run("mini/dual-clip", *far, "rl.dual_clip=0")

@@ -138,6 +138,12 @@ def tokens_of_a_failed_call(recipe: Recipe, lab: Lab) -> list[tuple[int, ...]]:
     return masks(recipe, rollout(status="error"), rollout())
 
 
+@acts("rl.blame", (0.0, [(1.0,) * 5] * 2), (0.5, [(1.0, -0.5, -0.5, 1.0, 1.0), (1.0,) * 5]))
+def advantages_of_a_failed_call_in_a_right_rollout(recipe: Recipe, lab: Lab) -> list[tuple[float, ...] | None]:
+    samples = to_samples([rollout(status="error"), rollout()], [1.0, 1.0], recipe.rl)
+    return [sample.advantages for sample in samples]
+
+
 @acts("rl.void_turns", ("keep", [ALL, ALL, ALL]), ("mask", [NONE, NONE, ALL]))
 def rollouts_with_a_void_turn(recipe: Recipe, lab: Lab) -> list[tuple[int, ...]]:
     return masks(recipe, rollout(stop="void"), rollout(stop="length"), rollout())

@@ -95,6 +95,8 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     max_kl: float = Field(0.0, ge=0, description="nats per token: a minibatch whose policy is further than this from "
                           "the one that sampled it is skipped; 0: off")  # fmt: skip
     failed_calls: Literal["keep", "mask"] = Field("keep", description="mask: turns whose call failed are masked")
+    blame: float = Field(0.0, ge=0, description="ours: where a rollout's advantage is positive, what later calls "
+                         "corrected in its failed ones gets this times its negative; 0: off")  # fmt: skip
     void_turns: Literal["keep", "mask"] = Field("keep", description="mask: rollouts with a turn that neither calls a "
         "tool nor answers are masked (SimpleTIR)")  # fmt: skip
     truncated: Literal["keep", "mask"] = Field("keep", description="mask: rollouts that were cut off at their limit "
@@ -116,6 +118,8 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
             raise ValueError("a group of 1 has no variance: group must be 2 or more")
         if self.imitate_spliced and self.mask_negative_spliced:
             raise ValueError("imitate_spliced and mask_negative_spliced exclude each other: set one of them")
+        if self.blame and self.failed_calls == "mask":
+            raise ValueError("blame teaches from the turns that failed_calls = mask leaves out: set one of them")
         if self.correction != "none" and self.old_logprobs != "recompute":
             raise ValueError("correction weighs the trainer's log-probs against the engine's: it needs old_logprobs = "
                              "recompute")  # fmt: skip

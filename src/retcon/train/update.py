@@ -15,6 +15,7 @@ from retcon.purify.weights import accepted_splices, splice_weights
 from retcon.train.batch import check_scored, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
+from retcon.train.objective.blame import credited
 from retcon.train.objective.contrast import contrast_samples
 from retcon.train.objective.entropy_weights import weighed_by_entropy
 from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negative_spliced
@@ -35,7 +36,7 @@ METRICS = (*SUMS, "grad_norm", "padding", "shared", "skipped")
 
 
 def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
-    """The samples of a group, each with its rollout's advantage on all of its tokens.
+    """The samples of a group, each with its rollout's advantage on all of its tokens, but for what config.blame says.
 
     With config.splice_weight, spliced ids have their weights (see `retcon.purify.weights`); what
     config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.dpo_beta the
@@ -50,7 +51,7 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
             sample,
             tree=_tree(trajectory, roots),
             mask=learnt(trajectory, sample, config),
-            advantages=(advantage,) * len(sample.ids),
+            advantages=credited(trajectory, len(sample.ids), advantage, config.blame),
             weights=_splice_weights(trajectory, config),
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)

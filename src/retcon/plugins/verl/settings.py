@@ -21,6 +21,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 SAMPLER, SAMPLER_PATH = "RetconSampler", "pkg://retcon.plugins.verl.sampler"
 LOSSES = {
     "splice_weight": "none", "mask_negative_spliced": False, "imitate_spliced": 0.0, "contrast": 0.0, "dpo_beta": 0.0,
+    "blame": 0.0,
 }  # fmt: skip
 """Keys of [rl] that change a loss in ways that verl's has no room for, and their values that change nothing."""
 

@@ -1,0 +1,83 @@
+"""What is to blame for a failed call, by what corrected it: on rollouts of the scripted engine, whose ids are bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from playing import call, play
+from retcon.core.sample import history_ids, to_sample
+from retcon.core.types import Trajectory
+from retcon.purify.saar import Saar
+from retcon.train.objective.blame import blamed, credited
+
+MISSPELT, ALSO, RIGHT, DONE = "print(6 * vlue)", "print(6 * valye)", "print(6 * value)", "It is 42."
+FAILS = {MISSPELT: "error", ALSO: "error"}
+
+
+def rollout(*replies: str, fails: dict[str, str] = FAILS) -> Trajectory:
+    return play(list(replies), fails).trajectory
+
+
+def to_blame(trajectory: Trajectory) -> list[str]:
+    """The texts that are to blame, one a stretch of tokens."""
+    found, texts = blamed(trajectory), [""]
+    for id, wrong in zip(history_ids(trajectory), found, strict=True):
+        if wrong:
+            texts[-1] += chr(id) if id < 256 else "<end>"
+        elif texts[-1]:
+            texts.append("")
+    return [text for text in texts if text]
+
+
+@pytest.mark.parametrize(
+    ("failed", "right", "wrong"),
+    [
+        ("print(n)", "n = 6\nprint(n)", ["p"]),  # what is missing is missed where something else stands
+        ("print((6)", "print((6))", ["\n"]),
+        ("print(x.y)", "print(x)", [".y"]),
+        ("a = 1", "b = 1", ["a"]),
+    ],
+)
+def test_what_the_correction_has_otherwise_is_to_blame(failed: str, right: str, wrong: list[str]) -> None:
+    assert to_blame(rollout(call(failed), call(right), DONE, fails={failed: "error"})) == wrong
+
+
+def test_reasoning_is_not_to_blame() -> None:
+    assert to_blame(rollout(call(MISSPELT, "So. "), call(RIGHT, "Oops, again. "), DONE)) == ["l"]
+
+
+def test_every_failed_call_is_compared_with_the_call_that_works() -> None:
+    assert to_blame(rollout(call(MISSPELT), call(ALSO), call(RIGHT), DONE)) == ["l", "y"]
+
+
+def test_a_call_that_nothing_corrects_is_to_blame_as_a_whole() -> None:
+    assert to_blame(rollout(call("1"), call(MISSPELT, "So. "), DONE)) == [call(MISSPELT) + "<end>"]
+    assert to_blame(rollout(call(RIGHT), call(MISSPELT), DONE)) == [call(MISSPELT) + "<end>"], "only what comes later"
+
+
+def test_a_rollout_without_a_failure_has_nothing_to_blame() -> None:
+    assert to_blame(rollout(call(RIGHT), DONE)) == []
+
+
+def test_what_was_repaired_has_nothing_to_blame() -> None:
+    assert to_blame(play([call(MISSPELT), call(RIGHT), DONE], FAILS, repair=Saar()).trajectory) == []
+
+
+def test_a_call_that_begins_within_a_token_takes_its_turn_along() -> None:
+    first, *others = rollout(call(MISSPELT, "So. "), DONE).turns
+    within = replace(first, calls=tuple(replace(one, start=None) for one in first.calls))
+    assert to_blame(replace(rollout(call(MISSPELT, "So. "), DONE), turns=(within, *others))) == [
+        call(MISSPELT, "So. ") + "<end>"
+    ]
+
+
+def test_only_a_positive_advantage_is_turned_and_only_on_what_is_to_blame() -> None:
+    trajectory = rollout(call(MISSPELT), call(RIGHT), DONE)
+    wrong, mask = blamed(trajectory), to_sample(trajectory, scored=False).mask
+    length = len(wrong)
+    assert credited(trajectory, length, 0.8, 0.25) == tuple(-0.2 if w else 0.8 for w in wrong)
+    assert all(m for m, w in zip(mask, wrong, strict=True) if w)
+    for advantage, blame in ((-0.8, 0.25), (0.0, 0.25), (0.8, 0.0)):
+        assert credited(trajectory, length, advantage, blame) == (advantage,) * length
