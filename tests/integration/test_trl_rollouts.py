@@ -92,3 +92,9 @@ def test_a_share_of_the_rollouts_is_purified_as_in_training(
             )
             made = rollouts._wait(rollouts._rolled(["go"] * 4, model, trainer, True))
             assert sum(t.provenance.purified for t in made) == count
+
+
+@pytest.mark.parametrize("key", ["rl.blame=0.5", "rl.dpo_beta=15", "rl.contrast=0.5"])
+def test_a_loss_that_trl_does_not_have_is_refused(key: str) -> None:
+    with pytest.raises(RecipeError, match="TRL's loss knows nothing like it"):
+        Rollouts("quickstart/saar", [key])

@@ -27,6 +27,7 @@ from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.models.locating import locate
 from retcon.models.placing import model_folder
+from retcon.plugins.losses import refuse_own_losses
 from retcon.rollout.group import rollout_group
 from retcon.tasks.types import Task
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
@@ -52,10 +53,11 @@ class Rollouts:
             trainer.train()
 
     recipe, overrides: as those of `retcon train`; [task], [rollout], [sandbox], [repair] and [select] count, and [rl]
-    does not: algorithm, group and optimiser are TRL's. model: whose tokenizer and chat template the rollouts use; it
-    must be that of the trainer's model. A prompt is a text, or one message of the user. Of a prompt that is a question
-    of the task set, the rollouts are graded (`reward`); other prompts are for reward functions of your own, and cannot
-    be selected among (`[select] kind = "none"`).
+    does not: algorithm, group and optimiser are TRL's, and rules of credit that its loss does not have are refused.
+    model: whose tokenizer and chat template the rollouts use; it must be that of the trainer's model. A prompt is a
+    text, or one message of the user. Of a prompt that is a question of the task set, the rollouts are graded
+    (`reward`); other prompts are for reward functions of your own, and cannot be selected among (`[select] kind =
+    "none"`).
 
     Completions hold everything after the prompt. Their `env_mask` is 1 on what the model wrote, repairs among it, and
     their log-probs are those under the purified history, by the weights that sampled, 0 on observations.
@@ -68,6 +70,7 @@ class Rollouts:
         settings.engine.refuse_training(settings)
         if settings.stages:
             raise RecipeError(f"{recipe} has stages, and TRL's trainer has none: train with a recipe of one of them")
+        refuse_own_losses(settings, "TRL")
         self._folder = model_folder(locate(str(model or settings.model.path)))
         self._tasks = build_tasks(settings, self._folder)
         self.recipe, _ = settle(settings, self._folder, self._tasks)

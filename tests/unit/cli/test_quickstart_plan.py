@@ -83,7 +83,7 @@ def test_from_scratch_gives_way_to_the_users_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arm", ["cold_start", "nothing"])
 def test_what_is_no_arm_is_refused(tmp_path: Path, arm: str) -> None:
-    with pytest.raises(RecipeError, match=f"no arm '{arm}'.*baseline, roc, saar"):
+    with pytest.raises(RecipeError, match=f"no arm '{arm}'.*baseline, blame, roc, saar"):
         make_plan(tmp_path, arms=[arm], seeds=1)
 
 

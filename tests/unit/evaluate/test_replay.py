@@ -190,12 +190,16 @@ def test_replays_are_counted_by_where_they_begin_and_what_the_fresh_try_did():
         (1, one(), (1, 0, 0, 1), 0.0),
         (2, one(), (1, 1, 0, 0), 0.5),
         (2, one(raw=Count(4, 4)), (1, 0, 1, 0), -0.5),
-        (3, one(), (1, 1, 0, 0), 0.5),
-        (3, one(fix_advantage=-1.0), (1, 0, 1, 0), -0.5),
-        (4, one(fix_advantage=-1.0), (1, 0, 0, 1), 0.0),
-        (5, one(fixed=Count(4, 1)), (1, 0, 1, 0), -0.25),
-        (6, one(), (1, 1, 0, 0), 1.0),
-        (6, one(worked=Count(2, 0), failed=Count(2, 1)), (1, 0, 1, 0), -0.5),
+        (3, one(advantage=1.0), (1, 1, 0, 0), 0.5),
+        (3, one(advantage=-1.0), (1, 1, 0, 0), 0.5),
+        (3, one(advantage=1.0, raw=Count(4, 4)), (1, 0, 1, 0), -0.5),
+        (3, one(advantage=0.0), (1, 0, 0, 1), 0.0),
+        (4, one(), (1, 1, 0, 0), 0.5),
+        (4, one(fix_advantage=-1.0), (1, 0, 1, 0), -0.5),
+        (5, one(fix_advantage=-1.0), (1, 0, 0, 1), 0.0),
+        (6, one(fixed=Count(4, 1)), (1, 0, 1, 0), -0.25),
+        (7, one(), (1, 1, 0, 0), 1.0),
+        (7, one(worked=Count(2, 0), failed=Count(2, 1)), (1, 0, 1, 0), -0.5),
     ],
 )
 def test_a_rule_is_right_where_it_pushes_the_way_the_outcome_went(rule, seen, counts, gain):
@@ -207,8 +211,8 @@ def test_a_rule_is_right_where_it_pushes_the_way_the_outcome_went(rule, seen, co
 def test_what_was_not_repaired_says_nothing_of_repairs():
     bare = one(fixed=None, fix_advantage=None)
     said = [verdict(rule, [bare]) for rule in RULES]
-    assert [v.states for v in said] == [1, 1, 1, 0, 0, 0, 1]
-    assert (said[3].share, said[3].gain) == (None, None)
+    assert [v.states for v in said] == [1, 1, 1, 1, 0, 0, 0, 1]
+    assert (said[4].share, said[4].gain) == (None, None)
     assert chances([bare])["fixed"] is None
 
 

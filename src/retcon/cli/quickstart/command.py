@@ -27,7 +27,11 @@ def quickstart(
     *,
     arms: Annotated[
         str,
-        typer.Option("--arms", metavar="A,B", help="What to compare: [bold]baseline[/], [bold]saar[/], [bold]roc[/]."),
+        typer.Option(
+            "--arms",
+            metavar="A,B",
+            help="What to compare: [bold]baseline[/], [bold]saar[/], [bold]roc[/], [bold]blame[/].",
+        ),
     ] = "baseline,saar",
     seeds: Seeds = 1,
     out: Annotated[

@@ -100,6 +100,7 @@ RULES = (
     Rule("rollout's advantage (baseline)", FAILED, lambda one: one.advantage, lambda one: one.of_failure),
     Rule("masked", FAILED, lambda _: 0.0, lambda one: one.of_failure),
     Rule("contrast", FAILED, lambda _: -1.0, lambda one: one.of_failure),
+    Rule("blame", FAILED, lambda one: -abs(one.advantage), lambda one: one.of_failure),
     Rule("rollout's advantage (SAAR)", SPLICED, _of_fix(lambda value: value), lambda one: one.of_fix),
     Rule("veto, imitate", SPLICED, _of_fix(lambda value: max(value, 0.0)), lambda one: one.of_fix),
     Rule("contrast", SPLICED, _of_fix(lambda _: 1.0), lambda one: one.of_fix),

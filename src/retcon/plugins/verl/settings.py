@@ -11,6 +11,7 @@ from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError
 from retcon.engine.types import SamplingParams
+from retcon.plugins.losses import refuse_own_losses
 from retcon.rollout.context import RolloutLimits
 from retcon.rollout.lengths import open_keys
 
@@ -19,11 +20,6 @@ SECTION = "retcon"
 KEYS = ("recipe", "overrides")
 ROLLOUT = "actor_rollout_ref.rollout"
 SAMPLER, SAMPLER_PATH = "RetconSampler", "pkg://retcon.plugins.verl.sampler"
-LOSSES = {
-    "splice_weight": "none", "mask_negative_spliced": False, "imitate_spliced": 0.0, "contrast": 0.0, "dpo_beta": 0.0,
-    "blame": 0.0,
-}  # fmt: skip
-"""Keys of [rl] that change a loss in ways that verl's has no room for, and their values that change nothing."""
 
 
 def recipe_of(section: Mapping[str, Any] | None) -> Recipe:
@@ -98,9 +94,7 @@ def refuse_unfit(config: Any, recipe: Recipe) -> None:
             )
     if purified and rollout.calculate_log_probs:
         raise RecipeError(f"{ROLLOUT}.calculate_log_probs = true: {named}; set it to false")
-    for key, nothing in LOSSES.items():
-        if getattr(recipe.rl, key) != nothing:
-            raise RecipeError(f"rl.{key} = {getattr(recipe.rl, key)}: verl's loss knows nothing like it; leave it out")
+    refuse_own_losses(recipe, "verl")
     if purified and recipe.repair.probes:
         raise RecipeError(f"repair.probes = {recipe.repair.probes}: verl rolls out the members of a group each by "
                           "itself, and none can wait for others; set it to 0")  # fmt: skip
