@@ -30,6 +30,9 @@ from retcon.core.types import (
     TurnStop,
 )
 
+MOST_NAMED = 6
+"""Fields of what is no trajectory that a message names at most."""
+
 T = TypeVar("T")
 Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Origin | Branch | Trajectory
 
@@ -117,6 +120,8 @@ class _Object:
 
 def _trajectory(value: object, at: _At) -> Trajectory:
     obj = _Object(value, at)
+    if isinstance(value, dict) and value.keys().isdisjoint(("prompt", "turns")):
+        raise at.error(f"no trajectory: it has no prompt and no turns{_but(value)}")
     return Trajectory(
         id=obj.required("id", _text),
         task=obj.required("task", _text),
@@ -130,6 +135,10 @@ def _trajectory(value: object, at: _At) -> Trajectory:
         branch=obj.nullable("branch", _branch),
         extra=obj.extra(),
     )
+
+
+def _but(found: Mapping[str, object]) -> str:
+    return f", but {', '.join(list(found)[:MOST_NAMED])}" if found else ""
 
 
 def _branch(value: object, at: _At) -> Branch:

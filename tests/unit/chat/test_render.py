@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,15 @@ def test_what_has_no_calls_is_learnt_too(tmp_path):
 def test_the_roles_of_a_prompt_that_is_kept_apart_stay(tmp_path):
     apart = {"prompt": OPENAI["messages"][:2], "completion": OPENAI["messages"][2:]}
     assert read(tmp_path, apart) == read(tmp_path, OPENAI)
+
+
+def test_demonstrations_that_all_do_without_a_tool_are_warned_of(tmp_path):
+    talk = {"messages": [message("user", "U"), message("assistant", "A")]}
+    with pytest.warns(TaskWarning, match="none of its 2 demonstrations calls a tool"):
+        read(tmp_path, talk, talk)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read(tmp_path, talk, OPENAI)
 
 
 def test_markup_that_somebody_wrote_is_no_control(tmp_path):

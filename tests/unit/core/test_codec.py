@@ -145,3 +145,16 @@ def test_files_that_had_these_in_extra_are_read_as_fields() -> None:
     assert read.observations[0].extra == read.calls[0].extra == read.repair.extra == {}
     with pytest.raises(RecordError, match=r"turns\[0\].repair.cut\[0\].rule: missing"):
         from_dict({"id": "t", "task": "k", "prompt": [], "turns": [turn | {"repair": repair | {"cut": [{"turn": 1}]}}]})
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"question": "2 + 2", "answer": "4"}, "no trajectory: it has no prompt and no turns, but question, answer"),
+        ({}, "no trajectory: it has no prompt and no turns"),
+        ({str(n): n for n in range(9)}, "no trajectory: it has no prompt and no turns, but 0, 1, 2, 3, 4, 5"),
+    ],
+)
+def test_what_is_something_else_is_not_told_of_a_field_that_it_lacks(value: dict[str, object], told: str) -> None:
+    with pytest.raises(RecordError, match=f"^here: {told}$"):
+        from_dict(value, "here")

@@ -44,5 +44,5 @@ def test_one_is_found_by_its_id_or_its_beginning(file):
 def test_a_broken_line_before_it_is_named(tmp_path):
     path = tmp_path / "some.jsonl"
     path.write_text("{}\n" + jsonl.line_of(PLAIN).decode())
-    with pytest.raises(RecordError, match=r"some.jsonl, line 1: id: missing"):
+    with pytest.raises(RecordError, match=r"some.jsonl, line 1: no trajectory: it has no prompt"):
         find(path, "a/0")

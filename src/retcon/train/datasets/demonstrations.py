@@ -36,10 +36,12 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
     """The samples of a file of trajectories or transcripts. What the model wrote is learnt, nothing else.
 
     vocabulary: ids that the model has. max_tokens: positions that it has, None for any number; longer samples are left
-    out, which a TaskWarning counts. Raises RecordError, which begins with the file and line, at a record that is
-    neither, has ids of another vocabulary, or holds text where it should have ids; and where nothing is left to learn.
+    out, which a TaskWarning counts. Another one says that no demonstration calls a tool. Raises RecordError, which
+    begins with the file and line, at a record that is neither, has ids of another vocabulary, or holds text where it
+    should have ids; and where nothing is left to learn.
     """
     samples: list[Sample] = []
+    calling = 0
     for record, trajectory in read_rendered(file, chat):
         try:
             sample = to_sample(trajectory, scored=False)
@@ -48,8 +50,12 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
         refuse_other_vocabulary(sample.ids, vocabulary, record.where)
         if any(sample.mask):
             samples.append(sample)
+            calling += any(turn.calls for turn in trajectory.turns)
     if not samples:
         raise RecordError(f"{file} holds no trajectory to learn from")
+    if not calling:
+        said = f"{file}: none of its {len(samples)} demonstrations calls a tool: the model learns to do without"
+        warnings.warn(said, TaskWarning, stacklevel=2)
     return short_enough(samples, lambda sample: len(sample.ids), max_tokens, file, "demonstrations")
 
 
