@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from safetensors.torch import load_file
 
+from retcon.build import build_tasks
 from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, DriftWarning, RecipeError
@@ -239,6 +240,22 @@ def test_a_stage_does_not_train_on_what_evaluations_measure(start: tuple[Path, P
     shared = {**B, "task": {"path": str(tmp_path / "one.jsonl"), "evaluation_path": ""}}
     recipe = numbers(base, {**A, "steps": 1}, shared, task=task, sandbox={"workers": 1, "output_chars": 24})
     with pytest.raises(RecipeError, match=r"stage 2, b would train on [1-5] of the problems that evaluations measure"):
+        run_rl(recipe, cold, tmp_path / "out")
+
+
+def test_what_evaluations_measure_is_drawn_by_their_own_seed(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    for name, rows in (("held", range(40)), ("other", range(100, 140))):
+        text = "".join(json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    task = {"kind": "file", "path": str(tmp_path / "other.jsonl"), "evaluation_path": str(tmp_path / "held.jsonl")}
+    shared = {**B, "task": {"path": str(tmp_path / "one.jsonl"), "evaluation_path": ""}}
+    measuring = {"problems": 3, "seed": 7}
+    recipe = numbers(base, {**A, "steps": 1}, shared, task=task, evaluate=measuring)
+    measured = build_tasks(recipe).evaluation(3, 7)
+    rows = [{"question": one.question, "answer": one.answer} for one in measured]
+    (tmp_path / "one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(RecipeError, match="would train on [1-3] of the problems that evaluations measure"):
         run_rl(recipe, cold, tmp_path / "out")
 
 
