@@ -255,7 +255,7 @@ def test_what_evaluations_measure_is_drawn_by_their_own_seed(start: tuple[Path, 
     measured = build_tasks(recipe).evaluation(3, 7)
     rows = [{"question": one.question, "answer": one.answer} for one in measured]
     (tmp_path / "one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(RecipeError, match="would train on [1-3] of the problems that evaluations measure"):
+    with pytest.raises(RecipeError, match=r"would train on [1-3] of the problems that evaluations measure"):
         run_rl(recipe, cold, tmp_path / "out")
 
 

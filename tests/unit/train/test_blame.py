@@ -10,6 +10,7 @@ from playing import call, play
 from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Trajectory
 from retcon.purify.saar import Saar
+from retcon.train.objective import blame
 from retcon.train.objective.blame import blamed, credited
 
 MISSPELT, ALSO, RIGHT, DONE = "print(6 * vlue)", "print(6 * valye)", "print(6 * value)", "It is 42."
@@ -42,6 +43,14 @@ def to_blame(trajectory: Trajectory) -> list[str]:
 )
 def test_what_the_correction_has_otherwise_is_to_blame(failed: str, right: str, wrong: list[str]) -> None:
     assert to_blame(rollout(call(failed), call(right), DONE, fails={failed: "error"})) == wrong
+
+
+def test_what_is_too_long_to_be_aligned_is_to_blame_from_where_the_two_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, right = "a = [1, 2, 3]", "b = [1, 2, 3]"
+    made = rollout(call(failed), call(right), DONE, fails={failed: "error"})
+    assert to_blame(made) == ["a"]
+    monkeypatch.setattr(blame, "MOST_ALIGNED", 5)
+    assert to_blame(made) == [call(failed).removeprefix("```python\n") + "<end>"]
 
 
 def test_reasoning_is_not_to_blame() -> None:
@@ -79,5 +88,5 @@ def test_only_a_positive_advantage_is_turned_and_only_on_what_is_to_blame() -> N
     length = len(wrong)
     assert credited(trajectory, length, 0.8, 0.25) == tuple(-0.2 if w else 0.8 for w in wrong)
     assert all(m for m, w in zip(mask, wrong, strict=True) if w)
-    for advantage, blame in ((-0.8, 0.25), (0.0, 0.25), (0.8, 0.0)):
-        assert credited(trajectory, length, advantage, blame) == (advantage,) * length
+    for advantage, weight in ((-0.8, 0.25), (0.0, 0.25), (0.8, 0.0)):
+        assert credited(trajectory, length, advantage, weight) == (advantage,) * length

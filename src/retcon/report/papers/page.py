@@ -25,7 +25,7 @@ PAGE, FIGURES, PICTURES = "reproduction.md", "reproduction.json", "pictures"
 @dataclass(frozen=True, slots=True)
 class Reproduced:
     """What has been run. arms: name to runs, one a seed, the paper's first arm first. recipes: name to what it was
-    trained with, in words. commands: how to go on or repeat. seconds: wall, of everything."""
+    trained with, in words. command: that made it. seconds: wall, of everything."""
 
     paper: Paper
     studies: tuple[Study, ...]
@@ -74,7 +74,7 @@ def _arms(found: Reproduced, study: Study) -> dict[str, list[ComparedRun]]:
 
 
 def _sheet(study: Study, rows: Sequence[Figure]) -> Sheet:
-    """Arms down and figures across would be too wide: figures down, arms across, differences below."""
+    """Figures down and arms across; below them, by how much each is more than the first arm's."""
     arms = list(rows[0].arms) if rows else []
     values = tuple((_label(row), *(cell(row.arms[arm], row.digits) for arm in arms)) for row in rows)
     apart = tuple(
@@ -96,6 +96,8 @@ def _label(row: Figure) -> str:
 
 def _draw(study: Study, arms: Arms, out: Path) -> list[Path]:
     curves = [curve for curve in COMPARED if curve.name in study.curves]
+    if not curves:
+        return []
     runs = {arm: [one.run for one in of_arm] for arm, of_arm in arms.items()}
     folder = out / PICTURES / study.name
     with explained(folder):

@@ -8,10 +8,14 @@ without a lookahead; whatever the two have in common, mostly the method, keeps t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import SequenceMatcher
+
+from cydifflib import SequenceMatcher
 
 from retcon.core.types import TRAINED, Trajectory, Turn
 from retcon.purify.pairs import call_mask
+
+MOST_ALIGNED = 4000
+"""Tokens of a call; of longer ones, which take long to align, all is to blame from where the two part."""
 
 
 def credited(trajectory: Trajectory, length: int, advantage: float, blame: float) -> tuple[float, ...]:
@@ -43,6 +47,8 @@ def _wrong(turn: Turn, later: Sequence[Turn]) -> list[bool]:
     right = _parts(correction)[1]
     # Where the two part is exact; further on difflib aligns them.
     alike = next((n for n, (a, b) in enumerate(zip(call, right, strict=False)) if a != b), min(len(call), len(right)))
+    if max(len(call), len(right)) - alike > MOST_ALIGNED:
+        return [False] * (len(before) + alike) + [True] * (len(call) - alike)
     wrong = [False] * len(call)
     matcher = SequenceMatcher(None, call[alike:], right[alike:], autojunk=False)
     for operation, first, last, _, _ in matcher.get_opcodes():
