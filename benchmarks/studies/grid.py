@@ -2,7 +2,7 @@
 """When does learning from purified trajectories help? The arms of docs/protocol.md in its cells.
 
     python benchmarks/studies/grid.py [--cells CELL ...] [--arms RECIPE ...] [--seeds 5] [--out runs/grid]
-    python benchmarks/studies/grid.py --write [--cells CELL ...] [--out runs/grid]
+    python benchmarks/studies/grid.py --write [--cells CELL ...] [--commit COMMIT] [--out runs/grid]
     python benchmarks/studies/grid.py --calibrate [--cells CELL ...] [--arms RECIPE ...] [--out runs/grid]
 
 The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes what the
@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from retcon.report.compared.curves import HELD_OUT
+from retcon.report.compared.figures import figures
+from retcon.report.compared.reading import read_compared
 from retcon.runs.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
-from parts.compared import differences, table
+from parts.compared import FIGURES, difference, differences, table
 from parts.forest import draw_forest
 from parts.results import ROOT, checked_out, machine
 
@@ -49,6 +51,8 @@ ARMS = (BASELINE, "quickstart/saar", "mini/rstar2", OURS)
 TRAINING = ("run.threads=1", "rl.steps=24", "evaluate.every=6", "evaluate.every_samples=8")
 COMMON = (*TRAINING, "evaluate.samples=8", "evaluate.top_p=1.0")
 CALIBRATION = (*TRAINING, "run.seed=100", "evaluate.seed=2000")
+AGAINST = {"pass1_t1": 3, "pass1_equal_tokens": 3, "curve_area": 3, "failed_calls_t1": 2, "tokens_t1": 1}
+"""Figures in which ours is set against every other arm, and their digits."""
 WANTED = (0.4, 0.7)
 """Where the baseline is to end."""
 
@@ -63,9 +67,10 @@ def main() -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="on a seed of its own, the baseline if no arms are named"
     )
+    parser.add_argument("--commit", help="of the code that made the runs that are written, unless this one")
     options = parser.parse_args()
     if options.write:
-        write(options.out, options.cells)
+        write(options.out, options.cells, options.commit or checked_out())
         return
     for name in options.cells:
         print(f"== {name}", flush=True)
@@ -96,7 +101,7 @@ def calibrate(out: Path, arm: str, keys: Sequence[str]) -> None:
         print(f"wanted: {least} to {most}; change the problems")
 
 
-def write(out: Path, names: Sequence[str]) -> None:
+def write(out: Path, names: Sequence[str], commit: str) -> None:
     """Raises SystemExit where no cell is finished."""
     files = {name: out / name / "compare.json" for name in names}
     found = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
@@ -104,8 +109,8 @@ def write(out: Path, names: Sequence[str]) -> None:
         raise SystemExit(f"no cell is finished in {out}")
     folder = ROOT / "docs" / "results"
     folder.mkdir(exist_ok=True)
-    about = {"machine": machine(), "date": datetime.date.today().isoformat(), "commit": checked_out()}
-    made = {name: {"name": name, "arms": one["cells"][0]["arms"], "about": about} for name, one in found.items()}
+    about = {"machine": machine(), "date": datetime.date.today().isoformat(), "commit": commit}
+    made = {name: cell_of(out / name, one["cells"][0]["arms"]) | {"about": about} for name, one in found.items()}
     cells = earlier(folder / "grid.json") | made
     told = [cells[name] for name in CELLS if name in cells]
     grid = {"ours": OURS.rpartition("/")[2], "matched": next(iter(found.values()))["matched"], "cells": told}
@@ -116,6 +121,20 @@ def write(out: Path, names: Sequence[str]) -> None:
         ROOT / "docs" / "img" / "grid.png",
     )  # fmt: skip
     print(f"{len(told)} of {len(CELLS)} cells: {folder / 'grid.json'}, grid.md, docs/img/grid.png")
+
+
+def cell_of(folder: Path, arms: Mapping[str, Any]) -> dict[str, Any]:
+    """The cell as it goes to grid.json. ours_less: each other arm to how much more ours has of a figure, paired by seed
+    and, where it is a figure of problems, by problem."""
+    ours = OURS.rpartition("/")[2]
+    runs = {arm: [read_compared(folder, arm, seed) for seed in arms[arm]["seeds"]] for arm in (ours, *arms)}
+    more: dict[str, dict[str, Any]] = {arm: {} for arm in runs if arm != ours}
+    for figure in figures(runs):  # in which ours comes first, so that differences are from it
+        for arm, less in figure.differences.items():
+            if figure.name in AGAINST:
+                one = less.difference
+                more[arm][figure.name] = {"mean": -one.mean, "low": -one.high, "high": -one.low}
+    return {"name": folder.name, "arms": arms, "ours_less": more}
 
 
 def earlier(file: Path) -> dict[str, Any]:
@@ -129,7 +148,18 @@ def shown(one: Mapping[str, Any]) -> str:
     lines = (made["head"], ["---"] * len(made["head"]), *made["rows"])
     told = f"{seeds} seeds, 95 %; differences are paired by seed and problem, a star: the range leaves out 0."
     where = f"*{one['about']['date']}, {one['about']['machine']}; commit {one['about']['commit']}*"
-    return "\n".join([f"## {one['name']}", "", *(f"| {' | '.join(line)} |" for line in lines), "", told, "", where])
+    tables = ("\n".join(f"| {' | '.join(line)} |" for line in rows) for rows in (lines, against(one["ours_less"])))
+    return "\n\n".join([f"## {one['name']}", *tables, told, where])
+
+
+def against(more: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Ours less each other arm, as lines of a table."""
+    head = ["ours, less", *more]
+    rows = [
+        [FIGURES[name][0], *(difference({"difference": told}, name, digits) for told in more.values())]
+        for name, digits in AGAINST.items()
+    ]
+    return [head, ["---"] * len(head), *rows]
 
 
 if __name__ == "__main__":
