@@ -28,7 +28,6 @@ FILE = re.compile(
 NOT_OURS = {
     "purify/kinds/once.py",  # an example of what a reader may write
     "quick_test.py", "test_sandbox_fusion_on_cpu.py", "docs/plan_b_rollback.md",  # in others' repositories
-    "docs/results/grid.json",  # written when the runs of docs/protocol.md are done
 }  # fmt: skip
 MODULE = re.compile(r"retcon(?:\.\w+)+")
 IMPORT = re.compile(r"^ *from (retcon[\w.]*) import (\([^)]*\)|[^#\n(]+)", re.MULTILINE)
