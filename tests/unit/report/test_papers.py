@@ -20,7 +20,7 @@ from retcon.report.runs import Run
 from retcon.runs.metrics import Metrics
 from retcon.store import jsonl
 
-papers = pytest.mark.parametrize("paper", PAPERS.values(), ids=str)
+papers = pytest.mark.parametrize("paper", PAPERS.values(), ids=list(PAPERS))
 
 
 def run_of(folder: Path, *lines: Metrics) -> ComparedRun:
