@@ -290,3 +290,19 @@ def test_many_lives_at_once_are_each_the_life_that_it_is_alone(qwen3: Any, seed:
                 assert answer.logprobs == pytest.approx(right.logprobs, abs=1e-4)
             else:
                 assert answer == pytest.approx(right, abs=1e-4)
+
+
+def test_a_prompt_whose_last_holder_is_put_out_for_it_is_computed_anew(qwen3: Any) -> None:
+    """The slot that a new request gets is that of the one which its prompt would have been copied from."""
+    many = prompts(31, (40,) * 60)
+
+    async def main() -> tuple[LocalEngine, Generation, Generation]:
+        engine = LocalEngine(qwen3, max_len=WINDOW, max_requests=200, kv_memory_mb=1)
+        first = {str(n): await engine.generate(str(n), ids, GREEDY) for n, ids in enumerate(many)}
+        oldest = next(iter(engine._scheduler._resting))  # who goes first where there is no room
+        again = await engine.generate("again", many[int(oldest)], GREEDY)
+        return engine, first[oldest], again
+
+    engine, first, again = run(main())
+    assert engine.stats.evicted > 0
+    assert again.ids == first.ids

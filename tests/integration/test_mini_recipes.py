@@ -134,7 +134,8 @@ def test_rloo(run: Run) -> None:
 def test_reinforce_pp(run: Run) -> None:
     made = run("mini/reinforce_pp", ONE, rewards=(RIGHT_THEN_WRONG, FLAT))
     over_all = [[r / (8 / 15) ** 0.5 for r in signs(made)[0]], [0.0] * 8]  # of 16 rollouts, half of which are flat
-    assert made.first_loss == pytest.approx(mean_over_tokens(over_all, made), rel=1e-4)
+    # Where all rollouts are equally long, both are 0.
+    assert made.first_loss == pytest.approx(mean_over_tokens(over_all, made), rel=1e-4, abs=1e-7)
 
 
 def test_cispo(run: Run) -> None:
@@ -192,13 +193,15 @@ def test_rstar2(run: Run) -> None:
 
 
 def test_roc_saar(run: Run) -> None:
-    made = run("mini/ours/roc-saar", ONE, ALL)
-    purified = run("mini/ours/roc-saar", ONE, ALL, "select.failures=purified")
+    several = ("rl.prompts=6", "rl.steps=3")  # of which some group has something to choose
+    made = run("mini/ours/roc-saar", ONE, ALL, *several)
+    purified = run("mini/ours/roc-saar", ONE, ALL, *several, "select.failures=purified")
     line = made.lines[0]
-    assert (line["rollouts"], line["kept"]) == (32, 16)
+    assert (line["rollouts"], line["kept"]) == (96, 48)
     assert line["shallow"] + line["deep"] > 0
     assert [t.id for t in made.rollouts] == [t.id for t in purified.rollouts]
-    assert made.first_loss != purified.first_loss, "others of the same rollouts are learnt from"
+    losses = [[line["loss"] for line in one.lines] for one in (made, purified)]
+    assert losses[0] != losses[1], "others of the same rollouts are learnt from"
 
 
 def test_roc_branch(run: Run) -> None:
@@ -326,13 +329,13 @@ def test_arpo_goes_with_a_repair_with_sessions_and_with_weights_that_change_mean
 
 
 def test_aepo(run: Run) -> None:
-    made = run("mini/aepo", "rl.lr=1e-2", "rl.minibatches=4")
+    made = run("mini/aepo", "rl.lr=1e-2", "rl.minibatches=2")
     assert [len(group) for group in made.groups] == [8, 8]
     assert branching(made)
     for group in made.groups:
         assert group[0].branch is None
         assert not any(t.branch and t.branch.root == group[0].id for t in group), "the first one is measured"
-    other = run("mini/aepo", "rl.lr=1e-2", "rl.minibatches=4", "rl.algorithm=dapo")
+    other = run("mini/aepo", "rl.lr=1e-2", "rl.minibatches=2", "rl.algorithm=dapo")
     assert sampled(other) == sampled(made)
     assert made.lines[0]["clip_fraction"] < other.lines[0]["clip_fraction"], "above the clip no gradient is cut off"
 

@@ -217,8 +217,9 @@ def _activations(text: Any, checkpointing: bool, value: float, keys: int = 0) ->
     keys: of a row of attention whose weights are kept, 0 where torch's fused attention keeps none.
 
     Of a layer, in values: the inputs of its norms and of their products, queries, keys and values before and after
-    their rotation, what attention gives, and four of the width inside the feed-forward part. With checkpointing there
-    is one such layer, whose widest gradients are beside it, and what goes into each of the others.
+    their rotation, what attention gives, and four of the width inside the feed-forward part; beside them the gradient
+    that comes into the last layer. With checkpointing there is one such layer, beside its widest gradients, and what
+    goes into each of the others.
     """
     hidden, layers = text.hidden_size, text.num_hidden_layers
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
@@ -226,7 +227,7 @@ def _activations(text: Any, checkpointing: bool, value: float, keys: int = 0) ->
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     values = 6 * hidden + 3 * size * (text.num_attention_heads + 2 * heads) + 4 * inner
     layer = value * values + 2 * keys * text.num_attention_heads
-    kept = layer * layers
+    kept = layer * layers + value * hidden
     return int(min(kept, layer + value * (inner + 2 * hidden) + 4 * hidden * layers) if checkpointing else kept)
 
 

@@ -80,7 +80,8 @@ def test_activations_are_bounded_by_not_much_more_than_they_take(name: str, chec
     each = (more - few) / (4 * LENGTH) - 4 * VOCABULARY
     keys = LENGTH if dtype == "bfloat16" else 0
     ratio = _activations(config, checkpointing, VALUE[dtype], keys) / each
-    assert 1 <= ratio <= (1.7 if checkpointing and dtype == "bfloat16" else 1.4), f"{ratio:.2f}"
+    # What goes into a layer is counted as float32, which not every machine's kernels for bfloat16 keep.
+    assert 1 <= ratio <= (2.0 if checkpointing and dtype == "bfloat16" else 1.4), f"{ratio:.2f}"
     if dtype == "bfloat16" and not checkpointing:  # what does not grow: the copies of the weights, and a gradient
         cast = 2 * _linear(config, sum(p.numel() for p in model.parameters()))
         assert 0.9 <= (few - (more - few) / 2) / cast <= 1.5

@@ -170,6 +170,8 @@ class Scheduler:
                     continue  # another request computes it just now
             if not self._place(request, call, new=not request.admitted):
                 break
+            if shared is not None and not shared.holders:
+                shared = None  # the last one that held it was put out for this very slot
             (self._waiting if request.admitted else self._new).pop(request.id)
             request.admitted = True
             self._changed = True
