@@ -46,6 +46,25 @@ Start = Annotated[
         show_default=False,
     ),
 ]
+StartOfAll = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="MODEL",
+        help="A model for all arms to start from, without a cold start.",
+        show_default=False,
+    ),
+]
+ColdStart = Annotated[
+    str | None,
+    typer.Option(
+        "--cold-start",
+        metavar="RECIPE",
+        help="The recipe that makes the model all arms start from; by default, if their model knows no tools, "
+        "their own demos and sft sections do.",
+        show_default=False,
+    ),
+]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder continues it.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Training runs per arm; five make a finding.")]
 Jobs = Annotated[

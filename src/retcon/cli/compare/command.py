@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Jobs, Out, Seeds, command_line, need_training
+from retcon.cli.common.arguments import ColdStart, Jobs, Out, Seeds, StartOfAll, command_line, need_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.compare.matching import Match
 
@@ -35,25 +35,8 @@ def compare(
             "wall (CPU seconds, in fact; such a run does not repeat exactly).",
         ),
     ] = "rollouts",
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="MODEL",
-            help="A model for all arms to start from, without a cold start.",
-            show_default=False,
-        ),
-    ] = None,
-    cold: Annotated[
-        str | None,
-        typer.Option(
-            "--cold-start",
-            metavar="RECIPE",
-            help="The recipe that makes the model all arms start from; by default, if their model knows no tools, "
-            "their own demos and sft sections do.",
-            show_default=False,
-        ),
-    ] = None,
+    start: StartOfAll = None,
+    cold: ColdStart = None,
     faults: Annotated[
         float,
         typer.Option(

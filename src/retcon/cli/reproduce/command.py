@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Jobs, Seeds, command_line, need_training
+from retcon.cli.common.arguments import ColdStart, Jobs, Seeds, StartOfAll, command_line, need_training
 from retcon.cli.common.interrupt import interruptible
 
 
@@ -50,20 +50,8 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="MODEL", help="A model for all arms to start from, without a cold start.",
-            show_default=False,
-        ),
-    ] = None,
-    cold: Annotated[
-        str | None,
-        typer.Option(
-            "--cold-start", metavar="RECIPE", help="The recipe that makes the model all arms start from.",
-            show_default=False,
-        ),
-    ] = None,
+    start: StartOfAll = None,
+    cold: ColdStart = None,
     jobs: Jobs = None,
 ) -> None:  # fmt: skip
     """Run a paper's tables and figures in miniature, each beside the paper's own. Repeat the command to continue."""
