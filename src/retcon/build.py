@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retcon.chat.chat import Chat
 from retcon.chat.opening import open_chat
-from retcon.chat.template import load_template
 from retcon.config.schema import Recipe, SandboxSection
-from retcon.core.errors import CheckpointError, MissingExtra, RecipeError
+from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.schema import ToolSpec
 from retcon.engine.types import Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
-from retcon.models.locating import speaks_markdown
 from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
@@ -39,8 +35,6 @@ if TYPE_CHECKING:  # it brings torch
     from transformers import PreTrainedModel
 
     from retcon.models.devices import OnPlace
-
-log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 256
 """Rollouts that are decoded side by side at most."""
@@ -96,20 +90,10 @@ def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Ch
 
     Raises CheckpointError, RecipeError, MissingExtra without the tokenizers package.
     """
-    if "style" not in recipe.model.model_fields_set:
-        _note_unused_template(folder)
     thinking = None if recipe.model.thinking == "default" else recipe.model.thinking == "on"
     return open_chat(
         folder, style=recipe.model.style, system=_system(tasks), tools=build_specs(recipe), thinking=thinking
     )
-
-
-@cache
-def _note_unused_template(folder: Path) -> None:
-    """Once: the default style is the packaged model's, and silently a poor one for any other."""
-    with suppress(CheckpointError, MissingExtra):  # a template that cannot be used is no loss
-        if not speaks_markdown(folder) and load_template(folder) is not None:
-            log.warning("%s has a chat template of its own, which is not used: set model.style=auto to use it", folder)
 
 
 def build_engine_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:

@@ -8,14 +8,11 @@ from __future__ import annotations
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from retcon.chat.families.markdown import FAMILY
 from retcon.chat.types import CONTROLS, END_OF_TEXT, TURN_END
 from retcon.tasks.corpus import vocabulary
 
 PIECES = r"```|\p{N}{1,3}| ?_?[A-Za-z]+|\n *| ?[^\sA-Za-z\p{N}]|\s+"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -29,5 +26,5 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(CONTROLS))
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=TURN_END, pad_token=END_OF_TEXT, chat_template=CHAT_TEMPLATE
+        tokenizer_object=tokenizer, eos_token=TURN_END, pad_token=END_OF_TEXT, chat_template=FAMILY.template
     )

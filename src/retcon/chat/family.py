@@ -37,6 +37,9 @@ class Family(Framing, Protocol):
     name: str
     marks: tuple[str, ...] = ()
     """What a template of this family holds (and, where a folder has no template, its tokenizer)."""
+    template: str = ""
+    """The shipped framing as Jinja, given to models that are trained in it, and known again in them; empty where the
+    marks tell, or nothing does."""
     controls: tuple[str, ...] = ()
     """Control tokens that the shipped framing needs, besides the first of `ends`."""
     ends: tuple[str, ...]

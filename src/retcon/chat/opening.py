@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from retcon.chat.chat import Chat
-from retcon.chat.family import Family
 from retcon.chat.registry import AUTO, recognised
-from retcon.chat.template import Template, load_template
+from retcon.chat.template import read_template
 from retcon.chat.templated import Templated
 from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
-from retcon.chat.types import Tokenizer
 from retcon.core.errors import CheckpointError
 from retcon.core.schema import ToolSpec
 
@@ -27,8 +25,9 @@ def open_chat(
 ) -> Chat:
     """The chat of the model in a Hugging Face folder, by its tokenizer and, where style is `auto`, its own template.
 
-    `auto` takes the family whose marks the template holds, and frames messages as the template does; without a
-    template, the family by the tokenizer's control tokens, in its shipped framing, which any other style takes too.
+    `auto` takes the family whose marks the template holds, and frames messages as the template does; where that is a
+    family's own, or there is none and the tokenizer's control tokens tell the family, in its shipped framing, which any
+    other style takes too.
     thinking: what a template is given as `enable_thinking`, nothing where None. Raises RecipeError where the family
     cannot be told or the template shows no tools (with what to set instead), CheckpointError for files that cannot be
     read, lack a control token, or are of another model (a tokenizer with more tokens than the model has), MissingExtra.
@@ -38,10 +37,15 @@ def open_chat(
         _refuse_foreign(Path(folder), tokenizer)
     if style != AUTO:
         return Chat(tokenizer, style=style, system=system, tools=tools)
+    source = read_template(Path(folder))
+    if source is None:
+        family = recognised(tokenizer.controls, f"{folder}, which has no chat template: the tokenizer")
+    else:
+        family = recognised(source.text, f"{source.where}: the chat template")
+    if source is None or source.text == family.template:
+        return Chat(tokenizer, style=family.name, system=system, tools=tools)
     variables: Mapping[str, object] = {} if thinking is None else {"enable_thinking": thinking}
-    template = load_template(Path(folder), variables)
-    family = family_of(template, tokenizer, str(folder))
-    framing = None if template is None else Templated(template, family)
+    framing = Templated(source.compiled(variables), family)
     return Chat(tokenizer, style=family.name, system=system, tools=tools, framing=framing)
 
 
@@ -57,10 +61,3 @@ def _refuse_foreign(folder: Path, tokenizer: HubTokenizer) -> None:
             f"{folder / 'tokenizer.json'} has {tokenizer.size:,} tokens and the model {known:,}: they are not of one "
             "model"
         )
-
-
-def family_of(template: Template | None, tokenizer: Tokenizer, where: str) -> Family:
-    """Whose template this is; without one, whose tokenizer. Raises RecipeError."""
-    if template is not None:
-        return recognised(template.text, f"{template.where}: the chat template")
-    return recognised(tokenizer.controls, f"{where}, which has no chat template: the tokenizer")

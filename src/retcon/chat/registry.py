@@ -34,12 +34,22 @@ def named(style: str) -> Family:
     return family
 
 
+def template_of(style: str) -> str:
+    """The chat template that a model which learns in a style is to have; empty for the one that it has."""
+    return "" if style == AUTO else getattr(named(style), "template", "")
+
+
 def recognised(has: str | Collection[str], where: str) -> Family:
-    """The family whose marks all stand in a template (or among a tokenizer's control tokens), the most marks first.
+    """The family whose own template this is, or whose marks all stand in it (or among a tokenizer's control tokens),
+    the most marks first.
 
     Raises RecipeError that names the nearest family otherwise.
     """
-    marked = [family for family in map(named, names()) if family.marks]
+    families = [named(name) for name in names()]
+    for family in families:
+        if family.template and family.template == has:
+            return family
+    marked = [family for family in families if family.marks]
     known = [family for family in marked if all(mark in has for mark in family.marks)]
     if known:
         return max(known, key=lambda family: len(family.marks))

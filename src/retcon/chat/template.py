@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -73,9 +74,28 @@ class Template:
             raise CheckpointError(f"{self.where}: the chat template is not valid Jinja: {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A template as it stands in a folder. where: its file. tokens: the control tokens that it is given by name."""
+
+    text: str
+    where: str
+    tokens: Mapping[str, str]
+
+    def compiled(self, variables: Mapping[str, object] | None = None) -> Template:
+        """Raises CheckpointError, MissingExtra."""
+        return Template(self.text, {**self.tokens, **(variables or {})}, where=self.where)
+
+
 def load_template(folder: Path, variables: Mapping[str, object] | None = None) -> Template | None:
-    """The template of a Hugging Face folder: `chat_template.jinja`, or that of `tokenizer_config.json`; None where
-    there is none. Of several, the one for tools. Raises CheckpointError."""
+    """The template of a Hugging Face folder, None where it has none. Raises CheckpointError, MissingExtra."""
+    source = read_template(folder)
+    return None if source is None else source.compiled(variables)
+
+
+def read_template(folder: Path) -> Source | None:
+    """`chat_template.jinja` of a Hugging Face folder, or the template in its `tokenizer_config.json`; None where there
+    is none. Of several, the one for tools. Raises CheckpointError."""
     config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
         about = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
@@ -93,7 +113,7 @@ def load_template(folder: Path, variables: Mapping[str, object] | None = None) -
     if not isinstance(text, str):
         return None
     tokens = {f"{name}_token": _token(about.get(f"{name}_token")) for name in ("bos", "eos", "unk", "pad")}
-    return Template(text, tokens | dict(variables or {}), where=where)
+    return Source(text, where, tokens)
 
 
 def _token(value: object) -> str:

@@ -45,12 +45,6 @@ def locate(path: str | Path) -> Path:
     raise CheckpointError(f"there is no model {text}{_advice(folder)}")
 
 
-def speaks_markdown(folder: Path) -> bool:
-    """Whether a model's chat template is the packaged model's, which names no family: its style is `markdown`."""
-    own, packaged = (path / "chat_template.jinja" for path in (folder, BASE))
-    return own.is_file() and own.read_bytes() == packaged.read_bytes()
-
-
 def _lacks(folder: Path) -> str:
     """Why a folder is no model's."""
     if (folder / "adapter_config.json").is_file():

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEPT = 2
+TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+    "merges.txt", "vocab.txt", "tokenizer.model", TEMPLATE, "chat_template.json",
 )  # fmt: skip
 STATE, ABOUT = "trainer.safetensors", "trainer.json"
 NEEDED = ("tokenizer.json", STATE, ABOUT)
@@ -47,14 +48,30 @@ class Progress:
     spent: Cost = field(default_factory=Cost)
 
 
-def save_model(model: PreTrainedModel, tokenizer: Path, out: Path, adapter: Adapter | None = None) -> None:
-    """`model` and the tokenizer files of the folder `tokenizer` as a Hugging Face folder `out`, whole or not at all.
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What belongs to a model besides its weights. folder: that has them. template: the chat template that the model
+    learns to be asked through; empty for that of the folder."""
+
+    folder: Path
+    template: str = ""
+
+    def copy_to(self, folder: Path) -> None:
+        for name in TOKENIZER_FILES:
+            if (self.folder / name).is_file():
+                shutil.copyfile(self.folder / name, folder / name)
+        if self.template:
+            (folder / TEMPLATE).write_text(self.template, encoding="utf-8")  # it goes before any other
+
+
+def save_model(model: PreTrainedModel, files: TokenizerFiles, out: Path, adapter: Adapter | None = None) -> None:
+    """`model` as a Hugging Face folder `out`, whole or not at all.
 
     adapter: which were merged into `model`, for `out/adapter`. Raises StorageError where it cannot be written.
     """
     with whole_folder(out) as partial, _as_os_error():
         model.save_pretrained(partial)
-        _copy_tokenizer(tokenizer, partial)
+        files.copy_to(partial)
         if adapter is not None:
             (partial / "adapter").mkdir()
             adapter.save(partial / "adapter")
@@ -66,7 +83,7 @@ def save_checkpoint(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     *,
-    tokenizer: Path,
+    files: TokenizerFiles,
     adapter: Adapter | None = None,
 ) -> Path:
     """The state after `progress.step` steps; of older checkpoints the newest is kept beside it. adapter: what is
@@ -80,7 +97,7 @@ def save_checkpoint(
             model.save_pretrained(partial)
         else:
             adapter.save(partial)
-        _copy_tokenizer(tokenizer, partial)
+        files.copy_to(partial)
         save_file(_optimizer_tensors(model, optimizer), partial / STATE)
         write_json(partial / ABOUT, {"step": progress.step, "drawn": progress.drawn, **asdict(progress.spent)})
     for _, old in run.checkpoints()[KEPT:]:
@@ -149,12 +166,6 @@ def load_optimizer(folder: Path, model: PreTrainedModel, optimizer: torch.optim.
         if parameter not in parameters:
             raise _broken(folder, KeyError(parameter))
         optimizer.state[parameters[parameter]][key] = tensor.to(parameters[parameter].device)
-
-
-def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:
-    for name in TOKENIZER_FILES:
-        if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, folder / name)
 
 
 def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

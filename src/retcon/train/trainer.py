@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from retcon.chat.registry import template_of
 from retcon.config.schema import Recipe
 from retcon.core.errors import TrainingDiverged
 from retcon.models.devices import OnPlace, Placement
@@ -22,6 +23,7 @@ from retcon.runs.folder import RunFolder
 from retcon.runs.tracking import tracking
 from retcon.train.checkpoint import (
     Progress,
+    TokenizerFiles,
     load_adapter,
     load_optimizer,
     load_weights,
@@ -125,6 +127,7 @@ class Trainer:
     def __init__(self, training: Training, on_step: OnStep) -> None:
         run, section = training.run, training.section
         self._run, self._recipe, self._place, self._start = run, training.recipe, training.place, training.start
+        self._files = TokenizerFiles(model_folder(self._start), template_of(training.recipe.model.style))
         self._every, self._on_step, self._betas = section.checkpoint_every, on_step, training.betas
         self.computing = computing_of(training.recipe.compute, training.place)
         checkpoint = newest_checkpoint(run)
@@ -241,7 +244,7 @@ class Trainer:
                 progress,
                 self.model,
                 self.optimizer,
-                tokenizer=model_folder(self._start),
+                files=self._files,
                 adapter=self._adapter,
             )
             self._saved = self.step
@@ -252,7 +255,7 @@ class Trainer:
         self.save()
         save_model(
             EngineWeights(self.model, torch.float32, self._adapter).model,
-            model_folder(self._start),
+            self._files,
             self._run.final,
             self._adapter,
         )

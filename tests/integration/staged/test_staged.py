@@ -6,6 +6,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from retcon.tasks.types import Task
 from retcon.train.checkpoint import Progress, read_progress
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
+from retcon.train.stages.running import RunStages
+from retcon.train.stages.settling import settle_stages
 from training import Ones, make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -286,6 +289,27 @@ def test_pass_rates_of_a_later_stage_may_be_measured_on_the_way(start: tuple[Pat
     rates.write_text(rates.read_text().replace('"passed": 4', '"passed": 8', 30))
     with pytest.raises((CheckpointError, RecipeError)):
         trained(recipe, cold, out)
+
+
+def test_what_a_stage_without_its_pass_rates_would_draw_is_of_its_own_data(
+    start: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Between two others, for a plan: of all its tasks, as nobody can tell yet which are left out."""
+    base, cold = start
+    stages = []
+    for number, name in enumerate(("one", "two", "three")):
+        rows = range(100 * number, 100 * number + 40)
+        text = "".join(json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+        stages.append({"name": name, "steps": 1, "task": {"kind": "file", "path": str(tmp_path / f"{name}.jsonl")}})
+    stages[1]["select"] = {"pass_rates": str(tmp_path / "rates.jsonl")}
+    del stages[2]["steps"]
+    settled = settle_stages(numbers(base, *stages, rl={"steps": 3}), cold)
+    run = RunStages(settled, cold, model="m")
+    seen = {}
+    for stage, _ in settled.each:
+        seen[stage.name, run.waits(stage)] = {task.id.split("/")[0] for task in islice(run.stream(stage).after(0), 8)}
+    assert seen == {("one", False): {"one"}, ("two", True): {"two"}, ("three", False): {"three"}}
 
 
 def test_harder_tasks_are_no_drift(tmp_path: Path) -> None:

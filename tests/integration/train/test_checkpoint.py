@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from retcon.chat.opening import open_chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.models.placing import model_folder, start_model
@@ -52,6 +53,29 @@ def test_transformers_loads_a_checkpoint_unchanged(world):
         assert tokenizer(text).input_ids == load_tokenizer(world / "base").encode(text)
         assert tokenizer.apply_chat_template([{"role": "user", "content": "go"}], tokenize=False).startswith("<|im_")
     assert json.loads((world / "run/checkpoints/step-000004/trainer.json").read_text())["step"] == 4
+
+
+OTHER = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
+
+
+def test_a_model_has_the_template_that_it_was_trained_in(world, tmp_path):
+    """So that the next command, or a server of chat completions, asks it as training did; its own where it learnt
+    through that, or in a style that is not known again by a template."""
+    base = Path(shutil.copytree(world / "base", tmp_path / "base"))
+    about = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps({**about, "chat_template": OTHER}))
+    (base / "chat_template.jinja").unlink()
+    asked = {}
+    for style in ("markdown", "hermes"):
+        recipe = small_recipe(base, sft={"steps": 1, "checkpoint_every": 1}, model={"path": str(base), "style": style})
+        final = run_sft(recipe, world / "demonstrations.jsonl", tmp_path / style)
+        for folder in (final, tmp_path / style / "checkpoints/step-000001"):
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            text = tokenizer.apply_chat_template([{"role": "user", "content": "go"}], tokenize=False)
+            asked.setdefault(style, set()).add(text)
+        if style == "markdown":
+            assert open_chat(final).style == "markdown"
+    assert asked == {"markdown": {"<|im_start|>user\ngo<|im_end|>\n"}, "hermes": {"<s>go</s>"}}
 
 
 def test_the_two_newest_checkpoints_are_kept(world, tmp_path):

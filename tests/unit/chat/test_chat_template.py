@@ -224,23 +224,19 @@ def test_tool_sets_without_end_are_not_kept_and_the_one_in_use_is() -> None:
     assert sum(schema() is not None for schema in schemas) <= KEPT
 
 
-@pytest.mark.parametrize(
-    ("template", "changes", "notes"),
-    [
-        ("{{ messages }}", [], 1),
-        ("{{ messages }}", ["model.style=markdown"], 0),
-        ("{% broken", [], 0),
-        (None, [], 0),
-    ],
-)
-def test_a_template_that_the_default_style_leaves_unused_is_pointed_out_once(
-    template: str | None, changes: list[str], notes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_packaged_model_is_known_by_its_template(tmp_path: Path) -> None:
+    """And so is every model trained in its style: they need no `model.style`."""
+    chat, told = build_chat(load_recipe(None), BASE), build_chat(load_recipe(None, ["model.style=markdown"]), BASE)
+    assert chat.style == "markdown"
+    assert [segment.ids for segment in chat.prompt("1 + 1?")] == [segment.ids for segment in told.prompt("1 + 1?")]
     folder = Path(shutil.copytree(BASE, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
-    for _ in range(2):
-        build_chat(load_recipe(None, changes), folder)
-    assert [record.message for record in caplog.records] == notes * [
-        f"{folder} has a chat template of its own, which is not used: set model.style=auto to use it"
-    ]
+    (folder / "chat_template.jinja").write_text(Path(BASE / "chat_template.jinja").read_text() + "{# mine #}")
+    with pytest.raises(RecipeError, match=r"chat_template\.jinja: the chat template is of no known family.*model\.style"):
+        build_chat(load_recipe(None), folder)
+
+
+def test_any_other_model_is_asked_through_its_own_template_unless_told_otherwise(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BASE, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    (folder / "chat_template.jinja").write_text(TAGS)
+    assert build_chat(load_recipe(None), folder).style == "qwen3_coder"
+    assert build_chat(load_recipe(None, ["model.style=hermes"]), folder).style == "hermes"

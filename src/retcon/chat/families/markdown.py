@@ -1,4 +1,4 @@
-"""Calls are blocks of Python, observations turns of the role `tool`; no tools are shown: the shipped model's style."""
+"""Calls are blocks of Python, observations turns of the role `tool`; no tools are shown: the packaged model's style."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ _OBSERVED = re.compile(r"<\|im_start\|>tool\n(.*?)<\|im_end\|>", re.DOTALL)
 
 class Markdown(ChatML):
     name = "markdown"
+    template = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
     piecewise = True
     names_calls = False
     before = f"\n{TURN_START}tool\n"

@@ -21,13 +21,9 @@ def conversing_recipe(url: str | None, folder: Path, tools: Sequence[str], overr
     """Of the lengths that the model takes, unless `overrides` say otherwise. url: of a server of chat completions, None
     for the model in `folder`."""
     from retcon.config.load import load_recipe
-    from retcon.models.locating import speaks_markdown
     from retcon.rollout.lengths import context_of
 
-    style = "markdown" if speaks_markdown(folder) else "auto"
-    given = [
-        f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}", f"model.style={style}",
-    ]  # fmt: skip
+    given = [f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}"]
     if url is not None:
         given += ["engine.kind=openai", f"engine.url={url}", f"engine.answer_tokens={ANSWER}"]
     recipe = load_recipe(None, [*given, *overrides])
