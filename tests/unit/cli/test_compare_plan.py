@@ -10,6 +10,7 @@ import pytest
 from retcon.cli.compare.arms import named, read_arms
 from retcon.cli.compare.matching import MOST, Match
 from retcon.cli.compare.plan import ComparePlan, Wish, make_plan, open_ledger
+from retcon.config.shipped import find_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.report.compared.reading import run_folder
@@ -225,6 +226,17 @@ def test_a_folder_takes_further_arms_and_seeds_and_no_other_comparison(tmp_path:
     ]:
         with pytest.raises(CheckpointError, match=said):
             open_ledger(planned(out, *words, **options))  # type: ignore[arg-type]
+
+
+def test_a_folder_goes_on_however_a_recipes_file_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "own.toml"
+    own.write_text(find_recipe(THREE[1]).read_text())
+    open_ledger(planned(Path("out"), THREE[0], "own.toml")).begin()
+    open_ledger(planned(tmp_path / "out", THREE[0], str(own)))
+    own.write_text(own.read_text().replace("attempts = 3", "attempts = 9"))
+    with pytest.raises(CheckpointError, match=r"repair\.attempts was 3, is 9"):
+        open_ledger(planned(Path("out"), THREE[0], "own.toml"))
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
