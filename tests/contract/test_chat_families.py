@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conversing import SEARCH, TOOLS, bytes_of, chat_of, conversed, ids_of, text_of
+from conversing import SEARCH, TOOLS, Turned, bytes_of, chat_of, conversed, ids_of, text_of
 from retcon.chat import registry
 from retcon.chat.chat import Chat
+from retcon.chat.family import Written
+from retcon.chat.template import Template
+from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation
 
 FAMILIES = registry.names()
@@ -109,6 +112,38 @@ def test_each_turn_goes_on_where_the_one_before_ended(name: str) -> None:
         assert parts[n + 1][0].ids == chat.wrote(words, calls).ids
     assert [s.text for part in parts for s in part if s.kind == "observation"] == ["1", "2"]
     assert chat.observations_in(ids_of([s for part in parts for s in part])) == ["1", "2"]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if registry.named(name).template])
+@pytest.mark.parametrize("system", [None, "Solve it."])
+@pytest.mark.parametrize("tools", [(), TOOLS], ids=["bare", "tools"])
+def test_the_template_of_a_family_says_what_its_framing_does(
+    name: str, system: str | None, tools: tuple[ToolSpec, ...]
+) -> None:
+    """A model that was trained in the framing is asked through the template by every other program."""
+    pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
+    family = registry.named(name)
+    chat = Chat(bytes_of(name), style=name, system=system, tools=tools)
+    two: list[Written] = [("python", CODE), ("search", {"query": 'é "b"', "top": 2})]
+    turns: list[Turned] = [
+        ("I try.", two[:1], ["1\n"]),
+        ("", two if family.names_calls else two[:1], ["2", "<3>"] if family.names_calls else ["2"]),
+        ("It is 42.", (), ["Why?"]),
+    ]
+    messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": "go"})
+    for text, calls, answers in turns:
+        if family.names_calls:
+            called = [{"function": {"name": tool, "arguments": arguments}} for tool, arguments in calls]
+            messages.append({"role": "assistant", "content": text, "tool_calls": called})
+        else:
+            messages.append({"role": "assistant", "content": chat.wrote(text, calls).text.removesuffix(family.ends[0])})
+        messages += [{"role": "tool" if calls else "user", "content": answer} for answer in answers]
+    shown = [tool.as_function() for tool in tools]
+    said = "".join(text_of(part) for part in conversed(chat, turns, "go"))
+    assert Template(family.template).render(messages, shown) == said
+    assert Template(family.template).render(messages[:-1], shown, opening=False) + "<|im_start|>" in said
+    assert registry.recognised(family.template, "here").name == name
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -9,6 +9,23 @@ from retcon.chat.jsons import as_json, read_arguments, read_value
 from retcon.chat.types import FoundCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+TURNS = """{%- for message in told %}
+{%- if message.role == 'tool' %}
+{{- '\\n' if not loop.first and loop.previtem.role == 'tool' else '<|im_start|>user\\n' }}
+{{- '<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{{- '<|im_end|>\\n' if loop.last or loop.nextitem.role != 'tool' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n' if message.content or not loop.first }}
+{{- '<tool_call>\\n{"name": ' + (call.function.name | tojson) + ', "arguments": ' }}
+{{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Jinja: the messages in `told` as turns of ChatML, calls and observations between their tags."""
 _DEFAULT_NAME = "python"
 _CLOSING = re.compile(r"\s*" + CLOSE)
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')

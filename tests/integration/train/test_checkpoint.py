@@ -59,8 +59,7 @@ OTHER = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 
 
 def test_a_model_has_the_template_that_it_was_trained_in(world, tmp_path):
-    """So that the next command, or a server of chat completions, asks it as training did; its own where it learnt
-    through that, or in a style that is not known again by a template."""
+    """So that the next command, or a server of chat completions, asks it as training did."""
     base = Path(shutil.copytree(world / "base", tmp_path / "base"))
     about = json.loads((base / "tokenizer_config.json").read_text())
     (base / "tokenizer_config.json").write_text(json.dumps({**about, "chat_template": OTHER}))
@@ -73,9 +72,9 @@ def test_a_model_has_the_template_that_it_was_trained_in(world, tmp_path):
             tokenizer = AutoTokenizer.from_pretrained(folder)
             text = tokenizer.apply_chat_template([{"role": "user", "content": "go"}], tokenize=False)
             asked.setdefault(style, set()).add(text)
-        if style == "markdown":
-            assert open_chat(final).style == "markdown"
-    assert asked == {"markdown": {"<|im_start|>user\ngo<|im_end|>\n"}, "hermes": {"<s>go</s>"}}
+        assert open_chat(final).style == style
+    turn = "<|im_start|>user\ngo<|im_end|>\n"
+    assert asked == {"markdown": {turn}, "hermes": {turn}}
 
 
 def test_the_two_newest_checkpoints_are_kept(world, tmp_path):

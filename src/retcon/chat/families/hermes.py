@@ -15,6 +15,7 @@ _OBSERVED = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 class Hermes(ChatML):
     name = "hermes"
+    template = "{%- set told = messages %}\n" + hermes.TURNS
     piecewise = True
     before = f"\n{TURN_START}user\n<tool_response>\n"
     between = "\n</tool_response>\n<tool_response>\n"

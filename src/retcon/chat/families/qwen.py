@@ -12,10 +12,33 @@ from retcon.chat.types import TURN_START, FoundCall, Told
 from retcon.core.schema import ToolSpec
 
 THOUGHT = "</think>"
+BEFORE = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function "
+    "signatures within <tools></tools> XML tags:\n<tools>"
+)
+AFTER = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+    "</tool_call>"
+)
+"""The words that the models were trained with, before and after the tools, as Qwen's own templates have them."""
+OPENING = """{%- set told = messages %}
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages and messages[0].role == 'system' %}
+{%- set told = messages[1:] %}
+{{- messages[0].content + '\\n\\n' }}
+{%- endif %}
+{{- BEFORE }}
+{%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
+{{- AFTER + '<|im_end|>\\n' }}
+{%- endif %}
+""".replace("BEFORE", json.dumps(BEFORE)).replace("AFTER", json.dumps(AFTER))
 
 
 class Qwen(Hermes):
     name = "qwen"
+    template = OPENING + hermes.TURNS
     piecewise = False
     marks: tuple[str, ...] = (TURN_START, hermes.OPEN)
 
@@ -28,14 +51,8 @@ class Qwen(Hermes):
 
 
 def _shown(tools: Sequence[ToolSpec]) -> str:
-    """The words that the models were trained with, as Qwen's own templates have them."""
     listed = "".join(f"\n{json.dumps(tool.as_function(), ensure_ascii=False)}" for tool in tools)
-    return (
-        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
-        f"function signatures within <tools></tools> XML tags:\n<tools>{listed}\n</tools>\n\nFor each function call, "
-        "return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"
-        '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-    )
+    return f"{BEFORE}{listed}{AFTER}"
 
 
 FAMILY = Qwen()

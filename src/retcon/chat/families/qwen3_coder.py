@@ -27,6 +27,7 @@ class Qwen3Coder(Qwen):
     """Arguments are text without quotes or escapes: what type they are of, the tool's schema says."""
 
     name = "qwen3_coder"
+    template = ""
     marks = (TURN_START, hermes.OPEN, FUNCTION)
     between = "\n</tool_response>\n<tool_response>\n"
     after = f"\n</tool_response>\n{TURN_END}"
