@@ -207,8 +207,8 @@ class ComputeSection(Section):
         "(autocast; weights and optimiser stay float32): auto | float32 | bfloat16; auto: float32 on a CPU, bfloat16 "
         "on CUDA")  # fmt: skip
     rollout_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of the weights that "
-        "rollouts decode with: auto | float32 | bfloat16 | float16; auto as in dtype; float32 shares the trained "
-        "weights")  # fmt: skip
+        "rollouts decode with: auto | float32 | bfloat16 | float16; auto as dtype's own auto; float32 shares the "
+        "trained weights")  # fmt: skip
     attention: Literal["auto", "sdpa", "eager"] = Field("auto", description="auto | sdpa | eager; auto: sdpa where the "
         "model has it")  # fmt: skip
     micro_batch_tokens: Positive = Field(2048, description="padded tokens of one forward and backward: bounds memory")

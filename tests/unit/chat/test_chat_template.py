@@ -231,9 +231,7 @@ def test_the_packaged_model_is_known_by_its_template(tmp_path: Path) -> None:
     assert [segment.ids for segment in chat.prompt("1 + 1?")] == [segment.ids for segment in told.prompt("1 + 1?")]
     folder = Path(shutil.copytree(BASE, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
     (folder / "chat_template.jinja").write_text(Path(BASE / "chat_template.jinja").read_text() + "{# mine #}")
-    with pytest.raises(
-        RecipeError, match=r"jinja: the chat template is of no known family.* set model\.style"
-    ):
+    with pytest.raises(RecipeError, match=r"jinja: the chat template is of no known family.* set model\.style"):
         build_chat(load_recipe(None), folder)
 
 
