@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
@@ -11,7 +12,7 @@ pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
 from comparing import comparison, repaired
 from retcon.report.pages.comparison import write_page
 from retcon.report.panel import Report
-from retcon.report.plots import CURVES, draw_curves
+from retcon.report.plots import CURVES, draw_curves, top_of
 
 
 def test_the_page_needs_no_network_and_embeds_its_pictures(tmp_path: Path) -> None:
@@ -23,6 +24,12 @@ def test_the_page_needs_no_network_and_embeds_its_pictures(tmp_path: Path) -> No
     assert text.count('src="data:image/png;base64,') == len(CURVES)
     assert not re.search(r"https?://|@import|<link|<script", text)
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in pictures.values())
+
+
+@pytest.mark.parametrize(("greatest", "top"), [(0.09, None), (0.3, 1.0)])
+def test_a_share_has_an_axis_on_which_it_can_be_read(greatest: float, top: float | None) -> None:
+    (curve,) = (curve for curve in CURVES if curve.name == "pass_rate")
+    assert top_of(curve, {"a": np.array([[0.0, np.nan]]), "b": np.array([[0.02, greatest]])}) == top
 
 
 def test_curves_that_no_run_has_are_not_drawn(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ SMOOTHING = 5  # steps of the running mean
 @dataclass(frozen=True, slots=True)
 class Curve:
     """One picture: a metric over steps. metric: its name in metrics.jsonl. per: the metric it is divided by, if any.
-    from_zero: whether the axis begins there. smooth: whether its thick line is a running mean. over: the metric whose
-    sum so far stands in place of the step, if any."""
+    top: where the axis ends, unless all values are far below (`top_of`). from_zero: whether it begins at 0. smooth:
+    whether the thick line is a running mean. over: the metric whose sum so far stands in place of the step, if any."""
 
     name: str
     metric: str
@@ -128,13 +128,21 @@ def draw(
         else:
             axes.set_xlim(1, max(2, *(v.shape[1] for v in series.values())))
         if curve.from_zero:
-            axes.set_ylim(0, curve.top)
+            axes.set_ylim(0, top_of(curve, series))
         axes.grid(axis="y", alpha=0.25)
         axes.legend(frameon=False)
         files = [out / f"{curve.name}.{kind}" for kind in formats]
         for file in files:
             figure.savefig(file)
     return files[0]
+
+
+def top_of(curve: Curve, series: Mapping[str, np.ndarray]) -> float | None:
+    """Where the axis ends: at the curve's top; None, just above the greatest value, where that is below a quarter of
+    it, as nothing could be told apart."""
+    if curve.top is None or max(np.nanmax(values) for values in series.values()) < curve.top / 4:
+        return None
+    return curve.top
 
 
 def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
