@@ -7,7 +7,7 @@
 
 The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes what the
 finished cells came to: docs/results/grid.json, in which cells of earlier sessions stay unless they were made again, the
-table docs/results/grid.md and the picture docs/img/grid.png. The third trains the baseline, or the arms that are named,
+table docs/results/grid.md and the pictures docs/img/grid.png and grid_phase.png. The third trains the baseline, or the arms that are named,
 on a seed and problems that the results never use, and says where each ends: what a cell's problems, and our arm, are
 chosen by.
 """
@@ -31,6 +31,7 @@ from retcon.runs.metrics import read_metrics
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
 from parts.compared import FIGURES, difference, differences, table
 from parts.forest import draw_forest
+from parts.phase import draw_phase
 from parts.results import ROOT, checked_out, machine
 
 REGIMES = {
@@ -120,7 +121,17 @@ def write(out: Path, names: Sequence[str], commit: str) -> None:
         {one["name"]: differences(one["arms"]) for one in told}, "pass@1 at T = 1, less the baseline's",
         ROOT / "docs" / "img" / "grid.png",
     )  # fmt: skip
-    print(f"{len(told)} of {len(CELLS)} cells: {folder / 'grid.json'}, grid.md, docs/img/grid.png")
+    draw_phase(
+        {(limit, regime): ends(cells[f"{regime}-{limit}"]["arms"])
+         for regime in REGIMES for limit in TOKENS if f"{regime}-{limit}" in cells},
+        list(TOKENS), list(REGIMES), "pass@1 at T = 1, at equal tokens", ROOT / "docs" / "img" / "grid_phase.png",
+    )  # fmt: skip
+    print(f"{len(told)} of {len(CELLS)} cells: {folder / 'grid.json'}, grid.md, docs/img/grid.png, grid_phase.png")
+
+
+def ends(arms: Mapping[str, Any]) -> dict[str, float]:
+    """Where each arm of a cell stands at equal tokens."""
+    return {arm: told["pass1_equal_tokens"]["mean"] for arm, told in arms.items()}
 
 
 def cell_of(folder: Path, arms: Mapping[str, Any]) -> dict[str, Any]:
