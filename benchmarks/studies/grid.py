@@ -7,9 +7,9 @@
 
 The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes what the
 finished cells came to: docs/results/grid.json, in which cells of earlier sessions stay unless they were made again, the
-table docs/results/grid.md and the pictures docs/img/grid.png and grid_phase.png. The third trains the baseline, or the arms that are named,
-on a seed and problems that the results never use, and says where each ends: what a cell's problems, and our arm, are
-chosen by.
+table docs/results/grid.md and the pictures docs/img/grid.png and grid_phase.png. The third trains the baseline, or the
+arms that are named, on a seed and problems that the results never use, and says where each ends: a cell's problems and
+our arm are chosen by that.
 """
 
 from __future__ import annotations
