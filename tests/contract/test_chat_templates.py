@@ -16,7 +16,7 @@ from conversing import DATA, TOOLS, Turned, bytes_of, conversed, ids_of, real_fo
 from retcon.chat.chat import Chat
 from retcon.chat.opening import open_chat
 from retcon.chat.registry import recognised
-from retcon.chat.template import Template, load_template
+from retcon.chat.template import Template, read_template
 from retcon.chat.templated import Templated
 from retcon.core.errors import RecipeError
 
@@ -47,9 +47,9 @@ def together(chat: Chat, turns: Sequence[Turned]) -> tuple[str, list[int]]:
 
 
 def own(folder: Path) -> Template:
-    template = load_template(folder)
-    assert template is not None
-    return template
+    source = read_template(folder)
+    assert source is not None
+    return source.compiled()
 
 
 @pytest.fixture
@@ -102,8 +102,9 @@ def test_the_template_drops_earlier_thinking_and_a_rollout_keeps_what_was_sample
 
 def test_thinking_can_be_turned_off_by_the_template(qwen3: Path) -> None:
     chat = open_chat(qwen3, tools=TOOLS, thinking=False)
-    template = load_template(qwen3, {"enable_thinking": False})
-    assert template is not None
+    source = read_template(qwen3)
+    assert source is not None
+    template = source.compiled({"enable_thinking": False})
     text, _ = together(chat, [("I try.", [("python", CODE)], ["42"])])
     asked = [message("user", "What is 6 times 7?"), message("assistant", "I try.", tool_calls=called(("python", CODE)))]
     empty = "<think>\n\n</think>\n\n"

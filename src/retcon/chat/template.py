@@ -87,15 +87,9 @@ class Source:
         return Template(self.text, {**self.tokens, **(variables or {})}, where=self.where)
 
 
-def load_template(folder: Path, variables: Mapping[str, object] | None = None) -> Template | None:
-    """The template of a Hugging Face folder, None where it has none. Raises CheckpointError, MissingExtra."""
-    source = read_template(folder)
-    return None if source is None else source.compiled(variables)
-
-
 def read_template(folder: Path) -> Source | None:
     """`chat_template.jinja` of a Hugging Face folder, or the template in its `tokenizer_config.json`; None where there
-    is none. Of several, the one for tools. Raises CheckpointError."""
+    is none. Of several, the one for tools. Raises CheckpointError for files that cannot be read."""
     config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
         about = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}

@@ -16,7 +16,7 @@ from retcon.build import build_chat
 from retcon.chat.chat import Chat
 from retcon.chat.family import Family
 from retcon.chat.registry import named, recognised
-from retcon.chat.template import Message, Template, load_template
+from retcon.chat.template import Message, Template, read_template
 from retcon.chat.templated import KEPT, Templated
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError
@@ -151,23 +151,23 @@ def test_what_cannot_be_followed_is_refused_with_what_to_set(change: tuple[str, 
 
 def test_templates_are_found_in_a_folder(tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
-    assert load_template(tmp_path) is None
+    assert read_template(tmp_path) is None
     config.write_text(json.dumps({"bos_token": {"content": "<s>"}, "chat_template": "{{ bos_token }}a"}))
-    assert load_template(tmp_path).render([]) == "<s>a"
+    assert read_template(tmp_path).compiled().render([]) == "<s>a"
     both = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     config.write_text(json.dumps({"chat_template": both}))
-    assert load_template(tmp_path).render([]) == "b"
+    assert read_template(tmp_path).compiled().render([]) == "b"
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{% if thinking %}!{% endif %}")
-    assert load_template(tmp_path, {"thinking": True}).render([{"content": "c"}]) == "c!"
+    assert read_template(tmp_path).compiled({"thinking": True}).render([{"content": "c"}]) == "c!"
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja: the chat template is not valid Jinja"):
-        load_template(tmp_path)
+        read_template(tmp_path).compiled()
     config.write_text("[1]")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is not an object"):
-        load_template(tmp_path)
+        read_template(tmp_path)
     config.write_text("{")
     with pytest.raises(CheckpointError, match="the chat template cannot be read"):
-        load_template(tmp_path)
+        read_template(tmp_path)
 
 
 def test_a_template_reaches_nothing() -> None:
