@@ -130,19 +130,19 @@ def where_a_teacher_is(recipe: Recipe, lab: Lab) -> str:
     return "there"
 
 
+CALL, ANSWER = "It is \\boxed{87}:\n```python\nprint(87)\n```", "So \\boxed{87}."
+
+
 @acts(
     "demos.style",
-    ("auto", "of no known family"),
-    ("markdown", "30"),
+    ("auto", 1),
+    ("hermes", 0),
     given=(*ROWS, "demos.kind=engine", "demos.model=base", "engine.kind=scripted", "sft.demonstrations=1",
-           "engine.replies=['So \\boxed{87}.']"),
+           f"engine.replies={json.dumps([CALL, ANSWER])}"),
 )  # fmt: skip
-def what_a_teacher_speaks(recipe: Recipe, lab: Lab) -> str:
-    """The template of the model in the package is of no known family: it needs a style by name."""
-    try:
-        return (shown(recipe, lab)[0].answer or "") and "30"
-    except RecipeError as error:
-        return "of no known family" if "is of no known family" in str(error) else ""
+def calls_of_a_teacher(recipe: Recipe, lab: Lab) -> int:
+    """A block of Python is a call in the packaged model's own style, and words in the other."""
+    return shown(recipe, lab)[0].calls
 
 
 @acts("demos.seconds", (0.001, True), (60.0, False), given=OPENAI)
