@@ -16,7 +16,8 @@
         ├── SandboxBusy         no worker was free in time
         └── CheckpointRefused   a session keeps too many checkpoints
 
-Warnings: SandboxWarning, ComputeWarning, TaskWarning, TrackingWarning, DriftWarning, all of UserWarning.
+Warnings: SandboxWarning, ComputeWarning, TaskWarning, TrackingWarning, DriftWarning, IdleWarning, all of
+UserWarning.
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ class TrackingWarning(UserWarning):
 
 class DriftWarning(UserWarning):
     """A training goes the wrong way though its loss is finite: says what has risen, from what to what. It goes on."""
+
+
+class IdleWarning(UserWarning):
+    """A training has next to nothing to learn from: says since when, why, and what to do. It goes on."""
 
 
 class CheckpointRefused(SandboxUnavailable):

@@ -136,6 +136,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
     if step % KEEP_ROLLOUTS_EVERY == 0 or step in (stage.before + 1, recipe.rl.steps):
         run.keep_trajectories(step, (t for group in drawn.made for t in group))
     made = rollout_metrics(drawn.made)
+    course.tell_idling(made)
     seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
     held_out = await _held_out(stretch, stream, step)
     return trainer.done(  # checkpoint, where it is time, and log

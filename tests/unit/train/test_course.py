@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from retcon.core.errors import DriftWarning
+from retcon.core.errors import DriftWarning, IdleWarning
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.watch.course import Course
 from retcon.train.watch.drift import WINDOW, drift
@@ -73,6 +73,33 @@ def test_a_run_that_goes_on_reckons_with_what_earlier_sessions_saw() -> None:
         whole.add(line)
     with pytest.warns(DriftWarning):
         assert Course(Dapo(), lines[:-1]).drift_after(lines[-1]) == whole.drift_after(lines[-1])
+
+
+@pytest.mark.parametrize(("passed", "hint"), [(0.01, True), (0.99, False)])
+def test_a_run_whose_groups_teach_nothing_says_so_when_that_begins(passed: float, hint: bool) -> None:
+    course, told = Course(Dapo(), []), []
+    for same in [1.0] * (WINDOW - 1) + [0.6] + [1.0] * 2 * WINDOW + [0.0] + [1.0] * WINDOW:
+        line: dict[str, float | None] = {"same_reward": same, "pass_rate": passed}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            course.tell_idling(line)
+        course.add(line)
+        told += [str(w.message) for w in caught if w.category is IdleWarning]
+    first, again = told  # .6 among ten is .96; then one of ten that teaches is .9
+    assert first.startswith(f"step {WINDOW}: in 96% of the groups of the last {WINDOW} steps")
+    assert again.startswith(f"step {4 * WINDOW + 1}: in 100%")
+    assert ("cold start" in first) == hint
+    assert f"({passed:.1%} of them pass)" in first
+
+
+def test_other_tasks_and_groups_of_one_are_no_idling() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", IdleWarning)
+        course = Course(Dapo(), [{"same_reward": 1.0}] * (WINDOW - 1))
+        course.data_since(5)
+        course.tell_idling({"same_reward": 1.0})
+        alone = Course(Dapo(), [{"same_reward": None}] * WINDOW)
+        alone.tell_idling({"same_reward": None})
 
 
 def test_a_run_ends_after_the_step_in_which_its_tokens_are_spent() -> None:

@@ -6,10 +6,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from retcon.config.learning import RLSection
-from retcon.core.errors import DriftWarning
+from retcon.core.errors import DriftWarning, IdleWarning
 from retcon.train.watch.drift import WINDOW, drift
 
 Metrics = Mapping[str, float | None]
+
+IDLE = 0.95
+"""Share of groups whose rewards are all equal, from which on a run hardly learns."""
 
 
 class Course:
@@ -38,6 +41,23 @@ class Course:
         spent = (self._lines[-1].get("cpu_s") or 0.0) if self._lines else 0.0
         return bool((tokens and self._sampled >= tokens) or (seconds and spent >= seconds))
 
+    def tell_idling(self, made: Metrics) -> None:
+        """Tells by an IdleWarning, when it begins, that in the last WINDOW steps, these rollouts' among them, hardly a
+        group had rollouts of different rewards: the others have no advantage."""
+        lines = [*self._lines[self._since :], made]
+        if not _idle(lines) or _idle(lines[:-1]):
+            return
+        idle, passed = (_mean(lines[-WINDOW:], name) for name in ("same_reward", "pass_rate"))
+        first = " A cold start may have to come first: docs/training/sft-and-dpo.md." if passed < 0.5 else ""
+        warnings.warn(
+            f"step {len(self._lines) + 1}: in {idle:.0%} of the groups of the last {WINDOW} steps all rollouts had one "
+            f"reward ({passed:.1%} of them pass), and such groups have no advantage to learn from. `retcon difficulty` "
+            "finds the tasks that the model solves now and then, and select.pass_rates trains on those "
+            f"(docs/training/selection.md).{first}",
+            IdleWarning,
+            stacklevel=2,
+        )
+
     def drift_after(self, made: Metrics) -> Metrics:
         """Metrics of the step that these rollouts are of. first_try_drift: how far the first-try failure rate of the
         last WINDOW steps lies above the lowest before, on the same tasks (see `drift`), None with too few steps.
@@ -56,3 +76,13 @@ class Course:
                 stacklevel=2,
             )
         return {"first_try_drift": found.rise, "first_try_alarm": int(alarm)}
+
+
+def _idle(lines: Sequence[Metrics]) -> bool:
+    return len(lines) >= WINDOW and _mean(lines[-WINDOW:], "same_reward") >= IDLE
+
+
+def _mean(lines: Sequence[Metrics], name: str) -> float:
+    """Of the steps that have it; 0 where none has, as with groups of one."""
+    known = [value for line in lines if (value := line.get(name)) is not None]
+    return sum(known) / len(known) if known else 0.0
