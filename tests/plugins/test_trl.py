@@ -72,7 +72,7 @@ def trained(rollouts: Rollouts, start: Path, out: Path, reward: Any = None, data
 
 @pytest.mark.parametrize("recipe", ["quickstart/saar", "mini/ours/branch", "mini/rstar2"])
 def test_a_run_trains_on_whole_groups_of_graded_rollouts(recipe: str, start: Path, tmp_path: Path) -> None:
-    with Kept(recipe, SMALL, model=start) as rollouts:
+    with Kept(recipe, [*SMALL, "rl.contrast=0"], model=start) as rollouts:
         trainer = trained(rollouts, start, tmp_path)
     said = [line for line in trainer.state.log_history if "reward" in line]
     assert [len(made) for made in rollouts.made] == [16, 16]

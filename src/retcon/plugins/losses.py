@@ -17,5 +17,6 @@ def refuse_own_losses(recipe: Recipe, trainer: str) -> None:
     for key, nothing in OWN.items():
         if getattr(recipe.rl, key) != nothing:
             raise RecipeError(
-                f"rl.{key} = {getattr(recipe.rl, key)}: {trainer}'s loss knows nothing like it; leave it out"
+                f"rl.{key} = {getattr(recipe.rl, key)}: {trainer}'s loss knows nothing like it; leave it out, or set "
+                f"rl.{key}={str(nothing).lower()}"
             )
