@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from retcon.report.style import looks
+from retcon.report.tables import number
 
 LINE = 0.15
 """Of a square's height, from one arm's line to the next."""
@@ -39,7 +40,7 @@ def draw_phase(
                 first = place[1] - LINE * (len(order) - 1) / 2
                 for n, arm in enumerate(order):
                     axes.annotate(
-                        f"{arm}  {square[arm]:.2f}".replace("0.", "."), (place[0], first + LINE * n), ha="center",
+                        f"{arm}  {number(square[arm], 2)}", (place[0], first + LINE * n), ha="center",
                         va="center", color="#222222", fontweight="bold" if n == 0 else "normal",
                     )  # fmt: skip
         axes.set_xticks([n + 0.5 for n in range(len(columns))], columns)

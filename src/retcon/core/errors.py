@@ -87,7 +87,7 @@ class DriftWarning(UserWarning):
 
 
 class IdleWarning(UserWarning):
-    """A training has next to nothing to learn from: says since when, why, and what to do. It goes on."""
+    """A training has next to nothing to learn from: says of how many groups, and what to do. It goes on."""
 
 
 class CheckpointRefused(SandboxUnavailable):

@@ -6,7 +6,6 @@ import itertools
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +307,9 @@ def test_what_a_stage_without_its_pass_rates_would_draw_is_of_its_own_data(
     run = RunStages(settled, cold, model="m")
     seen = {}
     for stage, _ in settled.each:
-        seen[stage.name, run.waits(stage)] = {task.id.split("/")[0] for task in islice(run.stream(stage).after(0), 8)}
+        seen[stage.name, run.waits(stage)] = {
+            task.id.split("/")[0] for task in itertools.islice(run.stream(stage).after(0), 8)
+        }
     assert seen == {("one", False): {"one"}, ("two", True): {"two"}, ("three", False): {"three"}}
 
 
