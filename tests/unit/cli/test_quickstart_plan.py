@@ -7,6 +7,7 @@ import pytest
 
 from retcon.cli.quickstart.ledger import open_ledger
 from retcon.cli.quickstart.plan import make_plan
+from retcon.cli.quickstart.sets import SETS, arms_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.evaluate.result import Result, Setting, write_result
 
@@ -125,3 +126,17 @@ def test_with_top_p_1_an_evaluation_has_one_setting(tmp_path: Path) -> None:
     target.makes.parent.mkdir(parents=True)
     write_result(target.makes, Result("c", {}, {}).with_setting("t1", Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0)))
     assert target.finished
+
+
+def test_the_arms_are_the_usual_ones_or_those_that_are_named_once() -> None:
+    assert arms_of(None, SETS["numbers"]) == ("baseline", "saar", "blame")
+    assert arms_of("roc, saar,,roc", SETS["numbers"]) == ("roc", "saar")
+    with pytest.raises(RecipeError, match="--arms names no arm; there are: baseline, blame, roc, saar"):
+        arms_of(" ,", SETS["numbers"])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_quickstart_has_recipes_of_its_usual_arms(tmp_path: Path, name: str) -> None:
+    about = SETS[name]
+    assert set(about.usual) <= set(about.arms)
+    assert [arm for arm, _ in make_plan(tmp_path, arms=about.usual, seeds=1, about=about).arms] == list(about.usual)

@@ -11,7 +11,7 @@ import typer
 
 from retcon.cli.common.arguments import Jobs, Seeds, command_line, need_training
 from retcon.cli.common.interrupt import interruptible
-from retcon.cli.quickstart.sets import DEFAULT, SETS, chosen
+from retcon.cli.quickstart.sets import DEFAULT, SETS, arms_of, chosen
 
 
 def quickstart(
@@ -26,13 +26,15 @@ def quickstart(
     ] = None,
     *,
     arms: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--arms",
             metavar="A,B",
-            help="What to compare: [bold]baseline[/], [bold]saar[/], [bold]roc[/], [bold]blame[/].",
+            help="What to compare: [bold]baseline[/], [bold]saar[/], [bold]roc[/], [bold]blame[/]. Default: "
+            "baseline,saar,blame; of smollm2, which has only these, baseline,saar.",
+            show_default=False,
         ),
-    ] = "baseline,saar",
+    ] = None,
     seeds: Seeds = 1,
     out: Annotated[
         Path | None,
@@ -83,7 +85,7 @@ def quickstart(
     wish = Wish(
         name,
         out or Path("runs") / ("quickstart" if name == DEFAULT else f"quickstart-{name}"),
-        arms=tuple(dict.fromkeys(filter(None, (part.strip() for part in arms.split(","))))),
+        arms=arms_of(arms, SETS[name]),
         seeds=seeds,
         overrides=tuple(overrides),
         from_scratch=from_scratch,

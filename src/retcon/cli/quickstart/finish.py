@@ -106,9 +106,9 @@ def _next(plan: Plan, found: tuple[Trajectory, Path] | None) -> list[str]:
     if found:
         lines.insert(0, command_line("retcon", "show", found[1], "--first-repaired"))
     again = ("retcon", "quickstart", *plan.options)
-    if "blame" in plan.about.arms and "blame" not in {arm for arm, _ in plan.arms}:
-        lines.append(command_line(*again, "--out", plan.out, "--arms", "baseline,saar,blame"))
+    named = dict.fromkeys(arm for arm, _ in plan.arms)
+    arms = () if tuple(named) == plan.about.usual else ("--arms", ",".join(named))
     if len({seed for _, seed in plan.arms}) < 3:
-        lines.append(command_line(*again, "--out", plan.out, "--seeds", "3"))
+        lines.append(command_line(*again, *arms, "--out", plan.out, "--seeds", "3"))
     lines.append(command_line(*again, "rl.mask_negative_spliced=true", "--out", "runs/masked"))
     return lines

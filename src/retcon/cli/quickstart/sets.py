@@ -16,9 +16,10 @@ class QuickstartSet:
     """recipes: the folder of shipped recipes: `cold_start`, and one an arm. on_data: it learns from a data set, which
     `--data` replaces; its plan is measured and printed before work starts, and `--hours` scales it. sampled: tokens
     that a rollout samples, as it comes out. demonstrations: that its data give at most. from_scratch: it can start from
-    fresh weights."""
+    fresh weights. usual: the arms that it compares unless told."""
 
     recipes: str
+    usual: tuple[str, ...]
     on_data: bool = False
     sampled: float = 0.0
     demonstrations: int = 0
@@ -44,10 +45,20 @@ class QuickstartSet:
 
 
 SETS = {
-    "numbers": QuickstartSet("quickstart", from_scratch=True),
-    "smollm2": QuickstartSet("smollm2", on_data=True, sampled=90, demonstrations=6000),
+    "numbers": QuickstartSet("quickstart", ("baseline", "saar", "blame"), from_scratch=True),
+    "smollm2": QuickstartSet("smollm2", ("baseline", "saar"), on_data=True, sampled=90, demonstrations=6000),
 }
 DEFAULT = "numbers"
+
+
+def arms_of(given: str | None, about: QuickstartSet) -> tuple[str, ...]:
+    """What `--arms` names, each once; the usual ones where it is not given. Raises RecipeError where it names none."""
+    if given is None:
+        return about.usual
+    named = tuple(dict.fromkeys(filter(None, (part.strip() for part in given.split(",")))))
+    if not named:
+        raise RecipeError(f"--arms names no arm; there are: {', '.join(about.arms)}")
+    return named
 
 
 def chosen(words: Sequence[str]) -> tuple[str, list[str]]:
