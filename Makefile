@@ -1,5 +1,5 @@
 # make setup       the environment (.venv), versions from constraints.txt
-# make quickstart  trains and compares two agents, in runs/quickstart; continues where it was
+# make quickstart  trains and compares three agents, in runs/quickstart; continues where it was
 # make test        lint, types, import rules, all tests
 # make unit        the unit tests alone
 # make integration tests with real vLLM servers, in TRL's and verl's trainers, on a Ray, with clients of

@@ -14,7 +14,7 @@ import torch
 from keys.acting import Lab, acts
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
-from retcon.core.types import Observation, RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Branch, Observation, RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.models.placing import start_model
 from retcon.train.batch import collate
 from retcon.train.kernels.logprobs import token_logprobs
@@ -139,6 +139,17 @@ def weight_of_a_splice_at_most(recipe: Recipe, lab: Lab) -> list[float | None] |
 def clip_on_a_splice_that_became_likelier(recipe: Recipe, lab: Lab) -> bool:
     found = updated(recipe, lab, sample(lab, 4, 1.0, change=2 * RATIO, spliced=True))
     return bool(found.metrics["clip_fraction"])
+
+
+@acts("rl.shared_advantage", ("own", [1.0, -1.0]), ("mean", [0.0, 0.0]))
+def advantages_of_what_a_branch_has_from_its_parent(recipe: Recipe, lab: Lab) -> list[float]:
+    """The first sampled id, which both have."""
+    first = Turn((Segment("sampled", "a", (2,), (-1.0,)),))
+    parent = Trajectory("t/0", "t", (Segment("prompt", "p", (1,)),), (first,), reward=1.0)
+    second = Turn((Segment("sampled", "b", (3,), (-1.0,)),))
+    branch = replace(parent, id="t/1", turns=(first, second), branch=Branch("t/0", "t/0", 1, 2, 1.0, 0.5))
+    samples = to_samples([parent, branch], [1.0, -1.0], recipe.rl)
+    return [one.advantages[1] for one in samples if one.advantages]
 
 
 @acts("rl.contrast", (0.0, []), (0.8, [-0.4, 0.4]))

@@ -97,6 +97,9 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     failed_calls: Literal["keep", "mask"] = Field("keep", description="mask: turns whose call failed are masked")
     blame: float = Field(0.0, ge=0, description="ours: where a rollout's advantage is positive, what later calls "
                          "corrected in its failed ones gets this times its negative; 0: off")  # fmt: skip
+    shared_advantage: Literal["own", "mean"] = Field("own", description="of what rollouts that branch off each other "
+        "have in common; own: each rollout's on its copy (ARPO's soft one), mean: that of them all (its hard "
+        "one)")  # fmt: skip
     void_turns: Literal["keep", "mask"] = Field("keep", description="mask: rollouts with a turn that neither calls a "
         "tool nor answers are masked (SimpleTIR)")  # fmt: skip
     truncated: Literal["keep", "mask"] = Field("keep", description="mask: rollouts that were cut off at their limit "

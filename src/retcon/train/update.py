@@ -23,6 +23,7 @@ from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.objective.online_dpo import with_online_dpo
 from retcon.train.objective.reference import kl_terms, with_reference
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns
+from retcon.train.objective.shared import averaged_where_shared
 from retcon.train.optim import apply, learning_rate
 from retcon.train.watch.diverged import refuse_diverged
 from retcon.train.watch.splice_metrics import splice_metrics
@@ -36,7 +37,8 @@ METRICS = (*SUMS, "grad_norm", "padding", "shared", "skipped")
 
 
 def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
-    """The samples of a group, each with its rollout's advantage on all of its tokens, but for what config.blame says.
+    """The samples of a group, each with its rollout's advantage on all of its tokens, but for what config.blame and
+    config.shared_advantage say.
 
     With config.splice_weight, spliced ids have their weights (see `retcon.purify.weights`); what
     config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.dpo_beta the
@@ -56,6 +58,8 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
+    if config.shared_advantage == "mean":
+        samples = averaged_where_shared(samples)
     if config.dpo_beta:
         adjust = partial(with_online_dpo, beta=config.dpo_beta, limit=config.dpo_limit)
         paired = [adjust(trajectory, sample) for trajectory, sample in zip(group, samples, strict=True)]

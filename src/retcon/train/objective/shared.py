@@ -1,0 +1,52 @@
+"""ARPO's hard advantage (arXiv 2507.19849): the mean of the rollouts of a tree, on what they have in common."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from retcon.core.types import Sample
+
+
+def averaged_where_shared(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of a group, each token's advantage the mean over the samples of its tree that are alike up to and
+    including it; a tree's rollouts are those with one `tree`, and "" is none. A token that two of them happen to have
+    sampled anew counts as well: it is the same action after the same history.
+
+    Raises ValueError for a sample without advantages.
+    """
+    trees: dict[str, list[int]] = defaultdict(list)
+    for number, sample in enumerate(samples):
+        if sample.tree:
+            trees[sample.tree].append(number)
+    found = list(samples)
+    for members in trees.values():
+        told = _averaged([samples[number] for number in members])
+        for number, advantages in zip(members, told, strict=True):
+            found[number] = replace(samples[number], advantages=advantages)
+    return found
+
+
+def _averaged(samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+    """Of each sample of a tree its tokens' advantages, averaged where they are shared."""
+    advantages = [sample.advantages for sample in samples]
+    if None in advantages:
+        raise ValueError("an advantage is wanted of each token")
+    own = [list(of_tokens or ()) for of_tokens in advantages]
+    together = [list(range(len(samples)))]  # the samples that are alike so far, one list each way there is
+    place = 0
+    while together:
+        apart: list[list[int]] = []
+        for alike in together:
+            ways: dict[int, list[int]] = defaultdict(list)
+            for number in alike:
+                if place < len(samples[number].ids):
+                    ways[samples[number].ids[place]].append(number)
+            apart += [way for way in ways.values() if len(way) > 1]
+        for way in apart:
+            mean = sum(own[number][place] for number in way) / len(way)
+            for number in way:
+                own[number][place] = mean
+        together, place = apart, place + 1
+    return [tuple(one) for one in own]

@@ -1,0 +1,53 @@
+"""ARPO's hard advantage: the mean of all rollouts on what they have in common."""
+
+import pytest
+
+from retcon.core.types import Sample
+from retcon.train.objective.shared import averaged_where_shared
+
+
+def sample(ids: tuple[int, ...], advantage: float, tree: str = "t/0") -> Sample:
+    nothing = (0,) * len(ids)
+    return Sample(ids, nothing, (None,) * len(ids), nothing, (advantage,) * len(ids), tree=tree)
+
+
+def advantages(*samples: Sample) -> list[tuple[float, ...] | None]:
+    return [one.advantages for one in averaged_where_shared(samples)]
+
+
+def test_what_is_shared_has_the_mean_of_those_that_share_it_and_the_rest_its_own() -> None:
+    root = sample((1, 2, 3, 4, 5), 3.0)
+    branch = sample((1, 2, 3, 7), 0.0)
+    twig = sample((1, 2, 3, 7, 8), -1.5)
+    other_twig = sample((1, 2, 9), 0.5)
+    assert advantages(root, branch, twig, other_twig) == [
+        (0.5, 0.5, 0.5, 3.0, 3.0),
+        (0.5, 0.5, 0.5, -0.75),
+        (0.5, 0.5, 0.5, -0.75, -1.5),
+        (0.5, 0.5, 0.5),
+    ]
+
+
+def test_ids_that_are_equal_after_others_that_are_not_are_not_shared() -> None:
+    assert advantages(sample((1, 2, 5), 1.0), sample((1, 3, 5), -1.0)) == [(0.0, 1.0, 1.0), (0.0, -1.0, -1.0)]
+
+
+def test_other_trees_and_rollouts_of_none_keep_their_own() -> None:
+    ids = (1, 2)
+    found = advantages(
+        sample(ids, 1.0), sample(ids, 0.0), sample(ids, 4.0, "t/5"), sample(ids, 2.0, ""), sample(ids, 8.0, "")
+    )
+    assert found == [(0.5, 0.5), (0.5, 0.5), (4.0, 4.0), (2.0, 2.0), (8.0, 8.0)]
+
+
+def test_the_sum_over_the_copies_of_a_token_stays() -> None:
+    """Hence the same gradient, where no ratio is clipped and one minibatch has them all."""
+    samples = [sample((1, 2, 3), 0.7), sample((1, 2, 4), -0.1), sample((1, 2), 0.3)]
+    found = advantages(*samples)
+    for place in range(2):
+        assert sum(one[place] for one in found if one) == pytest.approx(0.9)
+
+
+def test_samples_without_advantages_are_refused() -> None:
+    with pytest.raises(ValueError, match="an advantage is wanted of each token"):
+        averaged_where_shared([Sample((1,), (1,), (0.0,), (0,), tree="t/0")])
