@@ -35,13 +35,13 @@ from parts.phase import draw_phase
 from parts.results import ROOT, checked_out, machine
 
 REGIMES = {
-    "frequent": ("task.first_failure=0.7", "task.retry_failure=0.3"),
-    "hard": ("task.first_failure=0.7", "task.retry_failure=0.7"),
-    "rare": ("task.first_failure=0.3", "task.retry_failure=0.3"),
+    "frequent": ("task.steps=3", "task.first_failure=0.7", "task.retry_failure=0.3"),
+    "hard": ("task.steps=3", "task.wrong_method=0", "task.first_failure=0.7", "task.retry_failure=0.7"),
+    "rare": ("task.steps=3", "task.wrong_method=0.35", "task.first_failure=0.3", "task.retry_failure=0.3"),
 }
-"""How often the teacher's first tries fail, and those after an error."""
+"""How long problems are, and how often the teacher's first tries fail, and those after an error."""
 TOKENS = {"tight": 260, "loose": 420}
-PROBLEMS = ("task.steps=3", "task.wrong_method=0.15", "rollout.max_turns=7", "sft.max_turns=7")
+PROBLEMS = ("task.wrong_method=0.15", "rollout.max_turns=7", "sft.max_turns=7")
 CELLS = {
     f"{regime}-{limit}": (*PROBLEMS, *keys, f"rollout.max_tokens={tokens}")
     for limit, tokens in TOKENS.items()
