@@ -67,6 +67,7 @@ name = "long"
 optimizer = "new"
 rollout.max_tokens = 150
 rl.prompts = 2
+rl.kl = 0.1
 """
 
 
@@ -83,6 +84,7 @@ def test_each_stage_is_planned(base: Path, tmp_path: Path, monkeypatch: pytest.M
     ):  # fmt: skip
         assert part in said, part
     assert said.count("peak, at most") == 2
+    assert said.count("reference") == 2, "of the KL penalty of one stage, in memory from the first on"
     assert said.count("stage 2, long: rollout.lookahead_tokens = ") == 1, "derived for its own limit"
     assert [p.name for p in tmp_path.iterdir()] == ["mine.toml"]
 
@@ -105,11 +107,36 @@ def test_an_evaluation_of_a_file_is_planned(base: Path, tmp_path: Path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_the_plan_of_an_evaluation_refuses_what_the_evaluation_would(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("eval", base, "--data", PROBLEMS, "evaluate.samples=1", "rollout.max_turns=1", "evaluate.top_p=1.0")
+    said = dry(*words, "rollout.max_tokens=200", "evaluate.problems=5")
+    assert "problems: 5 of problems × 1 rollouts\n" in said
+    assert "5 rollouts in all: " in said
+    with pytest.raises(RecipeError, match=r"leave no room"):
+        dry(*words, "rollout.max_tokens=20")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"mine holds notes\.txt, and no result\.json"):
+        dry(*words, "rollout.max_tokens=200", "--out", "mine")
+
+
 def foretold(said: str) -> int:
     """Tokens of a step's update, by a plan."""
     found = re.search(r"updates: [\d.]+ s a step \(([\d,]+) tokens", said)
     assert found is not None, said
     return int(found[1].replace(",", ""))
+
+
+def test_epochs_and_evaluations_on_the_way_are_part_of_what_a_training_takes(base: Path, tmp_path: Path) -> None:
+    words = ("train", "quickstart/baseline", *SMALL, "rollout.max_tokens=120", "--from", base, "--out", tmp_path / "o")
+    once = dry(*words)
+    assert "evaluations on the way" not in once
+    more = dry(*words, "rl.epochs=3", "evaluate.every=3", "evaluate.problems=5", "evaluate.every_samples=2")
+    assert foretold(more) == 3 * foretold(once)
+    assert "evaluations on the way: 3 of 10 rollouts, " in more, "after steps 3, 6 and the last, 7"
 
 
 def test_a_supervised_training_is_planned_and_takes_the_tokens_that_were_foretold(base: Path, tmp_path: Path) -> None:
@@ -195,6 +222,8 @@ def test_memory_grows_with_what_it_is_for(base: Path) -> None:
     assert parts("compute.micro_batch_tokens=4096")["activations"] == 2 * plain["activations"]
     assert parts("compute.checkpointing=true")["activations"] <= plain["activations"]
     assert "weights of rollouts" in parts("compute.rollout_dtype=bfloat16")
+    assert parts("rl.kl=0.1")["reference"] == plain["weights"]
+    assert "reference" not in plain
     lora = parts("lora.rank=2")
     assert lora["gradients"] < plain["gradients"] / 4
     assert lora["weights of rollouts"] == plain["weights"]

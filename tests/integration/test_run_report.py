@@ -14,6 +14,7 @@ from retcon.cli.app import app
 from retcon.config.load import load_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError
+from retcon.evaluate.result import Result, score, write_result
 from retcon.report.pages.runs import draw_runs
 from retcon.report.reading import named, some_trajectories, view
 from retcon.runs.manifest import manifest
@@ -69,6 +70,27 @@ def test_a_run_that_goes_on_has_a_page_of_the_steps_so_far(tmp_path: Path) -> No
     assert (out / "report/reward.png").is_file()
     assert load_recipe(out / "report/recipe.toml").rl.steps == 9, "what repeats it"
     assert f"retcon train {out}/report/recipe.toml --from MODEL" in page
+
+
+@pytest.mark.parametrize(
+    ("engine", "measured"),
+    [
+        (["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1"], "http://127.0.0.1:1/v1"),
+        (["engine.kind=vllm", "engine.url=http://127.0.0.1:1"], "MODEL"),
+    ],
+    ids=["openai", "vllm"],
+)
+def test_the_evaluation_of_a_server_is_repeated_with_its_own_engine(
+    tmp_path: Path, engine: list[str], measured: str
+) -> None:
+    recipe = load_recipe(None, [*engine, "engine.model=big"])
+    result = Result(recipe.engine.subject(tmp_path), recipe.model_dump(mode="json"), {})
+    setting = score([], temperature=1.0, top_p=1.0, cpu_s=1.0, wall_s=1.0)
+    write_result(tmp_path / "result.json", result.with_setting("t1", setting))
+    report(tmp_path)
+    page = (tmp_path / "report/report.html").read_text()
+    assert f"retcon eval {measured} {tmp_path}/report/recipe.toml" in page
+    assert load_recipe(tmp_path / "report/recipe.toml").engine == recipe.engine
 
 
 def test_a_page_says_and_marks_where_stages_begin(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Model, command_line, need_training, split_overrides
+from retcon.cli.common.arguments import Model, command_line, need_training, plain_console, split_overrides
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 
@@ -56,11 +56,9 @@ def difficulty(
         measured = run_difficulty(
             recipe, folder, out, tasks=tasks, rollouts=rollouts, on_progress=tell, on_place=tell_place
         )
-    from rich.console import Console
-
     section = recipe.select
     within = sum(section.min_pass_rate <= one.rate <= section.max_pass_rate for one in measured)
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     console.print(_table(measured))
     console.print(
         f"{len(measured)} tasks measured, {within} within [{section.min_pass_rate:g}, {section.max_pass_rate:g}]: {out}"

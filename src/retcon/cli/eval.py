@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import DryRun, ModelOrURL, Out, is_url, need_training, split_overrides
+from retcon.cli.common.arguments import (
+    DryRun,
+    ModelOrURL,
+    Out,
+    command_line,
+    is_url,
+    need_training,
+    plain_console,
+    split_overrides,
+)
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 
@@ -74,13 +82,11 @@ def evaluate(
     kept = f"a finished setting is kept in {out}; the same command continues"
     with interruptible(kept), telling(f"evaluating {checkpoint}") as tell:
         path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=tell_place)
-    from rich.console import Console
-
     from retcon.report.tables import result_table
 
-    console = Console()
-    console.print(result_table(read_result(path)))
-    console.print(f"result: {path}\ntry: retcon show {out / 'trajectories-t1.jsonl'}", highlight=False, soft_wrap=True)
+    console = plain_console()
+    console.print(result_table(read_result(path)), soft_wrap=False)
+    console.print(f"result: {path}\ntry: {command_line('retcon', 'show', out / 'trajectories-t1.jsonl')}")
 
 
 EVERY = 1_000_000
@@ -91,9 +97,11 @@ SAMPLES = 4
 
 def _of_files(paths: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """What `--data` changes in a recipe: all rows of these files are evaluated on."""
-    where = f"task.path={json.dumps(paths[0])}"
+    from retcon.config.save import toml_of
+
+    where = f"task.path={toml_of(paths[0])}"
     if len(paths) > 1:
-        where = f"task.sources={json.dumps(list(paths))}"
+        where = f"task.sources={toml_of(list(paths))}"
     keys = {"evaluate.problems": EVERY, "evaluate.samples": SAMPLES}
     given = {override.partition("=")[0].strip() for override in overrides}
     return [

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import command_line
+from retcon.cli.common.arguments import command_line, is_url, plain_console
 
 if TYPE_CHECKING:
+    from retcon.config.schema import Recipe
     from retcon.report.reading import Viewed
 
 
@@ -32,8 +33,6 @@ def report(
     ] = None,
 ) -> None:
     """Make a page about runs, finished or not: curves, figures, trajectories, how to repeat them."""
-    from rich.console import Console
-
     from retcon.report.pages.runs import draw_runs, runs_page
     from retcon.report.plots import need_matplotlib
     from retcon.report.reading import named, some_trajectories, view
@@ -49,7 +48,7 @@ def report(
     commands = [line for run in viewed for line in _repeat(run, out, len(viewed))]
     page = runs_page(viewed, {curve: file.read_bytes() for curve, file in pictures.items()}, shown, commands)
     write_whole(out / "report.html", page)
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     for run in viewed:
         if run.steps is not None and not run.finished:
             console.print(f"{run.name}: step {len(run.metrics)} of {run.steps}, not finished")
@@ -76,9 +75,18 @@ def _repeat(run: Viewed, out: Path, count: int) -> Iterator[str]:
         "sft": ("sft", file, "--demonstrations", "DEMONSTRATIONS"),
         "dpo": ("dpo", file, "--pairs", "PAIRS", "--from", "MODEL"),
         "rl": ("train", file, "--from", "MODEL"),
-        "eval": ("eval", run.result.checkpoint if run.result else "MODEL", file),
+        "eval": ("eval", _measured(run, recipe), file),
     }
     yield command_line("retcon", *words[run.kind], "--out", f"{run.folder}-again")
+
+
+def _measured(run: Viewed, recipe: Recipe) -> str:
+    """MODEL of `retcon eval`. A result names a server with its model, which is a key of the recipe; and a URL as MODEL
+    is that of an OpenAI-compatible one."""
+    measured = run.result.checkpoint if run.result else "MODEL"
+    if not is_url(measured):
+        return measured
+    return str(getattr(recipe.engine, "url", "MODEL")) if recipe.engine.kind == "openai" else "MODEL"
 
 
 def _without_name(section: str, keys: dict[str, object]) -> dict[str, object]:

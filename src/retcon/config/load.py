@@ -67,6 +67,8 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 def _overridden(data: Data, override: str) -> Data:
     """`section.key=value`, or `stages.name.section.key=value`, in a copy of the data."""
     where = f"override '{override}'"
+    if override.encode(errors="replace").decode() != override:
+        raise RecipeError(f"{where}: it is not in UTF-8: a recipe cannot name such a file, rename it")
     name, equals, written = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals:

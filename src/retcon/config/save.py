@@ -43,10 +43,10 @@ def reference() -> str:
 
 
 def _stage(table: Mapping[str, Any]) -> list[str]:
-    lines = ["[[stages]]", *(f"{key} = {_toml(table[key])}" for key in OWN)]
+    lines = ["[[stages]]", *(f"{key} = {toml_of(table[key])}" for key in OWN)]
     for section, keys in table.items():
         if section not in OWN:
-            lines += [f"[stages.{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+            lines += [f"[stages.{section}]", *(f"{key} = {toml_of(value)}" for key, value in keys.items())]
     return lines
 
 
@@ -56,7 +56,7 @@ def _stages_explained() -> list[str]:
     shown = {"name": "short", "steps": 30, "optimizer": "keep"}
     return [
         "# [[stages]]",
-        *(f"# {key} = {_toml(shown[key])}  # {notes[key]}" for key in OWN),
+        *(f"# {key} = {toml_of(shown[key])}  # {notes[key]}" for key in OWN),
         f"# rollout.max_tokens = 160  # and any key of {', '.join(CHANGED)} that it has otherwise than above",
     ]
 
@@ -70,7 +70,7 @@ def _line(section: Section, key: str) -> str:
     if isinstance(section, Chosen) and key == section.chosen_by:
         note = f"{note}: {' | '.join(section.kinds.names)}, or an import path"
     value = section.model_dump(mode="json", include={key})[key]
-    return f"{key} = {_toml(value)}" + (f"  # {note}" if note else "")
+    return f"{key} = {toml_of(value)}" + (f"  # {note}" if note else "")
 
 
 def _note(field: FieldInfo) -> str:
@@ -81,13 +81,14 @@ def _note(field: FieldInfo) -> str:
     return ""
 
 
-def _toml(value: object) -> str:
+def toml_of(value: object) -> str:
+    """A value as TOML, on one line: what stands after the = of a key, in a file or an override."""
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(toml_of(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return (
             "{"
-            + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items() if item is not None)
+            + ", ".join(f"{toml_of(key)} = {toml_of(item)}" for key, item in value.items() if item is not None)
             + "}"
         )
     # JSON's strings, numbers and booleans are TOML's too; only the DEL character must be escaped besides.

@@ -58,7 +58,8 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """result.json. pass1, pass8, pass16: means over problems by setting, None where no problem has enough samples."""
+    """result.json. pass1, pass8, pass16: means over problems by setting, None where no problem has enough samples.
+    inputs: fingerprints of what was measured, none of an earlier version's."""
 
     checkpoint: str
     recipe: dict[str, dict[str, object]]
@@ -67,6 +68,7 @@ class Result(msgspec.Struct, frozen=True):
     pass8: dict[str, float | None] = {}
     pass16: dict[str, float | None] = {}
     failed_calls: dict[str, float | None] = {}
+    inputs: dict[str, str] = {}
     format: int = RESULT_FORMAT
 
     def with_setting(self, name: str, setting: Setting) -> Result:

@@ -4,10 +4,11 @@ recipe's `evaluate.repair` says otherwise."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.cost import cpu_seconds
 from retcon.store import jsonl
+from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 
@@ -70,20 +72,22 @@ def run_evaluation(
 
     A setting that `out` already holds is kept. checkpoint: the model's folder; where an engine elsewhere is measured,
     that whose tokenizer counts. Raises CheckpointError for a missing or broken checkpoint and for an
-    `out` that holds another evaluation, RecipeError for problems whose prompts leave no room to answer,
+    `out` that holds another evaluation, be it of other weights in the same folder, or of other problems in the same
+    file; RecipeError for problems whose prompts leave no room to answer,
     SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
     MissingExtra without torch.
     """
-    recipe, _ = settle(recipe, checkpoint)
-    result = _open(recipe, checkpoint, out)
+    family = build_tasks(recipe, checkpoint)
+    recipe, _ = settle(recipe, checkpoint, family)
+    tasks = family.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+    result = held_by(recipe, checkpoint, out, tasks)
     settings = settings_of(recipe)
     missing = {name: params for name, params in settings.items() if not _has(out, result, name)}
     if not missing:
         return out / "result.json"
-    family = build_tasks(recipe, checkpoint)
     chat = build_engine_chat(recipe, checkpoint, family)
-    tasks = family.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
+    _make_folder(out)
     if recipe.engine.in_process:
         _refuse_unfit(recipe, checkpoint, len(tasks), out)
     engine = build_policy(recipe, checkpoint, chat, on_place)
@@ -169,13 +173,15 @@ def _refuse_unfit(recipe: Recipe, checkpoint: Path, problems: int, out: Path) ->
     refuse_unfit(needs_of("eval", recipe.model_copy(update={"evaluate": section}), checkpoint, where), out)
 
 
-def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:
-    """The result that `out` holds so far; a new one where it holds none. Refuses another recipe's or checkpoint's."""
+def held_by(recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task]) -> Result:
+    """The result that `out` holds so far; a new one where it holds none. Makes nothing. tasks: those to evaluate on.
+
+    Raises CheckpointError where it is of another recipe, checkpoint or set of problems, or no evaluation's folder."""
     sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
     relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in sections}
-    new = Result(recipe.engine.subject(checkpoint), relevant, {})
+    new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=_inputs(recipe, checkpoint, tasks))
     if not (out / "result.json").exists():
-        _make_folder(out, recipe)
+        _refuse_foreign(out, recipe)
         return new
     old = read_result(out / "result.json")
     if old.checkpoint != new.checkpoint:
@@ -188,21 +194,41 @@ def _open(recipe: Recipe, checkpoint: Path, out: Path) -> Result:
     ]
     if changed:
         raise CheckpointError(f"{out} holds an evaluation with {'; '.join(changed)}: choose another --out")
+    for name, value in new.inputs.items():
+        if (was := old.inputs.get(name, value)) != value:
+            raise CheckpointError(
+                f"{out} holds an evaluation of other {name} ({was}, now {value}): choose another --out"
+            )
     return old
 
 
-def _make_folder(out: Path, recipe: Recipe) -> None:
-    """Raises CheckpointError where it cannot be made or written to, or holds what no evaluation made."""
+def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task]) -> dict[str, str]:
+    """Fingerprints of what is measured: the problems, and the weights where they are at hand."""
+    problems = hashlib.sha256(b"\n".join(task.content for task in tasks)).hexdigest()[:16]
+    at_hand = checkpoint.is_dir() and recipe.engine.subject(checkpoint) == str(checkpoint.resolve())
+    return {"problems": problems, **({"weights": fingerprint(checkpoint)} if at_hand else {})}
+
+
+def _refuse_foreign(out: Path, recipe: Recipe) -> None:
+    """Raises CheckpointError where it is a file, or holds what no evaluation made."""
     own = {_trajectories(out, name).name for name in settings_of(recipe)}
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        foreign = sorted(p.name for p in out.iterdir() if not p.name.startswith(".") and p.name not in own)
+        inside = out.iterdir() if out.exists() else ()
+        foreign = sorted(p.name for p in inside if not p.name.startswith(".") and p.name not in own)
     except OSError as error:
-        raise CheckpointError(f"{out}: cannot be made: {error}") from error
+        raise CheckpointError(f"{out}: cannot be read: {error}") from error
     if foreign:
         raise CheckpointError(
             f"{out} holds {foreign[0]}, and no result.json: it is not an evaluation's folder; choose another --out"
         )
+
+
+def _make_folder(out: Path) -> None:
+    """Raises CheckpointError where it cannot be made or written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{out}: cannot be made: {error}") from error
     if not os.access(out, os.W_OK | os.X_OK):
         raise CheckpointError(f"{out} cannot be written to: choose another --out")
 

@@ -71,9 +71,12 @@ class Needs:
         return sum(part.bytes for part in self.memory if part.phase == "always") + max(by_phase.values())
 
 
-def needs_of(work: Work, recipe: Recipe, folder: Path, place: Placement, *, longest: int | None = None) -> Needs:
+def needs_of(
+    work: Work, recipe: Recipe, folder: Path, place: Placement, *, longest: int | None = None, reference: bool = False
+) -> Needs:
     """What `work` will take. folder: of the model. longest: tokens of its longest sample, None for what a rollout can
-    have. Raises CheckpointError for a configuration that cannot be read."""
+    have. reference: whether another stage of the run has a KL penalty, as this one may itself. Raises CheckpointError
+    for a configuration that cannot be read."""
     config = load_config(folder)
     text = config.get_text_config()
     parameters, trained = _parameters(config, recipe.lora)
@@ -90,6 +93,8 @@ def needs_of(work: Work, recipe: Recipe, folder: Path, place: Placement, *, long
         copies = work == "rl" and (place.rollout_dtype != "float32" or recipe.lora.rank)
         if copies:
             parts.append(Part("weights of rollouts", wide * parameters, "always", place.rollout_dtype))
+        if work == "rl" and (reference or recipe.rl.kl):
+            parts.append(Part("reference", 4 * parameters, "always", "the model that rl.kl holds the trained one to"))
         moments = 8 * trained
         parts.append(Part("optimiser", moments, "always", "two moments, float32"))
         parts.append(Part("gradients", 4 * trained, "update", "float32"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,12 @@ class Task:
     system: str | None = None
     meta: Mapping[str, object] = field(default_factory=dict)
     before: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def content(self) -> bytes:
+        """All of it, for a hash."""
+        told = [self.id, self.question, self.answer, self.system, dict(self.meta), *self.before]
+        return json.dumps(told, sort_keys=True, default=lambda value: type(value).__qualname__).encode()
 
 
 Lesson = Callable[[Sequence[str], random.Random], tuple[str, str | None]]

@@ -55,9 +55,9 @@ TRAIN_TOKENS = 4096
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Of a step, on this machine. rollout_seconds: None where nothing is rolled out. whole: whether its rollouts came
-    to their end; else the seconds are of rollouts that all use up rollout.max_tokens. tokens: of a step's samples,
-    prompts among them. sampled_per_second, trained_per_second: tokens. peak: bytes that this process has had in memory
-    at most; the workers of the sandbox are others.
+    to their end; else the seconds are of rollouts that all use up rollout.max_tokens. tokens: that a step learns from,
+    prompts among them, in all of its epochs. sampled_per_second, trained_per_second: tokens. peak: bytes that this
+    process has had in memory at most; the workers of the sandbox are others.
     """
 
     rollout_seconds: float | None
@@ -93,7 +93,7 @@ def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Place
         mean = round(sum(lengths) / len(lengths)) if rolled.whole and lengths else recipe.rollout.max_tokens
         some = rolled.samples if rolled.whole else [_made_up(model, mean) for _ in range(trained)]
         per_second = _update(recipe, model, place, some)
-    tokens = mean * trained
+    tokens = mean * trained * recipe.rl.epochs
     return Measured(
         rolled.seconds, tokens / per_second, rolled.whole, tokens, rolled.sampled_per_second, per_second, _peak()
     )

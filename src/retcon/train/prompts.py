@@ -103,8 +103,7 @@ class PromptStream:
         limit = self._recipe.rollout.max_tokens
         looked, long = 0, []
         for task in islice(training_prompts(self.tasks, self._recipe.run.seed), min(self._needed, LOOK)):
-            content = [task.id, task.question, task.answer, task.system, dict(task.meta), *task.before]
-            digest.update(json.dumps(content, sort_keys=True, default=lambda value: type(value).__qualname__).encode())
+            digest.update(task.content)
             looked += 1
             if (length := prompt_ids(self._chat, task)) >= limit:
                 long.append(length)

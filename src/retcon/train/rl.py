@@ -85,7 +85,8 @@ def run_rl(
     stages = RunStages(settled, folder, model=start_id)
     where = place_training(recipe, folder)
     for stage, _ in stages.after(0):
-        refuse_unfit(needs_of("rl", stage.recipe, folder, where), out, stage)
+        needs = needs_of("rl", stage.recipe, folder, where, reference=stages.needs_reference)
+        refuse_unfit(needs, out, stage)
     run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **stages.inputs}, tasks=stages.tasks.name)
 
     def steps(trainer: Trainer) -> None:
@@ -138,7 +139,8 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
     made = rollout_metrics(drawn.made)
     course.tell_idling(made)
     seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
-    held_out = await _held_out(stretch, stream, step)
+    last = step == recipe.rl.steps or course.ends_with(made, trainer.cost.cpu_s)
+    held_out = await _held_out(stretch, stream, step, last=last)
     return trainer.done(  # checkpoint, where it is time, and log
         {
             **({"stage": stage.number} if stage.name else {}),
@@ -183,13 +185,13 @@ def _learn(
     )
 
 
-async def _held_out(stretch: Stretch, stream: GroupStream, step: int) -> dict[str, float]:
-    """The policy on the evaluation's problems, where the recipe asks for that after this step: the same problems, with
-    the same limits and tools, whatever the stage. What training draws depends on none of it, and it is not part of what
-    the run cost."""
+async def _held_out(stretch: Stretch, stream: GroupStream, step: int, *, last: bool) -> dict[str, float]:
+    """The policy on the evaluation's problems, where the recipe asks for that after this step, or this is the last: the
+    same problems, with the same limits and tools, whatever the stage. What training draws depends on none of it, and it
+    is not part of what the run cost."""
     trainer, stages = stretch.trainer, stretch.stages
     recipe = stages.recipe
-    if not recipe.evaluate.every or (step % recipe.evaluate.every and step != recipe.rl.steps):
+    if not recipe.evaluate.every or (step % recipe.evaluate.every and not last):
         return {}
     with trainer.off_the_clock():
         async with rollouts_for(recipe, stream.rollouts, stretch.tokenizer, stages.tasks) as rollouts:

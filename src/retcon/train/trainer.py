@@ -190,6 +190,11 @@ class Trainer:
         """The metrics of all steps so far, those of earlier sessions among them."""
         return self._run.read_metrics()
 
+    @property
+    def cost(self) -> Cost:
+        """What the run has cost so far."""
+        return self._meter.read()
+
     @contextmanager
     def off_the_clock(self) -> Iterator[None]:
         """What is done within does not count as what the run cost."""
@@ -202,7 +207,7 @@ class Trainer:
         self.step += 1
         self.drawn += [0] * (stage - len(self.drawn))
         self.drawn[stage - 1] += drawn
-        cost = self._meter.read()
+        cost = self.cost
         line: dict[str, float | None] = {
             "step": self.step, **metrics, "cpu_s": round(cost.cpu_s, 3), "wall_s": round(cost.wall_s, 3)
         }  # fmt: skip
@@ -238,7 +243,7 @@ class Trainer:
     def save(self) -> None:
         """A checkpoint of the steps done, unless there is one. Only between steps."""
         if self._saved != self.step:
-            progress = Progress(self.step, tuple(self.drawn), self._meter.read())
+            progress = Progress(self.step, tuple(self.drawn), self.cost)
             save_checkpoint(
                 self._run,
                 progress,

@@ -10,7 +10,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.engine.scripted import ScriptedEngine
-from retcon.evaluate.result import Result, write_result
+from retcon.evaluate.result import Result, read_result, write_result
 from retcon.evaluate.runner import evaluate, run_evaluation, settings_of
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
@@ -95,6 +95,35 @@ def test_a_finished_one_is_kept_and_another_is_refused(done: Path) -> None:
     more = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"samples": 5})})
     with pytest.raises(CheckpointError, match=r"evaluate\.samples = 4, now 5"):
         run_evaluation(more, model, done)
+
+
+@pytest.mark.torch
+def test_other_weights_in_the_same_folder_and_other_problems_in_the_same_file_are_another_evaluation(
+    tmp_path: Path,
+) -> None:
+    from retcon.basemodel.tokenizer import build_tokenizer
+
+    model, out, file = tmp_path / "model", tmp_path / "eval", tmp_path / "problems.jsonl"
+    model.mkdir()
+    recipe = load_recipe(
+        None,
+        ["task.kind=file", f'task.path="{file}"', "task.evaluation_share=1", "rollout.max_tokens=200",
+         "rollout.lookahead_tokens=0", "sandbox.output_chars=100", "engine.kind=scripted", "engine.replies=['12']",
+         "evaluate.samples=1", "evaluate.top_p=1.0", "sandbox.workers=1"],
+    )  # fmt: skip
+
+    def evaluated(weights: bytes, question: str) -> list[str]:
+        (model / "model.safetensors").write_bytes(weights)
+        file.write_text(f'{{"question": "{question}", "answer": "12"}}\n')
+        return [problem.task for problem in read_result(run_evaluation(recipe, model, out)).settings["t1"].problems]
+
+    build_tokenizer().save_pretrained(model)
+    measured = evaluated(b"1", "What is 3 times 4?")
+    assert evaluated(b"1", "What is 3 times 4?") == measured
+    with pytest.raises(CheckpointError, match=r"eval holds an evaluation of other weights \(.*: choose another --out"):
+        evaluated(b"2", "What is 3 times 4?")
+    with pytest.raises(CheckpointError, match=r"eval holds an evaluation of other problems \("):
+        evaluated(b"1", "What is 6 plus 6?")
 
 
 @pytest.mark.torch

@@ -64,6 +64,20 @@ def test_the_same_weights_are_measured_alike(start: tuple[Path, Path], tmp_path:
     assert lines[0]["failures"] <= lines[0]["raw_failures"]
 
 
+@pytest.mark.parametrize(("bound", "spent"), [("max_sampled_tokens", 1), ("max_cpu_seconds", 1e-3)])
+def test_a_run_that_ends_early_is_measured_at_its_end(
+    start: tuple[Path, Path], tmp_path: Path, bound: str, spent: float
+) -> None:
+    """What an arm of `--match tokens` came to: the curve's last point, and what is compared at equal tokens."""
+    base, cold = start
+    rl = {"steps": 9, "prompts": 1, "group": 2, bound: spent}
+    recipe = small_recipe(base, rl=rl, evaluate={"problems": 2, "every_samples": 1, "every": 2})
+    lines: list[dict[str, Any]] = []
+    run_rl(recipe, cold, tmp_path / "out", tasks=Ones(), on_step=lines.append)
+    assert [line["step"] for line in lines] == [1]
+    assert lines[0]["eval_rollouts"] == 2
+
+
 def test_what_an_evaluation_costs_is_not_counted(start: tuple[Path, Path], tmp_path: Path) -> None:
     """A hundred times as many rollouts as training makes: the clock of the run stands meanwhile."""
     _, lines = trained(start, tmp_path / "out", every=4, problems=400)

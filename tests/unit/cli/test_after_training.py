@@ -14,6 +14,15 @@ def test_what_to_run_next_names_the_recipe_and_its_changes(capsys: pytest.Captur
     assert "retcon eval runs/a own.toml 'task.path=other file.jsonl' --out runs/a/eval" in capsys.readouterr().out
 
 
+def test_where_things_are_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets of a path are no markup of the terminal's, and colons around a word no picture."""
+    folder = Path("runs/[saar] :smile:")
+    tell_trained(folder / "final", folder, recipe=["own.toml"])
+    said = capsys.readouterr().out
+    assert f"model: {folder}/final\n" in said
+    assert f"retcon eval '{folder}' own.toml --out '{folder}/eval'" in said
+
+
 @pytest.mark.parametrize("name", ["rollout_routed_experts", "teacher_log_probs", "mopd_teacher_log_probs"])
 def test_what_was_worked_out_of_the_tokens_is_emptied(name: str) -> None:
     record = {"messages": [], name: [1.0], "other": [2.0]}

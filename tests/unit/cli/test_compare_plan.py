@@ -54,6 +54,13 @@ def test_arms_are_measured_alike_without_and_with_repairs_and_under_faults(tmp_p
     assert len(planned(tmp_path, *THREE, seeds=1, faults=0.0).trained["cleaner", 0]) == 3
 
 
+def test_recipes_that_differ_in_their_steps_alone_are_one_as_these_are_matched(tmp_path: Path) -> None:
+    for steps in (20, 40):
+        (tmp_path / f"{steps}.toml").write_text(f"[rl]\nsteps = {steps}\n")
+    with pytest.raises(RecipeError, match=r"20\.toml and .*40\.toml are .*: nothing distinguishes them but rl\.steps"):
+        read_arms([str(tmp_path / "20.toml"), str(tmp_path / "40.toml")])
+
+
 def test_a_learning_curve_is_measured_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
     assert {arm.settings.evaluate.every for arm in planned(tmp_path, *THREE).arms} == {10}
     assert {arm.settings.evaluate.every for arm in planned(tmp_path, *THREE, "evaluate.every=0").arms} == {0}

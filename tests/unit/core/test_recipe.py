@@ -171,6 +171,12 @@ def test_a_bad_override_is_named(override: str, part: str) -> None:
     assert part in str(caught.value)
 
 
+def test_a_name_that_is_no_utf8_is_refused_as_such() -> None:
+    """As the shell gives it, of a file that Latin-1 has named."""
+    with pytest.raises(RecipeError, match=r"^override 'model\.path=a\udce4': it is not in UTF-8"):
+        load_recipe(None, ["rl.steps=3", "model.path=a\udce4"])
+
+
 def test_a_saved_recipe_reads_back_equal(tmp_path: Path) -> None:
     recipe = load_recipe(None, ["repair.kind=saar", 'model.path="a \\"quoted\\" é\\\\path"', "rl.lr=1e-5"])
     (tmp_path / "saved.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")

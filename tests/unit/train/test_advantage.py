@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retcon.train.algorithms.reinforce_pp import ReinforcePP
 from retcon.train.objective.advantage import dr_grpo, grpo
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
@@ -29,6 +30,15 @@ def test_dr_grpo_does_not_scale():
 @pytest.mark.parametrize("group", [[0.1] * 7, [-1.0] * 8, [3.0]])
 def test_a_group_without_variance_has_no_advantage_exactly(advantage, group):
     assert advantage(group) == [0.0] * len(group)
+
+
+def test_reinforce_pp_leaves_a_group_without_variance_exactly_none():
+    """Thirds, of which the step's mean is 0 but for rounding: else all flat groups would be computed."""
+    uneven, flat, nothing = ReinforcePP().advantages_of_step([[1.0, -1.0, -1.0], [1.0] * 3, [0.1] * 2])
+    # squares (16 + 4 + 4) / 9 over N - 1 = 7
+    assert uneven == pytest.approx([a / math.sqrt(8 / 3 / 7) for a in (4 / 3, -2 / 3, -2 / 3)])
+    assert flat == [0.0] * 3
+    assert nothing == [0.0] * 2
 
 
 @pytest.mark.parametrize("advantage", [grpo, dr_grpo])

@@ -9,6 +9,7 @@ import pytest
 
 from retcon.core.errors import DriftWarning, IdleWarning
 from retcon.train.algorithms.dapo import Dapo
+from retcon.train.algorithms.reinforce_pp import ReinforcePP
 from retcon.train.watch.course import Course
 from retcon.train.watch.drift import WINDOW, drift
 
@@ -100,6 +101,17 @@ def test_other_tasks_and_groups_of_one_are_no_idling() -> None:
         course.tell_idling({"same_reward": 1.0})
         alone = Course(Dapo(), [{"same_reward": None}] * WINDOW)
         alone.tell_idling({"same_reward": None})
+
+
+def test_where_groups_are_compared_with_each_other_there_is_no_idling() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", IdleWarning)
+        course = Course(ReinforcePP(baseline="none"), [{"same_reward": 1.0, "pass_rate": 0.5}] * (WINDOW - 1))
+        course.tell_idling({"same_reward": 1.0, "pass_rate": 0.5})
+    for section, passed in ((ReinforcePP(), 0.5), (ReinforcePP(baseline="none"), 0.0)):
+        course = Course(section, [{"same_reward": 1.0, "pass_rate": passed}] * (WINDOW - 1))
+        with pytest.warns(IdleWarning):
+            course.tell_idling({"same_reward": 1.0, "pass_rate": passed})
 
 
 def test_a_run_ends_after_the_step_in_which_its_tokens_are_spent() -> None:

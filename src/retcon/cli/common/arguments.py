@@ -5,12 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Overrides = Annotated[
     list[str] | None,
@@ -121,6 +124,13 @@ def command_line(*words: object) -> str:
     return shlex.join(str(word) for word in words)
 
 
+def plain_console() -> Console:
+    """Prints text as it is: brackets and colons in paths and commands are theirs."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
 def kept_run(out: Path) -> str:
     """What to say where a training is interrupted."""
     return f"what {out} holds is kept; the same command continues from its newest checkpoint"
@@ -129,8 +139,6 @@ def kept_run(out: Path) -> str:
 def tell_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = ()) -> None:
     """Where a training's results are, and what to run next. others: lines on what else there is. recipe: its name and
     its overrides, as they were given, where they say on which tasks to evaluate."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     console.print("\n".join((f"model: {final}", *others)))
     console.print(f"try: {command_line('retcon', 'eval', out, *recipe, '--out', out / 'eval')}")

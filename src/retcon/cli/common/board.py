@@ -82,4 +82,4 @@ class LineBoard:
         self._say(f"{job.name}: done ({self._done} of {self._jobs})")
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.out(line, highlight=False)

@@ -11,16 +11,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retcon.build import build_chat, build_tasks, settle
+from retcon.build import build_chat, build_engine_chat, build_tasks, settle
+from retcon.cli.common.arguments import plain_console
 from retcon.cli.common.progress import duration
 from retcon.config.schema import Recipe
 from retcon.config.stages import Stage
 from retcon.core.errors import RecipeError
 from retcon.core.memory import available_memory
 from retcon.core.types import Sample
+from retcon.evaluate.runner import held_by, settings_of
 from retcon.models.placing import place_training
 from retcon.planning.needs import Needs, gib, needs_of, refuse_unfit, table
 from retcon.rollout.lengths import Derived, context_of
+from retcon.rollout.prompts import refuse_long
 from retcon.runs.manifest import RunKind, check_free
 from retcon.tasks.registry import TaskSet
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
@@ -38,11 +41,17 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     recipe = settled.recipe
     place = place_training(recipe, folder)
     check_free(out, "rl", recipe)
-    each = [(stage, tasks, needs_of("rl", stage.recipe, folder, place)) for stage, tasks in settled.each]
-    show = Console(highlight=False, soft_wrap=True)
+    reference = any(stage.recipe.rl.kl for stage, _ in settled.each)
+    each = [
+        (stage, tasks, needs_of("rl", stage.recipe, folder, place, reference=reference))
+        for stage, tasks in settled.each
+    ]
+    show = plain_console()
     largest = max((needs for _, _, needs in each), key=lambda needs: needs.disk)
     _head(show, folder, out, largest, place.line, settled.derived)
     seconds = 0.0
+    section = recipe.evaluate
+    problems = settled.tasks.evaluation(section.problems, section.seed) if section.every else []
     for stage, tasks, needs in each:
         _stage(show, stage, tasks, needs)
         refuse_unfit(needs, out, stage)
@@ -53,8 +62,7 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
             rates = stage.recipe.select.pass_rates
             show.print(f"{stage}: {rates} is not there yet: the run will stop before this stage, to have it measured")
         measured = measure_rl(stage.recipe, folder, stages.stream(stage), place)
-        _time(show, measured, stage.steps)
-        seconds += stage.steps * measured.step_seconds
+        seconds += _time(show, measured, stage.steps, _evaluated(show, recipe, stage, measured, len(problems)))
     if recipe.stages:
         show.print(Text(f"{recipe.rl.steps} steps in all: {duration(seconds)} to {duration(SHARED * seconds)}", "bold"))
 
@@ -103,16 +111,20 @@ def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
 
 
 def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
-    """Prints the plan of `retcon eval`."""
+    """Prints the plan of `retcon eval`. Raises what the evaluation itself would before it starts."""
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
     problems = tasks.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+    held_by(recipe, folder, out, problems)
+    refuse_long(problems, build_engine_chat(recipe, folder, tasks), recipe.rollout.max_tokens, "problems")
     recipe = recipe.model_copy(
         update={"evaluate": recipe.evaluate.model_copy(update={"problems": max(1, len(problems))})}
     )
-    show = Console(highlight=False, soft_wrap=True)
-    count = len(problems) * recipe.evaluate.samples
-    asked = f"problems: {len(problems):,} of {tasks.name} × {recipe.evaluate.samples} rollouts in each of 2 settings"
+    show = plain_console()
+    settings = len(settings_of(recipe))
+    count = settings * len(problems) * recipe.evaluate.samples
+    each = f" in each of {settings} settings" if settings > 1 else ""
+    asked = f"problems: {len(problems):,} of {tasks.name} × {recipe.evaluate.samples} rollouts{each}"
     if not recipe.engine.in_process:
         show.print(f"model: {recipe.engine.subject(folder)}, which computes elsewhere: its time is not known\n{asked}")
         for one in derived:
@@ -127,9 +139,9 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     show.print("measuring some rollouts …", style="dim")
     measured = measure_evaluation(recipe, folder, problems, tasks)
     kind = "" if measured.whole else " at most: not all rollouts of the measurement came to their end"
-    total = (measured.rollout_seconds or 0.0) * 2 * count
+    total = (measured.rollout_seconds or 0.0) * count
     show.print(
-        f"{measured.sampled_per_second:,.0f} tokens/s sampled; {2 * count:,} rollouts in all: "
+        f"{measured.sampled_per_second:,.0f} tokens/s sampled; {count:,} rollouts in all: "
         f"{duration(total)} to {duration(SHARED * total)}{kind}"
     )
 
@@ -141,7 +153,7 @@ def _plan_updates(
     check_free(out, kind, recipe)
     longest = max(len(sample.ids) for sample in samples)
     needs = needs_of(kind, recipe, folder, place, longest=longest)
-    show = Console(highlight=False, soft_wrap=True)
+    show = plain_console()
     _head(show, folder, out, needs, place.line, ())
     show.print(f"samples: {len(samples):,}, the longest of {longest:,} tokens; {batch} a step, {steps} steps")
     _memory(show, needs)
@@ -186,7 +198,22 @@ def _memory(show: Console, needs: Needs) -> None:
     show.print(grid)
 
 
-def _time(show: Console, measured: Measured, steps: int) -> None:
+def _evaluated(show: Console, recipe: Recipe, stage: Stage, measured: Measured, problems: int) -> float:
+    """Seconds of the evaluations on the way in a stage, as if their rollouts were those of training."""
+    section = recipe.evaluate
+    steps = range(stage.before + 1, stage.last + 1) if section.every else ()
+    count = sum(step % section.every == 0 or step == recipe.rl.steps for step in steps)
+    if not count:
+        return 0.0
+    rollouts = problems * section.every_samples
+    made = stage.recipe.rl.prompts * stage.recipe.select.made(stage.recipe.rl.group)
+    each = (measured.rollout_seconds or 0.0) * rollouts / made
+    show.print(f"evaluations on the way: {count} of {rollouts:,} rollouts, {each:,.1f} s each")
+    return count * each
+
+
+def _time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -> float:
+    """Seconds of all steps, with what is done besides them."""
     if measured.rollout_seconds is not None:
         most = "" if measured.whole else " at most, if every rollout used up rollout.max_tokens"
         show.print(
@@ -197,12 +224,13 @@ def _time(show: Console, measured: Measured, steps: int) -> None:
         f"updates: {measured.train_seconds:,.1f} s a step ({measured.tokens:,} tokens, "
         f"{measured.trained_per_second:,.0f} tokens/s)"
     )
-    total = steps * measured.step_seconds
+    total = steps * measured.step_seconds + besides
     show.print(
         Text(f"{steps} steps: {duration(total)} to {duration(SHARED * total)}", "bold"),
         Text(f"; measured peak {gib(measured.peak)}"),
         sep="",
     )
+    return total
 
 
 def _vocabulary(folder: Path) -> int:

@@ -35,7 +35,7 @@ def telling(label: str) -> Iterator[Tell]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(label, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        yield Lines(label, lambda line: console.out(line, highlight=False))
         return
     from rich.progress import (
         BarColumn,
@@ -47,7 +47,7 @@ def telling(label: str) -> Iterator[Tell]:
     )
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -75,9 +75,10 @@ def refuse_incomparable(arms: Sequence[Arm]) -> None:
     """Raises RecipeError where two arms are the same, or one is not measured on the first one's problems."""
     for number, arm in enumerate(arms):
         for other in arms[:number]:
-            if _but_for_run(arm) == _but_for_run(other):
+            if _but_for_steps(arm) == _but_for_steps(other):
+                but = " but rl.steps, which are matched" * (arm.settings.rl.steps != other.settings.rl.steps)
                 raise RecipeError(
-                    f"{other.recipe} and {arm.recipe} are the same recipe here: nothing distinguishes them"
+                    f"{other.recipe} and {arm.recipe} are the same recipe here: nothing distinguishes them{but}"
                 )
         _refuse_apart(arms[0], arm, MEASURED_ALIKE, "measured on the same problems")
 
@@ -110,8 +111,10 @@ def refuse_other_models(cold: Arm, arms: Sequence[Arm]) -> None:
         _refuse_apart(cold, arm, ("model",), "started alike")
 
 
-def _but_for_run(arm: Arm) -> dict[str, object]:
-    return arm.settings.model_dump(exclude={"run"})
+def _but_for_steps(arm: Arm) -> dict[str, object]:
+    """How many there are says what is matched; and seeds are those of the comparison."""
+    told = arm.settings.model_dump(exclude={"run"})
+    return {**told, "rl": {key: value for key, value in told["rl"].items() if key != "steps"}}
 
 
 def _refuse_apart(one: Arm, other: Arm, sections: Sequence[str], what: str, advice: str = "") -> None:

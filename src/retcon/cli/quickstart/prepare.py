@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from retcon.cli.quickstart.ledger import fitted_before, open_ledger
 from retcon.cli.quickstart.plan import Plan, make_plan
 from retcon.cli.quickstart.sets import DEFAULT, SETS
 from retcon.cli.quickstart.speed import measure_speed
+from retcon.config.save import toml_of
 from retcon.core.errors import RecipeError
 from retcon.rollout.prompts import prompt_ids, refuse_long
 from retcon.tasks.registry import training_prompts
@@ -109,8 +109,8 @@ def _data_overrides(wish: Wish) -> list[str]:
         return []
     evaluation = "" if wish.eval_data is None else str(wish.eval_data)
     return [
-        f"task.path={json.dumps(str(wish.data))}",
-        f"task.evaluation_path={json.dumps(evaluation)}",
+        f"task.path={toml_of(str(wish.data))}",
+        f"task.evaluation_path={toml_of(evaluation)}",
         *(f'task.{key}=""' for key in ("subset", "split", "evaluation_split")),
     ]
 

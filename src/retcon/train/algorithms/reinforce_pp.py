@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from retcon.train.objective.advantage import dr_grpo, normalised
+from retcon.train.objective.advantage import dr_grpo, normalised, scaled
 from retcon.train.objective.clipping import ClippedSection
 
 
@@ -24,4 +24,5 @@ class ReinforcePP(ClippedSection):
         return dr_grpo(rewards) if self.baseline == "group" else list(rewards)
 
     def advantages_of_step(self, groups: Sequence[Sequence[float]]) -> list[list[float]]:
-        return normalised([self.advantages(rewards) for rewards in groups])
+        found = [self.advantages(rewards) for rewards in groups]
+        return scaled(found) if self.baseline == "group" else normalised(found)

@@ -49,10 +49,14 @@ def normalised(groups: Sequence[Sequence[float]], *, epsilon: float = 1e-8) -> l
 
     The variance is over N - 1, as verl has it. All equal: zeros exactly.
     """
+    left = iter(dr_grpo([value for group in groups for value in group]))
+    return scaled([[next(left) for _ in group] for group in groups], epsilon=epsilon)
+
+
+def scaled(groups: Sequence[Sequence[float]], *, epsilon: float = 1e-8) -> list[list[float]]:
+    """`normalised` where the mean is 0 already, but for rounding, which is not subtracted: zeros stay so exactly."""
     values = [value for group in groups for value in group]
-    centred = dr_grpo(values)
-    if not any(centred):
+    if not any(values):
         return [[0.0] * len(group) for group in groups]
     scale = math.sqrt(statistics.variance(values) + epsilon)
-    left = iter(centred)
-    return [[next(left) / scale for _ in group] for group in groups]
+    return [[value / scale for value in group] for group in groups]

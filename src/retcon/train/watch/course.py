@@ -37,15 +37,21 @@ class Course:
     @property
     def over(self) -> bool:
         """Whether what the recipe allows the whole run is spent: `rl.max_sampled_tokens`, `rl.max_cpu_seconds`."""
+        return self._spent(self._sampled, (self._lines[-1].get("cpu_s") or 0.0) if self._lines else 0.0)
+
+    def ends_with(self, made: Metrics, cpu_s: float) -> bool:
+        """Whether the run will be over after the step that these rollouts are of, which has cost so much until now."""
+        return self._spent(self._sampled + (made.get("sampled_tokens") or 0.0), cpu_s)
+
+    def _spent(self, sampled: float, cpu_s: float) -> bool:
         tokens, seconds = self._section.max_sampled_tokens, self._section.max_cpu_seconds
-        spent = (self._lines[-1].get("cpu_s") or 0.0) if self._lines else 0.0
-        return bool((tokens and self._sampled >= tokens) or (seconds and spent >= seconds))
+        return bool((tokens and sampled >= tokens) or (seconds and cpu_s >= seconds))
 
     def tell_idling(self, made: Metrics) -> None:
         """Tells by an IdleWarning, when it begins, that in the last WINDOW steps, these rollouts' among them, hardly a
         group had rollouts of different rewards: the others have no advantage."""
         lines = [*self._lines[self._since :], made]
-        if not _idle(lines) or _idle(lines[:-1]):
+        if not self._idles(lines) or self._idles(lines[:-1]):
             return
         idle, passed = (_mean(lines[-WINDOW:], name) for name in ("same_reward", "pass_rate"))
         first = " A cold start may have to come first: docs/training/sft-and-dpo.md." if passed < 0.5 else ""
@@ -77,9 +83,12 @@ class Course:
             )
         return {"first_try_drift": found.rise, "first_try_alarm": int(alarm)}
 
-
-def _idle(lines: Sequence[Metrics]) -> bool:
-    return len(lines) >= WINDOW and _mean(lines[-WINDOW:], "same_reward") >= IDLE
+    def _idles(self, lines: Sequence[Metrics]) -> bool:
+        last = lines[-WINDOW:]
+        if len(last) < WINDOW or _mean(last, "same_reward") < IDLE:
+            return False
+        across = any(map(any, self._section.advantages_of_step([[1.0, 1.0], [-1.0, -1.0]])))
+        return not (across and 0 < _mean(last, "pass_rate") < 1)  # groups may be compared with each other
 
 
 def _mean(lines: Sequence[Metrics], name: str) -> float:
