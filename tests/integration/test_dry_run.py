@@ -17,7 +17,7 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
 from retcon.config.stages import stages_of
-from retcon.core.errors import CheckpointError, ComputeWarning, MissingExtra, RecipeError
+from retcon.core.errors import CheckpointError, ComputeWarning, MissingExtra, RecipeError, SandboxUnavailable
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
 from retcon.planning.needs import MIB, needs_of, refuse_unfit
@@ -56,6 +56,43 @@ def test_a_training_is_planned_and_nothing_is_written(
     ):  # fmt: skip
         assert part in said, part
     assert not list(tmp_path.iterdir())
+
+
+UNGRADABLE = """
+class Counter:
+    def reset(self, **row):
+        self.value = 0
+        return f"Bring the counter to {row['seed']}."
+
+    def add(self, amount: int) -> int:
+        '''Adds to the counter.
+
+        Args:
+            amount: how much
+        '''
+        self.value += amount
+        return self.value
+
+    def get_reward(self):
+        raise OSError("no judge")
+"""
+
+
+def test_where_faults_take_every_rollout_neither_plan_nor_run_goes_on(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ungradable.py").write_text(UNGRADABLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = (
+        "task.kind=trl", "task.environment=ungradable:Counter", "task.seeds=8", "rollout.tools=[]", "rl.prompts=1",
+        "rl.group=2", "rollout.max_turns=1", "rollout.max_tokens=120", "compute.device=cpu", "sandbox.workers=1",
+    )  # fmt: skip
+    words = ["train", "quickstart/baseline", *given, "--from", str(base), "--out", str(tmp_path / "out")]
+    planned, run = (CliRunner().invoke(app, [*words, *more]) for more in (["--dry-run"], []))
+    assert isinstance(planned.exception, SandboxUnavailable), planned.output
+    assert "faults took all rollouts of the measurement" in str(planned.exception)
+    assert isinstance(run.exception, SandboxUnavailable), run.output
+    assert "step 1: infrastructure faults left fewer than two rollouts" in str(run.exception)
 
 
 STAGES = """

@@ -24,7 +24,7 @@ from retcon.build import (
     open_graded,
 )
 from retcon.config.schema import Recipe
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample
 from retcon.engine.types import TellsStatistics
@@ -82,7 +82,9 @@ class _Rolled:
 
 
 def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Placement) -> Measured:
-    """The rollouts of a first step and an update on some of them, on the real model, with the real sandbox."""
+    """The rollouts of a first step and an update on some of them, on the real model, with the real sandbox.
+
+    Raises SandboxUnavailable where faults take all of these rollouts."""
     with torch_settings(place):
         model = _model(recipe, folder, place)
         adapter = Adapter(model, recipe.lora, seed=recipe.run.seed) if recipe.lora.rank else None
@@ -154,8 +156,12 @@ async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompt
     if not groups:
         most = recipe.rl.prompts * recipe.select.made(recipe.rl.group) * recipe.rollout.max_tokens
         return _Rolled(most / max(rate, 1e-9), False, rate, [])
-    samples = [to_sample(t) for group in groups for t in group if t.reward is not None]
-    return _Rolled(seconds, True, rate, [sample for sample in samples if any(sample.mask)])
+    samples = [sample for group in groups for t in group if t.reward is not None and any((sample := to_sample(t)).mask)]
+    if not samples:
+        raise SandboxUnavailable(
+            "infrastructure faults took all rollouts of the measurement: so would they in the run; see `retcon doctor`"
+        )
+    return _Rolled(seconds, True, rate, samples)
 
 
 def _update(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: Sequence[Sample]) -> float:

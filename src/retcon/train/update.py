@@ -43,9 +43,9 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     With config.splice_weight, spliced ids have their weights (see `retcon.purify.weights`); what
     config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.dpo_beta the
     advantages of repaired calls are raised, and the calls that they replaced follow as samples of their own (see
-    `with_online_dpo`); with config.contrast then the tries at repaired turns of the rollouts that
-    config.contrast_rollouts names (see `contrast_samples`). Raises UnscoredTokens where ids to be learnt have no
-    log-prob.
+    `with_online_dpo`); with config.contrast then the tries at repaired turns of those rollouts that
+    config.contrast_rollouts names and that are learnt from at all (see `contrast_samples`). Raises UnscoredTokens where
+    ids to be learnt have no log-prob.
     """
     roots = {trajectory.branch.root for trajectory in group if trajectory.branch is not None}
     samples = [
@@ -65,7 +65,8 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
         paired = [adjust(trajectory, sample) for trajectory, sample in zip(group, samples, strict=True)]
         samples = [own for own, *_ in paired] + [one for _, *rejected in paired for one in rejected]
     if config.contrast:
-        told = [t for t in group if config.contrast_rollouts == "all" or (t.reward or 0.0) > 0]
+        named = [t for t in group if config.contrast_rollouts == "all" or (t.reward or 0.0) > 0]
+        told = [trajectory for trajectory in named if not dropped(trajectory, config)]
         samples += [one for trajectory in told for one in contrast_samples(trajectory, config.contrast)]
     return samples
 
@@ -83,10 +84,15 @@ def _splice_weights(trajectory: Trajectory, config: RLSection) -> tuple[float | 
     return accepted_splices(trajectory) if config.splice_weight == "accept" else None
 
 
+def dropped(trajectory: Trajectory, config: RLSection) -> bool:
+    """Whether nothing is learnt from a rollout, as config.truncated and void_turns say."""
+    cut_off = config.truncated == "mask" and trajectory.stop == "length"
+    return cut_off or (config.void_turns == "mask" and has_void_turn(trajectory))
+
+
 def learnt(trajectory: Trajectory, sample: Sample, config: RLSection) -> tuple[int, ...]:
     """The sample's loss mask, less what the recipe masks."""
-    cut_off = config.truncated == "mask" and trajectory.stop == "length"
-    if cut_off or (config.void_turns == "mask" and has_void_turn(trajectory)):
+    if dropped(trajectory, config):
         return (0,) * len(sample.mask)
     if config.failed_calls == "keep":
         return sample.mask
