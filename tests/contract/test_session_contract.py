@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from test_sandbox_contract import SANDBOXES, Opener, pytestmark  # noqa: F401
 
-from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.core.errors import CheckpointRefused, SessionLost
 from retcon.sandbox.jail.session.keeper import CHECKPOINTS
 from retcon.sandbox.types import Limits, Result, Sandbox, Session
 
@@ -358,13 +358,15 @@ def test_a_closed_session_says_so(opened: Opener) -> None:
 def test_a_checkpoint_too_many_or_too_large_is_refused_and_the_session_goes_on(opened: Opener) -> None:
     async def work(_: Sandbox, session: Session) -> None:
         await session.run("import os\nd = '.'\nfor n in range(40):\n    d += '/d'\n    os.mkdir(d)")
-        with pytest.raises(SandboxUnavailable, match="nested deeper"):
+        with pytest.raises(CheckpointRefused, match="nested deeper") as refused:
             await session.checkpoint()
+        assert not refused.value.full
         await session.run("import shutil\nshutil.rmtree('d')")
         for _repeat in range(CHECKPOINTS):
             state = await session.checkpoint()
-        with pytest.raises(SandboxUnavailable, match="discard some"):
+        with pytest.raises(CheckpointRefused, match="discard some") as refused:
             await session.checkpoint()
+        assert refused.value.full
         await session.discard(state)
         await session.checkpoint()
         assert await value(session, "1") == "1"

@@ -233,7 +233,7 @@ def test_a_generation_that_weights_of_two_steps_made_says_which_token_is_whose()
     assert engine.stats.retried == 1
     update = ["/pause?mode=keep", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
               "/finish_weight_update", "/resume"]  # fmt: skip
-    assert [asked.path for asked in server.asked if asked.path in update] == update * 2
+    assert [asked.path for asked in server.asked if asked.path in update] == [*update * 2, "/resume"], "looked at anew"
 
 
 @pytest.mark.torch
@@ -252,6 +252,24 @@ def test_a_server_that_was_down_when_weights_changed_gets_them_before_it_is_aske
     with serving(server_is, models=()) as server:
         run(work(engine_of(server, trained=True)))
     assert len(server_is.loaded) == 1
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("path", ["/pause", "/update_weights", "/finish_weight_update", "/resume"])
+def test_no_server_stays_paused_though_a_request_of_the_update_was_lost(path: str) -> None:
+    pytest.importorskip("torch", reason="weights need the [train] extra")
+    server_is = VLLM()
+
+    async def work(engine: VLLMEngine) -> None:
+        async with engine.connected():
+            engine.version = 1
+            server_is.lost = {path}
+            await engine.follow()
+            assert (await engine.generate("a", [5], GREEDY)).version == engine.weights
+            assert not server_is.paused
+
+    with serving(server_is, models=()) as server:
+        run(work(engine_of(server, trained=True)))
 
 
 def test_an_answer_that_cannot_be_read_is_a_fault_and_no_generation() -> None:

@@ -16,18 +16,24 @@ TOKENIZER = ByteTokenizer()
 class VLLM:
     """What a vLLM server answers: of every prompt the last id again and again, up to an id that stops it. about: of
     what it says of itself. weights: the version that it has; loaded: folders that it was given. down: whether it
-    breaks off. answers: to requests for tokens, in place of its own, in order."""
+    breaks off. answers: to requests for tokens, in place of its own, in order. paused: whether it was told to wait;
+    lost: paths whose next request does not arrive."""
 
     about: dict[str, Any] = field(default_factory=dict)
     weights: str = "default"
     loaded: list[str] = field(default_factory=list)
     down: bool = False
     answers: list[Answer] = field(default_factory=list)
+    paused: bool = False
+    lost: set[str] = field(default_factory=set)
 
     def __call__(self, asked: Asked) -> Answer:
         path = asked.path.partition("?")[0]
-        if self.down:
+        if self.down or path in self.lost:
+            self.lost.discard(path)
             return Answer(status=None)
+        if path in ("/pause", "/resume"):
+            self.paused = path == "/pause"
         if path == "/inference/v1/generate" and "logprobs" not in asked.body["sampling_params"]:
             return self.tokens(asked.body)  # asked whether it can, before any work
         if path == "/inference/v1/generate":

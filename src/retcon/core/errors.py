@@ -91,7 +91,14 @@ class IdleWarning(UserWarning):
 
 
 class CheckpointRefused(SandboxUnavailable):
-    """A session's state cannot be kept: too many checkpoints, or what its own code left there. The session goes on."""
+    """A session's state cannot be kept: too many checkpoints, or what its own code left there. The session goes on.
+
+    full: the first of these, or too large ones: another state would have been refused as well.
+    """
+
+    def __init__(self, message: str, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
 
 
 class SessionLost(RetconError):

@@ -26,7 +26,10 @@ from retcon.rollout.turns import ids_of
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task
 from retcon.tools.forks import Forkable
-from retcon.tools.types import StatefulTool
+from retcon.tools.types import CHECKPOINTS, StatefulTool
+
+REPAIRED = 3
+"""States that a rollout keeps at most where failures are repaired: its own, that before its turn, that after it."""
 
 
 async def branching_group(
@@ -78,11 +81,18 @@ class _Group:
             begun = 1
             if first.first is not None:
                 measured = Measured(first.first, first.later, self._vocabulary)
-        start = min(max(self._strategy.from_start(count, measured), begun + 1), count)
+        least = -(-(count - begun) // self._of_a_tree) if self._forkable else 1
+        start = min(max(self._strategy.from_start(count, measured), begun + least), count)
         slots, trees = range(start, count), start - begun
         await self._grow_all([_Member(begun + n, begun + n, list(slots[n::trees])) for n in range(trees)])
         await self._grow_all([_Member(n, n, []) for n in range(count) if n not in self._made])
         return [self._made[index] for index in range(count)]
+
+    @property
+    def _of_a_tree(self) -> int:
+        """Rollouts that one tool can have the states of, all of them under way."""
+        repair = self._context.repair
+        return CHECKPOINTS // (REPAIRED if repair is not None and repair.attempts else 1)
 
     @property
     def _vocabulary(self) -> int:

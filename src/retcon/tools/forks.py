@@ -66,13 +66,14 @@ class _Shared:
 
 class Fork:
     """One trajectory's share of a tree's tool; implements `OpenTool`. kept: the checkpoint of its state while another
-    one has the tool."""
+    one has the tool. asked: the checkpoints that it was asked for and that nobody has discarded."""
 
     def __init__(self, shared: _Shared, kept: str | None = None) -> None:
         self.name = shared.tool.name
         self.spec = shared.tool.spec
         self._shared = shared
         self._kept = kept
+        self._asked: set[str] = set()
         shared.users += 1
         if kept is None:
             shared.owner = self
@@ -86,7 +87,9 @@ class Fork:
 
     async def checkpoint(self) -> str:
         async with self._mine() as tool:
-            return await tool.checkpoint()
+            name = await tool.checkpoint()
+            self._asked.add(name)
+            return name
 
     async def rollback(self, checkpoint: str) -> None:
         async with self._mine() as tool:
@@ -94,12 +97,20 @@ class Fork:
 
     async def discard(self, checkpoint: str) -> None:
         async with self._shared.lock:
+            self._asked.discard(checkpoint)
             await self._shared.tool.discard(checkpoint)
 
     async def fork(self) -> Fork:
-        """Another trajectory's share, in the state that this one is in. Raises InfrastructureFault."""
+        """Another trajectory's share, in the state that this one is in. Raises InfrastructureFault, also where that
+        would leave no room for this one's own state, once another one has the tool."""
         async with self._mine() as tool:
-            return Fork(self._shared, await tool.checkpoint())
+            kept = await tool.checkpoint()
+            try:
+                await tool.discard(await tool.checkpoint())
+            except InfrastructureFault:
+                await tool.discard(kept)
+                raise
+            return Fork(self._shared, kept)
 
     async def close(self) -> None:
         async with self._shared.lock:
@@ -109,8 +120,10 @@ class Fork:
                 shared.owner = None
             if not shared.users:
                 await shared.tool.close()
-            elif self._kept is not None:
-                await shared.tool.discard(self._kept)
+                return
+            left = self._asked if self._kept is None else {*self._asked, self._kept}
+            for checkpoint in sorted(left):
+                await shared.tool.discard(checkpoint)
 
     @asynccontextmanager
     async def _mine(self) -> AsyncIterator[OpenTool]:

@@ -11,6 +11,8 @@ from retcon.tools.types import OpenTool
 from retcon.tools.wording import Wording
 
 RESTARTED = "[The interpreter was restarted: variables and files are gone.]"
+OF_ONE = 2
+"""Checkpoints that one trajectory keeps at most; where there are more, several share the session."""
 
 
 class PythonSessions:
@@ -43,6 +45,7 @@ class PythonSession:
     Code that ends its interpreter has that as its own observation, and the next call a fresh interpreter, which is
     said. So has code whose state cannot be kept or gone back to through its own doing (it ended the frozen copies,
     nested folders too deep, gave up forking): it must not come out as a fault of ours, for which a rollout is dropped.
+    Where trajectories that share the session fill it with their states, it is nobody's: InfrastructureFault.
     Where the sandbox lost the session (evicted, worker died), every further call is `infrastructure`.
     """
 
@@ -81,6 +84,8 @@ class PythonSession:
             try:
                 name = await self._session.checkpoint()
             except (SessionLost, CheckpointRefused) as error:
+                if isinstance(error, CheckpointRefused) and error.full and self._kept > OF_ONE:
+                    raise  # the states of others fill it, not what this one's code left
                 await self._restart(error)
                 name = await self._session.checkpoint()
         except (RetconError, OSError) as error:
@@ -117,6 +122,10 @@ class PythonSession:
         for session in {self._session, *(used[0] for used in self._checkpoints.values())}:
             await session.close()
         self._checkpoints.clear()
+
+    @property
+    def _kept(self) -> int:
+        return sum(session is self._session for session, _, _ in self._checkpoints.values())
 
     async def _restart(self, cause: SessionLost | CheckpointRefused) -> None:
         """Go on in a fresh session; the old one stays while there are checkpoints in it. Raises `cause` where that is

@@ -7,6 +7,9 @@ from typing import Protocol, runtime_checkable
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall
 
+CHECKPOINTS = 16
+"""That rollouts ask an open tool to keep at a time, at most; a session of the sandbox keeps as many."""
+
 
 class Tool(Protocol):
     """A tool under one name. A fault of its own is an observation of status `infrastructure`, never an exception.
@@ -24,7 +27,7 @@ class OpenTool(Tool, Protocol):
     """A tool of one trajectory alone, whose state its calls change. It can be taken back to an earlier state."""
 
     async def checkpoint(self) -> str:
-        """Freeze the state as it is now; its name. Raises InfrastructureFault."""
+        """Freeze the state as it is now; its name. `CHECKPOINTS` can be kept at a time. Raises InfrastructureFault."""
         ...
 
     async def rollback(self, checkpoint: str) -> None:

@@ -35,6 +35,7 @@ class GroupStream:
         self._prompts = prompts
         self._ahead = rollouts.recipe.rl.max_staleness
         self._under_way: deque[tuple[Task, asyncio.Task[list[list[Trajectory]]]]] = deque()
+        self._named: dict[str, int] = {}  # the step that a task's rollouts were last named after
 
     async def __aenter__(self) -> GroupStream:
         return self
@@ -60,12 +61,18 @@ class GroupStream:
         return list(zip((task for task, _ in taken), groups, strict=True))
 
     def _begin(self, count: int, step: int) -> None:
-        """See that `count` groups are under way for this step, and those of the next steps behind them."""
+        """See that `count` groups are under way for this step, and those of the next steps behind them.
+
+        Each is named after the step that it is begun for; or a later one where its task came under that name before,
+        as what was begun for it is used up by dynamic sampling: no two rollouts have one name.
+        """
         of_a_step = self.rollouts.recipe.rl.prompts
         wanted = count + min(self._ahead, self._last - step) * of_a_step
+        self._named = {task: name for task, name in self._named.items() if name >= step}
         for task in islice(self._prompts, max(0, wanted - len(self._under_way))):
-            later = max(0, len(self._under_way) - count) // of_a_step
-            group = asyncio.create_task(self.rollouts.of([task], step=step + later))
+            later = max(0, 1 + (len(self._under_way) - count) // of_a_step)
+            name = self._named[task.id] = max(step + later, self._named.get(task.id, 0) + 1)
+            group = asyncio.create_task(self.rollouts.of([task], step=name))
             self._under_way.append((task, group))
 
 

@@ -69,9 +69,10 @@ def run_rl(
 
     Everything random derives from (seed, step, …), so that the weights, the optimiser's state, the step and how many
     prompts were drawn are the whole state. A run that was interrupted goes on from its newest checkpoint in `out`;
-    Ctrl-C between two updates makes one first; a run that is finished returns at once. tasks: a task set of your own,
-    in place of the one that the recipe names; run.json keeps its name, and a hash of the tasks themselves. on_step gets
-    each step's metrics, on_place where it computes, before it does.
+    Ctrl-C makes one first, of the last whole step while a step waits for its rollouts, after that at the step's end; a
+    run that is finished returns at once. tasks: a task set of your own, in place of the one that the recipe names;
+    run.json keeps its name, and a hash of the tasks themselves. on_step gets each step's metrics, on_place where it
+    computes, before it does.
 
     Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
     RecipeError or RecordError for tasks or pass rates that do not serve (see `RunStages`), MissingExtra,
@@ -126,41 +127,41 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
     except asyncio.CancelledError:
         trainer.save()  # Ctrl-C: the weights are those of the last whole step
         raise
-    async with rollouts.paused():
-        rollouts.rest()
-        rolled_out = time.perf_counter()
-        learn = partial(_learn, trainer, to_train(recipe, drawn), stage, step, stretch.reference)
-        losses = await beside(learn) if recipe.rl.max_staleness else learn()
-        trained = time.perf_counter()
-        await rollouts.sync(step)
-
-    if step % KEEP_ROLLOUTS_EVERY == 0 or step in (stage.before + 1, recipe.rl.steps):
-        run.keep_trajectories(step, (t for group in drawn.made for t in group))
-    made = rollout_metrics(drawn.made)
-    course.tell_idling(made)
-    seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
-    last = step == recipe.rl.steps or course.ends_with(made, trainer.cost.cpu_s)
-    held_out = await _held_out(stretch, stream, step, last=last)
-    return trainer.done(  # checkpoint, where it is time, and log
-        {
-            **({"stage": stage.number} if stage.name else {}),
-            **made,
-            **(branch_metrics(drawn.made) if recipe.strategy.branching else {}),
-            **selection_metrics(recipe, drawn),
-            **course.drift_after(made),
-            **(staleness(drawn.kept, step) if recipe.rl.max_staleness else {}),
-            **losses,
-            **stats,
-            **held_out,
-            "step_seconds": round(seconds, 4),
-            "tokens_per_second": round(made["total_tokens"] / seconds, 1),
-            "rollout_seconds": round(rolled_out - began, 4),
-            "train_seconds": round(trained - rolled_out, 4),
-            "sync_seconds": round(began + seconds - trained, 4),
-        },
-        drawn=len(drawn.made),
-        stage=stage.number,
-    )
+    with trainer.interruptible():  # from here on the weights are those of no whole step, until it is done
+        async with rollouts.paused():
+            rollouts.rest()
+            rolled_out = time.perf_counter()
+            learn = partial(_learn, trainer, to_train(recipe, drawn), stage, step, stretch.reference)
+            losses = await beside(learn) if recipe.rl.max_staleness else learn()
+            trained = time.perf_counter()
+            await rollouts.sync(step)
+        if step % KEEP_ROLLOUTS_EVERY == 0 or step in (stage.before + 1, recipe.rl.steps):
+            run.keep_trajectories(step, (t for group in drawn.made for t in group))
+        made = rollout_metrics(drawn.made)
+        course.tell_idling(made)
+        seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
+        last = step == recipe.rl.steps or course.ends_with(made, trainer.cost.cpu_s)
+        held_out = await _held_out(stretch, stream, step, last=last)
+        return trainer.done(  # checkpoint, where it is time, and log
+            {
+                **({"stage": stage.number} if stage.name else {}),
+                **made,
+                **(branch_metrics(drawn.made) if recipe.strategy.branching else {}),
+                **selection_metrics(recipe, drawn),
+                **course.drift_after(made),
+                **(staleness(drawn.kept, step) if recipe.rl.max_staleness else {}),
+                **losses,
+                **stats,
+                **held_out,
+                "step_seconds": round(seconds, 4),
+                "tokens_per_second": round(made["total_tokens"] / seconds, 1),
+                "rollout_seconds": round(rolled_out - began, 4),
+                "train_seconds": round(trained - rolled_out, 4),
+                "sync_seconds": round(began + seconds - trained, 4),
+            },
+            drawn=len(drawn.made),
+            stage=stage.number,
+        )
 
 
 def _learn(

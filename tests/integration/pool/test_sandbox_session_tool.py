@@ -7,7 +7,7 @@ import pytest
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.types import SessionBounds
+from retcon.sandbox.types import Limits, SessionBounds
 from retcon.tools.sessions import RESTARTED, PythonSessions
 from retcon.tools.types import OpenTool, StatefulTool
 from sessions import DEEP, using
@@ -75,6 +75,23 @@ def test_code_that_prevents_its_own_rollback_loses_its_state_and_is_no_fault_of_
         assert (await say(tool, "2 + 2")).text.endswith("4")
         await tool.close()
         assert pool.open_sessions == 0
+
+    using(work)
+
+
+def test_a_session_that_the_states_of_several_fill_keeps_what_it_has() -> None:
+    """As those of a tree do: nobody's code left what cannot be kept, and nobody's variables go."""
+
+    async def work(pool: SandboxPool) -> None:
+        tool = await PythonSessions(pool, limits=Limits(memory_mb=64)).open("t1")
+        assert (await say(tool, "x = bytes([1]) * (50 << 20)\nlen(x)")).status == "ok"
+        states = [await tool.checkpoint() for _ in range(3)]
+        with pytest.raises(InfrastructureFault, match="hold more than 128 MiB: discard some"):
+            await tool.checkpoint()
+        assert (await say(tool, "len(x) >> 20")).text == "50"
+        await tool.discard(states[0])
+        await tool.rollback(await tool.checkpoint())
+        assert (await say(tool, "len(x) >> 20")).text == "50"
 
     using(work)
 

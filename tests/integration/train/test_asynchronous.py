@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
 from retcon.core.types import TRAINED
 from retcon.store import jsonl
+from retcon.tasks.types import Task
 from retcon.train.ahead import beside
 from retcon.train.rl import run_rl
 from training import Graded, Ones, make_base, small_recipe
@@ -38,6 +39,21 @@ class Kept(Graded):
     def train(self, seed: int) -> Any:
         for n, task in enumerate(super().train(seed)):
             yield replace(task, question="go " * (1 if n // 2 % 2 else 16))
+
+    def grade(self, task: Any, trajectory: Any) -> Any:
+        self.seen.append(trajectory.id)
+        return super().grade(task, trajectory)
+
+
+@dataclass(frozen=True)
+class Few(Graded):
+    """Two tasks, again and again. seen: ids of what was graded."""
+
+    rewards: tuple[tuple[float | None, ...], ...] = ((1.0, -1.0, -1.0, 1.0),)
+    seen: list[str] = field(default_factory=list)
+
+    def train(self, seed: int) -> Any:
+        return (Task(f"few/{n}", "go", "1") for n in range(2))
 
     def grade(self, task: Any, trajectory: Any) -> Any:
         self.seen.append(trajectory.id)
@@ -89,6 +105,26 @@ def test_prompts_are_those_of_a_run_that_waits_in_the_same_order(base: Path, tmp
 def test_beyond_the_last_step_nothing_is_begun(base: Path, tmp_path: Path) -> None:
     _, graded = run(base, tmp_path / "run", 3)
     assert len(graded) == len(set(graded)) == RL["steps"] * RL["prompts"] * RL["group"]
+
+
+def test_rollouts_are_named_after_the_step_that_they_are_begun_for(base: Path, tmp_path: Path) -> None:
+    """Which of them are purified goes by that step too. Tasks that come again soon are under way twice at a time."""
+    repair = {"kind": "saar", "attempts": 1, "probability_schedule": ((1, 0.0), (3, 0.0), (3, 1.0))}
+    recipe = small_recipe(base, rollout=LONG, repair=repair, rl={**RL, "max_staleness": 2})
+    run_rl(recipe, base, tmp_path / "run", tasks=Few())
+    for step in (1, 6):
+        made = list(jsonl.read(tmp_path / f"run/trajectories/step-{step:06}.jsonl"))
+        assert {t.provenance.step for t in made} == {step}
+        assert {t.provenance.purified for t in made} == {step >= 3}
+
+
+def test_no_two_rollouts_have_one_name_though_few_tasks_come_again(base: Path, tmp_path: Path) -> None:
+    """With dynamic sampling what was begun for later steps is used up before, and more is begun for the last one."""
+    rl = {**RL, "prompts": 1, "steps": 5, "max_staleness": 2}
+    recipe = small_recipe(base, rollout=LONG, select={"dynamic": True, "max_extra": 1.0}, rl=rl)
+    tasks = Few(rewards=((1.0,) * 4,))
+    run_rl(recipe, base, tmp_path / "run", tasks=tasks)
+    assert len(tasks.seen) == len(set(tasks.seen)) == 10 * RL["group"]
 
 
 def test_dynamic_sampling_draws_from_what_is_under_way(base: Path, tmp_path: Path) -> None:

@@ -219,7 +219,39 @@ def test_an_interrupt_loses_no_step(zygote, base, tmp_path):
     assert 3 <= done < 1000
 
 
-def test_keys_and_values_take_no_memory_while_weights_are_updated(base, tmp_path, monkeypatch):
+class Interrupting(Ones):
+    """Ctrl-C while an evaluation is graded."""
+
+    def grade(self, task, trajectory):
+        if task.id.startswith("ones/evaluation"):
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().grade(task, trajectory)
+
+
+@pytest.mark.parametrize("busy", ["updating", "evaluating"])
+def test_an_interrupt_after_a_step_has_its_rollouts_loses_no_step(base, tmp_path, monkeypatch, busy):
+    updated = rl.update
+
+    def update(*args, **kwargs):
+        if busy == "updating" and kwargs["step"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return updated(*args, **kwargs)
+
+    monkeypatch.setattr(rl, "update", update)
+    sections = {"max_staleness": 1} if busy == "updating" else {}
+    recipe = small_recipe(
+        base, rl={**SMALL, "steps": 4, "checkpoint_every": 1000, **sections}, rollout={"max_tokens": 16},
+        evaluate={"every": 2, "problems": 1, "every_samples": 1},
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        run_rl(recipe, base, tmp_path / "run", tasks=Ones() if busy == "updating" else Interrupting())
+    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
+    assert checkpoint.name == "step-000002"
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["eval_rollouts"] == 1, "the step was finished"
+
+
+def test_keys_and_values_take_no_memory_busyweights_are_updated(base, tmp_path, monkeypatch):
     engines, during = [], []
     opened, updated = rl.open_rollouts, rl.update
 

@@ -148,7 +148,7 @@ def test_calls_of_a_dead_replica_go_elsewhere_and_it_is_tried_again_later() -> N
     assert sent(policy, 1.0) == {"a": 1 - dead}
     policy.ask("c", 10, 10, 1.05)
     assert sent(policy, 1.05) == {"c": 1 - dead}
-    assert not policy.all_down(1.05)
+    assert policy.down_since(1.05) is None
     policy.ask("d", 10, 10, 1.2)  # the pause was 0.1 s
     assert sent(policy, 1.2) == {"d": dead}
     policy.failed("d", 1.3)
@@ -172,10 +172,18 @@ def test_where_all_are_down_calls_wait_for_the_first_to_be_tried_again() -> None
     policy.ask("a", 10, 10, 0.0)
     sent(policy, 0.0)
     policy.failed("a", 1.0)
-    assert policy.all_down(1.0)
+    assert policy.down_since(1.0) == 1.0
     assert policy.due(1.0) == []
     assert policy.wake(1.0) == pytest.approx(1.1)
     assert sent(policy, 1.1) == {"a": 0}
+    policy.failed("a", 2.0)
+    assert policy.down_since(2.0) == 1.0, "it was tried in between, and did not answer"
+    assert sent(policy, 3.0) == {"a": 0}
+    policy.answered("a", 1, 4.0)
+    policy.ask("a", 11, 10, 4.0)
+    sent(policy, 4.0)
+    policy.failed("a", 5.0)
+    assert policy.down_since(5.0) == 5.0
 
 
 def test_a_trajectory_leaves_a_straggler_when_what_is_left_ends_sooner_elsewhere() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import pytest
 
 from playing import LIMITS, TASK, call, run_python
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.errors import EngineError
+from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.engine.scripted import ScriptedEngine
@@ -21,9 +23,10 @@ from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.rollout.strategy import Measured, Point
+from retcon.sandbox.jail.session import keeper
 from retcon.tasks.types import Task
-from retcon.tools.scripted import ScriptedSessions
-from retcon.tools.types import OpenTool, StatefulTool
+from retcon.tools.scripted import ScriptedSession, ScriptedSessions
+from retcon.tools.types import CHECKPOINTS, OpenTool, StatefulTool
 
 PROGRAMS = {0: "n = 1", 1: "n = n + 1\nn", 2: "n = n * 10\nn"}
 
@@ -118,6 +121,30 @@ def test_each_has_the_state_that_it_came_with_whoever_calls_in_between():
     for session in played.tool.opened:
         assert session.events[-1] == "close"
         assert not session.kept, "nothing is kept beyond its use"
+
+
+@pytest.mark.parametrize(("repair", "of_a_tree"), [(None, 16), (Saar(attempts=0), 16), (Saar(attempts=1), 5)],
+                         ids=["none", "no attempts", "saar"])  # fmt: skip
+def test_a_tree_has_no_more_rollouts_than_a_session_keeps_states(repair: Repair | None, of_a_tree: int):
+    def failing(id: str, text: str, n: int) -> str:
+        return call("oops") if repair is not None and n == 1 else counting(id, text, n)
+
+    played = grow(At(start=1, turn=None, many=3), 40, replies=failing, repair=repair)
+    trees = Counter(t.branch.root if t.branch else t.id for t in played.group)
+    assert CHECKPOINTS == keeper.CHECKPOINTS
+    assert max(trees.values()) <= of_a_tree
+    assert len(trees) == len(played.tool.opened) == -(-40 // of_a_tree)
+    for session in played.tool.opened:
+        kept = accumulate({"checkpoint": 1, "discard": -1}.get(event.split()[0], 0) for event in session.events)
+        assert max(kept) <= CHECKPOINTS
+
+
+def test_what_a_rollout_kept_for_its_repair_goes_with_it_though_its_tree_goes_on():
+    def failing(id: str, text: str, n: int) -> str:
+        return call("oops" if "n = 1" in text else "n = 1")
+
+    (session,) = grow(At(start=1, many=3), 4, replies=failing, repair=Saar(attempts=2)).tool.opened
+    assert len(session.kept) == 2, "of the last one, whose end is the tool's"
 
 
 def test_a_branch_that_does_not_call_leaves_nothing_behind():
@@ -234,6 +261,28 @@ def test_a_state_that_cannot_be_forked_costs_the_branch_alone():
     played = grow(At(start=1), 3, tool=ScriptedSessions(run_python, broken=["checkpoint"]))
     assert [t.stop for t in played.group] == ["answer"] * 3
     assert not played.branched, "they begin with the prompt instead"
+
+
+class Narrow(ScriptedSessions):
+    """Sessions that have room for four states."""
+
+    async def open(self, trajectory: str) -> ScriptedSession:
+        session = await super().open(trajectory)
+        checkpoint = session.checkpoint
+
+        async def if_there_is_room() -> str:
+            if len(session.kept) >= 4:
+                raise InfrastructureFault("it is full")
+            return await checkpoint()
+
+        session.checkpoint = if_there_is_room  # type: ignore[method-assign]
+        return session
+
+
+def test_where_a_session_has_no_room_for_a_branch_nobody_else_goes_without():
+    played = grow(At(start=1, turn=None, many=3), 12, tool=Narrow(run_python))
+    assert [played.told(n) for n in range(12)] == [["", "2", "20"]] * 12
+    assert 0 < len(played.branched) < 11
 
 
 def test_a_fault_of_a_branch_is_that_branch_s_alone():

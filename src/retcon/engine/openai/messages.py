@@ -65,7 +65,7 @@ class Native(_Messages):
         return self._then_opened(parts)
 
     def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
-        parts = [self._part(f"tool {answer.label}", answer.text, sort="observation") for answer in answers]
+        parts = [self._part(f"tool {_id(answer.label)}", answer.text, sort="observation") for answer in answers]
         return self._then_opened([*parts, *(self._part("user", text) for text in told)])
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
@@ -145,7 +145,7 @@ def _with_calls(text: str, *, before: int) -> Message:
         "content": said or None,
         "tool_calls": [
             {
-                "id": call.label or f"call_{before}_{n}",
+                "id": _id(call.label) or f"call_{before}_{n}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": _as_given(call)},
             }
@@ -167,9 +167,10 @@ def _as_given(call: FoundCall) -> str:
 def pieces_of(message: Mapping[str, Any], manner: Manner) -> list[str]:
     """What a server's message adds to the history, in pieces that begin on ids of their own: its words, then each call.
 
-    With `fence` the message ends with its first block, as what follows was said before the program ran.
+    With `fence` the message ends with its first block, as what follows was said before the program ran. Raises
+    LookupError, TypeError or AttributeError for what is no message.
     """
-    said = message.get("content") or ""
+    said = _text(message.get("content") or "")
     if manner == "fence":
         call = next(markdown.find_calls(said), None)
         if call is None or isinstance(call.arguments, str):
@@ -182,6 +183,15 @@ def pieces_of(message: Mapping[str, Any], manner: Manner) -> list[str]:
     return [f"{said}\n" if said else "", calls[0], *separate]
 
 
+def _text(content: object) -> str:
+    """A message's text; of one in parts (Mistral's, with reasoning among them), that of those that are text."""
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part["type"] == "text")
+    if not isinstance(content, str):
+        raise TypeError(f"a {type(content).__name__} in place of a text")
+    return content
+
+
 def _end_of_block(said: str, call: FoundCall) -> int:
     """Where the closing line of a block ends."""
     assert not isinstance(call.arguments, str)
@@ -192,9 +202,15 @@ def _end_of_block(said: str, call: FoundCall) -> int:
 
 def _tagged(call: Mapping[str, Any]) -> str:
     about = call["function"]
-    id = str(call.get("id") or "")
-    given = {"name": about["name"], "arguments": about.get("arguments") or "{}", "id": id if _ID.fullmatch(id) else ""}
+    id = _id(str(call.get("id") or ""))
+    given = {"name": about["name"], "arguments": about.get("arguments") or "{}", "id": id}
     return f"{hermes.OPEN}\n{as_json(given)}\n{hermes.CLOSE}"
+
+
+def _id(label: str) -> str:
+    """What a call is named in the glue; nothing for a label that would say something there itself: in a message's text
+    the model may have written any."""
+    return label if _ID.fullmatch(label) else ""
 
 
 def _arguments(given: Mapping[str, object] | str) -> Mapping[str, object]:

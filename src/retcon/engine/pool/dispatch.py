@@ -153,9 +153,11 @@ class Dispatcher:
                     call.work.cancel()
             else:
                 self.forget(action.id, action.replica)
-        if self.policy.all_down(now):
+        down = self.policy.down_since(now)
+        if down is not None:
             for id, call in self._calls.items():
-                if call.work is None and not call.placed.done() and now - call.began > self.patience:
+                waited = now - max(down, call.began)  # what it was computed before, or waited for room, is not counted
+                if call.work is None and not call.placed.done() and waited > self.patience:
                     fault = InfrastructureFault(f"request {id}: {call.last or f'all {self.who} are down'}")
                     call.placed.set_exception(fault)
         self.close()

@@ -124,6 +124,8 @@ class Policy:
         one.sent = None
         settings = self.settings
         if replica.down_until <= now:  # else another of its calls has told already
+            if not replica.faults:
+                replica.failed_since = now
             replica.faults += 1
             pause = settings.pause * 2.0 ** min(replica.faults - 1, 30)
             replica.down_until = now + min(settings.longest_pause, pause)
@@ -192,9 +194,11 @@ class Policy:
         """Calls without a place."""
         return len(self._waiting)
 
-    def all_down(self, now: float) -> bool:
-        """Whether no replica can be given a call."""
-        return all(replica.down_until > now for replica in self.replicas)
+    def down_since(self, now: float) -> float | None:
+        """Since when all replicas have failed; None where one of them can be given a call."""
+        if any(replica.down_until <= now for replica in self.replicas):
+            return None
+        return max(replica.failed_since for replica in self.replicas)
 
     # --- places ---
 

@@ -49,11 +49,11 @@ class Replica:
     """capacity: tokens of keys and values that it holds; inf where that is unknown. max_requests: calls at a time.
     fastest: tokens a second that one call can be given at most. calls: those that are out.
 
-    down_until, faults: since it failed, and how often in a row. rates: of the last answers, tokens a second of one
-    call; rate: their mean, until answers tell as many as there can be. clock: forwards so far, as far as answers tell,
-    by `clock_at`: every forward gives every call a token. room: what its residents are expected to take
-    (`Lengths.room`), as reckoned at `weighed`. version: of its load. relieved: whether some gave way and no call has
-    ended since."""
+    down_until, faults, failed_since: since it failed, how often in a row, and when first. rates: of the last answers,
+    tokens a second of one call; rate: their mean, until answers tell as many as there can be. clock: forwards so far,
+    as far as answers tell, by `clock_at`: every forward gives every call a token. room: what its residents are expected
+    to take (`Lengths.room`), as reckoned at `weighed`. version: of its load. relieved: whether some gave way and no
+    call has ended since."""
 
     number: int
     capacity: float
@@ -63,6 +63,7 @@ class Replica:
     calls: int = 0
     down_until: float = 0.0
     faults: int = 0
+    failed_since: float = 0.0
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
     clock: float = 0.0
     clock_at: float = 0.0

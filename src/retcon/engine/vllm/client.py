@@ -165,8 +165,8 @@ class VLLMClient:
                 await self.remote.post("/start_weight_update", {})
                 await self.remote.post("/update_weights", {"update_info": {"folder": str(folder)}})
                 await self.remote.post("/finish_weight_update", {"weight_version": wanted})
-                if self._weights.carried:  # not before: half of the weights would sample under the old name
-                    await self.remote.post("/resume", {})
+            if self._weights.carried:  # not before: half of the weights would sample under the old name
+                await self.remote.post("/resume", {})  # also where it has them: it may have been lost the last time
         except (Refused, LookupError, TypeError) as error:
             raise InfrastructureFault(f"{self.remote.url} does not take weights: {error}") from error
         self._has = wanted

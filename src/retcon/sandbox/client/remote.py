@@ -89,7 +89,7 @@ class Remote:
         if kind == "unknown_session":
             raise SessionForgotten(message)
         if kind == "refused":
-            raise CheckpointRefused(message)
+            raise CheckpointRefused(message, full=bool(response.json().get("full")))
         if kind == "unknown_checkpoint":
             raise KeyError(message)
         if kind in ("invalid", "invalid_json", "too_long"):

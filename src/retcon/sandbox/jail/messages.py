@@ -144,8 +144,8 @@ class Discard(NamedTuple):
 class Kept(NamedTuple):
     """Keeper to host, to whatever it was asked. outcome: of a cell that ran. memory: bytes that the session takes.
 
-    refused: why a checkpoint was. lost: why the interpreter is gone, "" where it is there. fault: whether that is the
-    machine's fault, and the session is over.
+    refused: why a checkpoint was. full: as there are too many, or too large ones, already. lost: why the interpreter is
+    gone, "" where it is there. fault: whether that is the machine's fault, and the session is over.
     """
 
     memory: int
@@ -153,6 +153,7 @@ class Kept(NamedTuple):
     refused: str = ""
     lost: str = ""
     fault: bool = False
+    full: bool = False
 
 
 Message: TypeAlias = (

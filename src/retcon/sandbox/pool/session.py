@@ -87,7 +87,7 @@ class PoolSession:
         self._check()
         answer = await self._ask(worker, MakeCheckpoint(name), OPERATION_SECONDS)
         if answer is not None and answer.refused:
-            raise CheckpointRefused(answer.refused)
+            raise CheckpointRefused(answer.refused, full=answer.full)
         self._check()
 
     async def checkpoint(self) -> str:

@@ -25,7 +25,11 @@ class InterpreterGone(Exception):
 
 
 class CheckpointImpossible(Exception):
-    """No checkpoint can be made; the session goes on. Says why."""
+    """No checkpoint can be made; the session goes on. Says why. full: there are too many, or too large ones."""
+
+    def __init__(self, why: str, *, full: bool = False) -> None:
+        super().__init__(why)
+        self.full = full
 
 
 class Child:

@@ -115,7 +115,7 @@ class Keeper:
                 case _:
                     raise ValueError(f"a session's worker was told to {type(asked).__name__}")
         except CheckpointImpossible as refused:
-            return Kept(0, refused=str(refused))
+            return Kept(0, refused=str(refused), full=refused.full)
         except InterpreterGone as gone:
             return Kept(0, lost=str(gone))
         except OSError as error:  # no process, pipe or folder could be made: the machine's fault
@@ -214,10 +214,11 @@ class Keeper:
 
     def _checkpoint(self, name: str) -> None:
         if len(self._copies) >= CHECKPOINTS:
-            raise CheckpointImpossible(f"a session keeps {CHECKPOINTS} checkpoints at most: discard some")
+            raise CheckpointImpossible(f"a session keeps {CHECKPOINTS} checkpoints at most: discard some", full=True)
         room = 2 * self._limits.memory_mb
         if held(self._copies.values()) > room << 20:
-            raise CheckpointImpossible(f"the checkpoints of this session hold more than {room} MiB: discard some")
+            said = f"the checkpoints of this session hold more than {room} MiB: discard some"
+            raise CheckpointImpossible(said, full=True)
         self._copies[name] = self._freeze(None)
 
     def _rollback(self, name: str) -> None:

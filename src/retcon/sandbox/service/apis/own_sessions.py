@@ -157,7 +157,7 @@ class SessionsApi:
             extra = {"by_own_code": error.by_own_code}
             raise RequestRefused(410, "session_lost", str(error), extra=extra) from error
         except CheckpointRefused as error:
-            raise RequestRefused(409, "refused", str(error)) from error
+            raise RequestRefused(409, "refused", str(error), extra={"full": error.full}) from error
         finally:
             entry.used = time.monotonic()
 
