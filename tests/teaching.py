@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,7 +37,7 @@ def annotated(count: int) -> list[dict[str, str]]:
     return rows
 
 
-def annotated_recipe(folder: Path, rows: list[dict[str, str]], *changes: str) -> Recipe:
+def annotated_recipe(folder: Path, rows: Sequence[Mapping[str, object]], *changes: str) -> Recipe:
     """A recipe of these problems, all for training."""
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -38,6 +38,7 @@ def test_every_command_has_help(words: tuple[str, ...]) -> None:
     [
         ("print('a')\n1 + 1", (), 0, "a\n2\n", ""),
         ("print('a', end='')\n'b'", (), 0, "a\n'b'\n", ""),
+        ("\ufeffprint('marked')", (), 0, "marked\n", ""),
         ("1 / 0", (), 1, "", "ZeroDivisionError: division by zero"),
         ("import sys; sys.exit(7)", (), 7, "", "SystemExit: 7"),
         ("import os; os.abort()", (), 134, "", "SIGABRT: killed by signal 6"),

@@ -53,7 +53,7 @@ def check(
         path=file, columns=columns_of(column or []), grader=grader, split=split, against=tuple(against or ())
     )
     report = look(settings, _counter(model) if model is not None else None)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if as_json:
         console.out(json.dumps(report.to_dict(), indent=2), highlight=False)
     else:

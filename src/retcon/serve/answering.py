@@ -62,8 +62,14 @@ class Agent:
         async with self._running(place) as id:
             with told():
                 reply = await self._exchanged(asked, place, context, names, id)
-                self._record.keep(place.session.id, place.session.trajectories(self.provenance))
+            self.keep(place.session)
         return reply
+
+    def keep(self, session: AgentSession) -> None:
+        """Keeps what an open session has come to, for a server that takes it in if this one is killed. Raises
+        RequestRefused."""
+        with told():
+            self._record.keep(session.id, session.trajectories(self.provenance))
 
     async def _exchanged(
         self, asked: Asked, place: Place, context: RolloutContext, names: Mapping[str, str] | None, id: str
@@ -136,7 +142,8 @@ class Agent:
     def _seed(self, asked: Asked, place: Place) -> int:
         if asked.seed is not None:
             return derive("asked", asked.seed)
-        return derive("served", self.settings.seed, place.session.id, place.session.requests + place.session.running)
+        session = place.session
+        return derive("served", self.settings.seed, session.id, session.after, session.requests + session.running)
 
     @asynccontextmanager
     async def _running(self, place: Place) -> AsyncIterator[str]:
@@ -189,9 +196,8 @@ class Agent:
         return found
 
     async def _freed(self, session: AgentSession) -> None:
-        for id in session.engines:
-            await self.engine.end(id)
-        session.engines.clear()
+        while session.engines:  # of which a request that is cancelled meanwhile takes out its own
+            await self.engine.end(session.engines.pop())
 
 
 def _begins(asked: Asked) -> list[str]:

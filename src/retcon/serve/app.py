@@ -125,6 +125,7 @@ class Endpoint:
         session.rewards[body.trajectory or ""] = body.reward
         if body.end:
             return await self.end(request)
+        self._agent.keep(session)
         return answer(_about(session))
 
     async def end(self, request: Request) -> Response:

@@ -54,11 +54,13 @@ class Exchange:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An exchange after another one. engine: the request's id that its keys and values are kept under."""
+    """An exchange after another one. engine: the request's id that its keys and values are kept under. number: of the
+    trajectory that it is a turn of: its parent's, unless another exchange followed that first."""
 
     exchange: Exchange
     parent: Node | None
     engine: str
+    number: int
     children: list[Node] = field(default_factory=list)
 
     @property

@@ -26,33 +26,37 @@ _LONGEST_TASK = 200
 @dataclass(slots=True, eq=False)
 class AgentSession:
     """Conversations of one id. task: what its trajectories are rollouts of. nameless: what it began with, where no
-    request named it. roots: first exchanges, by what was told before them (`Place.first`). requests: that were
-    answered; running: that are being. rewards: by trajectory, and of all others under no name. busy: ids under which
-    the engine is being asked; engines: that it keeps something for."""
+    request named it. after: how many sessions had ended before it began. roots: first exchanges, by what was told
+    before them (`Place.first`). requests: that were answered; running: that are being. begun: how many trajectories
+    have. rewards: by trajectory, and of all others under no name. busy: ids under which the engine is being asked;
+    engines: that it keeps something for."""
 
     id: str
     task: str
     used: float
     nameless: str = ""
+    after: int = 0
     roots: dict[str, list[Node]] = field(default_factory=dict)
     requests: int = 0
     running: int = 0
     branches: int = 0
+    begun: int = 0
     tokens: int = 0
     rewards: dict[str, float] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
     engines: set[str] = field(default_factory=set)
 
     def nodes(self) -> Iterator[Node]:
-        """The last exchange of each of its trajectories, in the order in which they began."""
+        """The last exchange of each of its trajectories."""
         for roots in self.roots.values():
             for root in roots:
                 yield from root.leaves()
 
     def trajectories(self, provenance: Provenance) -> list[Trajectory]:
+        """All of them, in the order in which they began."""
         found = []
-        for n, leaf in enumerate(self.nodes()):
-            id = f"{self.id}/{n}"
+        for leaf in sorted(self.nodes(), key=lambda node: node.number):
+            id = f"{self.id}/{leaf.number}"
             reward = self.rewards.get(id, self.rewards.get(""))
             found.append(recorded(leaf, id=id, task=self.task, reward=reward, provenance=provenance))
         return found
@@ -66,7 +70,9 @@ class AgentSession:
         return f"{self.id}/{self.branches}"
 
     def add(self, place: Place, exchange: Exchange, engine: str) -> Node:
-        node = Node(exchange, place.parent, engine)
+        number = self.begun if place.parent is None or place.parent.children else place.parent.number
+        node = Node(exchange, place.parent, engine, number)
+        self.begun = max(self.begun, number + 1)
         if place.parent is None:
             self.roots.setdefault(place.first, []).append(node)
         else:
@@ -97,6 +103,7 @@ class Sessions:
         self._most, self._idle = most, idle
         self._open: OrderedDict[str, AgentSession] = OrderedDict()  # the one that was used last, last
         self._nameless: dict[str, list[AgentSession]] = {}  # by what their conversations began with
+        self._ended = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -131,10 +138,13 @@ class Sessions:
         self.touch(found.session)
         return found
 
-    def idle(self) -> list[AgentSession]:
-        """Those that may be ended for new ones."""
+    def idle(self) -> Iterator[AgentSession]:
+        """Those that may be ended for new ones. Each is so when it is given: while one before is ended, other requests
+        may go on with it, or end it."""
         since = time.monotonic() - self._idle
-        return [one for one in self._open.values() if one.used < since and not one.running]
+        for one in self:
+            if one.used < since and not one.running and self._open.get(one.id) is one:
+                yield one
 
     def touch(self, session: AgentSession) -> None:
         session.used = time.monotonic()
@@ -149,7 +159,7 @@ class Sessions:
 
     def close(self, session: AgentSession) -> None:
         """It is open no more; nothing happens to one that is not."""
-        self._open.pop(session.id, None)
+        self._ended += self._open.pop(session.id, None) is not None
         others = [one for one in self._nameless.get(session.nameless, ()) if one is not session]
         if others:
             self._nameless[session.nameless] = others
@@ -164,7 +174,7 @@ class Sessions:
                 f"{len(self._open)} sessions are open, which is all that this server keeps: end some, or try again",
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
-        session = AgentSession(id or secrets.token_hex(8), task, time.monotonic(), nameless)
+        session = AgentSession(id or secrets.token_hex(8), task, time.monotonic(), nameless, self._ended)
         self._open[session.id] = session
         if nameless:
             self._nameless.setdefault(nameless, []).append(session)

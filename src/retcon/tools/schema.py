@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,6 +20,8 @@ _CODE = {
     "properties": {"code": {"type": "string", "description": "the program; what it prints is returned"}},
     "required": ["code"],
 }
+_DATA = ("enum", "const", "default", "examples")
+"""Keywords whose values are no schemas."""
 _LONGEST = 200
 _KINDS = {"string": "a string", "number": "a number", "integer": "an integer", "object": "an object",
           "array": "a list", "boolean": "true or false", "null": "null"}  # fmt: skip
@@ -40,28 +42,68 @@ def fault(spec: ToolSpec, arguments: Mapping[str, object]) -> str | None:
         return None
     from jsonschema.exceptions import best_match
 
-    found = best_match(_validator(msgspec.json.encode(spec.parameters), spec.name).iter_errors(dict(arguments)))
+    try:
+        found = best_match(_validator(_encoded(spec), spec.name).iter_errors(dict(arguments)))
+    except (RecursionError, OverflowError) as error:
+        return f"the arguments cannot be checked: {error}"[:_LONGEST]
     return None if found is None else _worded(found)
 
 
 def check(spec: ToolSpec) -> None:
-    """Raises RecipeError where the tool's schema is no JSON schema."""
+    """Raises RecipeError where the tool's schema is no JSON schema, or refers to what is not in it."""
     if spec.parameters is not ANYTHING:
-        _validator(msgspec.json.encode(spec.parameters), spec.name)
+        _validator(_encoded(spec), spec.name)
+
+
+def _encoded(spec: ToolSpec) -> bytes:
+    try:
+        return msgspec.json.encode(spec.parameters)
+    except (UnicodeEncodeError, RecursionError, TypeError) as error:
+        raise _none(spec.name, error) from error
 
 
 @lru_cache(maxsize=256)
 def _validator(schema: bytes, name: str) -> Validator:
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
+    from jsonschema_specifications import REGISTRY
+    from referencing.exceptions import Unresolvable
 
     decoded = msgspec.json.decode(schema)
+    if not isinstance(decoded.get("$schema", ""), str):
+        raise _none(name, "its $schema is not a string")
     kind = validator_for(decoded)
+    reference = ""
     try:
         kind.check_schema(decoded)
+        made = kind(decoded, registry=REGISTRY)  # by its own it would ask the network for what is not there
+        for reference in _references(decoded):
+            list(made.evolve(schema={"$ref": reference}).iter_errors(None))
     except SchemaError as error:
-        raise RecipeError(f"the tool {name!r}: its parameters are not a JSON schema: {error.message}") from error
-    return kind(decoded)
+        raise _none(name, error.message) from error
+    except Unresolvable as error:
+        raise _none(name, f"{reference!r}, to which it refers, is not in it") from error
+    except RecursionError as error:
+        raise _none(name, "it has no end, or is nested too deep") from error
+    return made
+
+
+def _none(name: str, why: object) -> RecipeError:
+    return RecipeError(f"the tool {name!r}: its parameters are not a JSON schema: {why}")
+
+
+def _references(schema: object) -> Iterator[str]:
+    """What a schema refers to; parts with an `$id` of their own refer to themselves."""
+    todo: list[Any] = [schema]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, dict):
+            if isinstance(reference := one.get("$ref"), str):
+                yield reference
+            inside = (value for key, value in one.items() if key not in _DATA)
+            todo += (value for value in inside if not (isinstance(value, dict) and "$id" in value))
+        elif isinstance(one, list):
+            todo += one
 
 
 def _worded(error: ValidationError) -> str:

@@ -203,12 +203,50 @@ def test_a_model_here_teaches_and_another_ones_words_go_into_the_learners_templa
     assert statuses(one) == ["ok"]
 
 
+SPOKEN = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
+ASKS = {"prompt": [*SPOKEN, {"role": "user", "content": "What is 5 times 6?"}], "answer": "30"}
+OPENING = CHAT.prompt("What is 5 times 6?", before=[(m["role"], m["content"]) for m in SPOKEN])
+
+
+def test_a_teacher_behind_a_url_is_told_what_was_said_before_the_question(tmp_path: Path) -> None:
+    with teacher_at(multiply) as server:
+        url = ("demos.kind=openai", f"demos.url={server.url}", "demos.model=big")
+        _, (one,) = made(annotated_recipe(tmp_path, [ASKS], *url), tmp_path / "d.jsonl")
+    first = next(body["messages"] for _, body in server.asked if len(body["messages"]) > 1)
+    assert first[1:] == ASKS["prompt"]
+    assert one.prompt == OPENING
+
+
+@pytest.mark.torch
+def test_what_was_said_before_the_question_goes_into_the_learners_template(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
+    replies = json.dumps(["```python\nprint(5 * 6)\n```", "So \\boxed{30}."])
+    engine = ("demos.kind=engine", "demos.model=base", "demos.style=markdown", "engine.kind=scripted")
+    recipe = annotated_recipe(tmp_path, [ASKS], *engine, f"engine.replies={replies}")
+    _, (one,) = made(recipe, tmp_path / "d.jsonl")
+    assert one.prompt == OPENING
+
+
 def transcript(n: int, *, fails: bool, right: bool) -> dict[str, object]:
     call = {"role": "assistant", "content": "```python\nprint(a)\n```" if fails else "```python\nprint(1)\n```"}
     told = "Traceback (most recent call last):\nNameError: name 'a' is not defined" if fails else "1"
     messages = [{"role": "user", "content": f"go {n}"}, call, {"role": "tool", "content": told},
                 {"role": "assistant", "content": "It is 1."}]  # fmt: skip
     return {"messages": messages, "reward": 1.0 if right else 0.0}
+
+
+def test_transcripts_are_read_to_their_end_however_many_are_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retcon.train.demos.making.PATIENCE", 4)
+    file = tmp_path / "t.jsonl"
+    rows = [transcript(n, fails=False, right=n in (0, 269)) for n in range(270)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    recipe = load_recipe(
+        None, ["demos.kind=transcripts", f"demos.path={file}", "demos.keep=right", "sft.demonstrations=2"]
+    )
+    summary, _ = made(recipe, tmp_path / "d.jsonl")
+    assert summary.kept == 2
 
 
 def test_transcripts_go_through_the_template_with_the_wanted_share_of_failures(tmp_path: Path) -> None:

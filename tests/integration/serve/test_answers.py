@@ -206,6 +206,23 @@ def test_what_is_asked_for_is_how_it_is_sampled() -> None:
     asked(play, lambda *_: "Yes.")
 
 
+def test_equal_requests_without_a_seed_are_sampled_otherwise_though_their_session_has_ended() -> None:
+    """A harness may name its sessions by their problems, and begin with a problem again."""
+    seeds: list[int | None] = []
+
+    async def play(client: Asking) -> None:
+        for _ in range(2):
+            await client.chat([user("Go.")], session="p1")
+            await client.chat([user("Go.")], session="p1")
+            await client.http.post("/v1/sessions/p1/reward", json={"reward": 1})
+        seeds.append(client.engine.params[0].seed)
+        assert len({params.seed for params in client.engine.params}) == 4
+
+    asked(play, lambda *_: "Yes.")
+    asked(play, lambda *_: "Yes.")
+    assert seeds[0] == seeds[1]  # which another server repeats
+
+
 def test_a_stream_says_the_same_in_pieces() -> None:
     long = "word " * 180
 

@@ -108,6 +108,25 @@ def test_branches_of_branches_are_learnt_once_each() -> None:
     asked(play, numbered)
 
 
+def test_a_trajectory_keeps_its_id_and_reward_when_others_branch_off(tmp_path: Path) -> None:
+    async def play(client: Asking) -> None:
+        told, _ = await conversed(client, "One?", session="s")
+        first = await client.chat([*told, user("b")], session="s")
+        await client.chat([*told, user("c")], session="s")
+        await client.http.post("/v1/sessions/s/reward", json={"reward": 0.5, "trajectory": "s/1", "end": False})
+        for text in ("d", "e"):
+            await client.chat([*told, user("b"), said(first), user(text)], session="s")
+        await client.chat([user("Anew?")], session="s")
+        ended = (await client.http.post("/v1/sessions/s/end")).json()
+        assert [(one["id"], one["reward"]) for one in ended["data"]] == [
+            ("s/0", None), ("s/1", 0.5), ("s/2", None), ("s/3", None)
+        ]  # fmt: skip
+
+    asked(play, numbered, record=tmp_path)
+    last = {t.id: t.text.rpartition("user\n")[2].partition("<")[0] for t in jsonl.read(tmp_path / FILE)}
+    assert last == {"s/0": "d", "s/1": "c", "s/2": "e", "s/3": "Anew?"}
+
+
 def test_two_requests_of_a_session_at_once_do_not_share_a_row() -> None:
     async def play(client: Asking) -> None:
         told, _ = await conversed(client, "One?", session="s")
@@ -198,6 +217,16 @@ def test_what_a_killed_server_left_open_is_taken_in_by_the_next(tmp_path: Path) 
     assert Record(tmp_path).taken_in == 0
 
 
+def test_a_reward_that_does_not_end_its_session_outlasts_a_killed_server(tmp_path: Path) -> None:
+    async def play(client: Asking) -> None:
+        await conversed(client, "One?", session="a")
+        await client.http.post("/v1/sessions/a/reward", json={"reward": 1, "end": False})
+        (left,) = jsonl.read(tmp_path / OPEN / "a.jsonl")
+        assert left.reward == 1.0
+
+    asked(play, numbered, record=tmp_path)
+
+
 def test_unused_sessions_end_when_others_open(tmp_path: Path) -> None:
     async def play(client: Asking) -> None:
         await conversed(client, "One?", session="a")
@@ -208,6 +237,35 @@ def test_unused_sessions_end_when_others_open(tmp_path: Path) -> None:
         assert (full.status_code, full.headers["retry-after"]) == (503, "1")
 
     asked(play, numbered, record=tmp_path, idle=5, sessions=1)
+
+
+def test_requests_that_come_at_once_end_unused_sessions_once_and_none_that_is_used_again(tmp_path: Path) -> None:
+    """Ending one takes a while: it is waited for until the engine has let go of what it kept."""
+    released, go = asyncio.Event(), asyncio.Event()
+
+    async def play(client: Asking) -> None:
+        for name in "abc":
+            await conversed(client, "One?", session=name)
+        for session in client.agent.sessions:
+            session.used -= 10
+
+        async def let_go(request_id: str) -> None:
+            released.set()
+            await go.wait()
+
+        client.engine.release = let_go
+        first = asyncio.ensure_future(client.chat([user("One?")], session="d"))
+        await released.wait()
+        client.agent.sessions.touch(client.agent.sessions.get("b"))
+        second = asyncio.ensure_future(client.chat([user("One?")], session="e"))
+        while len(client.agent.sessions) > 1:
+            await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(first, second)
+        assert [one.id for one in client.agent.sessions] == ["b", "d", "e"]
+
+    asked(play, numbered, record=tmp_path, idle=5)
+    assert sorted(t.id for t in jsonl.read(tmp_path / FILE)) == ["a/0", "b/0", "c/0", "d/0", "e/0"]
 
 
 def test_a_history_that_was_never_sampled_here_is_told_and_not_learnt() -> None:

@@ -47,6 +47,15 @@ def test_it_prints_what_there_is_within_eighty_columns(tmp_path: Path) -> None:
     assert printed.count("→") == 5
 
 
+def test_what_is_in_brackets_is_shown_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a [raw]").mkdir()
+    write(tmp_path / "a [raw]" / "a.jsonl", [{"question": "How long?", "answer": "5", "length [cm]": 3, "[/b]": 4}])
+    write(tmp_path / "a [raw]" / "b.jsonl", [{"question": "How long?", "answer": "6"}])
+    printed = checked(str(tmp_path / "a [raw]")).replace("\n", "")
+    assert "(question, answer, length [cm], [/b])" in printed
+    assert "[raw]/b.jsonl, line 1 asks what" in printed
+
+
 def test_all_of_it_is_there_as_json_too(tmp_path: Path) -> None:
     told = json.loads(checked(write(tmp_path / "a.jsonl", [ROWS["choices"]]), "--json"))
     assert (told["rows"], told["kept"], told["convention"], told["graders"]) == (1, 1, "choices", {"choice": 1})

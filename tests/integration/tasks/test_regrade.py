@@ -17,10 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from comparing import answer, trajectory, turn
+from datafiles import write
 from retcon.cli.app import app
 from retcon.core.errors import RecipeError, RecordError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
+from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.grading import GradeSettings
 from retcon.tasks.grading.regrade import VERDICTS, Regraded, Regrading, counts, regrade
 from retcon.tasks.registry import task_set, training_prompts
@@ -148,6 +150,30 @@ def test_what_is_unknown_is_refused_before_anything_is_written(run: Path, tmp_pa
     with pytest.raises(RecordError, match=r"gives 1 of the 5 tasks, but not 'numbers/\w+': name a file .* --tasks"):
         regrade(job(run), ignored)
     assert not (run / "regraded").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.* over max_prompt_tokens")
+@pytest.mark.parametrize("what", ["run", "evaluation"])
+def test_tasks_of_a_file_are_found_whatever_its_limit_of_tokens_and_missed_where_it_is_gone(
+    what: str, tmp_path: Path
+) -> None:
+    rows = [{"question": f"{'word ' * n}What is {n} plus 1?", "answer": str(n + 1)} for n in range(1, 9)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    section = {"kind": "file", "path": path, "max_prompt_tokens": 8}
+    share = 0.0 if what == "run" else 1.0
+    short = FileTaskSettings(path=path, max_prompt_tokens=8, evaluation_share=share)
+    kept = short.open(lambda task: len(task.question.split()))
+    drawn = kept.evaluation(2, 5) if what != "run" else list(islice(training_prompts(kept, SEED), 2))
+    recipe = {"run": {"seed": SEED}, "task": section | {"evaluation_share": share}}
+    about = {"checkpoint": "x", "recipe": recipe | {"evaluate": {"problems": 2, "seed": 5}}}
+    name = "run.json" if what == "run" else "result.json"
+    (tmp_path / name).write_text(json.dumps({"recipe": recipe} if what == "run" else about))
+    jsonl.write(tmp_path / "trajectories-t1.jsonl", [rollout(t, 0, rf"\boxed{{{t.answer}}}", -1.0) for t in drawn])
+    done = regrade(Regrading(tmp_path, tmp_path / "out", GradeSettings("exact"), by="exact"), ignored)
+    assert [one.reward for one in done] == [1.0, 1.0]
+    Path(path).unlink()
+    with pytest.raises(RecordError, match=r"gives 0 of the 2 tasks.*rows\.jsonl does not exist.*: name .* --tasks"):
+        regrade(Regrading(tmp_path, tmp_path / "again", GradeSettings("exact")), ignored)
 
 
 def test_tasks_of_a_file_name_their_graders(run: Path, tmp_path: Path) -> None:

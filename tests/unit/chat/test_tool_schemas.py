@@ -21,7 +21,7 @@ from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
 from retcon.tools.loading import find_tools
-from retcon.tools.schema import fault, python_spec
+from retcon.tools.schema import check, fault, python_spec
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
 
 SPEC = ToolSpec(
@@ -76,6 +76,47 @@ def test_the_nearest_argument_is_named() -> None:
     assert fault(loose, {"cod": "1"}) == "no 'code' argument (did you mean 'cod'?)"
     assert fault(loose, {"code": 1}) == "'code' is not a string"
     assert fault(ToolSpec("any"), {"x": object()}) is None
+
+
+def spec_of(**about: object) -> ToolSpec:
+    return ToolSpec("t", "", {"type": "object", **about})
+
+
+@pytest.mark.parametrize(
+    ("about", "why"),
+    [
+        ({"properties": {"q": {"$ref": "#/$defs/no"}}}, "'#/[$]defs/no', to which it refers, is not in it"),
+        ({"properties": {"q": {"prefixItems": [{"$ref": "http://127.0.0.1:9/x"}]}}}, "'http://127.0.0.1:9/x'"),
+        ({"$ref": "#"}, "it has no end"),
+        ({"$schema": ["a"]}, "its [$]schema is not a string"),
+        ({"description": "\ud800"}, "surrogates not allowed"),
+    ],
+)
+def test_a_schema_by_which_no_call_could_be_checked_is_refused_before_one_is(about: Any, why: str) -> None:
+    with pytest.raises(RecipeError, match=f"the tool 't': its parameters are not a JSON schema: .*{why}"):
+        check(spec_of(**about))
+
+
+def test_a_schema_may_refer_to_its_own_parts_and_to_the_standards() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}, "value": {"type": "integer"}}}
+    spec = spec_of(
+        properties={"tree": {"$ref": "#/$defs/tree"}, "schema": {"$ref": "http://json-schema.org/draft-07/schema#"}},
+        examples=[{"$ref": "a word"}],
+        **{"$defs": {"tree": tree}, "$id": "https://example.org/t"},
+    )
+    check(spec)
+    assert fault(spec, {"tree": {"left": {"value": 1}}, "schema": {"type": "string"}}) is None
+    assert fault(spec, {"tree": {"left": {"value": "one"}}}) == "'tree.left.value' is not an integer"
+    assert fault(spec, {"schema": {"type": "strin"}}) is not None
+
+
+def test_arguments_that_break_the_check_are_the_calls_fault() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(2000):
+        deep = {"a": deep}
+    assert "cannot be checked" in str(fault(spec_of(additionalProperties={"$ref": "#"}), deep))
+    money = spec_of(properties={"q": {"type": "number", "multipleOf": 0.1}})
+    assert "cannot be checked" in str(fault(money, {"q": 10**400}))
 
 
 def rolled(replies: list[str], **tools: Any) -> tuple[Trajectory, ScriptedEngine]:

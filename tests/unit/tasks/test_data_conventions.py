@@ -12,6 +12,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.tasks.data.conventions import conventions
 from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.grading import unreadable
 
 CODE = ("humaneval", "mbpp", "livecodebench")
 
@@ -63,15 +64,24 @@ def test_verls_tests_are_graded_as_code(truth: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "answer", "letter"),
     [
-        ({"label": ["1", "2"], "text": ["red", "blue"]}, "2", "2"),
+        ({"label": ["1", "2"], "text": ["red", "blue"]}, "2", "B"),
+        ({"label": ["P", "Q"], "text": ["red", "blue"]}, "Q", "B"),
         ({"A": "red", "B": "blue"}, "B", "B"),
         (["red", "blue"], "blue", "B"),
+        (["red", "blue"], "1", "B"),
     ],
 )
 def test_choices_are_shown_and_answered_by_letter(options: Any, answer: str, letter: str, tmp_path: Path) -> None:
     task = tasks(write(tmp_path / "a.jsonl", [{"question": "Which?", "options": options, "answer": answer}]))[0]
     assert task.answer == letter
-    assert f"{letter}. blue" in task.question
+    assert task.question.splitlines()[2:] == ["A. red", "B. blue"]
+    assert unreadable([task]) == []
+
+
+@pytest.mark.parametrize(("options", "answer"), [([10, 20], 20), (["³", "²"], "²")])
+def test_a_choice_that_is_no_index_is_found_by_its_text(options: Any, answer: Any, tmp_path: Path) -> None:
+    task = tasks(write(tmp_path / "a.jsonl", [{"question": "How many?", "options": options, "answer": answer}]))[0]
+    assert (task.answer, task.question.splitlines()[-1]) == ("B", f"B. {answer}")
 
 
 def test_columns_are_mapped_and_the_convention_of_the_values_is_still_seen(tmp_path: Path) -> None:
@@ -158,6 +168,16 @@ def test_worked_examples_come_before_the_question(tmp_path: Path) -> None:
     text = "".join(segment.text for segment in prompt)
     assert text.index("Be brief.") < text.index("1+1?") < text.index("\\boxed{2}") < text.index("1+2?")
     assert {segment.kind for segment in prompt} == {"prompt"}, "what others wrote is not learnt"
+
+
+def test_one_question_after_other_messages_is_another_problem(tmp_path: Path) -> None:
+    def row(number: int, answer: str) -> dict[str, Any]:
+        told = [("user", f"A square has a side of {number}."), ("assistant", "Yes?"), ("user", "Is its area odd?")]
+        return {"prompt": [{"role": role, "content": text} for role, text in told], "answer": answer}
+
+    found = read(write(tmp_path / "a.jsonl", [row(1, "Yes"), row(2, "No"), row(3, "Yes"), row(2, "Yes")]))
+    assert [placed.task.answer for placed in found.train] == ["Yes", "No", "Yes"]
+    assert found.conflicting == [(f"{tmp_path}/a.jsonl, line 4", f"{tmp_path}/a.jsonl, line 2")]
 
 
 def test_numbers_truths_and_lists_of_one_are_answers(tmp_path: Path) -> None:

@@ -215,6 +215,16 @@ def test_a_folder_and_a_pattern_without_rows_say_what_is_there(tmp_path: Path) -
         read(str(tmp_path))
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "json"])
+def test_half_of_a_character_is_a_question_mark_as_for_a_tokenizer(kind: str, tmp_path: Path) -> None:
+    """A text that was cut within an escaped emoji."""
+    row = '{"id": "a\\ud83d", "question": "How? \\ud83d", "answer": "5", "\\udc00": [{"x": "\\ud83d\\ude00\\ud83d"}]}'
+    (tmp_path / f"a.{kind}").write_text(f"[{row}]" if kind == "json" else row)
+    (task,) = tasks(str(tmp_path / f"a.{kind}"))
+    assert (task.id, task.question, task.answer) == ("a/a?", "How? ?", "5")
+    assert task.meta["?"] == [{"x": "😀?"}]
+
+
 def test_an_answer_that_json_cannot_hold_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "x", "answer": NaN}\n{"question": "y", "answer": 1}\n')
     source = read(str(tmp_path / "a.jsonl"))

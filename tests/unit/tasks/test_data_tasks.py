@@ -41,6 +41,7 @@ def opened(path: str, **settings: Any) -> DataTasks:
         (r"Find $\dfrac12$.", r"Find $\frac12$"),
         (r"$\left( x, y \right)$", r"$(x,y)$"),
         ("ﬁnd ½", "find ½"),
+        ("3½ + x²", "3 ½ + x^2"),
     ],
 )
 def test_layout_makes_no_other_question(one: str, other: str) -> None:
@@ -56,6 +57,10 @@ def test_layout_makes_no_other_question(one: str, other: str) -> None:
         (r"$\Delta x$", r"$\delta x$"),
         ("the numbers 1 2", "the numbers 12"),
         ("What is 5!", "What is 5"),
+        ("What is 2² + 3?", "What is 22 + 3?"),
+        ("What is 10⁻³?", "What is 10-3?"),
+        ("What is a₁₀?", "What is a10?"),
+        ("What is 3½ − 1?", "What is 31⁄2 − 1?"),
     ],
 )
 def test_a_sign_a_name_or_a_digit_does(one: str, other: str) -> None:
@@ -176,6 +181,12 @@ def test_a_drawing_is_no_words() -> None:
     index = EvaluationIndex([("a", f"{LONG}. [asy] draw((0,0)--(1,2)); [/asy] How many?")])
     assert index.match(f"{LONG}. [asy] {'label(x); ' * 99} [/asy] Why?") is not None
     assert index.match("[asy] draw((0,0)--(1,2)); [/asy] How many?") is None
+
+
+def test_raised_digits_are_words_of_their_own() -> None:
+    index = EvaluationIndex([("a", " ".join(f"{n}²" for n in range(1, 14)))])
+    assert index.match(" ".join(f"{n}2" for n in range(1, 14))) is None
+    assert index.match(" + ".join(f"{n}^2" for n in range(1, 14))) is not None
 
 
 def test_half_of_a_question_is_not_enough() -> None:

@@ -61,7 +61,7 @@ def execute(
         limits = Limits(memory_mb=memory).with_(timeout)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    code = _read(file, "FILE")
+    code = _read(file, "FILE").removeprefix("\ufeff")  # of an editor that marks UTF-8, which Python passes over
     given = _read(stdin, "--stdin") if stdin is not None else ""
     if url is None:
         result = asyncio.run(_run_here(code, given, _pool(tier, packages or [], python), limits))

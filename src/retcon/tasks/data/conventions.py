@@ -201,21 +201,25 @@ def _is_cases(truth: object) -> bool:
 
 
 def _choices(row: Columns) -> Item:
+    """Choices are shown and graded by letters, whatever the data set calls them (ARC some by 1 to 4)."""
     column = first_of(row, ("choices", "options"))
-    options, labels = row[column], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    options, letters = row[column], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    called: list[str] = list(letters)
     if isinstance(options, dict):  # of two lists (ARC), or label to text
         about = options if "text" in options else {"label": list(options), "text": list(options.values())}
-        labels, options = "".join(map(str, about.get("label", ()))), about["text"]
-    if not isinstance(options, list) or not 2 <= len(options) <= len(labels):
+        called, options = list(map(str, about.get("label") or letters)), about["text"]
+    if not isinstance(options, list) or not 2 <= len(options) <= min(len(called), len(letters)):
         raise Misfit(column, "is not a list of choices")
     answer = first_of(row, ("answer", "answerKey", "answer_index", "label"))
     read = item(row, first_of(row, QUESTIONS), answer)
-    right = read.answer
-    if right.isdigit() and right not in labels and int(right) < len(options):
-        right = labels[int(right)]
-    elif right in options:
-        right = labels[options.index(right)]
-    lines = [f"{label}. {option}" for label, option in zip(labels, options, strict=False)]
+    right, shown = read.answer, list(map(str, options))
+    if right in called[: len(options)]:
+        right = letters[called.index(right)]
+    elif right.isdecimal() and int(right) < len(options):
+        right = letters[int(right)]
+    elif right in shown:
+        right = letters[shown.index(right)]
+    lines = [f"{letter}. {option}" for letter, option in zip(letters, shown, strict=False)]
     return replace(read, question="\n".join([read.question.rstrip(), "", *lines]), answer=right)
 
 

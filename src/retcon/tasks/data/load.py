@@ -59,7 +59,7 @@ class _Loader:
     def __init__(self, settings: FileTaskSettings, count_tokens: CountTokens | None) -> None:
         self._settings, self._count_tokens = settings, count_tokens
         self._by_hash = not (settings.evaluation_path or settings.evaluation_split)
-        self._seen: dict[tuple[Role, str], tuple[str, str]] = {}
+        self._seen: dict[tuple[Role, str, str], tuple[str, str]] = {}  # by question and what is said before it
         self._ids: set[str] = set()
         self._made: Counter[str] = Counter()
 
@@ -143,11 +143,12 @@ class _Loader:
             return read.drop("without an answer", row.where)
         same = key(item.question)
         if self._settings.duplicates == "drop":
-            if (first := self._seen.get((role, same))) is not None:
+            asked = role, same, key("\n".join(text for _, text in item.before)) if item.before else ""
+            if (first := self._seen.get(asked)) is not None:
                 if first[1] != item.answer:
                     read.conflicting.append((row.where, first[0]))
                 return read.drop("the same as one before", row.where)
-            self._seen[role, same] = (row.where, item.answer)
+            self._seen[asked] = (row.where, item.answer)
         task = self._task(read, item, grader, same)
         limit = self._settings.max_prompt_tokens
         if limit and self._count_tokens is not None and self._count_tokens(task) > limit:

@@ -130,9 +130,11 @@ def _object(record: Record, alone: bool) -> dict[str, Any]:
 
 
 def _by_python(record: Record, error: Exception) -> Any:
-    """What Python reads and msgspec does not, such as NaN."""
+    """What Python reads and msgspec does not, such as NaN. Lone surrogates, which no file could hold, nor a terminal
+    show, are `?`, as for a tokenizer."""
     try:
-        return json.loads(record.data.decode("utf-8-sig"))
+        value = json.loads(record.data.decode("utf-8-sig"))
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except UnicodeDecodeError as wrong:
         raise DataError(_encoding(record.where, record.data, wrong)) from None
     except (ValueError, RecursionError):

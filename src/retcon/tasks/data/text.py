@@ -20,11 +20,18 @@ _ALIAS = re.compile(r"\\(?:dfrac|tfrac|neq|leq|geq)(?![A-Za-z])")
 _CAPITAL = re.compile(r"(?<![\\\w])[A-Z](?=[a-z]{2})")  # of a word: `A`, `AB` and `\Delta` are names
 _IDLE_SPACE = re.compile(r" (?!\w)|(?<!\w) ")
 _WORD = re.compile(r"[^\W_]+")
+_APART = {"<super>": "^", "<sub>": "_", "<fraction>": " "}
+_MARKED = {
+    code: f"{_APART[kind]}{chr(code)}"
+    for code in range(0x80, 0x3000)
+    if (kind := unicodedata.decomposition(chr(code)).partition(" ")[0]) in _APART
+}
+"""Characters that Unicode takes for plain ones at another height, with what keeps them apart: `2²` is not `22`."""
 
 
 def canonical(question: str) -> str:
     """The question without what is mere layout: space, marks of formulas, capitals that begin words, a full stop."""
-    text = unicodedata.normalize("NFKC", question)
+    text = _plain(question)
     text = _ALIAS.sub(lambda found: _ALIASES[found[0]], _LAYOUT.sub(" ", text))
     text = _CAPITAL.sub(lambda found: found[0].lower(), text)
     return _IDLE_SPACE.sub("", " ".join(text.split())).rstrip(" .?")
@@ -39,4 +46,9 @@ def words(text: str) -> list[str]:
     """Runs of letters and digits, in lower case; those of drawings (`[asy] … [/asy]`) are none."""
     begun = text.split("[asy]")
     told = " ".join([begun[0], *(part.partition("[/asy]")[2] or part for part in begun[1:])])
-    return _WORD.findall(unicodedata.normalize("NFKC", told).casefold())
+    return _WORD.findall(_plain(told).casefold())
+
+
+def _plain(text: str) -> str:
+    """In characters that are not mere forms of others."""
+    return unicodedata.normalize("NFKC", text.translate(_MARKED))

@@ -214,11 +214,14 @@ def answered_program(trajectory: Trajectory) -> str | None:
 
 
 def _whole(program: str, tests: Tests) -> str:
-    """The answer as a program: one that is the body of a function alone goes on from its prompt."""
+    """The answer as a program: one that is the body of a function alone, which may call itself, goes on from its
+    prompt."""
     if tests.body_of is None:
         return program
-    name, prompt = tests.body_of
-    return program if re.search(rf"\b{re.escape(name)}\b", program) else prompt + program
+    name, prompt = re.escape(tests.body_of[0]), tests.body_of[1]
+    outside = r"^" if prompt.endswith("\n") else r"\n"  # where the prompt indents the body's first line
+    defines = rf"\bdef\s+{name}\b|\A{name}\s*[:=]|{outside}(?=\S).*\b{name}\b"
+    return program if re.search(defines, program, re.MULTILINE) else prompt + program
 
 
 async def _cell(session: Session, code: str) -> Result:

@@ -11,7 +11,9 @@ import msgspec
 from pydantic import ValidationError
 
 from retcon.config.schema import TaskSection
-from retcon.core.errors import RecipeError, RecordError, nearest
+from retcon.core.errors import MissingExtra, RecipeError, RecordError, nearest
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
 
@@ -59,21 +61,25 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
 
     Raises RecordError where some are not found.
     """
+    why = ""
     if given is not None:
         found = {task.id: task for task in read_tasks(given) if task.id in wanted}
     else:
         found = {}
         for about in _manifests(files):
-            for task in _drawn(about, len(wanted)):
-                if len(found) == len(wanted):
-                    break
-                if task.id in wanted:
-                    found[task.id] = task
+            try:
+                for task in _drawn(about, len(wanted)):
+                    if len(found) == len(wanted):
+                        break
+                    if task.id in wanted:
+                        found[task.id] = task
+            except (DataError, MissingExtra) as error:  # data that are no longer there, say
+                why = f" ({error})"
     if missing := sorted(wanted - found.keys()):
         where = f"{given} holds" if given is not None else "what is known of the run gives"
         raise RecordError(
-            f"{where} {len(found)} of the {len(wanted)} tasks, but not {missing[0]!r}: name a file that holds them all "
-            "with --tasks (JSON Lines with id and answer)"
+            f"{where} {len(found)} of the {len(wanted)} tasks, but not {missing[0]!r}{why}: name a file that holds "
+            "them all with --tasks (JSON Lines with id and answer)"
         )
     return found
 
@@ -92,17 +98,22 @@ def _manifests(files: Iterable[Path]) -> list[Mapping[str, Any]]:
 
 
 def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
-    """The tasks that a run or an evaluation drew, and more."""
+    """The tasks that a run or an evaluation drew, and more: those too that were left out as too long, as nobody counts
+    tokens here. Raises DataError, MissingExtra for data that cannot be read."""
     recipe = about.get("recipe") or {}
     said = dict(recipe.get("task") or {})
+    limited = bool(said.pop("max_prompt_tokens", 0))
     try:
         section = TaskSection.kinds.find(str(said.get("kind", "")))
         tasks: TaskSet = section.model_validate({k: v for k, v in said.items() if k in section.model_fields}).build()
     except (RecipeError, ValidationError):
-        return  # a set of someone's own that is not found by name, or data that are no longer there
+        return  # a set of someone's own that is not found by name
     evaluation = recipe.get("evaluate")
     if "checkpoint" in about and evaluation:
-        yield from tasks.evaluation(int(evaluation["problems"]), int(evaluation["seed"]))
+        count = int(evaluation["problems"])
+        if limited and isinstance(tasks, DataTasks):
+            count = max(count, len(tasks.held_out))
+        yield from tasks.evaluation(count, int(evaluation["seed"]))
         return
     seed = (recipe.get("run") or {}).get("seed")
     if seed is None:

@@ -77,6 +77,7 @@ class AnnotatedSource:
     seed: int
     inputs: Mapping[str, str] = field(default_factory=dict)
     chunk: int = 128
+    ends: bool = True
 
     async def make(self, start: int, stop: int, kept: int) -> Made:
         """See `Source.make`."""

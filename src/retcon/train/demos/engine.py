@@ -37,6 +37,7 @@ class EngineSource:
     tries: int
     inputs: Mapping[str, str]
     chunk: int = 32
+    ends: bool = False
 
     async def make(self, start: int, stop: int, kept: int) -> Made:
         """See `Source.make`."""
@@ -54,7 +55,7 @@ class EngineSource:
             return trajectory
         system = self.into.system if task.system is None else task.system
         before: list[Told] = [] if system is None else [("system", system)]
-        return in_template(trajectory, self.into, [*before, ("user", task.question)])
+        return in_template(trajectory, self.into, [*before, *task.before, ("user", task.question)])
 
 
 @asynccontextmanager

@@ -102,7 +102,7 @@ async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: O
         failed = sum(one.failures > 0 for one in journal.kept)
         return reachable(failed, len(journal.kept) - failed, share, wanted)
 
-    while done() < wanted and fruitless < PATIENCE:
+    while done() < wanted and (source.ends or fruitless < PATIENCE):
         # While nothing is rejected, as with a teacher whose mistakes are kept, no candidate is made for nothing.
         count = source.chunk if journal.rejected else min(source.chunk, wanted - done())
         made = await source.make(journal.stop, journal.stop + count, len(journal.kept))

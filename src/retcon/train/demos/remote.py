@@ -29,13 +29,16 @@ _BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(?P<code>.*?)(?:\n```|```|\Z)", re
 
 
 class RemoteTeacher:
-    """Engine that asks a model for messages. questions: of each request id. It has no log-probs."""
+    """Engine that asks a model for messages. tasks: of each request id. It has no log-probs."""
 
-    def __init__(self, model: RemoteModel, chat: Chat, instructions: str, questions: Mapping[str, str]) -> None:
+    def __init__(self, model: RemoteModel, chat: Chat, instructions: str, tasks: Mapping[str, Task]) -> None:
         self._model, self._chat = model, chat
         self._told = {
-            id: [{"role": "system", "content": instructions}, {"role": "user", "content": question}]
-            for id, question in questions.items()
+            id: [
+                {"role": role, "content": text}
+                for role, text in (("system", instructions), *task.before, ("user", task.question))
+            ]
+            for id, task in tasks.items()
         }
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
@@ -79,14 +82,15 @@ class RemoteSource:
     tries: int
     inputs: Mapping[str, str] = field(default_factory=dict)
     chunk: int = 16
+    ends: bool = False
 
     async def make(self, start: int, stop: int, kept: int) -> Made:
         """See `Source.make`."""
         tasks = self.tasks.part(start, stop)
 
         async def attempt(tasks: list[Task], number: int) -> list[Trajectory]:
-            questions = {f"{task.id}/{number}/0": task.question for task in tasks}
-            teacher = RemoteTeacher(self.model, self.roller.context.chat, self.instructions, questions)
+            asked = {f"{task.id}/{number}/0": task for task in tasks}
+            teacher = RemoteTeacher(self.model, self.roller.context.chat, self.instructions, asked)
             return await self.roller.roll(tasks, teacher, attempt=number)
 
         return Made(len(tasks), *rejections(await tried(tasks, attempt, keep="right", tries=self.tries)))

@@ -32,6 +32,7 @@ class TeacherSource:
     tries: int
     inputs: Mapping[str, str] = field(default_factory=dict)
     chunk: int = 64
+    ends: bool = False
 
     async def make(self, start: int, stop: int, kept: int) -> Made:
         """See `Source.make`."""

@@ -42,6 +42,7 @@ class TranscriptSource:
     only_right: bool
     inputs: Mapping[str, str]
     chunk: int = 256
+    ends: bool = True
 
     def __post_init__(self) -> None:
         self._at = 0

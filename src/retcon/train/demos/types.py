@@ -46,6 +46,11 @@ class Source(Protocol):
         ...
 
     @property
+    def ends(self) -> bool:
+        """Whether they come to an end, and soon: others are given up after many in a row of which none is kept."""
+        ...
+
+    @property
     def inputs(self) -> Mapping[str, str]:
         """Name to fingerprint of what they are made from, besides the recipe."""
         ...
