@@ -35,7 +35,18 @@ def items_of(file: IO[bytes], name: str, tail: list[bytes]) -> Iterator[Record]:
                 opened, at = True, at + 1  # the bracket, which was seen before
                 continue
             if at < window_end and window[at] == "]":
-                tail.append((window[lead:] + decode(file.read(), final=True)).encode())
+                try:
+                    rest = window[at + 1 :] + decode(file.read(), final=True)
+                except broken_file as broken:
+                    raise RecordError(
+                        f"{name}, item {number + 1}: the file cannot be read further: {broken}"
+                    ) from broken
+                if rest.strip():
+                    raise RecordError(
+                        f"{name}, item {number + 1}: the array is over, and more follows: {rest.strip()[:20]!r}; "
+                        "lists, one a line, are read from a file that is called .jsonl"
+                    )
+                tail.append((window[lead : at + 1] + rest).encode())
                 return
             try:
                 if at == window_end:
@@ -56,6 +67,8 @@ def items_of(file: IO[bytes], name: str, tail: list[bytes]) -> Iterator[Record]:
                 ended = not data
                 want = max(_CHUNK, len(window))
                 continue
+            except RecursionError:
+                raise RecordError(f"{name}, item {number + 1}: nested too deeply") from None
             number += 1
             before = window[lead:at].encode()
             yield Record(window[at:end].encode("utf-8", "surrogatepass"), number, name, "item", before)

@@ -1,11 +1,11 @@
-"""Trajectory files: JSON Lines, one trajectory a line, plain or (by the name's `.gz`) compressed."""
+"""Trajectory files: JSON Lines, one trajectory a line, plain or compressed: written by the name's `.gz`, read by what
+their first bytes say."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ import msgspec
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.core.types import Trajectory
+from retcon.store.compression import decompressed, read_errors
 from retcon.store.lines import LineAppender
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import whole_file
@@ -89,7 +90,7 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
                     on_bad(error)
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist") from None
-    except (EOFError, zlib.error, OSError) as error:
+    except read_errors() as error:
         broken = RecordError(f"{path}, line {number + 1}: the file cannot be read further: {error}")
         if on_bad is None or isinstance(error, PermissionError | IsADirectoryError):
             raise broken from error
@@ -118,8 +119,8 @@ def read_line(line: bytes, where: str) -> Trajectory:
 
 
 def open_lines(path: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked where its name ends in `.gz`."""
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    """The bytes of a file, gzip and zstd undone. Raises MissingExtra for zstd without its package."""
+    return cast(IO[bytes], decompressed(path.open("rb"), str(path)))
 
 
 def _compressing(file: IO[bytes], path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import msgspec
 
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import Trajectory
+from retcon.store.compression import read_errors
 from retcon.store.jsonl import open_lines, read_line
 
 BAD = 5
@@ -79,6 +79,11 @@ def find(path: Path, wanted: str) -> Trajectory:
     raise RecordError(f"{path}: no trajectory '{wanted}'{hint}; `retcon show {path}` lists all")
 
 
+def holds(path: Path, id: str) -> bool:
+    """Whether a trajectory of the file has this very id. Raises RecordError at a line before it that is broken."""
+    return any(_id_of(line, f"{path}, line {number}") == id for number, line in _lines(path))
+
+
 def first(path: Path, is_it: Callable[[Trajectory], bool], *, having: bytes) -> Trajectory | None:
     """The first trajectory that `is_it` says yes to; only lines with `having` in them are read in full."""
     for number, line in _lines(path):
@@ -109,5 +114,5 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     except FileNotFoundError:
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise RecordError(f"{path} does not exist{nearest(path.name, siblings)}") from None
-    except (EOFError, zlib.error, OSError) as error:
+    except read_errors() as error:
         raise RecordError(f"{path}, line {number + 1}: the file cannot be read further: {error}") from error

@@ -6,12 +6,16 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Protocol
 
+import msgspec
+
 from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 
 Json = object
 """A JSON value as msgspec decodes it."""
+NOT_JSON = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
+"""What msgspec raises for text that is no JSON: lone surrogates in it and brackets without end, too."""
 
 
 class Certainty(IntEnum):

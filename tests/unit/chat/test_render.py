@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import foreign
 from retcon.chat.chat import Chat, Style
 from retcon.chat.hermes import render_call
 from retcon.chat.render import render
@@ -115,6 +116,13 @@ def test_what_has_no_calls_is_learnt_too(tmp_path):
     talk = {"messages": [message("user", "U"), message("assistant", "A")]}
     asked, answered = "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n", "[A<|im_end|>]"
     assert read(tmp_path, talk, {"prompt": "U", "completion": "A"}) == [asked + answered] * 2
+    assert read(tmp_path, talk, {"messages": []}) == [asked + answered]
+
+
+@pytest.mark.parametrize("name", ["responses", "openhands", "openhands_sdk", "autogen", "langchain", "traces"])
+def test_what_has_no_calls_is_learnt_from_items_too(tmp_path, name):
+    asked, answered = "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n", "[A<|im_end|>]"
+    assert read(tmp_path, foreign.FORMATS[name]((foreign.user("U"), foreign.answer("A")))) == [asked + answered]
 
 
 def test_the_roles_of_a_prompt_that_is_kept_apart_stay(tmp_path):

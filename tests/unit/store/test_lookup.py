@@ -5,19 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from comparing import FIX, repaired, trajectory
 from retcon.core.errors import RecordError
 from retcon.store import jsonl
-from retcon.store.lookup import find, first, head
+from retcon.store.lookup import find, first, head, holds
 
 PLAIN, OTHER, MENDED = trajectory("a/0", FIX), trajectory("ab/0", FIX), repaired("b/0")
 
 
-@pytest.fixture(params=["some.jsonl", "some.jsonl.gz"])
+@pytest.fixture(params=["some.jsonl", "some.jsonl.gz", "some.jsonl.zst"])
 def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    jsonl.write(tmp_path / request.param, [PLAIN, OTHER, MENDED])
-    return tmp_path / request.param
+    """An audit of `retcon purify`, which may be compressed with zstd too."""
+    path: Path = tmp_path / request.param
+    jsonl.write(path, [PLAIN, OTHER, MENDED])
+    if path.suffix == ".zst":
+        path.write_bytes(zstandard.ZstdCompressor().compress(path.read_bytes()))
+    assert list(jsonl.read(path)) == [PLAIN, OTHER, MENDED]
+    return path
 
 
 def test_the_head_reads_no_more_than_it_shows(tmp_path):
@@ -34,11 +40,17 @@ def test_the_head_reads_no_more_than_it_shows(tmp_path):
 def test_one_is_found_by_its_id_or_its_beginning(file):
     assert find(file, "a/0") == PLAIN
     assert find(file, "ab") == OTHER
+    assert holds(file, "ab/0")
+    assert not holds(file, "ab")
     assert first(file, lambda t: bool(t.turns), having=b'"repair"') == MENDED
     with pytest.raises(RecordError, match="2 ids begin with 'a': a/0, ab/0"):
         find(file, "a")
     with pytest.raises(RecordError, match=r"no trajectory 'ab/1' \(did you mean 'ab/0'\?\)"):
         find(file, "ab/1")
+    if file.suffix != ".jsonl":
+        file.write_bytes(file.read_bytes()[:-12])
+        with pytest.raises(RecordError, match=r"line \d: the file cannot be read further"):
+            find(file, "b/0")
 
 
 def test_a_broken_line_before_it_is_named(tmp_path):

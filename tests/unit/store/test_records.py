@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import sys
 import zipfile
 import zlib
@@ -79,6 +80,17 @@ def test_a_broken_array_names_the_item(tmp_path: Path, text: str, item: int) -> 
     path = tmp_path / "in.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(RecordError, match=rf"in\.json, item {item}: "):
+        values(path)
+
+
+@pytest.mark.parametrize("more", ["\n[3]", "]", "garbage", ", 3", "\xff"])
+def test_what_follows_an_array_is_no_part_of_its_end(tmp_path: Path, more: str) -> None:
+    path = tmp_path / "in.json"
+    path.write_bytes(b"[1, 2]\n" + more.encode("latin-1"))
+    with pytest.raises(RecordError, match=r"in\.json, item \d: (the array is over|the file cannot be read further)"):
+        values(path)
+    path.write_bytes(gzip.compress(b"[1, 2]")[:-6])
+    with pytest.raises(RecordError, match=r"in\.json, (item 3|line 1): the file cannot be read"):
         values(path)
 
 
@@ -251,6 +263,33 @@ def test_records_that_no_columns_can_hold_are_refused_with_what_can(tmp_path: Pa
     for record in source.records:
         write.add(record, record.data)
     with pytest.raises(RecordError, match=r"records 1 to 2 do not fit into columns.*write \.jsonl"):
+        write.end()
+
+
+def test_nan_becomes_nan_in_parquet(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.jsonl", io.BytesIO()
+    path.write_text('\ufeff{"a": NaN}\n{"a": 1.5}\n', "utf-8")
+    source = open_source(path)
+    write = writer(source, out, kind=".parquet")
+    write.begin()
+    for record in source.records:
+        write.add(record, record.data)
+    write.end()
+    first, second = pyarrow.parquet.read_table(io.BytesIO(out.getvalue())).column("a").to_pylist()
+    assert (math.isnan(first), second) == (True, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [(r'"\ud83d"', "surrogates not allowed"), ("{}", "no child field"), ("[{}]", "no child field")]
+)
+def test_what_parquet_knows_no_type_for_is_refused_with_what_can_hold_it(tmp_path: Path, value: str, why: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(f'{{"a": {value}}}\n')
+    source = open_source(path)
+    write = writer(source, io.BytesIO(), kind=".parquet")
+    for record in source.records:
+        write.add(record, record.data)
+    with pytest.raises(RecordError, match=rf"do not fit into columns.*{why}.*write \.jsonl"):
         write.end()
 
 

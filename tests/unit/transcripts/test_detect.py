@@ -112,6 +112,26 @@ def test_transcripts_without_tools_pass_and_are_said_to_have_none(tmp_path: Path
     assert "no calls in 2 transcripts" in next(remarks([Path("in.jsonl")], [count]))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_transcript_without_calls_passes_in_every_format(tmp_path: Path, name: str) -> None:
+    plain = FORMATS[name]((user("?"), answer("4")))
+    for others in ([], [FORMATS[name](CLEAN)]):
+        folder = tmp_path / str(len(others))
+        folder.mkdir()
+        data = lines([*others, plain])
+        out, count = run(folder, data)
+        assert out == data
+        assert (count.transcripts, count.without_calls, count.unread) == (1 + len(others), 1, 0)
+
+
+@pytest.mark.parametrize("record", [{"messages": []}, {"prompt": [{"role": "user", "content": "?"}], "completion": []}])
+def test_a_transcript_of_nothing_passes(tmp_path: Path, record: dict[str, Any]) -> None:
+    data = lines([record, messages(CLEAN)])
+    out, count = run(tmp_path, data)
+    assert out == data
+    assert (count.transcripts, count.without_calls) == (2, 1)
+
+
 def test_some_records_that_nothing_reads_are_counted_and_named(tmp_path: Path) -> None:
     data = lines([messages(CLEAN), UNKNOWN, messages(CLEAN), UNKNOWN])
     out, count = run(tmp_path, data)

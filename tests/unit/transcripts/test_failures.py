@@ -58,6 +58,7 @@ DEAD = "-" * 75 + " Timeout waiting for reply                                Tra
         (OLD_SYNTAX, "syntax", "SyntaxError", 0),
         ("IndexError: list index out of range\n", "exception-line", "IndexError", None),
         ("json.decoder.JSONDecodeError: Expecting value", "exception-line", "JSONDecodeError", None),
+        ("An exception has occurred\n\nSystemExit: 1", "last-line", "SystemExit", None),
         ("make: stopped\nExit code: 2", "exit-code", "exit 2", None),
         ("[exit code 127]\nbash: foo: not found", "exit-code", "exit 127", None),
         ("Process finished with exit code 1", "exit-code", "exit 1", None),

@@ -58,10 +58,12 @@ def diff(
 def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
     from retcon.report.diff import changes
     from retcon.store import jsonl
+    from retcon.store.lookup import holds
 
     decisions = {"repaired": tuple(REPLACED), "any": get_args(Decision)}.get(kind, (kind,))
+    exact = id is not None and holds(file, id)
     for trajectory in jsonl.read(file):
-        if id is None or trajectory.id.startswith(id):
+        if id is None or (trajectory.id == id if exact else trajectory.id.startswith(id)):
             yield from (c for c in changes(trajectory) if c.repair.decision in decisions)
 
 

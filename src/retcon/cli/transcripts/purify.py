@@ -46,7 +46,7 @@ def purify(
     drop_unrepaired: Annotated[
         bool, typer.Option("--drop-unrepaired", help="Leave out transcripts in which a failure remains.")
     ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be read.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records and files that cannot be read.")] = False,
     report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="All counts as JSON.")] = None,
     dpo: Annotated[
         Path | None, typer.Option("--dpo", metavar="FILE", help="Pairs of failure and fix, as TRL reads them.")
@@ -149,7 +149,8 @@ def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
         again = "it cannot be resumed (standard input, or a log that is written whole): begin again"
     if stopped.__cause__ is None:
         return Interrupted(again)
-    return RecordError(f"{stopped}\n{again}, after mending it, or with --skip-bad")
+    otherwise = "" if assignment.skip_bad else ", or with --skip-bad"
+    return RecordError(f"{stopped}\n{again}, after mending it{otherwise}")
 
 
 @contextmanager

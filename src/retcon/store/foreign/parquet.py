@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -147,10 +148,10 @@ class ParquetWriter:
         """The columns are not known yet."""
 
     def add(self, record: Record, data: bytes) -> None:
-        row = msgspec.json.decode(data)
+        row = _value(data)
         if not isinstance(row, dict):
             raise RecordError(f"{record.where}: a row of Parquet is an object, found {type(row).__name__}")
-        self._spool.write(msgspec.json.encode(row) + b"\n")
+        self._spool.write(json.dumps(row).encode() + b"\n")
         self._waiting.append(row)
         if len(self._waiting) == _ROWS:
             self._learn()
@@ -163,9 +164,12 @@ class ParquetWriter:
             self._learn()
             schema = self._schema if self._schema is not None else pyarrow.schema([])
             self._spool.seek(0)
-            with pq.ParquetWriter(self._out, schema, compression="zstd") as file:
-                while rows := [msgspec.json.decode(line) for line in islice(self._spool, _ROWS)]:
-                    file.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+            try:
+                with pq.ParquetWriter(self._out, schema, compression="zstd") as file:
+                    while rows := [_value(line) for line in islice(self._spool, _ROWS)]:
+                        file.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+            except pyarrow.ArrowException as error:  # an object that is empty in every record
+                raise RecordError(f"the records do not fit into columns: {error}; write .jsonl") from error
 
     def _learn(self) -> None:
         """Widen the columns to what the waiting rows hold. Raises RecordError where one would need two types."""
@@ -176,7 +180,7 @@ class ParquetWriter:
             found = pyarrow.schema([(n, pyarrow.array([row.get(n) for row in self._waiting]).type) for n in names])
             if self._schema is not None:
                 found = pyarrow.unify_schemas([self._schema, found], promote_options="permissive")
-        except (pyarrow.ArrowException, TypeError, OverflowError) as error:
+        except (pyarrow.ArrowException, TypeError, OverflowError, UnicodeEncodeError) as error:
             raise RecordError(
                 f"records {self._seen + 1} to {self._seen + len(self._waiting)} do not fit into columns, which have "
                 f"one type each: {error}; write .jsonl"
@@ -193,6 +197,14 @@ def arrow(what: str) -> ModuleType:
     except ImportError as error:
         raise MissingExtra(f"{what} needs pyarrow to be read and written: pip install 'retcon-rl[formats]'") from error
     return package
+
+
+def _value(data: bytes) -> Any:
+    """A record's value, with NaN, which no standard knows."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.loads(data)
 
 
 def _json(row: dict[str, Any], where: str) -> bytes:

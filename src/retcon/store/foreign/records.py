@@ -80,13 +80,15 @@ def open_source(path: Path) -> Source:
 def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = False, joined: bool = False) -> Writer:
     """What writes records to `out`.
 
-    kind: a suffix that asks for another shape than the source's own: `.jsonl`, `.parquet`. going_on: records stand
-    in the file before. joined: the file is of several sources.
+    kind: a suffix that asks for another shape than the source's own: `.jsonl`, `.json` (an array), `.parquet`.
+    going_on: records stand in the file before. joined: the file is of several sources.
     """
     if kind == ".jsonl":
         return LinesWriter(out)
     if kind == ".parquet":
         return RowsWriter(source.table, out) if source.shape == "parquet" and not joined else ParquetWriter(out)
+    if kind == ".json":
+        return ArrayWriter(out, source.tail, going_on=going_on, joined=joined)
     if source.shape == "dump":
         return DumpWriter(source.table, out)
     if source.shape == "eval":
@@ -202,7 +204,7 @@ def _first_byte(file: io.BufferedReader, name: str) -> bytes:
 def _is_json(line: bytes) -> bool:
     try:
         msgspec.json.decode(line, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
             json.loads(line)  # NaN
         except (ValueError, RecursionError):

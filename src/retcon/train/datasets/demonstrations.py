@@ -152,7 +152,8 @@ def _without_calls(record: Json, where: str) -> list[Trajectory]:
                 prompt.append(Segment("prompt", _text(item)))
         return [Trajectory(where, where, tuple(prompt), tuple(turns))]
     assert isinstance(record, dict)
-    value = next(record[name] for name in PLACES if name in record)  # it has one, or it would be no transcript
+    # None of these stands in a record whose list of messages is empty.
+    value: Json = next((record[name] for name in PLACES if name in record), [])
     context = context_of(record)
     asked = (Segment("prompt", context),) if context else ()
     texts = value if isinstance(value, list) else [value]

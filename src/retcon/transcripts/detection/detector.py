@@ -9,7 +9,7 @@ from itertools import chain
 from retcon.core.errors import RecordError
 from retcon.transcripts.detection.hints import nearest_format
 from retcon.transcripts.reading.in_text import PLACES
-from retcon.transcripts.reading.items import find_items
+from retcon.transcripts.reading.items import find_items, has_no_items
 from retcon.transcripts.reading.itemwise import Itemwise, lists
 from retcon.transcripts.registry import formats, named
 from retcon.transcripts.types import Format, Json
@@ -49,7 +49,7 @@ class Detector:
         places = {number: self._own(record) for number, record in records.items()}
         own = Counter(at for at in places.values() if at is not None)
         self._looked = len(records)
-        self._unknown = [n for n, at in places.items() if at is None and not is_transcript(records[n])]
+        self._unknown = [n for n, at in places.items() if at is None and not self._is_plain(records[n])]
         if own:
             self.decided = min(own, key=lambda at: (-own[at], at))
 
@@ -69,7 +69,8 @@ class Detector:
         return bool(clean)
 
     def format_of(self, record: Json) -> Format | None:
-        """The record's format. None: it is a transcript without any call. Raises RecordError where it is none."""
+        """The record's format. None: it is a transcript without any call, whose format cannot be told. Raises
+        RecordError where it is none."""
         if self.main is not None and self.main.matches(record):
             return self.main
         at = self._own(record)
@@ -77,9 +78,18 @@ class Detector:
             return self._formats[at]
         if is_transcript(record):
             return None
+        if (found := self._plain(record)) is not None:
+            return found
         if self.name == "auto":
             raise RecordError(f"no transcript of any known format: {_found(record)}{nearest_format(record, formats())}")
         raise RecordError(f"no transcript of format {self.name!r}: {_found(record)}")
+
+    def _is_plain(self, record: Json) -> bool:
+        return is_transcript(record) or self._plain(record) is not None
+
+    def _plain(self, record: Json) -> Format | None:
+        """The format of a transcript without calls whose items are no messages by role."""
+        return next((one for one in self._formats if isinstance(one, Itemwise) and one.holds(record)), None)
 
     def _own(self, record: Json) -> int | None:
         """The place of the record's format among all, judged alone."""
@@ -95,8 +105,8 @@ class Detector:
 
 
 def is_transcript(record: Json) -> bool:
-    """Whether a record at least has messages, or a text, though no call is in it."""
-    if find_items(record) is not None:
+    """Whether a record at least has messages, be it none of them, or a text, though no call is in it."""
+    if find_items(record) is not None or has_no_items(record):
         return True
     values = [record.get(name) for name in PLACES] if isinstance(record, dict) else []
     return any(isinstance(t, str) for v in values for t in (v if isinstance(v, list) else [v]))

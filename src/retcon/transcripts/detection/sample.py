@@ -28,8 +28,8 @@ class Sampled(NamedTuple):
 
 
 def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
-    """Look at the first records of a file. Raises RecordError where tools were called in them in no known way; with
-    `skip_bad` such records are only counted, as they come."""
+    """Look at the first records of a file. Raises RecordError where tools were called in them in no known way (with
+    `skip_bad` such records are only counted, as they come), and for one transcript that breaks off."""
     head, broken = _head(source)
     values: dict[int, Json] = {}
     for record in head:
@@ -38,9 +38,11 @@ def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
         except RecordError:
             continue  # told when it is its turn
     detector = Detector(format)
-    if source.shape == "array" and broken is None and not any(map(detector.matches, values.values())):
+    if source.shape == "array" and not any(map(detector.matches, values.values())):
         items = list(values.values())
         if items and detector.matches(items):
+            if broken is not None:
+                raise broken
             source, values = _as_one(source, head), {}
             head = list(source.records)
             values = {1: decoded(head[0])}

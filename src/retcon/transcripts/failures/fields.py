@@ -84,7 +84,7 @@ def _decoded(text: str) -> Mapping[str, object] | None:
         return None
     try:
         value = msgspec.json.decode(text.encode("utf-8", "replace"))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         if len(text) > _LARGEST or not text.startswith("{'"):
             return None
         try:

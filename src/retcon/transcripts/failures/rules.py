@@ -68,6 +68,8 @@ _SYNTAX = re.compile(
 _CELL = re.compile(r'Cell In ?\[\d+\], line (?P<cell>\d+)|File "[^"\n]*", line (?P<file>\d+), in <(?:module|cell line)')
 _ARROW = re.compile(r"^-+> ?(\d+)", re.MULTILINE)
 _OWN_TRACEBACK = re.compile(r"print_exc|format_exc|exc_info|excepthook|showtraceback|\.exception\(|Traceback|print_tb")
+_LEFT = re.compile(r"\bSystemExit(?:: ?(?:0|None)?|\((?:0|None)?\))?\s*\Z")
+"""A program that ended itself without an exit code, as `sys.exit()` does: that is no failure."""
 _BUILTIN = frozenset(
     name
     for name, item in vars(builtins).items()
@@ -196,13 +198,15 @@ def judge(output: str, code: str = "") -> Verdict | None:
             return Verdict(found.status, found.rule, found.error_type)
         # What ended well may still have words of a failure on the way: only what is said to be an error is judged.
         return judge(found.text, code) if found.text else None
-    return (
+    verdict = (
         _traceback(text, code)
         or _does_not_compile(text, code)
         or _smolagents(text, code)
         or _sentence(text, code)
         or _exception_line(text, code)
     )
+    left = verdict is not None and verdict.error_type == "SystemExit" and _LEFT.search(text) is not None
+    return None if left else verdict
 
 
 def _traceback(text: str, code: str) -> Verdict | None:

@@ -15,7 +15,7 @@ from retcon.transcripts.reading.in_messages import in_messages
 from retcon.transcripts.reading.in_text import InText
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
-from retcon.transcripts.types import Certainty
+from retcon.transcripts.types import NOT_JSON, Certainty
 
 MARKS = ("tool_call", "tool_response")
 _TAGGED = re.compile(r"<function=[^<>\s]+>\s*(?:<parameter=|</function>)")
@@ -79,7 +79,7 @@ class Hermes(Plain):
             inside = [block.partition(hermes.CLOSE)[0] if hermes.CLOSE in block else "" for block in blocks]
             for one in inside:
                 self._decoder.decode(one)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             return None
         return len(inside)
 

@@ -13,6 +13,7 @@ from retcon.transcripts.types import Json
 
 _INSIDE = ("data", "kwargs")
 _MOVED = ("tool_calls", "invalid_tool_calls", "additional_kwargs")
+_KINDS = ("human", "ai", "system", "tool", "function", "chat", "developer")
 _CALL_BLOCKS = ("tool_use", "server_tool_use", "function_call", "tool_call", "invalid_tool_call")
 
 
@@ -29,6 +30,9 @@ class LangChain(Itemwise):
         return any(
             _kind(i) == "ai" and (_inside(i).get("tool_calls") or _inside(i).get("invalid_tool_calls")) for i in items
         )
+
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        return all(_kind(item) in _KINDS for item in items)
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces: list[Piece] = []

@@ -13,7 +13,7 @@ from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import context_of, find_items, text_of, with_text
 from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, shown_call
 from retcon.transcripts.registry import register
-from retcon.transcripts.types import Certainty, Json, Reading
+from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
 Item = dict[str, Json]
 _OUTPUT = frozenset({"tool", "function"})
@@ -141,7 +141,7 @@ def _readable(raw: Json) -> bool:
         return isinstance(arguments, dict)
     try:
         _ARGUMENTS.decode(arguments)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return False
     return True
 
@@ -149,7 +149,7 @@ def _readable(raw: Json) -> bool:
 def _decoded(text: str) -> Json:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return text
 
 

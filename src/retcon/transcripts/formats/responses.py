@@ -27,6 +27,7 @@ _BOTH = {"code_interpreter_call", "mcp_call"}
 _OUTPUTS = {f"{name}_output" for name in _CALLS}
 _TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
 _OWN = _CALLS | _BOTH | _OUTPUTS
+_WORDS = {"message", "reasoning"}
 
 
 class Responses(Itemwise):
@@ -41,9 +42,14 @@ class Responses(Itemwise):
     def has_calls(self, items: Sequence[Item]) -> bool:
         return any(string(item.get("type")) in _OWN for item in items)
 
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        typed = all(string(item.get("type"), "message") in _WORDS for item in items)
+        return typed and any(item.get("role") == "assistant" and "content" in item for item in items)
+
     def find(self, record: Json) -> ItemList | None:
         """The list with the most calls: NeMo-Gym has the request's beside the response's."""
         found = [(path, items) for path, items in lists(record) if self.has_calls(items)]
+        found = found or [(path, items) for path, items in lists(record) if self.is_plain(items)][-1:]
         if not found:
             return None
         path, items = max(found, key=lambda one: sum(string(i.get("type")) in _OWN for i in one[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -62,8 +63,14 @@ class _OwnReading:
         return to_dict(results[0].trajectory)
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
-        if results[0].splices:
-            yield from preference_pairs(results[0].trajectory)
+        """Those of the splices; what was repaired before, as the rollout was made, gives none."""
+        result, gone = results[0], 0
+        made: set[int] = set()
+        for splice in result.splices:
+            made.add(splice.failure - gone)
+            gone += splice.fix - splice.failure
+        turns = [t if n in made else replace(t, repair=None) for n, t in enumerate(result.trajectory.turns)]
+        yield from preference_pairs(replace(result.trajectory, turns=tuple(turns)))
 
 
 register(Ours())

@@ -11,7 +11,7 @@ from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.formats.messages import calls_of, pieces_of, rebuilt
+from retcon.transcripts.formats.messages import pieces_of, rebuilt
 from retcon.transcripts.reading.pieces import Piece, PieceReading
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Json, Reading
@@ -37,7 +37,7 @@ class Traces:
     marks = ("traces", "nodes", "message", "sampled", "parent", "calls", "token_ids")
 
     def matches(self, record: Json) -> bool:
-        return any(calls_of(message) for _, nodes in _traces(record) for message in map(_message, nodes))
+        return bool(_traces(record))
 
     def clean(self, record: Json) -> int | None:
         seen = [o.status for t in self.read(record, "").trajectories for turn in t.turns for o in turn.observations]

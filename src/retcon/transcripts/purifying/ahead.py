@@ -50,6 +50,10 @@ class _Done(NamedTuple):
     counted: dict[str, object]
 
 
+class ProcessKilled(RecordError):
+    """A process of the pool is gone, with the records that it had; they may all be in order."""
+
+
 class Pool:
     """The processes, started when the first records come; one pool for all files of a run."""
 
@@ -99,7 +103,7 @@ class Ahead:
             try:
                 done = future.result()
             except BrokenProcessPool:
-                raise RecordError(
+                raise ProcessKilled(
                     f"{records[0].where}: a process that purified this record or one of the {len(records)} from there "
                     f"was killed, most often for its memory; fewer --jobs need less"
                 ) from None

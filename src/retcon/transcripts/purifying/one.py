@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 
 from retcon.purify.offline import Offline
 from retcon.store.types import Record
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purifier import Purifier, Sinks
+from retcon.transcripts.reading.style import decoded, has_nan
 from retcon.transcripts.types import Json
 
 
@@ -15,11 +18,19 @@ def purify_transcript(transcript: Json, *, format: str = "auto", offline: Offlin
     """The transcript (JSON types, in any format that `retcon purify` reads) without the failures that the agent itself
     repaired, and what was counted: `count.shallow + count.deep` turns were repaired, `count.left` says what stays.
 
-    What had nothing to repair comes back as it is. Raises RecordError for what is no transcript, or holds no number of
-    JSON's.
+    What had nothing to repair comes back as it is; NaN and lone surrogates stay. Raises RecordError for what is no
+    transcript.
     """
     count = Count()
-    data = msgspec.json.encode(transcript)
     purifier = Purifier(offline or Offline(), format, Sinks(), count)
-    clean = purifier(Record(data, 1, "transcript", "record"))
-    return (transcript if clean is None or clean == data else msgspec.json.decode(clean)), count
+    record = Record(_written(transcript), 1, "transcript", "record")
+    clean = purifier(record)
+    return (transcript if clean is None or clean == record.data else decoded(record._replace(data=clean))), count
+
+
+def _written(transcript: Json) -> bytes:
+    try:
+        data = msgspec.json.encode(transcript)
+    except UnicodeEncodeError:  # a lone surrogate
+        return json.dumps(transcript).encode()
+    return json.dumps(transcript).encode() if b"null" in data and has_nan(transcript) else data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -17,7 +17,7 @@ from retcon.store.foreign.parquet import ParquetWriter
 from retcon.store.foreign.records import STDIN, WHOLE, Record, Source, Writer, open_source, writer
 from retcon.store.partial import Partial
 from retcon.transcripts.detection.sample import Sampled, sampled
-from retcon.transcripts.purifying.ahead import Ahead, Pool, Work
+from retcon.transcripts.purifying.ahead import Ahead, Pool, ProcessKilled, Work
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import SHOWN, Count, total
 from retcon.transcripts.purifying.purifier import Purifier, Sinks
@@ -33,13 +33,16 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class _State:
-    """How far an assignment is: `records` of input `file` are done; sizes of the partial files; counts so far."""
+    """How far an assignment is: `records` of input `file` are done; sizes of the partial files; counts so far. kind:
+    the shape of the output of several inputs (see `writer`); written: whether a record stands in the output."""
 
     options: dict[str, object]
     file: int = 0
     records: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
     counts: list[dict[str, object]] = field(default_factory=list)
+    kind: str = ""
+    written: bool = False
 
 
 class _Sink(Protocol):
@@ -81,15 +84,18 @@ class Purification:
             )
         self._writing: Writer | None = None
         self._state = _load(assignment) if resume else _State(assignment.options())
+        self._kind = self._state.kind
+        self._written = self._state.written
         self._total = sum(p.stat().st_size for p in assignment.inputs if p != STDIN and p.exists())
         self._done = 0
+        self._skipped = 0
         self._pool: Pool | None = None
 
     def __call__(self, tell: Callable[[int, int], None], stop: Callable[[], bool]) -> list[Count]:
         """The counts of each input. tell: takes MB done and in all. stop: asked after each record.
 
-        Raises Stopped, with what was done kept, where `stop` says so or a record is bad; RecordError where a file
-        cannot be read or written at all.
+        Raises Stopped, with what was done kept, where `stop` says so or a record is bad; RecordError where the first
+        file cannot be read at all (where bad ones are skipped: none of them), or one cannot be written.
         """
         state = self._state
         self.counts = [Count.from_dict(c) for c in state.counts]
@@ -101,6 +107,8 @@ class Purification:
         try:
             for index in range(state.file, len(self.assignment.inputs)):
                 self._one(index, kept, tell, stop)
+            if self._skipped == len(self.assignment.inputs):
+                raise RecordError("\n".join(["none of the files can be read", *self.bad]))
         except RetconError:
             if not state.sizes:  # what an earlier run has done stays
                 for sink in kept.values():
@@ -120,32 +128,66 @@ class Purification:
         self, index: int, kept: dict[str, _Sink], tell: Callable[[int, int], None], stop: Callable[[], bool]
     ) -> None:
         """One input; `kept` has the files that are open, `out` among them where it is one for all."""
-        assignment, state = self.assignment, self._state
+        assignment = self.assignment
+        first = self._opened(index, kept)
+        if first is not None:
+            self._records(index, first, kept, tell, stop)
+        if self._writing is None or not (assignment.into_folder or index + 1 == len(assignment.inputs)):
+            return
         try:
-            first = sampled(open_source(assignment.inputs[index]), assignment.format, skip_bad=assignment.skip_bad)
+            self._writing.end()
         except RecordError as error:
+            raise self._stopped(str(error), index, 0, None if first is None else first.source, kept) from error
+        except OSError as error:
+            raise RecordError(f"{assignment.out} cannot be written: {error}") from error
+        if assignment.into_folder:
+            self._writing, self._written = None, False
+            kept.pop("out").commit()
+
+    def _opened(self, index: int, kept: dict[str, _Sink]) -> Sampled | None:
+        """The first look at an input; None where it cannot be read, and is one of several that are to be skipped."""
+        wanted = self.assignment
+        try:
+            return sampled(open_source(wanted.inputs[index]), wanted.format, skip_bad=wanted.skip_bad)
+        except RecordError as error:
+            if wanted.skip_bad and len(wanted.inputs) > 1:
+                if len(self.counts) == index:
+                    self.counts.append(Count())
+                self._skip(str(error), self.counts[index], 1)
+                self._skipped += 1
+                return None
             if index == 0:
                 raise  # nothing was done yet
             raise self._stopped(str(error), index, 0, None, kept) from error
+
+    def _records(
+        self, index: int, first: Sampled, kept: dict[str, _Sink],
+        tell: Callable[[int, int], None], stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """All records of an input, into the files that are open."""
+        assignment, state = self.assignment, self._state
         source = first.source
         going_on = index == state.file and state.records > 0
         skip = state.records if index == state.file else 0
         if "out" not in kept:
             size = state.sizes.get("out") if index == state.file and state.sizes else None
             kept["out"] = self._open(index, size if going_on or not assignment.into_folder else None)
-        begun = (index > 0 and not assignment.into_folder) or going_on
+        kind = _kind(source, assignment, index)
+        if self._writing is None:
+            joined = _joined(assignment)
+            if joined:  # in the shape of the first of them, whatever the others are
+                kind = self._kind = self._kind or kind or (".json" if source.shape == "array" else ".jsonl")
+            self._writing = writer(source, kept["out"].out, kind=kind, going_on=self._written, joined=joined)
+            if not self._written:
+                self._writing.begin()
         write = self._writing
-        if write is None or not isinstance(write, ParquetWriter):  # which is one for all inputs
-            write = self._writing = _writer(source, kept["out"].out, assignment, index, going_on=begun)
         if len(self.counts) == index:
             self.counts.append(Count())
         purifier, records = self._purifier(first, kept, self.counts[index], skip)
         before = self._done
         done = 0
         try:
-            if not begun:
-                write.begin()
-            for number, record in enumerate(records, 1):
+            for number, record in enumerate(self._readable(records, purifier.count), 1):
                 if number <= skip:
                     done = number
                     continue
@@ -155,32 +197,45 @@ class Purification:
                     if not assignment.skip_bad:
                         why = f"{error}{first.detector.others(record.number)}"
                         raise self._stopped(why, index, done, source, kept) from error
-                    purifier.count.bad += 1
-                    if len(purifier.count.bad_at) < SHOWN:
-                        purifier.count.bad_at.append(record.number)
-                    if len(self.bad) < SHOWN:
-                        self.bad.append(str(error))
+                    self._skip(str(error), purifier.count, record.number)
                     data = None
                 if data is not None:
                     write.add(record, data)
+                    self._written = True
                 done = number
                 if number % 64 == 0:
                     self._done = before + source.read()
                     tell(self._done >> 20, max(self._total, self._done) >> 20)
                 if stop():
                     raise self._stopped("interrupted", index, number, source, kept)
-            last = index + 1 == len(assignment.inputs)
-            if assignment.into_folder or last:
-                write.end()
         except RecordError as error:
             raise self._stopped(str(error), index, done, source, kept) from error
         except OSError as error:
             raise RecordError(f"{assignment.out} cannot be written: {error}") from error
         self._done = before + source.read()
         tell(self._done >> 20, max(self._total, self._done) >> 20)
-        if assignment.into_folder:
-            self._writing = None
-            kept.pop("out").commit()
+
+    def _readable(self, records: Iterable[Record], count: Count) -> Iterator[Record]:
+        """The records of a source; where it cannot be read further and bad ones are to be skipped, those before."""
+        number = 0
+        try:
+            for record in records:
+                number = record.number
+                yield record
+        except ProcessKilled:
+            raise  # nothing is wrong with the file
+        except RecordError as error:
+            if not self.assignment.skip_bad:
+                raise
+            self._skip(f"{error}; the rest of this file is left out", count, number + 1)
+
+    def _skip(self, why: str, count: Count, number: int) -> None:
+        """Note a record, or a file from there on, that cannot be read."""
+        count.bad += 1
+        if len(count.bad_at) < SHOWN:
+            count.bad_at.append(number)
+        if len(self.bad) < SHOWN:
+            self.bad.append(why)
 
     def _purifier(
         self, first: Sampled, kept: Mapping[str, _Sink], count: Count, skip: int
@@ -212,14 +267,20 @@ class Purification:
         if self.assignment.out == STDIN or STDIN in self.assignment.inputs or again:
             return Stopped(why, None)
         counts = [c.to_dict() for c in self.counts]
-        state = _State(self.assignment.options(), index, records, sizes, counts)
-        self.assignment.state_path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        state = _State(self.assignment.options(), index, records, sizes, counts, self._kind, self._written)
+        self.assignment.state_path.write_bytes(_indented(asdict(state)))
         return Stopped(why, self.assignment.state_path)
 
 
-def _writer(source: Source, out: IO[bytes], assignment: Assignment, index: int, *, going_on: bool) -> Writer:
-    """The source's own shape, unless the name of the output asks for lines or for Parquet."""
-    joined = len(assignment.inputs) > 1 and not assignment.into_folder
+def _joined(assignment: Assignment) -> bool:
+    """Whether several inputs become one output."""
+    return len(assignment.inputs) > 1 and not assignment.into_folder
+
+
+def _kind(source: Source, assignment: Assignment, index: int) -> str:
+    """The shape that a source is written in (see `writer`): its own, unless the name of the output asks for lines or
+    for Parquet. Raises RecordError where the output cannot hold it."""
+    joined = _joined(assignment)
     full_name = assignment.names[index] if assignment.into_folder else assignment.out.name
     name = plain_name(full_name)
     kind = next((k for k in (".jsonl", ".parquet") if name.endswith(k)), "")
@@ -234,7 +295,7 @@ def _writer(source: Source, out: IO[bytes], assignment: Assignment, index: int, 
         )
     elif not kind and _as_lines(source, name, joined=joined):
         kind = ".jsonl"
-    return writer(source, out, kind=kind, going_on=going_on, joined=joined)
+    return kind
 
 
 def _as_lines(source: Source, name: str, *, joined: bool) -> bool:
@@ -248,13 +309,13 @@ def _load(assignment: Assignment) -> _State:
     """How far the assignment was. Raises RecordError where nothing was kept, or of another one."""
     path = assignment.state_path
     try:
-        state = msgspec.json.decode(path.read_bytes(), type=_State)
+        state = msgspec.convert(json.loads(path.read_bytes()), _State)
     except FileNotFoundError:
         done = next((o.path for o in assignment.outputs() if o.path.exists()), None)
         if done is not None:
             raise RecordError(f"{done} is finished: nothing to resume; --force makes it again") from None
         raise RecordError(f"nothing to resume: there is no {path}; leave out --resume to start") from None
-    except (msgspec.DecodeError, OSError) as error:
+    except (ValueError, msgspec.ValidationError, OSError) as error:
         raise RecordError(f"{path} cannot be read: {error}; remove it to start over") from error
     options = json.loads(json.dumps(assignment.options()))
     other = [name for name, value in options.items() if state.options.get(name) != value]
@@ -270,5 +331,13 @@ def write_report(path: Path, run: Purification) -> None:
     del whole["examples"]
     body = {"version": 1, "options": run.assignment.options(), "total": whole, "files": files}
     out = Partial(path)
-    out.out.write(msgspec.json.format(msgspec.json.encode(body)) + b"\n")
+    out.out.write(_indented(body) + b"\n")
     out.commit()
+
+
+def _indented(value: object) -> bytes:
+    """As JSON; lone surrogates, of programs or of files' names, as the escapes that are read back as the same."""
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=2).encode()

@@ -72,6 +72,8 @@ class Purifier:
                 self._no_calls(record, value, clean or 0)
         except RecordError as error:
             raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
+        except RecursionError:
+            raise RecordError(f"{record.where}: nested too deeply") from None
         count.transcripts += 1
         count.bytes_before += len(record.data)
         if out is None:

@@ -17,7 +17,7 @@ from retcon.transcripts.reading.items import context_of, find_items, replaced, t
 from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading
 from retcon.transcripts.reading.stale import without_stale
 from retcon.transcripts.registry import dialects
-from retcon.transcripts.types import Certainty, Json, Reading
+from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
 _SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
 _OUTPUT = frozenset(
@@ -106,7 +106,7 @@ class InMessages:
             elif kind == "call":
                 try:
                     _JSON_CALL.decode(text)
-                except msgspec.DecodeError:
+                except NOT_JSON:
                     return None
                 pending += 1
             elif pending:
@@ -171,14 +171,14 @@ def _function_call(text: str) -> Call:
     """ShareGPT's `function_call`: a JSON object of name and arguments; kept as text where it cannot be read."""
     try:
         obj = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return Call("python", text)
     name = obj.get("name") if isinstance(obj, dict) else None
     arguments = obj.get("arguments", obj.get("parameters")) if isinstance(obj, dict) else None
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             return Call(str(name or "python"), arguments)
     if isinstance(name, str) and isinstance(arguments, dict):
         return Call(name, arguments)

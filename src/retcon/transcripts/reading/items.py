@@ -29,6 +29,12 @@ def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | 
     return None
 
 
+def has_no_items(record: Json) -> bool:
+    """Whether the record has a list of messages with nothing in it, as of a rollout that broke off before the first."""
+    found = (record.get(path[0]) for path in _PLACES if len(path) == 1) if isinstance(record, dict) else ()
+    return any(isinstance(value, list) and not value for value in found)
+
+
 def replaced(record: Json, path: Sequence[str], value: Json) -> Json:
     """The record with another value at `path`; all that does not lie on the path is shared, nothing is changed."""
     if not path:

@@ -20,7 +20,7 @@ from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.items import context_of, replaced, with_text
 from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading, ToolOutput, shown_call
 from retcon.transcripts.reading.stale import without_stale
-from retcon.transcripts.types import Certainty, Json, Reading
+from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
 Item = Mapping[str, Json]
 _PARTS = "items"
@@ -49,6 +49,10 @@ class Itemwise:
         """Whether this list of items is one of the format's, with a call in it; cheap."""
         raise NotImplementedError
 
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        """Whether this list of items, in which no call is, is one of the format's all the same."""
+        return False
+
     def group(self, items: Sequence[Item]) -> list[Piece]:
         """The items as pieces; an owner is the place of a group."""
         raise NotImplementedError
@@ -76,14 +80,19 @@ class Itemwise:
         return item
 
     def find(self, record: Json) -> ItemList | None:
-        """The list of items, None where the record has none."""
-        for path, items in lists(record):
-            if self.has_calls(items):
-                return ItemList(path, items, context_of(record) if path else "")
+        """The list of items, one with calls before one without; None where the record has none."""
+        for suits in (self.has_calls, self.is_plain):
+            for path, items in lists(record):
+                if suits(items):
+                    return ItemList(path, items, context_of(record) if path else "")
         return None
 
     def matches(self, record: Json) -> bool:
-        return self.find(record) is not None
+        return any(self.has_calls(items) for _, items in lists(record))
+
+    def holds(self, record: Json) -> bool:
+        """Whether a record that no format matches is a transcript of this one, in which no tool was called."""
+        return any(self.is_plain(items) for _, items in lists(record))
 
     def clean(self, record: Json) -> int | None:
         """A full reading, without what looks for a fix."""
@@ -252,7 +261,7 @@ def arguments_of(value: Json) -> Mapping[str, Json] | str:
     text = value if isinstance(value, str) else ""
     try:
         read = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except NOT_JSON:
         return text
     return read if isinstance(read, dict) else text
 

@@ -6,6 +6,7 @@ says, its calls, and their outputs. Splicing moves whole pieces, so that an item
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -227,9 +228,11 @@ def _calls(pieces: Sequence[Piece], span: _Span, number: int) -> tuple[ToolCall,
     if span.call is None:
         return ()
     before = sum(len(p.text) for p in pieces[span.start : span.call])
+    times = Counter(call.id for call in pieces[span.call].calls)
     return tuple(
-        ToolCall(call.id or f"{number}.{n}", call.name, arguments, before + call.char, language=language)
+        ToolCall(own_id, call.name, arguments, before + call.char, language=language)
         for n, call in enumerate(pieces[span.call].calls)
+        for own_id in (call.id if call.id and times[call.id] == 1 else f"{number}.{n}",)
         for arguments, language in (program_argument(call.name, call.arguments),)
     )
 
@@ -237,14 +240,24 @@ def _calls(pieces: Sequence[Piece], span: _Span, number: int) -> tuple[ToolCall,
 def _observations(
     calls: Sequence[ToolCall], found: Sequence[Call], outputs: Sequence[ToolOutput]
 ) -> tuple[Observation, ...]:
-    """One for each call that has an output: by the format's id where both have it, else in order."""
-    by_id = {o.call_id: o for o in outputs if o.call_id is not None}
-    in_order = iter([o for o in outputs if o.call_id is None or o.call_id not in {c.id for c in found}])
+    """One for each call that has an output: by the format's id where both have it, else in order. Calls of one id (some
+    servers give all an empty one) have the outputs of that id in order, the last of them the last."""
+    by_id: dict[str, list[ToolOutput]] = {}
+    for output in outputs:
+        if output.call_id is not None:
+            by_id.setdefault(output.call_id, []).append(output)
+    left = Counter(c.id for c in found)
+    in_order = iter([o for o in outputs if o.call_id is None or o.call_id not in left])
     observations: list[Observation] = []
     for call, own in zip(calls, found, strict=True):
-        output = by_id[own.id] if own.id in by_id else next(in_order, None)
-        if output is not None:
-            observations.append(_observation(call, output))
+        if own.id is None or own.id not in by_id:
+            answer = next(in_order, None)
+        else:
+            left[own.id] -= 1
+            named = by_id[own.id]
+            answer = (named.pop(0) if left[own.id] else named[-1]) if named else None
+        if answer is not None:
+            observations.append(_observation(call, answer))
     return tuple(observations)
 
 

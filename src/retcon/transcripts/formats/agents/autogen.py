@@ -37,6 +37,9 @@ class Team(Itemwise):
     def has_calls(self, items: Sequence[Item]) -> bool:
         return any(item.get("type") in _CALLS for item in items)
 
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        return any("source" in item and string(item.get("type")).endswith("Message") for item in items)
+
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
         for item in items:

@@ -42,6 +42,13 @@ class OpenHands(Itemwise):
             for item in items
         )
 
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        said = ("message", "finish", "think")
+        return any(
+            item.get("kind") == "MessageEvent" or (item.get("action") in said and isinstance(item.get("args"), dict))
+            for item in items
+        )
+
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
         turn: Json = None

@@ -37,6 +37,9 @@ class Smolagents(Itemwise):
     def has_calls(self, items: Sequence[Item]) -> bool:
         return any("step_number" in i and (i.get("tool_calls") or i.get("code_action")) for i in items)
 
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        return any("step_number" in item and "model_output" in item for item in items)
+
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
         for item in items:

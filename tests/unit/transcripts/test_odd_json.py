@@ -1,0 +1,74 @@
+"""JSON at its edges: lone surrogates, NaN and brackets without end, in records and in the JSON within them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreign import FIXED, FORMATS, REPAIRED, answer, fails, messages, user, works
+from retcon.core.errors import RecordError
+from retcon.purify.offline import Offline
+from retcon.store.foreign.records import open_source
+from retcon.store.types import Record
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifying.purifier import Purifier, Sinks
+
+DEEP = 100_000
+HALF = "\ud83d"
+"""Of an emoji that was cut in two."""
+
+
+def purified(text: str) -> Count:
+    count, lines = Count(), list[bytes]()
+    Purifier(Offline(), "auto", Sinks(lines.append, lines.append), count)(Record(text.encode() + b"\n", 1, "in.jsonl"))
+    return count
+
+
+def with_program(format: str, code: str) -> str:
+    """A transcript whose second call, which works, runs this code; JSON within it has all letters as they are."""
+    record = FORMATS[format]((user("?"), fails("print(x)"), works("a = 1; print(PROGRAM)"), answer("1")))
+    return json.dumps(record).replace("PROGRAM", code)
+
+
+@pytest.mark.parametrize("code", [r"'\ud83d'", "[" * DEEP], ids=["half an emoji", "brackets"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_text_may_stand_in_a_call(name: str, code: str) -> None:
+    assert purified(with_program(name, code)).calls == 2
+
+
+@pytest.mark.parametrize("name", ["messages", "hermes", "sharegpt_functions", "responses", "traces"])
+def test_arguments_of_brackets_without_end_are_malformed(name: str) -> None:
+    text = with_program(name, "1").replace('a = 1; print(1)\\"}', 'a = 1\\", \\"x\\": ' + "[" * DEEP)
+    assert purified(text).rules == {"traceback": 1, "malformed": 1}
+
+
+@pytest.mark.parametrize(
+    "output", ['{"result": ' * DEEP + "}", f'{{"result": "{HALF}"}}'], ids=["deep", "half an emoji"]
+)
+def test_any_text_may_be_an_output(output: str) -> None:
+    assert purified(json.dumps(messages((user("?"), fails("f()"), works("f(2)", output), answer("1"))))).calls == 2
+
+
+def test_a_record_that_is_nested_too_deeply_is_refused_by_name(tmp_path: Path) -> None:
+    record = json.dumps({"deep": 0, **messages(REPAIRED)}).replace("0", "[" * 900 + "]" * 900, 1)
+    with pytest.raises(RecordError, match=r"in.jsonl, line 1: nested too deeply"):
+        purified(record)
+    deep = "[" * DEEP + "]" * DEEP
+    for name, text in (("in.json", f"[{{}}, {deep}]"), ("lists.json", deep), ("lists.jsonl", f"{deep}\n")):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(RecordError, match=rf"{name}, item [12]: nested too deeply"):
+            list(open_source(path).records)
+
+
+@pytest.mark.parametrize("odd", [HALF, float("inf")], ids=["half an emoji", "inf"])
+def test_a_transcript_at_hand_keeps_what_no_standard_knows(odd: Any) -> None:
+    clean, count = purify_transcript({**messages(REPAIRED), "score": odd})
+    assert count.shallow == 1
+    assert isinstance(clean, dict)
+    assert clean["score"] == odd
+    assert FIXED in json.loads(clean["messages"][1]["tool_calls"][0]["function"]["arguments"])["code"]

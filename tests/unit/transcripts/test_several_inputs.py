@@ -1,0 +1,129 @@
+"""Several files at once: what they become together, and those among them that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreign import answer, fails, markdown, messages, user, works
+from retcon.core.errors import RecordError
+from retcon.purify.offline import Offline
+from retcon.transcripts.purifying.assignment import Assignment
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.purification import Purification, Stopped, write_report
+
+CLEAN = messages((user("?"), works("x = 1"), answer("1")))
+LEFT = messages((user("?"), fails("f(2)"), answer("no")))
+
+
+def written(folder: Path, **files: Sequence[object]) -> list[Path]:
+    """Files in their order: those called `lines…` as JSON Lines, `array…` as an array, a `document` as one record."""
+    paths: list[Path] = []
+    for name, records in files.items():
+        each = [json.dumps(record) for record in records]
+        kind = name.rstrip("0123456789")
+        text = {"lines": "\n".join(each) + "\n", "array": f"[{', '.join(each)}]\n", "document": "".join(each) + "\n"}
+        paths.append(folder / f"{name}.{'jsonl' if kind == 'lines' else 'json'}")
+        paths[-1].write_text(text[kind])
+    return paths
+
+
+def assignment(inputs: Sequence[Path], out: Path, *, into_folder: bool = False, **options: Any) -> Assignment:
+    return Assignment(inputs, out, into_folder, [path.name for path in inputs], Offline(), **options)
+
+
+def purified(one: Assignment, *, resume: bool = False, stop_after: int | None = None) -> list[Count]:
+    asked = itertools.count(1)
+    return Purification(one, resume=resume)(lambda *_: None, lambda: next(asked) == stop_after)
+
+
+def parsed(path: Path) -> list[Any]:
+    text = path.read_text()
+    return json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("lines", "array", "document"))), ids="-".join)
+def test_inputs_of_several_shapes_become_one_file_that_can_be_read(tmp_path: Path, order: tuple[str, ...]) -> None:
+    inputs = written(tmp_path, **{name: [CLEAN, CLEAN][: 1 if name == "document" else 2] for name in order})
+    for stop in range(1, 5):
+        out = tmp_path / f"out-{stop}.json"
+        with pytest.raises(Stopped):
+            purified(assignment(inputs, out), stop_after=stop)
+        purified(assignment(inputs, out), resume=True)
+        assert parsed(out) == [CLEAN] * 5
+
+
+def test_an_array_of_which_nothing_was_kept_is_begun_by_the_next_one(tmp_path: Path) -> None:
+    inputs = written(tmp_path, array1=[LEFT], array2=[], array3=[LEFT, CLEAN, CLEAN])
+    for stop in (None, 1, 2, 3):
+        out = tmp_path / f"out-{stop}.json"
+        one = assignment(inputs, out, drop_unrepaired=True)
+        if stop is not None:
+            with pytest.raises(Stopped):
+                purified(one, stop_after=stop)
+        purified(one, resume=stop is not None)
+        assert parsed(out) == [CLEAN, CLEAN]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("into_folder", [True, False])
+def test_a_file_that_cannot_be_read_is_skipped_and_told(tmp_path: Path, into_folder: bool, jobs: int) -> None:
+    inputs = written(tmp_path, array1=[CLEAN, CLEAN], array2=[CLEAN, CLEAN], array3=[CLEAN])
+    broken = [tmp_path / "no.eval", tmp_path / "cut.jsonl.gz"]
+    broken[0].write_bytes(b"no zip")
+    broken[1].write_bytes(gzip.compress(inputs[0].read_bytes())[:-20])
+    inputs[1].write_bytes(inputs[1].read_bytes()[:-20])
+    out = tmp_path / ("out" if into_folder else "out.json")
+    files = [broken[0], *inputs, broken[1]]
+    one = assignment(files, out, into_folder=into_folder, skip_bad=True, jobs=jobs)
+    run = Purification(one)
+    counts = run(lambda *_: None, lambda: False)
+    assert [(c.transcripts, c.bad, c.bad_at) for c in counts] == [
+        (0, 1, [1]), (2, 0, []), (1, 1, [2]), (1, 0, []), (0, 1, [1]),
+    ]  # fmt: skip
+    assert [message.partition(":")[0].partition(" is")[0] for message in run.bad] == [
+        str(broken[0]), f"{inputs[1]}, item 2", f"{broken[1]}, line 1",
+    ]  # fmt: skip
+    read = [parsed(path) for path in sorted(out.iterdir())] if into_folder else [parsed(out)]
+    assert read == ([[CLEAN, CLEAN], [CLEAN], [CLEAN]] if into_folder else [[CLEAN] * 4])
+
+
+def test_where_no_file_can_be_read_that_is_an_error(tmp_path: Path) -> None:
+    inputs = [tmp_path / "a.eval", tmp_path / "b.eval"]
+    for path in inputs:
+        path.write_bytes(b"no zip")
+    with pytest.raises(RecordError, match=r"none of the files can be read\n.*a\.eval is not an inspect_ai log"):
+        purified(assignment(inputs, tmp_path / "out.jsonl", audit=tmp_path / "audit.jsonl", skip_bad=True))
+    assert sorted(tmp_path.iterdir()) == inputs
+
+
+def test_half_an_emoji_in_an_example_and_a_name_that_is_no_text_stop_neither_state_nor_report(tmp_path: Path) -> None:
+    program = "print('\ud83d', 6 * {})"
+    half = markdown((user("?"), fails(program.format("x")), works(program.format("7"), "42"), answer("42")))
+    source = tmp_path / os.fsdecode(b"\xff.jsonl")
+    source.write_text(json.dumps(half) + "\n" + json.dumps(CLEAN) + "\n")
+    one = assignment([source], tmp_path / "out.jsonl")
+    with pytest.raises(Stopped):
+        purified(one, stop_after=1)
+    run = Purification(one, resume=True)
+    (count,) = run(lambda *_: None, lambda: False)
+    assert (count.transcripts, count.shallow) == (2, 1)
+    write_report(tmp_path / "report.json", run)
+    (file,) = json.loads((tmp_path / "report.json").read_bytes())["files"]
+    assert file["file"] == str(source)
+    assert file["examples"][0]["fix"] == program.format("7")
+
+
+@pytest.mark.parametrize("ends", [0, 2], ids=["cut off", "two lists"])
+def test_a_transcript_that_is_a_list_and_does_not_end_well_is_refused_by_that(tmp_path: Path, ends: int) -> None:
+    source, items = tmp_path / "in.json", json.dumps(CLEAN["messages"])
+    source.write_text((items + "\n") * ends or items[:-1])
+    with pytest.raises(RecordError, match=r"item 5: (the array is over, and more|not JSON: the array is not closed)"):
+        purified(assignment([source], tmp_path / "out.json"))
