@@ -171,9 +171,11 @@ def test_epochs_and_evaluations_on_the_way_are_part_of_what_a_training_takes(bas
     words = ("train", "quickstart/baseline", *SMALL, "rollout.max_tokens=120", "--from", base, "--out", tmp_path / "o")
     once = dry(*words)
     assert "evaluations on the way" not in once
+    assert "forward passes before" not in once
     more = dry(*words, "rl.epochs=3", "evaluate.every=3", "evaluate.problems=5", "evaluate.every_samples=2")
     assert foretold(more) == 3 * foretold(once)
     assert "evaluations on the way: 3 of 10 rollouts, " in more, "after steps 3, 6 and the last, 7"
+    assert "forward passes before the updates: " in dry(*words, "rl.old_logprobs=recompute")
 
 
 def test_a_supervised_training_is_planned_and_takes_the_tokens_that_were_foretold(base: Path, tmp_path: Path) -> None:

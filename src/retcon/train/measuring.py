@@ -36,6 +36,7 @@ from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 from retcon.train.kernels.computing import computing_of
 from retcon.train.kernels.forward import forwards
+from retcon.train.objective.reference import with_reference
 from retcon.train.optim import adamw, apply, torch_settings
 from retcon.train.prompts import PromptStream
 from retcon.train.rollouts import open_rollouts
@@ -57,7 +58,8 @@ class Measured:
     """Of a step, on this machine. rollout_seconds: None where nothing is rolled out. whole: whether its rollouts came
     to their end; else the seconds are of rollouts that all use up rollout.max_tokens. tokens: that a step learns from,
     prompts among them, in all of its epochs. sampled_per_second, trained_per_second: tokens. peak: bytes that this
-    process has had in memory at most; the workers of the sandbox are others.
+    process has had in memory at most; the workers of the sandbox are others. scoring_seconds: of the forward passes
+    over a step's samples before its updates.
     """
 
     rollout_seconds: float | None
@@ -67,10 +69,11 @@ class Measured:
     sampled_per_second: float
     trained_per_second: float
     peak: int
+    scoring_seconds: float = 0.0
 
     @property
     def step_seconds(self) -> float:
-        return (self.rollout_seconds or 0.0) + self.train_seconds
+        return (self.rollout_seconds or 0.0) + self.scoring_seconds + self.train_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,17 @@ def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Place
         mean = round(sum(lengths) / len(lengths)) if rolled.whole and lengths else recipe.rollout.max_tokens
         some = rolled.samples if rolled.whole else [_made_up(model, mean) for _ in range(trained)]
         per_second = _update(recipe, model, place, some)
+        scoring = mean * trained * _scoring(recipe, model, place, some)
     tokens = mean * trained * recipe.rl.epochs
     return Measured(
-        rolled.seconds, tokens / per_second, rolled.whole, tokens, rolled.sampled_per_second, per_second, _peak()
+        rolled.seconds,
+        tokens / per_second,
+        rolled.whole,
+        tokens,
+        rolled.sampled_per_second,
+        per_second,
+        _peak(),
+        scoring,
     )
 
 
@@ -166,11 +177,7 @@ async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompt
 
 def _update(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: Sequence[Sample]) -> float:
     """Tokens of samples that an update takes in a second; the second of two, which meets a warm machine."""
-    some: list[Sample] = []
-    for sample in samples:
-        if some and sum(len(s.ids) for s in some) + len(sample.ids) > TRAIN_TOKENS:
-            break
-        some.append(sample)
+    some = _some(samples)
     computing = computing_of(recipe.compute, place)
     optimizer = adamw(model, 1e-6, weight_decay=0.0)
     seconds = 0.0
@@ -182,6 +189,29 @@ def _update(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: S
         apply(model, optimizer, lr=1e-6, max_grad_norm=1.0)
         seconds = time.perf_counter() - began
     return sum(len(sample.ids) for sample in some) / seconds
+
+
+def _scoring(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: Sequence[Sample]) -> float:
+    """Seconds a token of what a step computes of its samples before its updates: a forward pass for each of
+    old log-probs that are recomputed, a reference, and weights by entropy."""
+    section = recipe.rl
+    forward_passes = sum([section.old_logprobs == "recompute", section.kl > 0, bool(section.entropy_weight)])
+    if not forward_passes:
+        return 0.0
+    some = _some(samples)
+    began = time.perf_counter()
+    with_reference(model, some, computing_of(recipe.compute, place))
+    return forward_passes * (time.perf_counter() - began) / sum(len(sample.ids) for sample in some)
+
+
+def _some(samples: Sequence[Sample]) -> list[Sample]:
+    """As many of them as are measured."""
+    some: list[Sample] = []
+    for sample in samples:
+        if some and sum(len(s.ids) for s in some) + len(sample.ids) > TRAIN_TOKENS:
+            break
+        some.append(sample)
+    return some
 
 
 def _model(recipe: Recipe, folder: Path, place: Placement) -> PreTrainedModel:

@@ -220,6 +220,8 @@ def _time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -
             f"rollouts: {measured.rollout_seconds:,.1f} s a step{most} ({measured.sampled_per_second:,.0f} sampled "
             "tokens/s)"
         )
+    if measured.scoring_seconds:
+        show.print(f"forward passes before the updates: {measured.scoring_seconds:,.1f} s a step")
     show.print(
         f"updates: {measured.train_seconds:,.1f} s a step ({measured.tokens:,} tokens, "
         f"{measured.trained_per_second:,.0f} tokens/s)"
