@@ -19,8 +19,9 @@ from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.models.placing import start_model
-from retcon.plugins.trl import ROUNDS, Rollouts
+from retcon.plugins.trl import ROUNDS, Rollouts, _told, prompt_of
 from retcon.rollout.context import RolloutContext
+from retcon.tasks.types import Task
 from retcon.tools.scripted import Answer, ScriptedTool
 from retcon.train.rollouts import TrainingRollouts
 from training import Ones, make_base
@@ -48,7 +49,7 @@ def group_of(count: int, *, lost: int, base: Path) -> list[Trajectory]:
         ScriptedEngine(tokenizer, reply), Chat(tokenizer), {"python": ScriptedTool(answer)}, LIMITS
     )
     with Rollouts("quickstart/baseline", model=base) as rollouts:
-        rollouts._known[TASK.question] = TASK
+        rollouts._know([TASK])
         made: Any = TrainingRollouts(rollouts.recipe, context, Right(), context.engine, None)  # type: ignore[arg-type]
         return asyncio.run(rollouts._group(TASK, count, made, 0, 7, True))
 
@@ -58,6 +59,22 @@ def test_rollouts_that_a_fault_took_are_made_again_one_by_one_too(lost: int, tmp
     made = group_of(3, lost=lost, base=make_base(tmp_path / "base", positions=1024))
     assert [t.reward for t in made] == [1.0, 1.0, 1.0]
     assert all(t.stop == "answer" for t in made)
+
+
+def test_tasks_of_one_question_are_told_apart(tmp_path: Path) -> None:
+    """Such as those of an environment, or after other worked examples."""
+    ada, bob = (
+        Task(f"who/{name}", "Who?", name, before=(("user", "Hi."), ("assistant", name))) for name in ("Ada", "Bob")
+    )
+    base = make_base(tmp_path / "base", positions=1024)
+    with Rollouts("quickstart/baseline", model=base) as rollouts:
+        rollouts._know([ada, bob, TASK])
+        assert [rollouts._task(*_told(prompt_of(task))) for task in (ada, bob, TASK)] == [ada, bob, TASK]
+        assert rollouts._task(*_told(TASK.question)) == TASK
+        with pytest.raises(RecipeError, match="2 tasks of numbers have the question of a prompt that names none of th"):
+            rollouts._task(*_told("Who?"))
+        with pytest.raises(RecipeError, match="one message of the user"):
+            _told([{"role": "system", "content": "x"}, *prompt_of(ada)])
 
 
 def test_a_recipe_in_stages_is_refused() -> None:

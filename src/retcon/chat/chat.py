@@ -5,6 +5,7 @@ Ids are only ever appended: what was sampled is never encoded again, and a turn 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
@@ -19,6 +20,8 @@ from retcon.core.types import Kind, Observation, Segment, ToolCall
 
 Style = str
 """The name of a family, or an import path."""
+_LABEL = re.compile(r"[\w.-]{1,100}")
+"""What of a call's label is said again in glue, where control tokens count: no more than a name."""
 
 
 class Chat:
@@ -113,15 +116,15 @@ class Chat:
         last_id: the last id of the turn. The glue begins after the turn's end (`<|im_end|>`), which a turn that ended
         well has as its own last id; where `last_id` is another one (`<|endoftext|>`, or a cut), the glue brings the
         missing end itself. None is taken for a turn that ended well. told: what the user says after it. written: the
-        turn's text, where observations must name calls as the model did. Raises ValueError where calls and observations
-        do not match.
+        turn's text, where observations must name calls as the model did, if by a name. Raises ValueError where calls
+        and observations do not match.
         """
         if not calls or [c.id for c in calls] != [o.call_id for o in observations]:
             raise ValueError(
                 f"observations {[o.call_id for o in observations]} do not answer calls {[c.id for c in calls]} in order"
             )
         found = self.family.find_calls(self._body(written)) if self.family.labels_calls else ()
-        labels = [call.label for call in found][: len(calls)]
+        labels = [call.label if _LABEL.fullmatch(call.label) else "" for call in found][: len(calls)]
         answers = [
             Answer(call.name, observation.text, label or "")
             for call, observation, label in zip_longest(calls, observations, labels)

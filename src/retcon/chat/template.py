@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 DATE = date(2024, 7, 26)
 """What templates are told that today is: a run that is resumed tomorrow must have the same prompts."""
 
+MORE = "additional_chat_templates"
+"""The folder in which transformers keeps those of several templates that are not the default one."""
+FOR_TOOLS = f"{MORE}/tool_use.jinja"
+
 Message = Mapping[str, object]
 
 
@@ -89,11 +93,13 @@ class Source:
 
 def read_template(folder: Path) -> Source | None:
     """`chat_template.jinja` of a Hugging Face folder, or the template in its `tokenizer_config.json`; None where there
-    is none. Of several, the one for tools. Raises CheckpointError for files that cannot be read."""
-    config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    is none. Of several, wherever they stand, the one for tools. Raises CheckpointError for files that cannot be read.
+    """
+    config, files = folder / "tokenizer_config.json", (folder / FOR_TOOLS, folder / "chat_template.jinja")
+    file = next((file for file in files if file.is_file()), None)
     try:
         about = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-        text = file.read_text(encoding="utf-8") if file.is_file() else None
+        text = None if file is None else file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: the chat template cannot be read: {error}") from error
     if not isinstance(about, dict):

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from retcon.chat.template import FOR_TOOLS
 from retcon.core.errors import CheckpointError
 from retcon.models.loading import load_config, load_model
 
@@ -104,6 +105,8 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         template = own.read_text(encoding="utf-8") if own.is_file() else settings.get("chat_template")
         if isinstance(template, list):  # several, by name
             template = {each["name"]: each["template"] for each in template}
+        if isinstance(template, str) and (folder / FOR_TOOLS).is_file():
+            template = {"default": template, "tool_use": (folder / FOR_TOOLS).read_text(encoding="utf-8")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{about} cannot be read: {error!r}") from error
     return PreTrainedTokenizerFast(

@@ -15,6 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from retcon.core.errors import CheckpointError, nearest
 
+NAMED = "tokenizer.chat_template."
+"""What stands before the names of chat templates, where there are others than the default one."""
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are matched as a whole in text; the first are markup."""
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -88,6 +90,10 @@ def tokenizer_config(fields: Mapping[str, Any], positions: int) -> dict[str, obj
     for name, field in {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}.items():
         if (i := fields.get(f"tokenizer.ggml.{field}_token_id")) is not None and i < len(tokens):
             about[f"{name}_token"] = tokens[i]
-    if template := fields.get("tokenizer.chat_template"):
-        about["chat_template"] = template
+    default = {"default": fields["tokenizer.chat_template"]} if fields.get("tokenizer.chat_template") else {}
+    named = {key.removeprefix(NAMED): text for key, text in fields.items() if key.startswith(NAMED)}
+    if named:
+        about["chat_template"] = [{"name": name, "template": text} for name, text in (default | named).items()]
+    elif default:
+        about["chat_template"] = default["default"]
     return about

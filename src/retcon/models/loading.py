@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from retcon.core.errors import CheckpointError, nearest
@@ -26,7 +27,7 @@ def load_config(path: str | Path) -> PretrainedConfig:
     folder = locate(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
     return config
 
@@ -35,7 +36,8 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
     """The causal LM that `locate` finds, in evaluation mode, on the CPU. dtype: a torch dtype's name. attention: an
     implementation's name, None for transformers' own choice.
 
-    Raises CheckpointError where there is none, or a file of it is missing or broken.
+    Raises CheckpointError where there is none, a file of it is missing or broken, or its weights are quantised in a way
+    that needs a package which is not here.
     """
     from transformers import AutoModelForCausalLM
 
@@ -50,7 +52,9 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder), dtype=kind, attn_implementation=attention, local_files_only=True, output_loading_info=True
             )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (
+        OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError
+    ) as error:  # fmt: skip
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
     model: PreTrainedModel = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):  # transformers makes them up, at random

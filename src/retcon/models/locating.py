@@ -12,6 +12,8 @@ from retcon.models.hub import cached, hub_name
 from retcon.models.keeping import once
 
 GGUF = ".gguf"
+TOKENIZER = "tokenizer.json"
+"""Beside a GGUF file, it goes before the one in it."""
 BASE = Path(__file__).parent.parent / "assets" / "base"
 """The model inside the package."""
 FINAL = "final"
@@ -70,13 +72,15 @@ def _advice(folder: Path) -> str:
 
 
 def _from_gguf(file: Path) -> Path:
-    """The folder that the GGUF file was converted to; it is another one once the file has changed."""
+    """The folder that the GGUF file was converted to; it is another one once the file, or the tokenizer beside it, has
+    changed."""
     from retcon.models.gguf import convert
 
     if file.suffix != GGUF:
         raise CheckpointError(f"{file} is a file: a model is a folder with a config.json, or a {GGUF} file")
     file = file.resolve()
-    about = file.stat()
-    state = hashlib.sha256(f"{file}\n{about.st_size}\n{about.st_mtime_ns}".encode()).hexdigest()[:12]
+    about = [file.stat(), *(own.stat() for own in [file.with_name(TOKENIZER)] if own.is_file())]
+    sizes = [f"{one.st_size}\n{one.st_mtime_ns}" for one in about]
+    state = hashlib.sha256("\n".join([str(file), *sizes]).encode()).hexdigest()[:12]
     stem = re.sub(r"[^\w.-]", "_", file.stem)
     return once(models_folder() / f"{stem}-{state}", lambda folder: convert(file, folder))

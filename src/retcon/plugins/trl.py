@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ROUNDS = 4
 """Times that rollouts are made at most until infrastructure faults have left as many as TRL asked for."""
+TASK = "task"
+"""The key of a prompt's message that names its task: several may have one question."""
 Prompt = str | Sequence[Mapping[str, Any]]
 
 
@@ -75,6 +77,7 @@ class Rollouts:
         self._tasks = build_tasks(settings, self._folder)
         self.recipe, _ = settle(settings, self._folder, self._tasks)
         self._known: dict[str, Task] = {}
+        self._asking: dict[str, dict[str, Task]] = {}  # by question, then by id
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="retcon-trl", daemon=True)
         self._thread.start()
@@ -105,8 +108,12 @@ class Rollouts:
             import datasets
         except ModuleNotFoundError as missing:
             raise MissingExtra("TRL's trainer takes a datasets.Dataset: pip install trl") from missing
-        self._known.update((task.question, task) for task in tasks)
-        return datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": t.question}]} for t in tasks])
+        self._know(tasks)
+        return datasets.Dataset.from_list([{"prompt": prompt_of(task)} for task in tasks])
+
+    def _know(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            self._known[task.id] = self._asking.setdefault(task.question, {})[task.id] = task
 
     def reward(self, prompts: object = None, completions: object = None, *, rollout_reward: Any, **_: object) -> Any:
         """A reward function: what the task set's grader said of each rollout, None where the prompt is not its own."""
@@ -130,7 +137,7 @@ class Rollouts:
         return _completions(made)
 
     async def _rolled(self, prompts: list[Prompt], model: Any, trainer: Any, training: bool) -> list[Trajectory]:
-        groups = [(self._task(question), len(list(same))) for question, same in groupby(map(_question, prompts))]
+        groups = [(self._task(*told), len(list(same))) for told, same in groupby(map(_told, prompts))]
         rollouts = await self._opened(model, groups)
         await rollouts.sync()
         step, seed = trainer.state.global_step, derive("trl", self.recipe.run.seed, trainer.accelerator.process_index)
@@ -153,7 +160,7 @@ class Rollouts:
         self, task: Task, count: int, rollouts: TrainingRollouts, step: int, seed: int, training: bool
     ) -> list[Trajectory]:
         """`count` rollouts of a task, selected where it is training."""
-        graded, select = task.question in self._known, self.recipe.select
+        graded, select = task.id in self._known, self.recipe.select
         kept: list[Trajectory] = []
         for number in range(ROUNDS):
             missing = count - len(kept)
@@ -177,16 +184,24 @@ class Rollouts:
             f"{count} are missing; see `retcon doctor`"
         )
 
-    def _task(self, question: str) -> Task:
-        task = self._known.get(question)
-        if task is None:
-            if self.recipe.select.kind != "none":
-                raise RecipeError(
-                    f"select.kind = '{self.recipe.select.kind}' goes by rewards, and a prompt is not a question of the "
-                    f"task set {self._tasks.name}: {question[:80]!r}; set select.kind=none, or train on `dataset()`"
-                )
-            task = Task(f"prompt/{derive(question):016x}", question, "")
-        return task
+    def _task(self, question: str, id: str | None) -> Task:
+        """id: of the task, where the prompt names it. Raises RecipeError where it does not, and it is not plain."""
+        if id in self._known:
+            return self._known[id]
+        asking = list(self._asking.get(question, {}).values())
+        if len(asking) > 1:
+            raise RecipeError(
+                f"{len(asking)} tasks of {self._tasks.name} have the question of a prompt that names none of them: "
+                f"{question[:80]!r}; train on `dataset()`, whose prompts do"
+            )
+        if asking:
+            return asking[0]
+        if self.recipe.select.kind != "none":
+            raise RecipeError(
+                f"select.kind = '{self.recipe.select.kind}' goes by rewards, and a prompt is not a question of the "
+                f"task set {self._tasks.name}: {question[:80]!r}; set select.kind=none, or train on `dataset()`"
+            )
+        return Task(f"prompt/{derive(question):016x}", question, "")
 
     async def _opened(self, model: Any, groups: Sequence[tuple[Task, int]]) -> TrainingRollouts:
         """The sandbox and the engine over the trainer's weights, of the first call on."""
@@ -216,16 +231,22 @@ class Rollouts:
             raise
 
 
-def _question(prompt: Prompt) -> str:
+def prompt_of(task: Task) -> list[dict[str, str]]:
+    """A task as TRL has prompts. What else the model is told (its system prompt, worked examples) comes by its id."""
+    return [{"role": "user", "content": task.question, TASK: task.id}]
+
+
+def _told(prompt: Prompt) -> tuple[str, str | None]:
+    """The question of a prompt, and the id of its task where it names one. Raises RecipeError for other messages."""
     if isinstance(prompt, str):
-        return prompt
+        return prompt, None
     last = prompt[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str) or len(prompt) > 1:
         raise RecipeError(
             "a prompt must be a text, or one message of the user with a text: the system prompt is that of the "
             f"recipe's task set; this one has the roles {', '.join(str(m.get('role')) for m in prompt)}"
         )
-    return str(last["content"])
+    return str(last["content"]), last.get(TASK)
 
 
 def _completions(made: Sequence[Trajectory]) -> dict[str, Any]:

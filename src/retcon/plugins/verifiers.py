@@ -18,6 +18,7 @@ import verifiers as vf
 from datasets import Dataset
 
 from retcon.build import build_repair, build_specs, build_tasks, build_tools, open_graded, open_sandbox
+from retcon.chat.jsons import read_arguments
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
@@ -210,11 +211,8 @@ def _turn(message: Any) -> Turn:
     """A message of the model's. Arguments that are no object stay text: such a call is malformed."""
     said, calls = _text(message), []
     for call in message.tool_calls or ():
-        try:
-            given = json.loads(call.arguments)
-        except ValueError:
-            given = call.arguments
-        calls.append(ToolCall(call.id, call.name, given if isinstance(given, dict) else call.arguments, len(said)))
+        given = read_arguments(call.arguments)
+        calls.append(ToolCall(call.id, call.name, call.arguments if given is None else given, len(said)))
     return Turn((Segment("sampled", said),), tuple(calls), stop="call" if calls else "answer")
 
 

@@ -46,7 +46,7 @@ class Agent:
     and limits are the context's, but for what a request asks for. record: where conversations go."""
 
     def __init__(self, context: RolloutContext, settings: ServeSettings, record: Record) -> None:
-        self.settings, self.sessions = settings, Sessions(settings.sessions, settings.idle)
+        self.settings, self.sessions = settings, Sessions(settings.sessions, settings.idle, record.numbers)
         self.engine, self._record = Lasting(context.engine), record
         self._context = replace(context, engine=self.engine)
         encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
@@ -143,7 +143,8 @@ class Agent:
         if asked.seed is not None:
             return derive("asked", asked.seed)
         session = place.session
-        return derive("served", self.settings.seed, session.id, session.after, session.requests + session.running)
+        number = session.requests + session.running
+        return derive("served", self.settings.seed, session.id, session.after, session.first, number)
 
     @asynccontextmanager
     async def _running(self, place: Place) -> AsyncIterator[str]:

@@ -57,7 +57,7 @@ class Endpoint:
         return [
             _route("POST", "/v1/chat/completions", self.chat),
             _route("GET", "/v1/models", self.models),
-            _route("GET", "/v1/models/{model}", self.model),
+            _route("GET", "/v1/models/{model:path}", self.model),
             _route("GET", "/health", self.health),
             _route("GET", "/v1/sessions", self.sessions),
             _route("GET", session, self.session),
@@ -70,7 +70,7 @@ class Endpoint:
     async def chat(self, request: Request) -> Response:
         asked = read(await read_body(request, self._settings.max_body), self._settings.name)
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        names = request.headers.get(SESSION), request.headers.get(TASK)
+        names = request.headers.get(SESSION), _as_sent(request.headers.get(TASK))
         self._gate.enter()
         if asked.stream:
             return Events(self._streamed(asked, names, id), self._gate.leave)
@@ -89,6 +89,8 @@ class Endpoint:
 
     async def model(self, request: Request) -> Response:
         name, names = request.path_params["model"], (self._settings.name, self._settings.name + PLAIN)
+        if not name:  # `/v1/models/`
+            return await self.models(request)
         if name not in names:
             raise RequestRefused(404, "model_not_found", f"there is no model '{name}'{nearest(name, names)}")
         return answer(self._model(name))
@@ -157,6 +159,14 @@ async def opened(agent: Agent) -> AsyncIterator[ASGIApp]:
 
 def _route(method: str, path: str, handler: Handler) -> Route:
     return Route(path, serving(handler, as_openai), methods=[method])
+
+
+def _as_sent(header: str | None) -> str | None:
+    """A header's text, which starlette reads as Latin-1: clients send UTF-8."""
+    try:
+        return None if header is None else header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return header
 
 
 def _about(session: AgentSession) -> dict[str, Any]:

@@ -51,7 +51,8 @@ class StreamBody(msgspec.Struct):
 
 class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     """OpenAI's fields, and top_k and min_p as vLLM has them. From `n` on: taken where they ask for nothing else than
-    what is done anyway (`requests.NEUTRAL`). From `user` on: they say nothing to a model, and are not used."""
+    what is done anyway (`requests.NEUTRAL`). From `user` on: they say nothing to a model, and are not used; nor is
+    parallel_tool_calls, which no model is held to."""
 
     model: str
     messages: list[MessageBody]

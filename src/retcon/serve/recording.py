@@ -7,6 +7,7 @@ from pathlib import Path
 
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
+from retcon.store.lookup import all_ids
 from retcon.store.whole import PARTIAL, explained
 
 FILE = "trajectories.jsonl"
@@ -17,18 +18,24 @@ class Record:
     """`FOLDER/trajectories.jsonl`, a line a trajectory, and `FOLDER/open/SESSION.jsonl` until a session ends; nothing
     where folder is None.
 
-    What a server that was killed has left open is taken in when the next one begins. Raises RecordError, StorageError.
+    What a server that was killed has left open is taken in when the next one begins. numbers: by the name of a session,
+    what the next trajectory of that name is numbered, where the record has some. Raises RecordError, StorageError.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._open = None if folder is None else folder / OPEN
         self.file = None if folder is None else folder / FILE
         self.taken_in = 0
+        self.numbers: dict[str, int] = {}
+        if self.file is not None and self.file.is_file():
+            for id in all_ids(self.file):
+                self._count(id)
         if self._open is not None:
             with explained(self._open):
                 self._open.mkdir(parents=True, exist_ok=True)
             for left in sorted(self._open.glob("[!.]*.jsonl")):
-                found = list(jsonl.read(left))
+                # One that was killed in `finish` has written some of them.
+                found = [t for t in jsonl.read(left) if _parts(t.id)[1] >= self.numbers.get(left.stem, 0)]
                 self.finish(left.stem, found)
                 self.taken_in += len(found)
 
@@ -48,8 +55,20 @@ class Record:
             with jsonl.Appender(self.file) as file:
                 for trajectory in trajectories:
                     file.add(trajectory)
+        for trajectory in trajectories:
+            self._count(trajectory.id)
         self.drop(session)
+
+    def _count(self, id: str) -> None:
+        name, number = _parts(id)
+        self.numbers[name] = max(self.numbers.get(name, 0), number + 1)
 
     def drop(self, session: str) -> None:
         if self._open is not None:
             (self._open / f"{session}.jsonl").unlink(missing_ok=True)
+
+
+def _parts(id: str) -> tuple[str, int]:
+    """The name of a trajectory's session, and its number there."""
+    name, _, number = id.rpartition("/")
+    return name, int(number) if number.isdecimal() else 0

@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from retcon.core.seeds import derive
@@ -26,25 +26,30 @@ _LONGEST_TASK = 200
 @dataclass(slots=True, eq=False)
 class AgentSession:
     """Conversations of one id. task: what its trajectories are rollouts of. nameless: what it began with, where no
-    request named it. after: how many sessions had ended before it began. roots: first exchanges, by what was told
-    before them (`Place.first`). requests: that were answered; running: that are being. begun: how many trajectories
-    have. rewards: by trajectory, and of all others under no name. busy: ids under which the engine is being asked;
-    engines: that it keeps something for."""
+    request named it. after: how many sessions had ended before it began. first: number of its first trajectory: those
+    before are of sessions of its name that have ended. roots: first exchanges, by what was told before them
+    (`Place.first`). requests: that were answered; running: that are being. begun: number of the next trajectory.
+    rewards: by trajectory, and of all others under no name. busy: ids under which the engine is being asked; engines:
+    that it keeps something for."""
 
     id: str
     task: str
     used: float
     nameless: str = ""
     after: int = 0
+    first: int = 0
     roots: dict[str, list[Node]] = field(default_factory=dict)
     requests: int = 0
     running: int = 0
     branches: int = 0
-    begun: int = 0
+    begun: int = field(init=False)
     tokens: int = 0
     rewards: dict[str, float] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
     engines: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.begun = self.first
 
     def nodes(self) -> Iterator[Node]:
         """The last exchange of each of its trajectories."""
@@ -63,11 +68,11 @@ class AgentSession:
 
     def engine_for(self, parent: Node | None) -> str:
         """The id under which an exchange after `parent` asks the engine: the conversation's own, unless another branch
-        of it has that."""
+        of it has that. No session before of this name had it: the engine may not yet have let go of that one's."""
         if parent is not None and not parent.children and parent.engine not in self.busy:
             return parent.engine
         self.branches += 1
-        return f"{self.id}/{self.branches}"
+        return f"{self.id}/{self.after}.{self.branches}"
 
     def add(self, place: Place, exchange: Exchange, engine: str) -> Node:
         number = self.begun if place.parent is None or place.parent.children else place.parent.number
@@ -97,10 +102,11 @@ class Place:
 
 
 class Sessions:
-    """The sessions that are open; most: how many may be. idle: seconds after which an unused one may go."""
+    """The sessions that are open; most: how many may be. idle: seconds after which an unused one may go. numbers: of
+    the next trajectory of a name, where sessions of that name have ended (`Record`)."""
 
-    def __init__(self, most: int, idle: float) -> None:
-        self._most, self._idle = most, idle
+    def __init__(self, most: int, idle: float, numbers: Mapping[str, int]) -> None:
+        self._most, self._idle, self._numbers = most, idle, numbers
         self._open: OrderedDict[str, AgentSession] = OrderedDict()  # the one that was used last, last
         self._nameless: dict[str, list[AgentSession]] = {}  # by what their conversations began with
         self._ended = 0
@@ -174,7 +180,9 @@ class Sessions:
                 f"{len(self._open)} sessions are open, which is all that this server keeps: end some, or try again",
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
-        session = AgentSession(id or secrets.token_hex(8), task, time.monotonic(), nameless, self._ended)
+        id = id or secrets.token_hex(8)
+        first = self._numbers.get(id, 0)
+        session = AgentSession(id, task, time.monotonic(), nameless, self._ended, first)
         self._open[session.id] = session
         if nameless:
             self._nameless.setdefault(nameless, []).append(session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,6 +83,14 @@ def find(path: Path, wanted: str) -> Trajectory:
 def holds(path: Path, id: str) -> bool:
     """Whether a trajectory of the file has this very id. Raises RecordError at a line before it that is broken."""
     return any(_id_of(line, f"{path}, line {number}") == id for number, line in _lines(path))
+
+
+def all_ids(path: Path) -> Iterator[str]:
+    """Of all trajectories of a file; lines that are none are passed over. Raises RecordError where it cannot be
+    read."""
+    for number, line in _lines(path):
+        with suppress(RecordError):
+            yield _id_of(line, f"{path}, line {number}")
 
 
 def first(path: Path, is_it: Callable[[Trajectory], bool], *, having: bytes) -> Trajectory | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from retcon.chat.template import MORE
 from retcon.core.errors import CheckpointError
 from retcon.models.loading import load_model
 from retcon.models.lora import CONFIG, WEIGHTS, Adapter
@@ -62,6 +63,8 @@ class TokenizerFiles:
                 shutil.copyfile(self.folder / name, folder / name)
         if self.template:
             (folder / TEMPLATE).write_text(self.template, encoding="utf-8")  # it goes before any other
+        elif (self.folder / MORE).is_dir():
+            shutil.copytree(self.folder / MORE, folder / MORE)
 
 
 def save_model(model: PreTrainedModel, files: TokenizerFiles, out: Path, adapter: Adapter | None = None) -> None:

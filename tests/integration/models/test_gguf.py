@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ggufs import KINDS, TOKENS, tiny, write_gguf
+from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError
 from retcon.models.gguf import convert
@@ -75,6 +76,14 @@ def test_the_tokenizer_knows_its_markup_and_template(tmp_path: Path) -> None:
     assert tokenizer.encode(text)[0] == 1
     assert (tokenizer.eos_token, tokenizer.bos_token) == ("<|im_end|>", "<|im_start|>")
     assert tokenizer.decode(tokenizer.encode("Größe → 東京\t12")) == "Größe → 東京\t12"
+
+
+def test_of_several_templates_the_one_for_tools_is_there(tmp_path: Path) -> None:
+    folder = converted(tmp_path, tokenizer__chat_template__tool_use="{{ tools }}")
+    template = read_template(folder)
+    assert template is not None
+    assert template.text == "{{ tools }}"
+    assert AutoTokenizer.from_pretrained(folder).chat_template.keys() == {"default", "tool_use"}
 
 
 @pytest.mark.parametrize(("name", "pre"), [("qwen3", "qwen2")])

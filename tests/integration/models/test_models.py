@@ -91,6 +91,17 @@ def test_a_gguf_file_is_converted_once(whole: Path, tmp_path: Path) -> None:
     assert json.loads((locate(file) / "config.json").read_text())["model_type"] == "qwen3"
 
 
+def test_a_tokenizer_put_beside_a_gguf_file_later_on_counts(whole: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copyfile(whole.parent / "tiny.gguf", tmp_path / "tiny.gguf"))
+    before = locate(file)
+    tokenizer = Tokenizer.from_file(str(before / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|more|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert "<|more|>" in (locate(file) / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").unlink()
+    assert locate(file) == before
+
+
 def test_nothing_is_left_of_a_conversion_that_failed(tmp_path: Path, home: Path) -> None:
     file = write_gguf(tmp_path / "odd.gguf", tiny("llama"), pre="falcon")
     with pytest.raises(CheckpointError, match="falcon"):
@@ -210,6 +221,18 @@ def test_weights_that_are_not_finite_or_lack_are_refused(folder: Path) -> None:
         check_model_folder(folder)
 
 
+def test_weights_that_need_a_package_which_lacks_are_refused(folder: Path) -> None:
+    edit(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(CheckpointError, match=r"model cannot be loaded: .*requires gptqmodel"):
+        check_model_folder(folder)
+
+
+def test_a_configuration_of_wrong_types_is_refused(folder: Path) -> None:
+    edit(folder / "config.json", hidden_size="32")
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read: .*'hidden_size'"):
+        check_model_folder(folder)
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "config.json", "tokenizer.json"])
 def test_a_file_that_cannot_be_read_is_named(name: str, folder: Path) -> None:
     (folder / name).write_text("{broken")
@@ -220,6 +243,14 @@ def test_a_file_that_cannot_be_read_is_named(name: str, folder: Path) -> None:
 def test_of_several_templates_the_default_one_is_tried(folder: Path) -> None:
     named = [{"name": "default", "template": "{{ messages }}{{ tools }}"}, {"name": "rag", "template": "{% if %}"}]
     edit(folder / "tokenizer_config.json", chat_template=named)
+    assert not [w for w in check_model_folder(folder).warnings if "template" in w]
+
+
+def test_of_templates_in_files_of_their_own_the_one_for_tools_is_tried_with_tools(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert any("does not show tools" in warning for warning in check_model_folder(folder).warnings)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}{{ tools }}")
     assert not [w for w in check_model_folder(folder).warnings if "template" in w]
 
 

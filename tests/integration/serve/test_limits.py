@@ -18,6 +18,9 @@ from retcon.core.errors import EngineError, RecipeError
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.rollout.context import RolloutLimits
+from retcon.serve import app
+from retcon.serve.answering import Agent
+from retcon.serve.recording import Record
 from retcon.serve.settings import ServeSettings
 from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, context_of, said, serving, user
 
@@ -119,9 +122,23 @@ def test_bodies_paths_and_names_that_are_none() -> None:
         assert [one["id"] for one in found] == [MODEL, f"{MODEL}:chat"]
         assert (await client.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
         assert (await client.http.get("/v1/models/other")).status_code == 404
+        assert (await client.http.get("/v1/models/")).json()["data"] == found
         assert (await client.http.get("/health")).json()["status"] == "ok"
 
     asked(play, ["Yes."], max_body=1000)
+
+
+def test_a_model_whose_name_has_a_slash_is_found() -> None:
+    async def main() -> None:
+        agent = Agent(context_of(ScriptedEngine(ByteTokenizer(), ["Yes."])), ServeSettings("acme/small"), Record(None))
+        async with app.opened(agent) as application:
+            transport = httpx.ASGITransport(application)
+            async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+                for path in ("acme/small", "acme%2Fsmall:chat"):
+                    found = await http.get(f"/v1/models/{path}")
+                    assert found.json()["id"] == path.replace("%2F", "/")
+
+    asyncio.run(main())
 
 
 def test_a_conversation_that_is_full_says_so() -> None:
@@ -213,7 +230,7 @@ def test_a_client_that_is_gone_ends_its_generation_and_frees_the_engine(stream: 
                 asking.cancel()
             while not engine.released:
                 await asyncio.sleep(0.01)
-            assert (engine.cancelled, engine.released) == (1, ["s/1"])
+            assert (engine.cancelled, engine.released) == (1, ["s/0.1"])
             async with httpx.AsyncClient(base_url=url) as http:
                 assert (await http.get("/health")).json()["running"] == 0
                 assert (await http.get("/v1/sessions")).json()["data"] == []

@@ -16,7 +16,7 @@ from retcon.core.sample import to_sample
 from retcon.core.types import Trajectory
 from retcon.serve.recording import FILE, OPEN, Record
 from retcon.store import jsonl
-from servers.agent import SAAR, SEARCH, Asking, Message, asked, asking, said, user
+from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, asking, said, user
 
 
 def numbered(_: str, text: str, n: int) -> str:
@@ -50,7 +50,7 @@ def test_a_conversation_goes_on_from_what_was_sampled(session: str | None) -> No
         assert learnt(kept) == [f"answer {n}<|im_end|>" for n in (1, 2, 3)]
         *_, last = client.engine.seen
         assert ids_of(kept)[: len(last[1])] == last[1]
-        assert {request for request, _ in client.engine.seen} == {f"{id}/1"}  # one row of keys and values
+        assert {request for request, _ in client.engine.seen} == {f"{id}/0.1"}  # one row of keys and values
         assert client.engine.released == []
         sample = to_sample(kept)
         assert sum(sample.mask) == kept.sampled_tokens == answer["usage"]["completion_tokens"] * 3
@@ -202,6 +202,17 @@ def test_the_header_names_the_task_and_a_session_can_be_thrown_away(tmp_path: Pa
     assert (kept.task, kept.reward) == ("sums/1", None)
 
 
+def test_a_task_is_named_in_any_script() -> None:
+    async def play(client: Asking) -> None:
+        body = {"model": MODEL, "messages": [user("One?")]}
+        for sent, task in (("größe/1".encode(), "größe/1"), ("東京".encode(), "東京"), ("é".encode("latin-1"), "é")):
+            headers = [(b"x-retcon-task", sent)]
+            answer = (await client.http.post("/v1/chat/completions", json=body, headers=headers)).json()
+            assert client.agent.sessions.get(answer["retcon"]["session"]).task == task
+
+    asked(play, numbered)
+
+
 def test_what_a_killed_server_left_open_is_taken_in_by_the_next(tmp_path: Path) -> None:
     async def main() -> None:
         async with asking(numbered, record=tmp_path) as client:
@@ -215,6 +226,81 @@ def test_what_a_killed_server_left_open_is_taken_in_by_the_next(tmp_path: Path) 
     (kept,) = jsonl.read(tmp_path / FILE)
     assert len(kept.turns) == 2
     assert Record(tmp_path).taken_in == 0
+
+
+def test_a_name_that_is_used_again_is_not_let_go_of_with_the_session_before() -> None:
+    """Letting go is waited for, and requests may come meanwhile."""
+    released, go = asyncio.Event(), asyncio.Event()
+    let_go: list[str] = []
+
+    async def play(client: Asking) -> None:
+        for question in ("One?", "Two?"):
+            await client.chat([user(question)], session="a")
+
+        async def release(request_id: str) -> None:
+            let_go.append(request_id)
+            released.set()
+            await go.wait()
+
+        client.engine.release = release
+        ending = asyncio.ensure_future(client.http.post("/v1/sessions/a/end"))
+        await released.wait()
+        await client.chat([user("Anew?")], session="a")
+        go.set()
+        await ending
+        assert len(let_go) == 2
+        assert client.engine.seen[-1][0] not in let_go
+
+    asked(play, numbered)
+
+
+def test_a_name_that_is_used_again_goes_on_counting_its_trajectories(tmp_path: Path) -> None:
+    async def play(client: Asking) -> None:
+        for question in ("One?", "Two?"):
+            await conversed(client, question, session="a")
+            await client.chat([user("Anew?")], session="a")
+            await client.http.post("/v1/sessions/a/end")
+        await conversed(client, "Three?", session="a")
+        await client.http.delete("/v1/sessions/a")
+        await conversed(client, "Four?", session="a")
+
+    for _ in range(2):  # two servers, one after the other
+        asked(play, numbered, record=tmp_path)
+        with (tmp_path / FILE).open("ab") as file:
+            file.write(b'{"id": "a/7')  # the first was killed as it wrote
+    assert [t.id for t in jsonl.read(tmp_path / FILE, on_bad=lambda _: None)] == [f"a/{n}" for n in range(10)]
+
+
+def test_a_name_that_is_used_again_is_sampled_anew_by_the_next_server(tmp_path: Path) -> None:
+    seeds: list[int] = []
+
+    async def play(client: Asking) -> None:
+        generate = client.engine.generate
+
+        async def noting(request_id: str, ids: Any, params: Any) -> Any:
+            seeds.append(params.seed)
+            return await generate(request_id, ids, params)
+
+        client.engine.generate = noting
+        await conversed(client, "One?", session="a")
+
+    for _ in range(2):
+        asked(play, numbered, record=tmp_path)
+    assert len(set(seeds)) == 2
+
+
+def test_what_a_server_had_written_as_it_was_killed_is_not_written_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asking(numbered, record=tmp_path) as client:
+            await conversed(client, "One?", session="a")
+            await client.chat([user("Anew?")], session="a")
+            left = (tmp_path / OPEN / "a.jsonl").read_bytes()
+        (tmp_path / OPEN / "a.jsonl").write_bytes(left)
+        (tmp_path / FILE).write_bytes(left[: left.index(b"\n") + 20])
+
+    asyncio.run(main())
+    assert Record(tmp_path).taken_in == 1
+    assert [t.id for t in jsonl.read(tmp_path / FILE)] == ["a/0", "a/1"]
 
 
 def test_a_reward_that_does_not_end_its_session_outlasts_a_killed_server(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from retcon.chat.opening import open_chat
+from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.models.placing import model_folder, start_model
+from retcon.train.checkpoint import TokenizerFiles
 from retcon.train.sft import run_sft
 from training import make_base, make_demonstrations, small_recipe
 
@@ -214,3 +216,14 @@ def test_an_interrupt_loses_no_step(zygote, world, tmp_path):
     (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
     assert checkpoint.name == f"step-{done:06d}"
     assert 3 <= done < 5000
+
+
+def test_a_trained_model_has_all_templates_of_its_start_unless_it_learnt_another(tmp_path: Path) -> None:
+    more = tmp_path / "start" / "additional_chat_templates"
+    more.mkdir(parents=True)
+    (more / "tool_use.jinja").write_text("{{ tools }}")
+    for out, template in (("same", ""), ("other", "{{ messages }}")):
+        (tmp_path / out).mkdir()
+        TokenizerFiles(tmp_path / "start", template).copy_to(tmp_path / out)
+    assert read_template(tmp_path / "same").text == "{{ tools }}"
+    assert read_template(tmp_path / "other").text == "{{ messages }}"

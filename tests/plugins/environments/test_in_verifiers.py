@@ -12,6 +12,8 @@ pytest.importorskip("verifiers", reason="verifiers, which `make integration` ins
 
 import verifiers as vf
 
+from retcon.plugins.verifiers import _turn
+
 pytestmark = pytest.mark.filterwarnings("default")  # the packages' own
 
 
@@ -100,3 +102,13 @@ def test_in_verifiers_the_state_of_a_session_goes_back_and_an_unrepaired_failure
 def test_in_verifiers_other_repairs_are_refused() -> None:
     with pytest.raises(RuntimeError, match="not to be had in messages"):
         vf.load_environment("retcon.plugins.verifiers", overrides=["repair.kind=describe"])
+
+
+DEEP, SURROGATE = "[" * 100_000, '{"code": "\\ud800"}'
+
+
+@pytest.mark.parametrize("given", [DEEP, SURROGATE, '{"code": NaN}'], ids=["deep", "surrogate", "nan"])
+def test_in_verifiers_arguments_that_cannot_be_read_are_a_failed_call(given: str) -> None:
+    called = vf.ToolCall(id="a", name="python", arguments=given)
+    (call,) = _turn(vf.AssistantMessage(content="", tool_calls=[called])).calls
+    assert call.arguments == given

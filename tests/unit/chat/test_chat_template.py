@@ -170,6 +170,16 @@ def test_templates_are_found_in_a_folder(tmp_path: Path) -> None:
         read_template(tmp_path)
 
 
+def test_of_several_templates_as_transformers_saves_them_the_one_for_tools_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("a")
+    more = tmp_path / "additional_chat_templates"
+    more.mkdir()
+    (more / "rag.jinja").write_text("c")
+    assert read_template(tmp_path).compiled().render([]) == "a"
+    (more / "tool_use.jinja").write_text("b")
+    assert read_template(tmp_path).compiled().render([]) == "b"
+
+
 def test_a_template_reaches_nothing() -> None:
     for attack in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
         with pytest.raises(CheckpointError, match="refuses a conversation"):

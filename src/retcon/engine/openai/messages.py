@@ -159,7 +159,7 @@ def _as_given(call: FoundCall) -> str:
     if isinstance(call.arguments, str):
         try:
             return str(json.loads(call.arguments)["arguments"])
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             return call.arguments
     return json.dumps(call.arguments, ensure_ascii=False)
 
