@@ -19,7 +19,8 @@ class Record:
     where folder is None.
 
     What a server that was killed has left open is taken in when the next one begins. numbers: by the name of a session,
-    what the next trajectory of that name is numbered, where the record has some. Raises RecordError, StorageError.
+    what the next trajectory of that name is numbered, where the record has some: some 200 bytes of memory a session, as
+    long as the server runs. Raises RecordError, StorageError.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -55,8 +56,8 @@ class Record:
             with jsonl.Appender(self.file) as file:
                 for trajectory in trajectories:
                     file.add(trajectory)
-        for trajectory in trajectories:
-            self._count(trajectory.id)
+            for trajectory in trajectories:
+                self._count(trajectory.id)
         self.drop(session)
 
     def _count(self, id: str) -> None:
