@@ -48,6 +48,22 @@ def test_every_command_has_help(command: tuple[str, ...]) -> None:
         assert all(name in done.stdout for name in COMMANDS)
 
 
+def test_a_terminal_that_is_not_in_utf8_is_told_all_the_same() -> None:
+    done = retcon("recipes", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "quickstart/saar" in done.stdout
+
+
+def test_output_onto_a_full_disk_is_one_message() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "retcon", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": "src"}, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error: [Errno 28] No space left on device: make room and run the same command again\n"
+
+
 def test_a_bad_recipe_is_one_message_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[rl]\nstepz = 3\n")
     words = ("train", tmp_path / "mine.toml", "--from", tmp_path)

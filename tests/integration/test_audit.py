@@ -48,3 +48,6 @@ def test_an_audit_leaves_a_table_and_the_replays_and_is_made_once(
     assert {file: file.stat().st_mtime_ns for file in out.rglob("*.jsonl")} == stamps
     with pytest.raises(CheckpointError, match="holds an audit of other things"):
         audit(str(start), words, prompts=1, calls=3, replays=3, out=out)
+    tasks.write_text(json.dumps({"id": "0", "question": "go", "answer": "2"}) + "\n")
+    with pytest.raises(CheckpointError, match=r"audit\.problems was"):  # the same file, another answer in it
+        audit(str(start), words, prompts=1, calls=3, replays=2, out=out)

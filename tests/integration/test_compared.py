@@ -5,13 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from comparing import FAILED, FIX, result, trajectory
-from retcon.evaluate.result import Result, score
+from retcon.cli.compare.arms import read_arms
+from retcon.cli.compare.command import compare
+from retcon.cli.compare.plan import Wish, make_plan, open_ledger
+from retcon.config.shipped import find_recipe
+from retcon.evaluate.result import Result, score, write_result
 from retcon.evaluate.statistics import exactly
 from retcon.report.compared.curves import area, curve_of, steps_to
 from retcon.report.compared.figures import Figure, figures
@@ -167,6 +172,31 @@ def test_the_same_runs_give_the_same_files(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "one" / "compare.json").read_text())
     assert told["finding"] is True
     assert told["note"] == ""
+
+
+def test_names_with_brackets_and_colons_are_told_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
+    pytest.importorskip("torch", reason="comparing needs the [train] extra")
+    own, out = tmp_path / "own[v1].toml", tmp_path / "[runs] :smile:"
+    shutil.copy(find_recipe("mini/cleaner"), own)
+    words = ["mini/dapo-baseline", str(own), "evaluate.top_p=1.0"]
+    plan = make_plan(Wish(out, 1, "rollouts", start="base", faults=0.0), read_arms(words), words[2:])
+    ledger = open_ledger(plan)
+    ledger.begin()
+    ledger.end()
+    for target in plan.targets:
+        target.makes.parent.mkdir(parents=True, exist_ok=True)
+        if target.makes.suffix == ".json":
+            write_result(target.makes, measured({"a": 0.5, "b": 0.25}))
+        else:
+            target.makes.mkdir()
+            (target.makes.parent / "metrics.jsonl").write_text(json.dumps(line(1, 0.5)) + "\n")
+    compare(words, seeds=1, out=out, start="base", faults=0.0)
+    said = capsys.readouterr().out
+    assert said.count("own[v1]") >= 3, said  # heads of both tables, and a path
+    assert f"Where everything is, in {out}:" in said
 
 
 @pytest.mark.parametrize(("seeds", "said"), [(1, "One seed says"), (4, "4 seeds say"), (5, "")])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
 from retcon.config.stages import stages_of
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
+from retcon.report.pages.markup import document
 from retcon.report.pages.runs import draw_runs
+from retcon.report.plots import shown
 from retcon.report.reading import named, some_trajectories, view
+from retcon.report.style import looks
 from retcon.runs.manifest import manifest
 from retcon.store import jsonl
 
@@ -122,6 +127,18 @@ def test_runs_of_several_kinds_share_a_page_and_its_pictures(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
+def test_a_page_is_made_of_runs_with_any_names_and_any_number_of_them(tmp_path: Path) -> None:
+    names = ["a$b_$c", "_under", "a<b>&"]
+    folders = [run(tmp_path / name, "rl", [{"pass_rate": 0.5}, {"pass_rate": 1.0}]) for name in names]
+    report(*folders, "--out", tmp_path / "named")
+    text = (tmp_path / "named/report.html").read_text()
+    assert all(escape(name) in text for name in names)
+    untold = os.fsdecode(b"no\xfftext")
+    assert [shown(name) for name in (*names, untold)] == [r"a\$b_\$c", " _under", "a<b>&", "no?text"]
+    assert document(untold, []).count("no?text") == 1
+    assert len(looks(f"run-{n}" for n in range(40))) == 40
+
+
 def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
     run(tmp_path / "quick/saar", "sft", [])
     with pytest.raises(CheckpointError, match=r"no run .*quikc \(did you mean 'quick'\?\)"):
@@ -130,6 +147,12 @@ def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
         view(tmp_path / "quick", "x")
     with pytest.raises(CheckpointError, match="named twice"):
         named([tmp_path, tmp_path])
+    (tmp_path / "quick/saar/metrics.jsonl").write_bytes(b'{"step": "\xe9"}\n{"step": 2}\n')
+    with pytest.raises(RecordError, match=r"metrics\.jsonl, line 1: not a step's metrics: .*utf-8"):
+        view(tmp_path / "quick/saar", "x")
+    (tmp_path / "quick/result.json").write_bytes(b'{"checkpoint": "\xe9"}')
+    with pytest.raises(CheckpointError, match=r"result\.json: the evaluation result cannot be read: .*utf-8"):
+        view(tmp_path / "quick", "x")
 
 
 def test_a_run_without_steps_has_no_pictures_and_no_trajectories(tmp_path: Path) -> None:

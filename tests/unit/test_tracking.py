@@ -15,6 +15,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import MissingExtra, RecipeError, TrackingWarning
 from retcon.runs import tracking as module
+from retcon.runs.folder import RunFolder
 from retcon.runs.names import ALL, renamed
 from retcon.runs.tracker import TrackedRun, Tracker
 from retcon.runs.tracking import find_trackers, tracking
@@ -146,3 +147,10 @@ def test_the_page_has_the_table_of_names() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     code = {one.own: (f"`{one.verl}`" if one.verl else "", f"`{one.trl}`" if one.trl else "", one.about) for one in ALL}
     assert {own: (verl, trl, about) for own, verl, trl, about in rows} == code
+
+
+def test_a_metric_that_is_not_finite_leaves_the_run_readable(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log({"step": 1, "kl": float("inf"), "loss": 0.5})
+    folder.log({"step": 2, "kl": float("nan"), "loss": None})
+    assert folder.read_metrics() == [{"step": 1, "kl": None, "loss": 0.5}, {"step": 2, "kl": None, "loss": None}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import sys
@@ -99,12 +101,21 @@ def main() -> None:
     logging.getLogger("retcon").addHandler(_Lines())
     logging.getLogger("retcon").setLevel(logging.INFO)
     warnings.showwarning = _warn  # type: ignore[assignment]  # takes the rest as it comes
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As standard error is: a terminal that is not in UTF-8, or a file's name that is no text, ends no command.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="retcon")
     except RetconError as error:
         if os.environ.get(DEBUG):
             raise
         _say(str(error), style="red")
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or os.environ.get(DEBUG):
+            raise
+        # As where standard output goes to a file: what a command writes itself says where it lies.
+        _say(f"{error}: make room and run the same command again", style="red")
         sys.exit(2)
     except Interrupted as interrupt:
         _say(str(interrupt), style="yellow")

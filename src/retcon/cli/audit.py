@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Model, Out, command_line, need_training, split_overrides
+from retcon.cli.common.arguments import Model, Out, command_line, need_training, plain_console, split_overrides
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 
@@ -45,8 +45,6 @@ def audit(
     folder = locate(checkpoint)
     if recipe.engine.in_process:
         need_training()
-    from rich.console import Console
-
     from retcon.evaluate.replay.audit import RESULT, Auditing, Size, run_audit
     from retcon.report.audit import audit_sheets
     from retcon.store.whole import write_whole
@@ -63,8 +61,8 @@ def audit(
         found = run_audit(job, on_progress=tell, on_place=tell_place)
     sheets = audit_sheets(found)
     write_whole(out / "table.md", "\n".join(sheet.markdown() for sheet in sheets))
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     for sheet in sheets:
-        console.print(sheet.table())
-    console.print(f"result: {out / RESULT}\ntable: {out / 'table.md'}", markup=False)
-    console.print(f"try: {command_line('retcon', 'show', out / 'replays' / '0000.jsonl')}", markup=False)
+        console.print(sheet.table(), soft_wrap=False)
+    console.print(f"result: {out / RESULT}\ntable: {out / 'table.md'}")
+    console.print(f"try: {command_line('retcon', 'show', out / 'replays' / '0000.jsonl')}")

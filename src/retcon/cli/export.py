@@ -58,9 +58,8 @@ def export(
     ] = None,
 ) -> None:
     """Write tasks for verl's trainer, in the order in which `retcon train` with that seed would draw them."""
-    from rich.console import Console
-
     from retcon.build import build_tasks
+    from retcon.cli.common.arguments import plain_console
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
     from retcon.core.errors import RecipeError
@@ -86,7 +85,7 @@ def export(
     drawn = _drawn(tasks, evaluation, count, seed)
     name: Split = "evaluation" if evaluation else "train"
     wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))
-    Console(highlight=False, soft_wrap=True).print(f"{wrote:,} tasks of {tasks.name}, to {name}: {verl}")
+    plain_console().print(f"{wrote:,} tasks of {tasks.name}, to {name}: {verl}")
 
 
 def _drawn(tasks: TaskSet, evaluation: bool, count: int | None, seed: int) -> Iterator[Task]:

@@ -61,12 +61,13 @@ def recipes(
         typer.echo(markdown_list(shipped))
         return
     console = Console(highlight=False)
-    folder = [about for about in shipped if about.folder == name]
+    folder = [about for about in shipped if name and about.folder == name.removeprefix("recipes/").rstrip("/")]
     if name is None or folder:
         _list(console, folder or shipped)
         return
     file = find_recipe(name)
-    _explain(console, file, about_file(name, file), changes(load_recipe(file)))
+    changed = changes(load_recipe(file))  # which tells of a file that is no recipe
+    _explain(console, file, about_file(name, file), changed)
 
 
 def about_shipped() -> list[About]:

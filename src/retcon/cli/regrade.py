@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retcon.cli.common.arguments import command_line
+from retcon.cli.common.arguments import command_line, plain_console
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import telling
 from retcon.core.errors import RecipeError
@@ -65,8 +65,6 @@ def regrade(
     force: Annotated[bool, typer.Option("--force", help="Start over even if there are results.")] = False,
 ) -> None:
     """Score stored rollouts again, with another grader or a corrected one; the old files stay as they are."""
-    from rich.console import Console
-
     from retcon.tasks.grading.grading import GradeSettings
     from retcon.tasks.grading.regrade import VERDICTS, Regrading
     from retcon.tasks.grading.regrade import regrade as do
@@ -77,12 +75,12 @@ def regrade(
     kept = f"what was graded is kept in {target}; the same command continues"
     with interruptible(kept), telling(f"regrading {run}") as tell:
         done = do(job, tell)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_table(done))
+    console = plain_console()
+    console.print(_table(done), soft_wrap=False)
     for one in [one for one in done if one.change == "lost"][:5]:
-        console.print(f"lost: {one.id}: {one.why}", style="yellow", markup=False)
+        console.print(f"lost: {one.id}: {one.why}", style="yellow")
     shown = target / done[0].file if done else target
-    console.print(f"verdicts: {target / VERDICTS}\ntry: {command_line('retcon', 'show', shown)}", markup=False)
+    console.print(f"verdicts: {target / VERDICTS}\ntry: {command_line('retcon', 'show', shown)}")
 
 
 def _options(words: Sequence[str]) -> dict[str, dict[str, object]]:

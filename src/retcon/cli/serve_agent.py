@@ -112,13 +112,13 @@ async def _serve(
     from dataclasses import replace
 
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
-    from retcon.cli.common.ledger import alone
     from retcon.engine.threaded import Threaded
     from retcon.engine.types import Connects, SpeaksText
     from retcon.http import server
     from retcon.serve import app
     from retcon.serve.answering import Agent
     from retcon.serve.recording import Record
+    from retcon.store.alone import alone
 
     server.allow_many_connections()
     chat = build_engine_chat(recipe, folder)

@@ -15,7 +15,7 @@ from retcon.core.errors import RecordError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator
-from retcon.evaluate.runner import MOST_LOST, OnPlace
+from retcon.evaluate.runner import MOST_LOST, OnPlace, fingerprint_of
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.store.fingerprint import fingerprint
@@ -40,8 +40,9 @@ def run_difficulty(
     """The pass rates of the first `tasks` that a run of this recipe draws, in that order; those lost are left out.
 
     Purification is off, the sampling that of the recipe's rollouts. Every task's line is added to `out` once its last
-    rollout is graded; a task that has one of this model, of as many rollouts, is not measured again. One that lost
-    rollouts to faults gets no line. on_progress gets (done, total) in tasks, on_place where the model computes.
+    rollout is graded; a task that has one of this model, of as many rollouts, is not measured again, unless other
+    content has its id by now. One that lost rollouts to faults gets no line. on_progress gets (done, total) in tasks,
+    on_place where the model computes.
 
     Tasks whose prompts leave no room to answer, which training leaves out too, are left out. Raises RecipeError where
     that is all of them, CheckpointError for a missing or broken checkpoint, RecordError for an `out` that is broken or
@@ -59,13 +60,15 @@ def run_difficulty(
     except OSError as error:
         raise RecordError(f"{out} cannot be written: {error}") from error
     with PassRateFile(out) as file:
-        known = of_model(read_pass_rates(out), model)
+        contents = {id: fingerprint_of([task]) for id, task in wanted.items()}
+        told = (one for one in read_pass_rates(out) if one.content in (None, contents.get(one.task)))
+        known = of_model(told, model)
         todo = [task for id, task in wanted.items() if id not in known or known[id].rollouts < rollouts]
         done = len(wanted) - len(todo)
 
         def add(task: str, passed: int) -> None:
             nonlocal done
-            known[task] = PassRate(task, model, passed, rollouts)
+            known[task] = PassRate(task, model, passed, rollouts, contents[task])
             file.add(known[task])
             done += 1
             if on_progress is not None:

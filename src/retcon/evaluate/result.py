@@ -141,7 +141,7 @@ def read_result(path: Path) -> Result:
         result = msgspec.json.decode(path.read_bytes(), type=Result)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no evaluation result; `retcon eval` makes one") from error
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: the evaluation result cannot be read: {error}") from error
     if result.format != RESULT_FORMAT:
         raise CheckpointError(f"{path}: format {result.format}, this version reads {RESULT_FORMAT}; evaluate again")

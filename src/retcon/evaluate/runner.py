@@ -204,9 +204,13 @@ def held_by(recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task]) 
 
 def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task]) -> dict[str, str]:
     """Fingerprints of what is measured: the problems, and the weights where they are at hand."""
-    problems = hashlib.sha256(b"\n".join(task.content for task in tasks)).hexdigest()[:16]
     at_hand = checkpoint.is_dir() and recipe.engine.subject(checkpoint) == str(checkpoint.resolve())
-    return {"problems": problems, **({"weights": fingerprint(checkpoint)} if at_hand else {})}
+    return {"problems": fingerprint_of(tasks), **({"weights": fingerprint(checkpoint)} if at_hand else {})}
+
+
+def fingerprint_of(tasks: Sequence[Task]) -> str:
+    """Tells problems by all that they hold, in their order, whatever their file and their ids are called."""
+    return hashlib.sha256(b"\n".join(task.content for task in tasks)).hexdigest()[:16]
 
 
 def _refuse_foreign(out: Path, recipe: Recipe) -> None:

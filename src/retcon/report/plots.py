@@ -111,7 +111,7 @@ def draw(
                 color=look.colour,
                 linestyle=look.line,
                 linewidth=2,
-                label=name,
+                label=shown(name),
             )
             for stage, first, _ in stages.get(name, ())[1:]:
                 axes.axvline(first - 0.5, color=look.colour, linestyle=":", linewidth=1)
@@ -135,6 +135,13 @@ def draw(
         for file in files:
             figure.savefig(file)
     return files[0]
+
+
+def shown(name: str) -> str:
+    """A name as matplotlib is to show it, which reads formulas between dollars, leaves out of legends what begins with
+    an underscore, and fails at what is no text, as a folder's name may be."""
+    text = name.encode(errors="replace").decode().replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def top_of(curve: Curve, series: Mapping[str, np.ndarray]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +23,5 @@ _OTHERS = (Look("#CC79A7", "-"), Look("#E69F00", "--"), Look("#56B4E9", "-."), L
 
 def looks(arms: Iterable[str]) -> dict[str, Look]:
     """A look for every arm; the shipped arms always have their own."""
-    others = iter(_OTHERS * 8)
+    others = cycle(_OTHERS)
     return {arm: _KNOWN.get(arm) or next(others) for arm in arms}

@@ -10,8 +10,10 @@ final/                       a Hugging Face folder, once the run is over
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from retcon.config.schema import Recipe
@@ -19,6 +21,7 @@ from retcon.core.types import Trajectory
 from retcon.runs.manifest import NAME, RunKind, check_place, manifest, note_inputs, note_place
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store import jsonl
+from retcon.store.alone import alone
 from retcon.store.whole import explained, remove_partial, write_json, write_whole
 
 STEP = re.compile(r"step-(\d+)(\.jsonl)?")
@@ -36,6 +39,15 @@ class RunFolder:
     def finished(self) -> bool:
         return self.final.is_dir()
 
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Within, no other process trains here; what a killed one left half written is removed. Raises CheckpointError
+        where one does."""
+        with alone(self.root):
+            for folder in (self.root, self.root / "checkpoints"):
+                remove_partial(folder)
+            yield
+
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint after `step` steps lies, or will."""
         return self.root / "checkpoints" / f"step-{step:06d}"
@@ -50,8 +62,10 @@ class RunFolder:
 
     def log(self, line: Mapping[str, float | None]) -> None:
         """Append a step's metrics, handed to the system at once. Raises StorageError where the disk says no."""
+        # A number that is not finite is no JSON: the run could not be read any more, nor go on.
+        known = {name: None if value is None or not math.isfinite(value) else value for name, value in line.items()}
         with explained(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(known) + "\n")
 
     def read_metrics(self) -> list[Metrics]:
         """The lines of metrics.jsonl, up to one that was cut off as it was written. Raises RecordError by line."""
@@ -91,8 +105,6 @@ def open_run(
         note_inputs(root, inputs)
     else:
         write_json(root / NAME, about)
-    for folder in (root, root / "checkpoints"):
-        remove_partial(folder)
     return RunFolder(root)
 
 

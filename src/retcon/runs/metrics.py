@@ -30,7 +30,7 @@ def read_metrics(path: Path, *, cut_off: bool = False) -> list[Metrics]:
     for number, line in enumerate(lines, start=1):
         try:
             step = msgspec.json.decode(line, type=dict[str, object])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if cut_off and number == len(lines):
                 break
             raise RecordError(f"{path}, line {number}: not a step's metrics: {error}") from error

@@ -13,14 +13,16 @@ from retcon.core.errors import RecordError
 from retcon.store.lines import LineAppender
 
 
-class PassRate(msgspec.Struct, frozen=True):
+class PassRate(msgspec.Struct, frozen=True, omit_defaults=True):
     """How often a model solved a task. model: fingerprint of its folder. passed: rollouts with a positive reward, of
-    `rollouts`; none of them was lost to an infrastructure fault."""
+    `rollouts`; none of them was lost to an infrastructure fault. content: fingerprint of the task, None where an
+    earlier version measured, which did not tell it."""
 
     task: str
     model: str
     passed: int
     rollouts: int
+    content: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.passed <= self.rollouts or not self.rollouts:
@@ -67,10 +69,13 @@ def read_pass_rates(path: Path) -> Iterator[PassRate]:
 
 
 def of_model(measured: Iterator[PassRate], model: str) -> dict[str, PassRate]:
-    """Task to its measurement with `model`; of several the one with most rollouts, the later where they are equal."""
+    """Task to its measurement with `model`; of several the one with most rollouts, the later where they are equal or
+    are of another content."""
     best: dict[str, PassRate] = {}
     for one in measured:
-        if one.model == model and (one.task not in best or one.rollouts >= best[one.task].rollouts):
+        there = best.get(one.task)
+        newer = there is None or one.rollouts >= there.rollouts or one.content != there.content
+        if one.model == model and newer:
             best[one.task] = one
     return best
 

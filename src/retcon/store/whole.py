@@ -17,7 +17,8 @@ from typing import IO
 from retcon.core.errors import StorageError
 
 PARTIAL = ".partial-"
-NOT_FULL = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
+"""Errors for want of room, of a disk, a quota or a file; who writes for us does not always say which error it was."""
 
 
 @contextmanager
@@ -47,16 +48,16 @@ def whole_folder(target: Path) -> Iterator[Path]:
 def whole_file(target: Path) -> Iterator[IO[bytes]]:
     """As `whole_folder`, one file. Two processes that write the same one do not see each other; the last one wins."""
     partial = target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
-    try:
-        with explained(target):
+    with explained(target):
+        try:
             with partial.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)
             _sync(target.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def write_whole(target: Path, content: str | bytes) -> None:
@@ -82,12 +83,11 @@ def remove_partial(folder: Path) -> None:
 
 @contextmanager
 def explained(target: Path) -> Iterator[None]:
-    """What a disk says no with becomes a StorageError: where, and how much is free if it may be full: who writes for us
-    does not always say which error it was."""
+    """What a disk says no with becomes a StorageError: where, and how much is free if it may be full."""
     try:
         yield
     except OSError as error:
-        advice = ": see to that" if error.errno in NOT_FULL else f"; {free_space(target)}: make room"
+        advice = f"; {free_space(target)}: make room" if error.errno in FULL else ": see to that"
         raise StorageError(
             f"{target} could not be written, and is as it was before: {error}{advice} and run the same command again"
         ) from error

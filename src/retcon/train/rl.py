@@ -137,7 +137,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             await rollouts.sync(step)
         if step % KEEP_ROLLOUTS_EVERY == 0 or step in (stage.before + 1, recipe.rl.steps):
             run.keep_trajectories(step, (t for group in drawn.made for t in group))
-        made = rollout_metrics(drawn.made)
+        made = rollout_metrics(drawn.made, partial(shaped_rewards, config=recipe.rl, limit=recipe.rollout.max_tokens))
         course.tell_idling(made)
         seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
         last = step == recipe.rl.steps or course.ends_with(made, trainer.cost.cpu_s)

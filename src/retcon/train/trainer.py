@@ -79,14 +79,16 @@ def train(
 ) -> Path:
     """Takes a run to its end; returns the folder of the final model, at once where the run is finished. steps: takes
     the steps that a session has before it. first: done before the model is loaded, so that what it needs is not in
-    memory beside it. on_step gets each step's metrics, on_place where it computes, before it does."""
+    memory beside it. on_step gets each step's metrics, on_place where it computes, before it does.
+
+    Raises CheckpointError where another process is at this run."""
     run, where = training.run, training.place
     if run.finished:
         return run.final
-    run.note_place(where.line)
-    if on_place is not None:
-        on_place(where)
-    with torch_settings(where), tracking(training.recipe, run.root) as track:
+    with run.at_work(), torch_settings(where), tracking(training.recipe, run.root) as track:
+        run.note_place(where.line)
+        if on_place is not None:
+            on_place(where)
         first()
 
         def tell(metrics: Metrics) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -94,6 +95,23 @@ def test_an_interrupted_measurement_goes_on_and_measures_nothing_twice(base, tmp
     assert out.read_bytes() == before
     assert [r.rollouts for r in run_difficulty(TINY, base, out, tasks=2, rollouts=3)] == [3, 3], "more were asked for"
     assert len(list(read_pass_rates(out))) == 7
+
+
+def test_a_task_that_has_changed_under_its_id_is_measured_again(base, tmp_path):
+    file, out = tmp_path / "own.jsonl", tmp_path / "rates.jsonl"
+    limits = ["rollout.max_tokens=100", "rollout.lookahead_tokens=0", "sandbox.workers=1"]
+    recipe = load_recipe(None, ["task.kind=file", f"task.path={file}", "task.evaluation_share=0", *limits])
+
+    def measure(answers: str) -> list[str]:
+        rows = [{"id": str(n), "question": f"What is {n}?", "answer": answer} for n, answer in enumerate(answers)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        before = len(out.read_bytes().splitlines()) if out.exists() else 0
+        assert len(run_difficulty(recipe, base, out, tasks=2, rollouts=1)) == 2
+        return [one.task for one in read_pass_rates(out)][before:]
+
+    assert sorted(measure("01")) == ["own/0", "own/1"]
+    assert measure("01") == []
+    assert measure("02") == ["own/1"], "its answer is another one"
 
 
 def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_path):

@@ -113,6 +113,25 @@ def test_a_full_disk_keeps_what_was_saved(zygote, world, unfinished):
     assert (final / "model.safetensors").read_bytes() == (world / "run/final/model.safetensors").read_bytes()
 
 
+def test_two_commands_cannot_train_in_one_folder_at_once(world, unfinished):
+    recipe, told = small_recipe(world / "base", sft=SHORT), []
+    half = unfinished / "checkpoints/.partial-step-000006"
+
+    def again(_):
+        half.mkdir(exist_ok=True)
+        with pytest.raises(CheckpointError, match="another command is at work") as refused:
+            run_sft(recipe, world / "demonstrations.jsonl", unfinished)
+        told.append(str(refused.value))
+
+    shutil.rmtree(unfinished / "checkpoints/step-000004")
+    run_sft(recipe, world / "demonstrations.jsonl", unfinished, on_step=again)
+    assert len(told) == 2
+    assert str(unfinished) in told[0]
+    assert half.is_dir(), "the first one's half-written checkpoint was taken away"
+    steps = [json.loads(line)["step"] for line in (unfinished / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+
+
 def test_what_a_kill_left_half_written_is_removed(world, unfinished):
     (unfinished / "checkpoints/.partial-step-000006").mkdir()
     (unfinished / "checkpoints/.partial-step-000006/model.safetensors").write_bytes(b"half")

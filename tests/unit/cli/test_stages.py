@@ -10,8 +10,19 @@ from rich.console import Console
 
 from retcon.cli.common.board import FEW, board_for
 from retcon.cli.common.jobs import Job
-from retcon.cli.common.ledger import alone
 from retcon.core.errors import CheckpointError
+from retcon.store.alone import alone
+
+
+def test_a_job_is_shown_by_its_very_name() -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120, color_system=None)
+    job = Job("own[v1], seed 1", (), Path("log"))
+    with board_for(console, [job]) as board:
+        board.started(job)
+        board.moved(job, "evaluating [runs]/a", 1, 2)
+    assert "own[v1], seed 1" in text.getvalue()
+    assert "evaluating [runs]/a" in text.getvalue()
 
 
 def shown(count: int, *, terminal: bool) -> str:

@@ -281,13 +281,18 @@ def test_a_model_that_never_fails_has_nothing_to_replay(tmp_path):
 def test_a_folder_of_another_audit_is_refused(tmp_path):
     recipe = load_recipe(None, [])
     job = Auditing(recipe, tmp_path, tmp_path / "out", Size(), by_recipe)
-    _open(job, "model")
-    _open(job, "model")
+    _open(job, "model", [])
+    _open(job, "model", [])
     with pytest.raises(CheckpointError, match=r"audit\.model was 'model', is 'other'"):
-        _open(job, "other")
+        _open(job, "other", [])
     with pytest.raises(CheckpointError, match=r"audit\.replays was 16, is 8"):
-        _open(replace(job, size=Size(replays=8)), "model")
+        _open(replace(job, size=Size(replays=8)), "model", [])
+    with pytest.raises(CheckpointError, match=r"audit\.problems was"):
+        _open(job, "model", [Task(id="file/0", question="What?", answer="2")])
     (tmp_path / "full").mkdir()
+    (tmp_path / "full/.partial-1-audit.json").write_text("{")  # of one that was killed at once
+    _open(replace(job, out=tmp_path / "full"), "model", [])
+    (tmp_path / "full/audit.json").unlink()
     (tmp_path / "full/mine.txt").write_text("x")
     with pytest.raises(CheckpointError, match="no folder of an audit"):
-        _open(replace(job, out=tmp_path / "full"), "model")
+        _open(replace(job, out=tmp_path / "full"), "model", [])

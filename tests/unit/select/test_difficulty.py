@@ -129,3 +129,5 @@ def test_of_a_models_rates_the_one_with_most_rollouts_counts():
     assert of_model(iter([ONE, TWO, more, other]), "m") == {"a": more, "b": TWO}
     assert of_model(iter([more, ONE]), "m") == {"a": more}
     assert of_model(iter([more, newer]), "m") == {"a": newer}
+    changed = PassRate("a", "m", 1, 2, "its answer has changed")
+    assert of_model(iter([more, changed]), "m") == {"a": changed}

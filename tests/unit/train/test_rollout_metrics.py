@@ -1,6 +1,7 @@
 """What a step's rollouts say, counted by hand."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -8,6 +9,8 @@ from playing import call, play
 from retcon.core.types import Branch, Observation, Segment, ToolCall, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
+from retcon.train.algorithms.dapo import Dapo
+from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.watch.branch_metrics import branch_metrics
 from retcon.train.watch.rollout_metrics import rollout_metrics
 
@@ -38,6 +41,16 @@ def test_repairs_are_counted_by_decision_and_those_that_could_not_be_cut():
     learnt = [s for t in group for s in t.segments if s.kind in ("sampled", "spliced")]
     spliced = sum(len(s.ids) for s in learnt if s.kind == "spliced")
     assert metrics["spliced_share"] == pytest.approx(spliced / sum(len(s.ids) for s in learnt))
+
+
+def test_groups_that_their_lengths_tell_apart_teach_something():
+    short, long = (play([text]).trajectory for text in ("42", "It is 42, as I said."))
+    group = [replace(t, reward=1.0) for t in (short, long)]
+    limit = sum(len(s.ids) for s in long.segments)
+    shaped = partial(shaped_rewards, config=Dapo(overlong_buffer=10), limit=limit)
+    assert rollout_metrics([group])["same_reward"] == 1
+    assert rollout_metrics([group], shaped)["same_reward"] == 0
+    assert rollout_metrics([[group[0], group[0]]], shaped)["same_reward"] == 1
 
 
 def test_branches_are_counted_and_what_they_share():

@@ -124,11 +124,12 @@ def command_line(*words: object) -> str:
     return shlex.join(str(word) for word in words)
 
 
-def plain_console() -> Console:
-    """Prints text as it is: brackets and colons in paths and commands are theirs."""
+def plain_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
+    """Prints text as it is: brackets and colons in paths and commands are theirs. soft_wrap: whether long lines are
+    left to the terminal, as is right for lines, and not for tables."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    return Console(highlight=False, soft_wrap=soft_wrap, markup=False, emoji=False, stderr=stderr)
 
 
 def kept_run(out: Path) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from retcon.cli.common.jobs import Board, Job
@@ -19,7 +20,7 @@ def board_for(console: Console, jobs: Sequence[Job]) -> Iterator[Board]:
         yield LineBoard(console, len(jobs))
         return
     columns = (
-        TextColumn("{task.fields[name]}"),
+        TextColumn("{task.fields[name]}", markup=False),
         BarColumn(bar_width=28),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -50,7 +51,7 @@ class BarBoard:
         self._progress.update(self._bars[job.name], description="starting", visible=True)
 
     def moved(self, job: Job, label: str, done: int, total: int) -> None:
-        self._progress.update(self._bars[job.name], description=label, completed=done, total=total)
+        self._progress.update(self._bars[job.name], description=escape(label), completed=done, total=total)
 
     def ended(self, job: Job) -> None:
         task = self._progress.tasks[self._bars[job.name]]

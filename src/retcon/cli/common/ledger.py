@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -17,6 +15,7 @@ from retcon.cli.common.jobs import run_jobs
 from retcon.cli.common.targets import Target
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import differing, flat
+from retcon.store.alone import alone
 from retcon.store.whole import explained, write_whole
 
 FORMAT = 1
@@ -91,30 +90,13 @@ def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, 
     return seconds
 
 
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """No other process is within such a block over the folder `out`, which is made; the system forgets it with the
-    process. Raises CheckpointError where one is, StorageError."""
-    with explained(out):
-        out.mkdir(parents=True, exist_ok=True)
-        file = (out / ".lock").open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(
-                f"another command is at work in {out}: wait for it, or choose another --out"
-            ) from None
-        yield
-
-
 def read_book(path: Path, kind: type[B]) -> B:
     """A new book where there is none. Raises CheckpointError for one that cannot be read."""
     try:
         book = msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return kind()
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; choose another --out") from error
     if book.format != FORMAT:
         raise CheckpointError(f"{path}: format {book.format}, this version reads {FORMAT}; choose another --out")

@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ColdStart, Jobs, Out, Seeds, StartOfAll, command_line, need_training
+from retcon.cli.common.arguments import (
+    ColdStart,
+    Jobs,
+    Out,
+    Seeds,
+    StartOfAll,
+    command_line,
+    need_training,
+    plain_console,
+)
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.compare.matching import Match
 
@@ -47,8 +56,6 @@ def compare(
 ) -> None:
     """Train recipes from one cold start, seed by seed, and compare them fairly. Repeat the command to continue."""
     need_training()
-    from rich.console import Console
-
     from retcon.cli.common.ledger import make_targets
     from retcon.cli.compare.arms import read_arms
     from retcon.cli.compare.finish import finish
@@ -63,5 +70,6 @@ def compare(
     cores = len(os.sched_getaffinity(0))
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {out}; continue with: {command}"):
-        seconds = make_targets(plan.targets, ledger, at_once=jobs or cores, console=Console(stderr=True), out=out)
-        finish(plan, seconds, sys.argv[1:], Console())
+        console = plain_console(stderr=True, soft_wrap=False)
+        seconds = make_targets(plan.targets, ledger, at_once=jobs or cores, console=console, out=out)
+        finish(plan, seconds, sys.argv[1:], plain_console(soft_wrap=False))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Overrides, RecipeName, command_line
+from retcon.cli.common.arguments import Overrides, RecipeName, command_line, plain_console
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 
@@ -34,12 +34,10 @@ def demos(
     kept = f"what was made is kept beside {out}; the same command makes the rest"
     with interruptible(kept), telling("writing demonstrations") as tell:
         summary = ensure_demonstrations(settings, out, tell, tell_place)
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print("\n".join(_told(out, summary)), markup=False)
+    console = plain_console()
+    console.print("\n".join(_told(out, summary)))
     words = command_line("retcon", "sft", recipe, *(overrides or ()), "--demonstrations", out, "--out", "runs/sft")
-    console.print(f"look: {command_line('retcon', 'show', out)}\ntry: {words}", markup=False)
+    console.print(f"look: {command_line('retcon', 'show', out)}\ntry: {words}")
 
 
 def _told(out: Path, summary: Summary | None) -> list[str]:

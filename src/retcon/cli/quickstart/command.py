@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Jobs, Seeds, command_line, need_training
+from retcon.cli.common.arguments import Jobs, Seeds, command_line, need_training, plain_console
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.quickstart.sets import DEFAULT, SETS, arms_of, chosen
 
@@ -76,8 +76,6 @@ def quickstart(
     """Train a small tool-using agent with and without purification, and compare. Repeat the command to continue."""
     name, overrides = chosen(words or [])
     need_training()
-    from rich.console import Console
-
     from retcon.cli.common.ledger import make_targets
     from retcon.cli.quickstart.ledger import open_ledger
     from retcon.cli.quickstart.prepare import Wish, prepare
@@ -94,7 +92,7 @@ def quickstart(
         hours=hours,
         at_once=jobs or len(os.sched_getaffinity(0)),
     )
-    console = Console(stderr=True)
+    console = plain_console(stderr=True, soft_wrap=False)
     with interruptible("nothing was written yet"):
         plan = prepare(wish, console)
     command = command_line("retcon", *sys.argv[1:])
@@ -102,4 +100,4 @@ def quickstart(
         seconds = make_targets(plan.targets, open_ledger(plan), at_once=wish.at_once, console=console, out=plan.out)
         from retcon.cli.quickstart.finish import finish
 
-        finish(plan, seconds, command, Console())
+        finish(plan, seconds, command, plain_console(soft_wrap=False))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ColdStart, Jobs, Seeds, StartOfAll, command_line, need_training
+from retcon.cli.common.arguments import ColdStart, Jobs, Seeds, StartOfAll, command_line, need_training, plain_console
 from retcon.cli.common.interrupt import interruptible
 
 
@@ -56,8 +56,6 @@ def reproduce(
 ) -> None:  # fmt: skip
     """Run a paper's tables and figures in miniature, each beside the paper's own. Repeat the command to continue."""
     need_training()
-    from rich.console import Console
-
     from retcon.cli.common.ledger import make_targets
     from retcon.cli.compare.plan import Wish
     from retcon.cli.reproduce.arms import chosen, find_paper, recipes_of
@@ -68,7 +66,7 @@ def reproduce(
     paper, overrides = find_paper(words)
     studies, recipes = chosen(paper, only), recipes_of(paper, recipe or ())
     if listed:
-        tell_list(paper, studies, recipes, Console())
+        tell_list(paper, studies, recipes, plain_console(soft_wrap=False))
         return
     need_matplotlib()
     folder = out or Path("runs", "reproduce", paper.name)
@@ -77,6 +75,6 @@ def reproduce(
     command = command_line("retcon", *sys.argv[1:])
     at_once = jobs or len(os.sched_getaffinity(0))
     with interruptible(f"what is done is kept in {folder}; continue with: {command}"):
-        console = Console(stderr=True)
+        console = plain_console(stderr=True, soft_wrap=False)
         seconds = make_targets(plan.targets, plan.ledger, at_once=at_once, console=console, out=folder)
-        finish(plan, seconds, command, Console())
+        finish(plan, seconds, command, plain_console(soft_wrap=False))

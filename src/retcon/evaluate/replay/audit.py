@@ -34,7 +34,7 @@ from retcon.core.types import Trajectory
 from retcon.evaluate.replay.replays import WAYS, replay
 from retcon.evaluate.replay.rules import RULES, Replayed, Verdict, chances, counted, verdict
 from retcon.evaluate.replay.states import FailedCall, Groups, drawn, failed_calls
-from retcon.evaluate.runner import OnPlace
+from retcon.evaluate.runner import OnPlace, fingerprint_of
 from retcon.evaluate.statistics import Interval
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
@@ -100,18 +100,19 @@ def run_audit(
 
     All that is random derives from the recipe's evaluate.seed; problems are those of its evaluation, rollouts are
     sampled as in its training. Where [repair] is no SAAR, SAAR has its defaults. Raises CheckpointError for an `out`
-    that holds something else, RecipeError where no call failed or a prompt leaves no room to answer, SandboxUnavailable
-    where faults took all replays of a failed call, what an engine raises, MissingExtra without torch.
+    that holds something else, such as an audit of other problems in the same file, RecipeError where no call failed or
+    a prompt leaves no room to answer, SandboxUnavailable where faults took all replays of a failed call, what an engine
+    raises, MissingExtra without torch.
     """
     recipe, _ = settle(job.recipe, job.checkpoint)
     job = replace(job, recipe=recipe)
     model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)
-    _open(job, model)
+    family = build_tasks(recipe, job.checkpoint)
+    tasks = family.evaluation(job.size.prompts, recipe.evaluate.seed)
+    _open(job, model, tasks)
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
-    family = build_tasks(recipe, job.checkpoint)
     chat = build_engine_chat(recipe, job.checkpoint, family)
-    tasks = family.evaluation(job.size.prompts, recipe.evaluate.seed)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
     engine = build_policy(recipe, job.checkpoint, chat, on_place)
 
@@ -207,23 +208,24 @@ def read_audit(path: Path) -> Audit:
     """Reads result.json. Raises CheckpointError for a broken file or another format."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Audit)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: the audit cannot be read: {error}; delete it and audit again") from error
     if found.format != FORMAT:
         raise CheckpointError(f"{path}: format {found.format}, this version reads {FORMAT}; audit again")
     return found
 
 
-def _open(job: Auditing, model: str) -> None:
+def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> None:
     """Makes the folder, or finds it as this job left it. Raises CheckpointError."""
+    problems = fingerprint_of(tasks)
     about: dict[str, Any] = {
-        "audit": {"format": FORMAT, "model": model, **msgspec.to_builtins(job.size)},
+        "audit": {"format": FORMAT, "model": model, "problems": problems, **msgspec.to_builtins(job.size)},
         "evaluate": {"seed": job.recipe.evaluate.seed},
         **{name: section for name, section in job.recipe.model_dump(mode="json").items() if name in SECTIONS},
     }
     file = job.out / ABOUT
     if not file.exists():
-        if job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
+        if job.out.exists() and (not job.out.is_dir() or any(not p.name.startswith(".") for p in job.out.iterdir())):
             raise CheckpointError(f"{job.out} is there, and no folder of an audit: choose another --out")
         try:
             job.out.mkdir(parents=True, exist_ok=True)
@@ -233,7 +235,8 @@ def _open(job: Auditing, model: str) -> None:
         return
     try:
         there = msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, Any]])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is broken ({error}): choose another --out") from error
+    there.get("audit", {}).setdefault("problems", problems)  # audits of before they were told say nothing of them
     if changed := list(differing(there, about)):
         raise CheckpointError(f"{job.out} holds an audit of other things: {'; '.join(changed)}: choose another --out")

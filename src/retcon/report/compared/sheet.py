@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 _LATEX = {c: rf"\{c}" for c in "&%$#_{}"} | {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "–": "--", "×": r"$\times$",
@@ -59,7 +60,7 @@ class Sheet:
         return "\n".join(lines) + "\n"
 
     def table(self) -> Table:
-        """For a terminal."""
+        """For a terminal, on a console that reads no markup: names may have brackets."""
         table = Table(
             title=self.title, title_justify="left", title_style="bold", box=box.HORIZONTALS, pad_edge=False,
             caption="\n".join(self.notes), caption_justify="left",
@@ -68,7 +69,7 @@ class Sheet:
         for head in self.columns[1:]:
             table.add_column(head, justify="right", overflow="fold")
         for title, rows in self.sections:
-            table.add_row(f"[italic dim]{title}[/]")
+            table.add_row(Text(title, "italic dim"))
             for row in rows:
                 table.add_row(*row, end_section=row is rows[-1])
         return table

@@ -12,15 +12,16 @@ from retcon.report.plots import Curve
 
 
 def document(title: str, parts: Sequence[str]) -> str:
-    """A whole page. parts: HTML."""
+    """A whole page. parts: HTML. Names of files that are no text are shown with a `?`."""
     css = resources.files("retcon.report.pages").joinpath("page.css").read_text(encoding="utf-8")
-    return (
+    page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body>\n</html>\n"
     )
+    return page.encode(errors="replace").decode()
 
 
 def curves_of(pictures: Mapping[Curve, bytes], seeds: int) -> str:

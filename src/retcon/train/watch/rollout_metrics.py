@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
 from typing import get_args
 
 from retcon.core.tries import first_tries
 from retcon.core.types import TRAINED, Decision, Segment, Trajectory
 from retcon.purify.splice import UNALIGNED
+from retcon.train.objective.shaping import rewards_of
 
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 
 
-def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
-    """Metrics of all rollouts of a step, those that selection will drop among them; (prompts, G').
+def rollout_metrics(
+    groups: Sequence[Sequence[Trajectory]], shaped: Callable[[Sequence[Trajectory]], Sequence[float]] = rewards_of
+) -> dict[str, float]:
+    """Metrics of all rollouts of a step, those that selection will drop among them; (prompts, G'). shaped: what the
+    rewards of a graded group become before they are compared.
 
     reward: mean. reward_std: within a group, mean over groups of two or more; same_reward: share of those whose rewards
-    are all equal. pass_rate: share with a positive reward. prompt_tokens, response_tokens, turns: of a rollout; its
-    response begins with its first turn, and observations are part of it. cut_off: share that ended for want of tokens
-    or turns. raw_failures, failures: failed calls a trajectory, as they happened and after purification. raw_calls:
-    likewise; call_failure_rate: raw_failures in raw_calls. first_tries, first_try_failures: in all (see
-    `retcon.core.tries`); first_try_failure_rate: the second in the first. spliced_share: of the tokens in the loss
-    mask. sampled_tokens: in all, lookaheads among them; total_tokens: of the histories, prompts among them. repairs by
-    decision: in all; unaligned: those that are deep, or described without words, only because a call did not begin on a
-    token boundary. rollouts, infrastructure: made, and lost to faults; purified: those in which a purifier was armed.
+    are all equal once they are shaped. pass_rate: share with a positive reward. prompt_tokens, response_tokens, turns:
+    of a rollout; its response begins with its first turn, and observations are part of it. cut_off: share that ended
+    for want of tokens or turns. raw_failures, failures: failed calls a trajectory, as they happened and after
+    purification. raw_calls: likewise; call_failure_rate: raw_failures in raw_calls. first_tries, first_try_failures: in
+    all (see `retcon.core.tries`); first_try_failure_rate: the second in the first. spliced_share: of the tokens in the
+    loss mask. sampled_tokens: in all, lookaheads among them; total_tokens: of the histories, prompts among them.
+    repairs by decision: in all; unaligned: those that are deep, or described without words, only because a call did not
+    begin on a token boundary. rollouts, infrastructure: made, and lost to faults; purified: those in which a purifier
+    was armed.
     Means and shares are over graded rollouts alone.
     """
     made = [t for group in groups for t in group]
     graded = [t for t in made if t.reward is not None]
     rewards = [t.reward for t in graded if t.reward is not None]
-    within = [values for group in groups if len(values := [t.reward for t in group if t.reward is not None]) > 1]
+    several = [known for group in groups if len(known := [t for t in group if t.reward is not None]) > 1]
     lengths = [(_length(t.prompt), _length(t.segments)) for t in graded]
     tries = [first_tries(t) for t in graded]
     tried, failed = sum(t.made for t in tries), sum(t.failed for t in tries)
@@ -38,8 +43,8 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     decisions = [repair.decision for repair in repairs]
     return {
         "reward": _mean(rewards),
-        "reward_std": _mean([stdev(values) for values in within]),
-        "same_reward": _mean([len(set(values)) == 1 for values in within]),
+        "reward_std": _mean([stdev(rewards_of(group)) for group in several]),
+        "same_reward": _mean([len(set(shaped(group))) == 1 for group in several]),
         "pass_rate": _mean([r > 0 for r in rewards]),
         "prompt_tokens": _mean([prompt for prompt, _ in lengths]),
         "response_tokens": _mean([whole - prompt for prompt, whole in lengths]),
