@@ -146,3 +146,13 @@ def said(answer: Any) -> Message:
 
 
 SAAR = Saar()
+
+
+async def conversed(client: Asking, *questions: str, session: str | None = None) -> tuple[list[Message], Any]:
+    """The messages of a conversation of these questions, and the last answer."""
+    told: list[Message] = []
+    answer: Any = None
+    for question in questions:
+        answer = await client.chat([*told, user(question)], session=session)
+        told += [user(question), said(answer)]
+    return told, answer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,9 +13,9 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 from playing import call
 from retcon.core.sample import to_sample
 from retcon.core.types import Trajectory
-from retcon.serve.recording import FILE, OPEN, Record
+from retcon.serve.recording import FILE, OPEN
 from retcon.store import jsonl
-from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, asking, said, user
+from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, conversed, said, user
 
 
 def numbered(_: str, text: str, n: int) -> str:
@@ -29,15 +28,6 @@ def ids_of(trajectory: Trajectory) -> tuple[int, ...]:
 
 def learnt(trajectory: Trajectory) -> list[str]:
     return [s.text for s in trajectory.segments if s.kind in ("sampled", "spliced")]
-
-
-async def conversed(client: Asking, *questions: str, session: str | None = None) -> tuple[list[Message], Any]:
-    told: list[Message] = []
-    answer: Any = None
-    for question in questions:
-        answer = await client.chat([*told, user(question)], session=session)
-        told += [user(question), said(answer)]
-    return told, answer
 
 
 @pytest.mark.parametrize("session", [None, "mine.1"])
@@ -211,147 +201,6 @@ def test_a_task_is_named_in_any_script() -> None:
             assert client.agent.sessions.get(answer["retcon"]["session"]).task == task
 
     asked(play, numbered)
-
-
-def test_what_a_killed_server_left_open_is_taken_in_by_the_next(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with asking(numbered, record=tmp_path) as client:
-            await conversed(client, "One?", "Two?", session="a")
-            (tmp_path / "kept").write_bytes((tmp_path / OPEN / "a.jsonl").read_bytes())
-        (tmp_path / FILE).unlink()
-        (tmp_path / "kept").rename(tmp_path / OPEN / "a.jsonl")
-
-    asyncio.run(main())
-    assert Record(tmp_path).taken_in == 1
-    (kept,) = jsonl.read(tmp_path / FILE)
-    assert len(kept.turns) == 2
-    assert Record(tmp_path).taken_in == 0
-
-
-def test_a_name_that_is_used_again_is_not_let_go_of_with_the_session_before() -> None:
-    """Letting go is waited for, and requests may come meanwhile."""
-    released, go = asyncio.Event(), asyncio.Event()
-    let_go: list[str] = []
-
-    async def play(client: Asking) -> None:
-        for question in ("One?", "Two?"):
-            await client.chat([user(question)], session="a")
-
-        async def release(request_id: str) -> None:
-            let_go.append(request_id)
-            released.set()
-            await go.wait()
-
-        client.engine.release = release
-        ending = asyncio.ensure_future(client.http.post("/v1/sessions/a/end"))
-        await released.wait()
-        await client.chat([user("Anew?")], session="a")
-        go.set()
-        await ending
-        assert len(let_go) == 2
-        assert client.engine.seen[-1][0] not in let_go
-
-    asked(play, numbered)
-
-
-def test_a_name_that_is_used_again_goes_on_counting_its_trajectories(tmp_path: Path) -> None:
-    async def play(client: Asking) -> None:
-        for question in ("One?", "Two?"):
-            await conversed(client, question, session="a")
-            await client.chat([user("Anew?")], session="a")
-            await client.http.post("/v1/sessions/a/end")
-        await conversed(client, "Three?", session="a")
-        await client.http.delete("/v1/sessions/a")
-        await conversed(client, "Four?", session="a")
-
-    for _ in range(2):  # two servers, one after the other
-        asked(play, numbered, record=tmp_path)
-        with (tmp_path / FILE).open("ab") as file:
-            file.write(b'{"id": "a/7')  # the first was killed as it wrote
-    assert [t.id for t in jsonl.read(tmp_path / FILE, on_bad=lambda _: None)] == [f"a/{n}" for n in range(10)]
-
-
-def test_a_name_that_is_used_again_is_sampled_anew_by_the_next_server(tmp_path: Path) -> None:
-    seeds: list[int] = []
-
-    async def play(client: Asking) -> None:
-        generate = client.engine.generate
-
-        async def noting(request_id: str, ids: Any, params: Any) -> Any:
-            seeds.append(params.seed)
-            return await generate(request_id, ids, params)
-
-        client.engine.generate = noting
-        await conversed(client, "One?", session="a")
-
-    for _ in range(2):
-        asked(play, numbered, record=tmp_path)
-    assert len(set(seeds)) == 2
-
-
-def test_what_a_server_had_written_as_it_was_killed_is_not_written_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with asking(numbered, record=tmp_path) as client:
-            await conversed(client, "One?", session="a")
-            await client.chat([user("Anew?")], session="a")
-            left = (tmp_path / OPEN / "a.jsonl").read_bytes()
-        (tmp_path / OPEN / "a.jsonl").write_bytes(left)
-        (tmp_path / FILE).write_bytes(left[: left.index(b"\n") + 20])
-
-    asyncio.run(main())
-    assert Record(tmp_path).taken_in == 1
-    assert [t.id for t in jsonl.read(tmp_path / FILE)] == ["a/0", "a/1"]
-
-
-def test_a_reward_that_does_not_end_its_session_outlasts_a_killed_server(tmp_path: Path) -> None:
-    async def play(client: Asking) -> None:
-        await conversed(client, "One?", session="a")
-        await client.http.post("/v1/sessions/a/reward", json={"reward": 1, "end": False})
-        (left,) = jsonl.read(tmp_path / OPEN / "a.jsonl")
-        assert left.reward == 1.0
-
-    asked(play, numbered, record=tmp_path)
-
-
-def test_unused_sessions_end_when_others_open(tmp_path: Path) -> None:
-    async def play(client: Asking) -> None:
-        await conversed(client, "One?", session="a")
-        client.agent.sessions.get("a").used -= 10
-        await conversed(client, "One?", session="b")
-        assert [one.id for one in client.agent.sessions] == ["b"]
-        full = await client.post([user("One?")], session="c")
-        assert (full.status_code, full.headers["retry-after"]) == (503, "1")
-
-    asked(play, numbered, record=tmp_path, idle=5, sessions=1)
-
-
-def test_requests_that_come_at_once_end_unused_sessions_once_and_none_that_is_used_again(tmp_path: Path) -> None:
-    """Ending one takes a while: it is waited for until the engine has let go of what it kept."""
-    released, go = asyncio.Event(), asyncio.Event()
-
-    async def play(client: Asking) -> None:
-        for name in "abc":
-            await conversed(client, "One?", session=name)
-        for session in client.agent.sessions:
-            session.used -= 10
-
-        async def let_go(request_id: str) -> None:
-            released.set()
-            await go.wait()
-
-        client.engine.release = let_go
-        first = asyncio.ensure_future(client.chat([user("One?")], session="d"))
-        await released.wait()
-        client.agent.sessions.touch(client.agent.sessions.get("b"))
-        second = asyncio.ensure_future(client.chat([user("One?")], session="e"))
-        while len(client.agent.sessions) > 1:
-            await asyncio.sleep(0)
-        go.set()
-        await asyncio.gather(first, second)
-        assert [one.id for one in client.agent.sessions] == ["b", "d", "e"]
-
-    asked(play, numbered, record=tmp_path, idle=5)
-    assert sorted(t.id for t in jsonl.read(tmp_path / FILE)) == ["a/0", "b/0", "c/0", "d/0", "e/0"]
 
 
 def test_a_history_that_was_never_sampled_here_is_told_and_not_learnt() -> None:
