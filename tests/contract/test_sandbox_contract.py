@@ -151,6 +151,12 @@ def test_a_program_can_read_its_own_source_and_knows_its_file(opened: Opener) ->
     assert run(opened, code, files={"beside.txt": b"x"}).value == "'x'"
 
 
+def test_a_program_imports_what_lies_beside_it(opened: Opener) -> None:
+    files = {"helper.py": b"from parts import one\n", "parts/__init__.py": b"one = 1\n"}
+    assert run(opened, "import helper\nhelper.one", files=files).value == "1"
+    assert run(opened, "import helper").error_type == "ModuleNotFoundError"
+
+
 @pytest.mark.parametrize(
     ("code", "status", "error_type", "exit_code"),
     [
@@ -206,6 +212,11 @@ def test_stdin_and_files_are_there(opened: Opener) -> None:
     code = "import sys\nprint(input(), sys.stdin.read())\nprint(open('d/a.txt', 'rb').read())"
     result = run(opened, code, stdin="one\ntwo é", files={"d/a.txt": b"\x00\xff"})
     assert (result.status, result.stdout) == ("ok", "one two é\nb'\\x00\\xff'\n")
+
+
+def test_stdin_may_be_bytes_that_are_no_text(opened: Opener) -> None:
+    given = b"\xff\xfea".decode("utf-8", "surrogateescape")
+    assert run(opened, "import sys\nsys.stdin.buffer.read()", stdin=given).value == repr(b"\xff\xfea")
 
 
 def test_a_call_that_had_to_wait_for_too_long_is_not_run_and_not_the_programs_fault(opened: Opener) -> None:
@@ -327,3 +338,14 @@ def test_random_numbers_repeat_with_a_seed_and_never_without(opened: Opener) -> 
     first, again, *others = asyncio.run(main())
     assert first == again
     assert len({first, *others}) == 4
+
+
+def test_a_generator_that_is_not_preloaded_is_seeded_when_it_is_imported(opened: Opener) -> None:
+    unseen = "np = __import__('numpy')\nprint(np.random.rand())"
+    plain = "import numpy as np\nprint(np.random.rand())"
+
+    async def main() -> list[str]:
+        async with opened() as sandbox:
+            return [(await sandbox.run(code, seed=5)).stdout for code in (unseen, unseen, plain)]
+
+    assert len(set(asyncio.run(main()))) == 1

@@ -9,7 +9,7 @@ import pytest
 from test_sandbox_contract import SANDBOXES, Opener, pytestmark  # noqa: F401
 
 from retcon.core.errors import CheckpointRefused, SessionLost
-from retcon.sandbox.jail.session.keeper import CHECKPOINTS
+from retcon.sandbox.jail.messages import CHECKPOINTS
 from retcon.sandbox.types import Limits, Result, Sandbox, Session
 
 STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from retcon.cli.sandbox import serve as serve_command
+from retcon.cli.sandbox.execute import exit_code
 from retcon.core.errors import MissingExtra
+from retcon.sandbox.types import Result
 from servers.serving import server
 
 
@@ -61,6 +63,18 @@ def test_the_program_may_come_from_standard_input_and_so_may_its_input(tmp_path:
     assert sandbox("exec", "--stdin", "-", tmp_path / "program.py", stdin="given\n").stdout == "given\n"
 
 
+def test_a_programs_input_is_handed_over_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys\nsys.stdin.buffer.read()")
+    (tmp_path / "input").write_bytes(b"a\r\nb\r\xc3\xa9")
+    done = sandbox("exec", tmp_path / "program.py", "--stdin", tmp_path / "input")
+    assert done.stdout == "b'a\\r\\nb\\r\\xc3\\xa9'\n"
+
+
+def test_a_fault_of_the_sandbox_is_told_by_its_own_exit_code_however_the_program_ended() -> None:
+    assert exit_code(Result("infrastructure", exit_code=-9)) == exit_code(Result("infrastructure")) == 126
+    assert exit_code(Result("error", "SIGKILL", exit_code=-9)) == 137
+
+
 def test_the_whole_result_as_json() -> None:
     done = sandbox("exec", "--json", "-", stdin="print(1)\n2")
     told = json.loads(done.stdout)
@@ -93,6 +107,7 @@ def test_a_program_may_have_another_interpreter_and_packages_that_are_there_befo
         (("exec", "--python", "/nowhere/python", "-"), "/nowhere/python"),
         (("exec", "--url", "http://127.0.0.1:1", "--package", "numpy", "-"), "`retcon sandbox serve` there"),
         (("exec", "nowhere.py"), "nowhere.py: No such file"),
+        (("exec", "-", "--stdin", "-"), "standard input is the program already"),
         (("exec", "--tier", "namespace", "-"), "'namespaces'"),
         (("exec", "--timeout", "-1", "-"), "above 0"),
         (("exec", "--url", "localhost:80", "-"), "http://host:port"),

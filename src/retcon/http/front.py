@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from retcon.http.draining import Draining
 from retcon.http.handling import answer
 from retcon.http.refusal import RequestRefused
+
+_HOST = re.compile(r"\[([^]]*)](?::\d*)?|([^:]*)(?::\d*)?")
 
 
 class Front:
@@ -63,4 +67,35 @@ class Front:
             return RequestRefused(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
         if b"origin" in given:  # any page may send requests to its reader's own machine, and browsers say that it did
             return RequestRefused(403, "from_a_browser", "a server without a token takes no requests of web pages")
+        host = given.get(b"host", b"").decode("latin-1")
+        if _is_here((scope.get("server") or ("",))[0]) and not _is_no_pages_name(host):
+            said = f"a server without a token takes no requests for {host!r}, as a page of that name may send them"
+            return RequestRefused(403, "from_a_browser", f"{said}: ask for localhost, or give the server a token")
         return None
+
+
+def _is_here(address: str) -> bool:
+    """Whether it is one of this machine's addresses that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_no_pages_name(host: str) -> bool:
+    """Whether a `Host` is an address, localhost, or a name without a dot: none that lies in anyone's domain.
+
+    A name that does may be made to lead here while a page of that name is shown: to the browser the server is then the
+    page's own, and it sends no `Origin` with what it reads.
+    """
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = (found[1] or found[2] or "").rstrip(".").lower()
+    if "." not in name or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -21,7 +21,8 @@ MOST = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may use. Raises ValueError where a limit is not above 0, or above a thousand million.
+    """What one call may use. Raises ValueError where a limit is not above 0, above a thousand million, or no number of
+    its kind.
 
     cpu_seconds: CPU time of each process of the call, rounded up to whole seconds by the kernel. wall_seconds: of the
     whole call. memory_mb: address space (MiB) that each process may add to the warm interpreter's. output_bytes: kept
@@ -40,6 +41,10 @@ class Limits:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
+            if not isinstance(value, int if limit.type == "int" else int | float):  # which the jail could not read
+                raise ValueError(
+                    f"limit {limit.name} is {value!r}, a {type(value).__name__}: it must be of type {limit.type}"
+                )
             if not value > 0:
                 raise ValueError(f"limit {limit.name} is {value}: it must be above 0")
             if value > MOST:
@@ -48,7 +53,7 @@ class Limits:
     def with_(self, timeout: float | None = None, memory: int | None = None) -> Limits:
         """These limits with `timeout` (seconds) in place of both clocks and `memory` (MiB) in place of the memory's.
 
-        Raises ValueError where one is not above 0.
+        Raises ValueError as `Limits` does.
         """
         changes: dict[str, float] = {}
         if timeout is not None:
@@ -90,12 +95,12 @@ class Program:
     Of calls alone, as a session's cells find their files in the next: fetch: relative paths of files to hand back as
     they are when the call has ended. One that is not there, is no ordinary file, lies behind a symbolic link or is
     longer than what is left of 8 MiB for all is left out. wait: seconds that it may wait until it starts, which count
-    nowhere else; as long as it takes where None. seed: of the preloaded generators of random numbers (`random`,
-    numpy's and sympy's global ones), from 0 and below 2**63; another one in each call where None.
+    nowhere else; as long as it takes where None. seed: of the generators of random numbers (`random`, numpy's and
+    sympy's global ones), from 0 and below 2**63; another one in each call where None.
 
     In the tier `namespaces` files and fetch may name absolute paths too, below the folders `pool.paths.WRITABLE`.
 
-    Raises ValueError, by name, for a limit that is not above 0, and code, stdin or files that are no text or no bytes.
+    Raises ValueError, by name, for a limit as `Limits` does, and code, stdin or files that are no text or no bytes.
     """
 
     code: str

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Result
 
@@ -164,6 +164,18 @@ def test_a_call_whose_worker_is_killed_is_run_again() -> None:
     using(work, workers=1)
 
 
+def test_a_call_whose_worker_is_killed_has_waited_and_is_run_again() -> None:
+    async def work(pool: SandboxPool) -> None:
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + 0.05
+        call = asyncio.create_task(pool.run(SLOW, wait=0.05))
+        await until(lambda: pool.fleet.running and loop.time() > latest)
+        os.kill(pool.worker.pid, signal.SIGKILL)
+        assert (await call).stdout == "done\n"
+
+    using(work, workers=1)
+
+
 def test_a_call_whose_workers_keep_dying_is_a_fault_of_ours() -> None:
     async def work(pool: SandboxPool) -> None:
         call = asyncio.create_task(pool.run("import time\ntime.sleep(60)"))
@@ -261,6 +273,20 @@ def test_a_full_queue_says_so_and_loses_nothing() -> None:
         assert not pool.full
 
     using(work, workers=1, queue=2)
+
+
+def test_a_call_waits_no_longer_for_room_in_the_queue_than_for_a_worker() -> None:
+    async def work(pool: SandboxPool) -> None:
+        calls = [asyncio.create_task(pool.run("import time\ntime.sleep(600)", timeout=600)) for _ in range(2)]
+        await until(lambda: pool.full)
+        with pytest.raises(SandboxBusy, match="no worker was free"):
+            await asyncio.wait_for(pool.run("1", wait=0.01), SOON)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        assert (await pool.run("1", wait=SOON)).value == "1"
+
+    using(work, workers=1, queue=1)
 
 
 def test_nothing_is_left_of_a_closed_pool() -> None:

@@ -66,6 +66,62 @@ def test_replaced_builtins_stay_replaced_for_the_next_cell_and_the_judge_has_its
     assert third.error_type == "ZeroDivisionError"
 
 
+def test_an_alarm_that_a_failed_cell_leaves_set_does_not_end_the_session() -> None:
+    guarded = (
+        "import signal\nx = 1\ndef late(*_): raise TimeoutError('late')\n"
+        "signal.signal(signal.SIGALRM, late)\nsignal.setitimer(signal.ITIMER_REAL, 0.1)\n1 / 0\nsignal.alarm(0)"
+    )
+
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        assert (await session.run(guarded)).error_type == "ZeroDivisionError"
+        await pool.run("import time\ntime.sleep(0.2)")
+        result = await session.run("x, signal.getitimer(signal.ITIMER_REAL)")
+        assert (result.status, result.value) == ("ok", "(1, (0.0, 0.0))")
+
+    using(work)
+
+
+def test_what_a_later_cell_of_a_session_imports_is_seeded_too() -> None:
+    async def work(pool: SandboxPool) -> None:
+        drawn = []
+        for first in ("x = 1", "x = 1", "import numpy"):
+            session = await pool.session(seed=5)
+            await session.run(first)
+            drawn.append((await session.run("import numpy\nnumpy.random.rand()")).value)
+            await session.close()
+        assert len(set(drawn)) == 1
+
+    using(work)
+
+
+def test_a_cell_imports_what_an_earlier_one_wrote() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run("open('mine.py', 'w').write('one = 1')")
+        state = await session.checkpoint()
+        assert (await session.run("import mine\nmine.one")).value == "1"
+        await session.rollback(state)
+        await session.run("open('mine.py', 'w').write('one = 2')")
+        assert (await session.run("import mine\nmine.one")).value == "2"
+
+    using(work)
+
+
+def test_a_cells_stdin_is_there_as_a_whole_or_the_cell_fails() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session(limits=Limits(file_mb=1))
+        code = "import sys\nlen(sys.stdin.read())"
+        for size in (1 << 20, (1 << 20) + 1, 3 << 20):
+            result = await session.run(code, stdin="x" * size)
+            fits = size <= 1 << 20
+            assert (result.error_type, result.value) == ((None, str(size)) if fits else ("OSError", None))
+        assert "File too large" in result.stderr
+        assert (await session.run(code)).value == "0"
+
+    using(work)
+
+
 def test_what_is_written_to_every_descriptor_is_no_verdict() -> None:
     flood = (
         "import os\n"

@@ -8,7 +8,8 @@ import signal
 
 import pytest
 
-from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
+from retcon.sandbox.jail.messages import CHECKPOINTS
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Result, Session, SessionBounds
 from sessions import using
@@ -44,6 +45,20 @@ def test_no_room_for_one_more_says_what_to_do() -> None:
         assert (await (await waiting).run("1")).value == "1"
 
     using(work, sessions=SessionBounds(1, wait_seconds=0.05))
+
+
+def test_a_checkpoint_too_many_is_refused_before_the_first_cell_too() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        states = [await session.checkpoint() for _ in range(CHECKPOINTS)]
+        with pytest.raises(CheckpointRefused, match="discard some") as refused:
+            await session.checkpoint()
+        assert refused.value.full
+        assert (await session.run("x = 1\nx")).value == "1"
+        await session.rollback(states[-1])
+        assert (await session.run("'x' in globals()")).value == "False"
+
+    using(work)
 
 
 def test_where_memory_is_short_the_one_that_rested_longest_goes() -> None:

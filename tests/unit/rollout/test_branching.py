@@ -23,7 +23,7 @@ from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.rollout.strategy import Measured, Point
-from retcon.sandbox.jail.session import keeper
+from retcon.sandbox.jail import messages
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedSession, ScriptedSessions
 from retcon.tools.types import CHECKPOINTS, OpenTool, StatefulTool
@@ -131,7 +131,7 @@ def test_a_tree_has_no_more_rollouts_than_a_session_keeps_states(repair: Repair 
 
     played = grow(At(start=1, turn=None, many=3), 40, replies=failing, repair=repair)
     trees = Counter(t.branch.root if t.branch else t.id for t in played.group)
-    assert CHECKPOINTS == keeper.CHECKPOINTS
+    assert CHECKPOINTS == messages.CHECKPOINTS
     assert max(trees.values()) <= of_a_tree
     assert len(trees) == len(played.tool.opened) == -(-40 // of_a_tree)
     for session in played.tool.opened:

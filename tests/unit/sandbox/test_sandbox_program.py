@@ -41,6 +41,8 @@ def test_an_unknown_keyword_is_named() -> None:
         ({"files": {"a": "x"}}, "the content of file 'a' is a str"),
         ({"timeout": 0}, "limit cpu_seconds is 0"),
         ({"memory": -1}, "limit memory_mb is -1"),
+        ({"memory": 512.0}, "limit memory_mb is 512.0, a float: it must be of type int"),
+        ({"timeout": "5"}, "limit cpu_seconds is '5', a str: it must be of type float"),
         ({"seed": -1}, "seed is -1: it must be a whole number from 0 and below 2\\*\\*63"),
         ({"seed": 1 << 63}, "seed is 9223372036854775808"),
         ({"seed": True}, "seed is True"),

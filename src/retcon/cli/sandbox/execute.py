@@ -61,6 +61,10 @@ def execute(
         limits = Limits(memory_mb=memory).with_(timeout)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if file == stdin == "-":
+        raise typer.BadParameter(
+            "standard input is the program already: give one of them as a file", param_hint="--stdin"
+        )
     code = _read(file, "FILE").removeprefix("\ufeff")  # of an editor that marks UTF-8, which Python passes over
     given = _read(stdin, "--stdin") if stdin is not None else ""
     if url is None:
@@ -85,15 +89,16 @@ def exit_code(result: Result) -> int:
         return TIMEOUT
     if result.status == "limit":
         return LIMIT
-    if result.exit_code is None:
+    if result.status == "infrastructure" or result.exit_code is None:
         return INFRASTRUCTURE
     return result.exit_code if result.exit_code >= 0 else 128 - result.exit_code
 
 
 def _read(file: str, what: str) -> str:
-    """Its text; `-` is standard input. Raises typer.BadParameter where it cannot be read."""
+    """Its text, with the ends of its lines as they are; `-` is standard input. Raises typer.BadParameter where it
+    cannot be read."""
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
     except OSError as error:
         raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=what) from error
     except UnicodeDecodeError as error:

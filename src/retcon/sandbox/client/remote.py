@@ -81,7 +81,7 @@ class Remote:
             after = response.headers.get("Retry-After", "")
             raise ServerUnavailable(
                 f"{self.url}: {response.status} {message}",
-                after=float(after) if after.isdigit() else 0.0,
+                after=float(after) if after.isdecimal() else 0.0,
                 down=kind != "busy",
             )
         if kind == "session_lost":

@@ -35,12 +35,12 @@ from retcon.sandbox.jail.program import (
     type_name,
     write,
 )
+from retcon.sandbox.jail.seeding import reseed
 
 FILENAME = "<python>"
 RECORD_FD = 3
 NAME_CHARS = 200  # of an exception's class, which the program may have made up
 FDS = 256  # more than a worker ever has open
-SEEDED = ("numpy.random", "sympy.core.random")
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
 _GIVEN = dict(vars(builtins))
 __builtins__ = _GIVEN  # type: ignore[assignment]  # of the functions here: the program may replace the others
@@ -100,19 +100,6 @@ def run(call: RunCall, token: bytes, streams: Streams, setup: int, setting: Sett
         leave(code)
 
 
-def reseed(seed: int | None = None) -> None:
-    """Give preloaded generators of random numbers the state of `seed`, or a fresh one; that `random` gives itself.
-
-    With a number: without one numpy takes five times as long, in each call, whether it draws a number or not.
-    """
-    if seed is not None and (module := sys.modules.get("random")) is not None:
-        module.seed(seed)
-    for name in SEEDED:
-        module = sys.modules.get(name)
-        if module is not None:
-            module.seed(int.from_bytes(os.urandom(4), "big") if seed is None else seed & 0xFFFFFFFF)
-
-
 def enter(
     files: dict[str, str],
     limits: Bounds,
@@ -129,6 +116,7 @@ def enter(
     confinement = setting.confinement
     confinement.take_user(setting.scratch)
     os.chdir(setting.scratch)
+    sys.path.insert(0, setting.scratch)  # as a script's folder is; in this process alone, which is the program's
     for name, content in files.items():
         folder = os.path.dirname(name)
         if folder:

@@ -10,6 +10,11 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, TypeAlias, get_args
 
+CHECKPOINTS = 16
+"""How many a session keeps."""
+TOO_MANY = f"a session keeps {CHECKPOINTS} checkpoints at most: discard some"
+"""Why one more is refused."""
+
 
 class Bounds(NamedTuple):
     """`sandbox.types.Limits`, field by field."""

@@ -151,10 +151,17 @@ class SandboxPool:
         asked = as_program(program, options)
         limits = asked.limits_within(self.limits)
         latest = None if asked.wait is None else asyncio.get_running_loop().time() + asked.wait
-        async with self._room:
+        try:
+            async with asyncio.timeout_at(latest):
+                await self._room.acquire()
+        except TimeoutError:
+            raise _busy() from None
+        try:
             message = call(asked, limits, self._fleet.tier or "")
             profile = await self._choose.choose(asked.code, self._fleet.zygotes)
             return await self._run(profile, message, latest)
+        finally:
+            self._room.release()
 
     async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
         """See `Sandbox.session`."""
@@ -167,18 +174,20 @@ class SandboxPool:
         return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes))
 
     async def _run(self, profile: str, message: RunCall, latest: float | None) -> Result:
-        """latest: when it must have a worker, on the clock of the event loop. Raises SandboxBusy where it has none."""
+        """latest: when it must have its first worker, on the clock of the event loop. Raises SandboxBusy where it has
+        none."""
         fault, tier = "", None
         for _ in range(ATTEMPTS):
             try:
                 async with asyncio.timeout_at(latest):
                     worker = await self._fleet.take(profile)
             except TimeoutError:
-                raise SandboxBusy("no worker was free in the time that the call may wait: try again later") from None
+                raise _busy() from None
             except SandboxUnavailable as error:
                 if not fault and not self._fleet.is_open:
                     raise
                 return Result("infrastructure", stderr=fault or str(error), tier=tier)
+            latest = None  # it has started; if its worker dies, it is run once more whatever that takes
             try:
                 result = await self._run_in(worker, message)
             except TimeoutError:  # what did not answer in a call's whole time is not waited for once more
@@ -203,6 +212,10 @@ class SandboxPool:
             return msgspec.convert({**answer.outcome._asdict(), "tier": tier, "files": answer.files}, Result)
         finally:
             self._fleet.give(worker, keep=keep)
+
+
+def _busy() -> SandboxBusy:
+    return SandboxBusy("no worker was free in the time that the call may wait: try again later")
 
 
 def default_workers(limits: Limits) -> int:

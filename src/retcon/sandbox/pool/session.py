@@ -12,7 +12,16 @@ from typing import Unpack
 import msgspec
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost, nearest
-from retcon.sandbox.jail.messages import Discard, Kept, MakeCheckpoint, Message, OpenSession, RollBack
+from retcon.sandbox.jail.messages import (
+    CHECKPOINTS,
+    TOO_MANY,
+    Discard,
+    Kept,
+    MakeCheckpoint,
+    Message,
+    OpenSession,
+    RollBack,
+)
 from retcon.sandbox.pool.request import bounds, cell
 from retcon.sandbox.pool.worker_handle import WorkerHandle
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, SessionBounds, as_cell
@@ -98,6 +107,8 @@ class PoolSession:
             name = f"checkpoint {self._named}"
             if self.worker is not None:
                 await self._keep(self.worker, name)
+            elif len(self._checkpoints) >= CHECKPOINTS:
+                raise CheckpointRefused(TOO_MANY, full=True)
             self._checkpoints.append(name)
             return name
 

@@ -37,10 +37,10 @@ def check_paths(paths: Iterable[str], field: str, tier: str) -> list[str]:
         raise RequestRefused.invalid(field, str(error)) from error
 
 
-def check_text(text: str, field: str) -> str:
-    """Raises RequestRefused for text that cannot be written as UTF-8."""
+def check_text(text: str, field: str, errors: str = "strict") -> str:
+    """Raises RequestRefused for text that cannot be written as UTF-8. errors: as of `str.encode`."""
     try:
-        text.encode()
+        text.encode("utf-8", errors)
     except UnicodeEncodeError as error:
         raise RequestRefused.invalid(field, f"not Unicode: {error.reason} at character {error.start}") from error
     return text

@@ -27,7 +27,7 @@ import socket
 import stat
 import sys
 import traceback
-from _signal import SIG_IGN, SIGINT, default_int_handler
+from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIG_IGN, SIGINT, default_int_handler, setitimer
 from _signal import signal as set_handler
 from collections.abc import Callable
 from marshal import loads
@@ -48,9 +48,9 @@ from retcon.sandbox.jail.program import (
     print_exception,
     show_source,
     type_name,
-    write,
     write_error,
 )
+from retcon.sandbox.jail.seeding import reseed
 
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
@@ -125,7 +125,7 @@ def serve_cells(streams: child.Streams, setting: child.Setting, asked: OpenSessi
     try:
         child.enter({}, asked.limits, streams, setting, Confinement.confine_session)
         os.closerange(CONTROL_FD + 1, child.FDS)
-        child.reseed(asked.seed)
+        reseed(asked.seed)
         die_with_parent()
         Interpreter(setting.scratch, keeper).serve()
     finally:
@@ -215,12 +215,13 @@ class Interpreter:
     def _provide(self, stdin: str, files: dict[str, bytes]) -> None:
         if stdin or self._has_stdin:
             path = f"{self._scratch}/{os.urandom(8).hex()}"
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            os.unlink(path)
-            write(fd, stdin.encode("utf-8", "surrogateescape"))
-            os.lseek(fd, 0, os.SEEK_SET)
-            os.dup2(fd, 0)
-            os.close(fd)
+            with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                os.unlink(path)
+                rest = memoryview(stdin.encode("utf-8", "surrogateescape"))
+                while rest:  # a limit, or a full folder, is an error: half of it would be another input
+                    rest = rest[file.write(rest) :]
+                file.seek(0)
+                os.dup2(file.fileno(), 0)
             sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
             self._has_stdin = bool(stdin)
         for name, content in files.items():
@@ -230,9 +231,11 @@ class Interpreter:
                 file.write(content)
 
     def _take_over(self) -> None:
-        """Allow no interrupt from here on; set aside what cells put in the place of builtins, as this file and what it
-        calls stand on them."""
+        """Allow no interrupt from here on, nor an alarm that the cell has left set; set aside what cells put in the
+        place of builtins, as this file and what it calls stand on them."""
         set_handler(SIGINT, SIG_IGN)
+        for timer in (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF):  # whose handler would raise in here between two cells
+            setitimer(timer, 0)
         given, now = self._given, builtins.__dict__
         self._changed = {name: now[name] for name in given if name in now and now[name] is not given[name]}
         now.update(given)

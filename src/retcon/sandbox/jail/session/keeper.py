@@ -23,6 +23,8 @@ from collections.abc import Collection
 from retcon.sandbox.jail import child, wire
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.jail.messages import (
+    CHECKPOINTS,
+    TOO_MANY,
     Bounds,
     Discard,
     Kept,
@@ -46,7 +48,6 @@ from retcon.sandbox.jail.usage import resident
 from retcon.sandbox.jail.verdict import cell_verdict, verdict
 from retcon.sandbox.jail.watchdog import Watchdog
 
-CHECKPOINTS = 16
 FREEZE_SECONDS = 10.0  # for a copy to be made, or a cell to be taken
 FOREVER = 10**9  # seconds of CPU: each cell's are watched from here
 FREEZE_SHARES = 3  # of a session's memory, while a copy is made: the interpreter's, a process between, the copy's
@@ -214,7 +215,7 @@ class Keeper:
 
     def _checkpoint(self, name: str) -> None:
         if len(self._copies) >= CHECKPOINTS:
-            raise CheckpointImpossible(f"a session keeps {CHECKPOINTS} checkpoints at most: discard some", full=True)
+            raise CheckpointImpossible(TOO_MANY, full=True)
         room = 2 * self._limits.memory_mb
         if held(self._copies.values()) > room << 20:
             said = f"the checkpoints of this session hold more than {room} MiB: discard some"

@@ -2,7 +2,8 @@
 
 Kept of its meaning: a cell that raises does not stop those behind it; the value of a cell's last expression and the
 figures that it drew are its `display`; an exception is its `error` and no part of its `stderr`. Cells that the time for
-all of them leaves no room for are not run, and the status is then `Failed`.
+all of them leaves no room for are not run. The status is `Failed` where that time was too short, be it for the last
+cell, and where a cell has ended the interpreter.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class JupyterApi:
 
 
 class _Notebook:
-    """One request's session, and the time that its cells have left."""
+    """One request's session, and the time that its cells have left; late: it was too short for them."""
 
     def __init__(self, calls: Calls, session: Session, limits: Limits, cell_seconds: float) -> None:
         self._calls = calls
@@ -154,6 +155,7 @@ class _Notebook:
         self._limits = limits
         self._cell_seconds = cell_seconds
         self._left = limits.wall_seconds
+        self._late = False
         self._most = calls.settings.fusion_bytes
         self._plots = False
 
@@ -161,42 +163,44 @@ class _Notebook:
         started = time.monotonic()
         ran: list[CellRan] = []
         found: dict[str, str] = {}
-        ended, problem = True, ""
+        alive, problem = True, ""
         try:
             await self._put(files)
             for cell in cells:
                 if self._left <= 0:
-                    ended = False
+                    self._late = True
                     break
                 result = await self._cell(cell)
                 if result.status == "infrastructure":
                     problem = result.stderr
                     break
                 ran.append(self._shown(result))
-                ran[-1].display += await self._drawn(cell)
-            if fetch and not problem:
+                alive = result.exit_code is None  # a cell may end the interpreter, as one may end a notebook's kernel
+                if alive:
+                    ran[-1].display += await self._drawn(cell)
+            if fetch and alive and not problem:
                 said = await self._said(_GET, f"_get({fetch!r}, {TOTAL_BYTES})", 2 * TOTAL_BYTES, dict[str, str])
                 found = {name: said[name] for name in fetch if said and name in said}
-        except SessionLost as error:  # a cell has ended the interpreter, as one may end a notebook's kernel
-            ended = False
+        except SessionLost as error:
+            alive = False
             ran += [CellRan(error=[Raised(ename="DeadKernelError", evalue=str(error), traceback=[])])]
-        whole: Whole = "SandboxError" if problem else "Success" if ended else "Failed"
-        late = not ended and self._left <= 0
+        whole: Whole = "SandboxError" if problem else "Success" if alive and not self._late else "Failed"
         driver = Command(
-            status="Error" if problem else "TimeLimitExceeded" if late else "Finished",
+            status="Error" if problem else "TimeLimitExceeded" if self._late else "Finished",
             execution_time=time.monotonic() - started,
-            return_code=None if problem or late else int(not ended),
+            return_code=None if problem or self._late else int(not alive),
             stdout="",
             stderr="",
         )
         return JupyterRan(status=whole, message=problem, driver=driver, cells=ran, executor_pod_name=pod(), files=found)
 
     async def _cell(self, code: str) -> Result:
-        seconds = min(self._left, self._cell_seconds or self._left)
+        left = self._left
+        seconds = min(left, self._cell_seconds or left)
         result = await self._asked(Program(code, limits=self._limits.with_(seconds)))
         self._left -= result.seconds
-        if result.status == "timeout" and seconds == self._left + result.seconds:
-            self._left = 0.0
+        if result.status == "timeout" and seconds == left:
+            self._left, self._late = 0.0, True
         return result
 
     async def _put(self, files: dict[str, bytes]) -> None:

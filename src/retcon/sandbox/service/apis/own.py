@@ -59,7 +59,7 @@ class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class Call(Cell, forbid_unknown_fields=True, kw_only=True):
     """A cell that runs on its own. tier: the weakest that the caller takes. wait: seconds that it may wait to start.
-    seed: of preloaded generators of random numbers, another one in each call where absent."""
+    seed: of the generators of random numbers, another one in each call where absent."""
 
     fetch: list[str] = []
     wait: Seconds | None = None
@@ -141,7 +141,7 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, at: str = "") -> Prog
         result = Result("error", "SyntaxError", stderr=f"{NUL}\n", exit_code=1)
         message = f"NUL at character {cell.code.index(chr(0))}: Python takes none in a program"
         raise RequestRefused(422, "invalid", message, field=f"{at}code", extra={"result": msgspec.to_builtins(result)})
-    check_text(cell.stdin, f"{at}stdin")
+    check_text(cell.stdin, f"{at}stdin", "surrogateescape")
     return Program(
         cell.code,
         stdin=cell.stdin,

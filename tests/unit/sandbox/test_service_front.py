@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from retcon.http.front import Front
+from retcon.sandbox.service.shapes import as_own
+
+
+def status(address: str, host: str, token: str | None = None, path: str = "/metrics") -> int:
+    """Of a GET without an `Origin`."""
+    counted: Counter[int] = Counter()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        raise AssertionError("a GET has no body")
+
+    async def send(_: Any) -> None:
+        return
+
+    headers = [(b"host", host.encode()), *([(b"authorization", f"Bearer {token}".encode())] if token else [])]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "server": (address, 8088)}
+    asyncio.run(Front(app, token, ("/health",), as_own, counted)(scope, receive, send))
+    (found,) = counted
+    return found
+
+
+@pytest.mark.parametrize(
+    "host", ["page.example", "page.example:8088", "PAGE.example.:8088", "127.0.0.1.example", "a b.c:d"]
+)
+def test_a_page_cannot_read_under_a_name_of_its_own(host: str) -> None:
+    assert status("127.0.0.1", host) == status("::1", host) == 403
+    assert status("127.0.0.1", host, path="/health") == status("127.0.0.1", host, token="t") == 200
+    assert status("10.0.0.7", host) == 200  # which others reach too, by whatever name it has
+
+
+@pytest.mark.parametrize(
+    "host", ["", "localhost:8088", "a.localhost", "127.0.0.1:8088", "127.1.2.3", "[::1]:8088", "box"]
+)
+def test_a_server_without_a_token_is_asked_by_its_address_or_a_name_of_its_machine(host: str) -> None:
+    assert status("127.0.0.1", host) == 200

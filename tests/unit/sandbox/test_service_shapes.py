@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from retcon.http.refusal import RequestRefused
+from retcon.sandbox.service.files import decode_files
+from retcon.sandbox.service.shapes import as_fastapi
+
+
+@pytest.mark.parametrize(
+    ("field", "where"),
+    [
+        (None, []),
+        ("code", ["code"]),
+        ("cells[12]", ["cells", 12]),
+        ("submissions[3].solution", ["submissions", 3, "solution"]),
+        ("files[...]", ["files"]),
+    ],
+)
+def test_a_place_is_given_as_fastapi_gives_it(field: str | None, where: list[str | int]) -> None:
+    assert as_fastapi(RequestRefused.invalid(field, "no"))["detail"][0]["loc"] == ["body", *where]
+
+
+@pytest.mark.parametrize("name", ["\u00b2", "12", "data.1.csv", "a[0].txt"])
+def test_the_name_of_a_file_is_one_step_whatever_it_holds(name: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        decode_files({name: "no base64"}, "files", "namespaces")
+    assert as_fastapi(refused.value)["detail"][0]["loc"] == ["body", "files", name]
