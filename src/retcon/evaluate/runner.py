@@ -34,7 +34,7 @@ from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.cost import cpu_seconds
 from retcon.store import jsonl
-from retcon.store.fingerprint import fingerprint
+from retcon.store.fingerprint import fingerprint, template_fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 
@@ -72,8 +72,8 @@ def run_evaluation(
 
     A setting that `out` already holds is kept. checkpoint: the model's folder; where an engine elsewhere is measured,
     that whose tokenizer counts. Raises CheckpointError for a missing or broken checkpoint and for an
-    `out` that holds another evaluation, be it of other weights in the same folder, or of other problems in the same
-    file; RecipeError for problems whose prompts leave no room to answer,
+    `out` that holds another evaluation, be it of other weights or chat templates in the same folder, or of other
+    problems in the same file; RecipeError for problems whose prompts leave no room to answer,
     SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
     MissingExtra without torch.
     """
@@ -203,9 +203,11 @@ def held_by(recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task]) 
 
 
 def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task]) -> dict[str, str]:
-    """Fingerprints of what is measured: the problems, and the weights where they are at hand."""
-    at_hand = checkpoint.is_dir() and recipe.engine.subject(checkpoint) == str(checkpoint.resolve())
-    return {"problems": fingerprint_of(tasks), **({"weights": fingerprint(checkpoint)} if at_hand else {})}
+    """Fingerprints of what is measured: the problems, and the weights and chat templates where they are at hand."""
+    found = {"problems": fingerprint_of(tasks)}
+    if checkpoint.is_dir() and recipe.engine.subject(checkpoint) == str(checkpoint.resolve()):
+        found |= {"weights": fingerprint(checkpoint), "chat templates": template_fingerprint(checkpoint)}
+    return found
 
 
 def fingerprint_of(tasks: Sequence[Task]) -> str:

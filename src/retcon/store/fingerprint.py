@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -10,7 +11,15 @@ def fingerprint(path: str | Path) -> str:
     """A short hash of a file, or of a model folder's configuration, weights and tokenizer: what a run started from."""
     path = Path(path)
     inside = (*sorted(path.glob("*.safetensors")), path / "config.json", path / "tokenizer.json")
-    files = (path,) if path.is_file() else inside
+    return _of((path,) if path.is_file() else inside)
+
+
+def template_fingerprint(folder: Path) -> str:
+    """A short hash of the files that say how a model in a folder is talked to."""
+    return _of((folder / "tokenizer_config.json", *sorted(folder.rglob("*.jinja"))))
+
+
+def _of(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         if file.is_file():

@@ -124,6 +124,9 @@ def test_other_weights_in_the_same_folder_and_other_problems_in_the_same_file_ar
         evaluated(b"2", "What is 3 times 4?")
     with pytest.raises(CheckpointError, match=r"eval holds an evaluation of other problems \("):
         evaluated(b"1", "What is 6 plus 6?")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(CheckpointError, match=r"eval holds an evaluation of other chat templates \("):
+        evaluated(b"1", "What is 3 times 4?")
 
 
 @pytest.mark.torch
