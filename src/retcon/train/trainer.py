@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 Metrics = Mapping[str, float | None]
 OnStep = Callable[[Metrics], None]
+WAITING = b"\nCtrl-C: this step is finished and kept first; once more ends at once\n"
 
 
 class Steps(Protocol):
@@ -224,7 +226,7 @@ class Trainer:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Within, a first Ctrl-C waits for the end of the step and its checkpoint; a second one does not.
+        """Within, a first Ctrl-C waits for the end of the step and its checkpoint, and says so; a second one does not.
 
         Does nothing outside the main thread, where signals do not arrive.
         """
@@ -235,6 +237,8 @@ class Trainer:
         def wait(*_: object) -> None:
             self._interrupted = True
             signal.signal(signal.SIGINT, before)
+            with suppress(OSError):
+                os.write(2, WAITING)  # a print of what was interrupted may be under way
 
         before = signal.signal(signal.SIGINT, wait) or signal.SIG_DFL
         try:

@@ -229,7 +229,7 @@ class Interrupting(Ones):
 
 
 @pytest.mark.parametrize("busy", ["updating", "evaluating"])
-def test_an_interrupt_after_a_step_has_its_rollouts_loses_no_step(base, tmp_path, monkeypatch, busy):
+def test_an_interrupt_after_a_step_has_its_rollouts_loses_no_step(base, tmp_path, monkeypatch, capfd, busy):
     updated = rl.update
 
     def update(*args, **kwargs):
@@ -249,9 +249,10 @@ def test_an_interrupt_after_a_step_has_its_rollouts_loses_no_step(base, tmp_path
     assert checkpoint.name == "step-000002"
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["eval_rollouts"] == 1, "the step was finished"
+    assert "this step is finished and kept first" in capfd.readouterr().err
 
 
-def test_keys_and_values_take_no_memory_busyweights_are_updated(base, tmp_path, monkeypatch):
+def test_keys_and_values_take_no_memory_while_weights_are_updated(base, tmp_path, monkeypatch):
     engines, during = [], []
     opened, updated = rl.open_rollouts, rl.update
 
