@@ -50,6 +50,12 @@ def cell(interval: Interval | None, digits: int) -> str:
     return mean if interval.low == interval.high else f"{mean} [{span(interval, digits)}]"
 
 
+def stacked(interval: Interval | None, digits: int) -> str:
+    """The same, the brackets on a line of their own; none where both ends read as the mean does."""
+    mean, _, brackets = cell(interval, digits).partition(" ")
+    return mean if brackets in ("", f"[{mean}–{mean}]") else f"{mean}\n{brackets}"
+
+
 def span(interval: Interval, digits: int) -> str:
     """`.790–.834`."""
     return f"{number(interval.low, digits)}–{number(interval.high, digits)}"
@@ -70,14 +76,17 @@ def best_arm(row: Row, arms: Mapping[str, Figures]) -> str | None:
 
 
 def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds: int) -> Table:
-    """Figures down, arms across; the best arm's mean of each row in bold."""
+    """Figures down, arms across; the best arm's mean of each row in bold. More than two arms have their ranges below
+    the means, so that three fit a terminal of 80 columns."""
     table = Table(
         title="Evaluation with purification off, on problems that no training saw",
         title_justify="left",
         title_style="bold",
         box=box.HORIZONTALS,
         pad_edge=False,
+        padding=(0, 0 if len(arms) > 2 else 1),
     )
+    show = stacked if len(arms) > 2 else cell
     table.caption = interval_note(seeds)
     table.caption_justify = "left"
     table.add_column("", no_wrap=True)
@@ -87,10 +96,10 @@ def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds:
     for row, ends in measured_rows(cold_start, arms):
         best = best_arm(row, arms)
         cells = [
-            Text(cell(figures[row.figure], row.digits), style="bold" if arm == best else "")
+            Text(show(figures[row.figure], row.digits), style="bold" if arm == best else "")
             for arm, figures in arms.items()
         ]
-        table.add_row(row.label, cell(cold_start[row.figure], row.digits), *cells, end_section=ends)
+        table.add_row(row.label, show(cold_start[row.figure], row.digits), *cells, end_section=ends)
     return table
 
 

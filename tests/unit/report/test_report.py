@@ -21,7 +21,7 @@ from retcon.report.panels.repeat import Repeat
 from retcon.report.plots import running_mean
 from retcon.report.style import looks
 from retcon.report.summary import figures
-from retcon.report.tables import ROWS, best_arm, cell, comparison_table, measured_rows, result_table
+from retcon.report.tables import ROWS, best_arm, cell, comparison_table, measured_rows, result_table, stacked
 from retcon.store import jsonl
 
 EVIL = "<script>alert('x')</script> & \"q\""
@@ -71,6 +71,9 @@ def test_cells_show_a_range_only_where_there_is_one() -> None:
     assert cell(exactly(0), 2) == ".00"
     assert cell(Interval(-0.031, -0.052, -0.004), 2) == "-.03 [-.05–.00]"
     assert cell(None, 2) == "–"
+    assert stacked(Interval(0.8124, 0.79, 1.0), 3) == ".812\n[.790–1.000]"
+    assert stacked(Interval(0.9998, 0.9996, 1.0), 3) == "1.000"
+    assert stacked(None, 2) == "–"
 
 
 def test_best_is_highest_pass_and_fewest_failures_and_no_cost() -> None:
@@ -91,6 +94,17 @@ def test_the_table_says_where_its_ranges_come_from(seeds: int, note: str) -> Non
         console.print(table)
     assert note in captured.get()
     assert "baseline" in captured.get()
+
+
+def test_three_arms_fit_eighty_columns_with_every_range_whole() -> None:
+    told = comparison(seeds=1, steps=3)
+    measured = figures(next(iter(told.arms.values())))
+    arms = {arm: {name: wide and Interval(0.9, 0.8, 1.0) for name, wide in measured.items()} for arm in "abc"}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(comparison_table(figures([told.cold_start]), arms, seeds=1))
+    shown = console.export_text().splitlines()
+    assert all(line.count("[") == line.count("]") for line in shown)
+    assert any(line.count("[.800–1.000]") == 3 for line in shown)
 
 
 def test_the_showcase_is_the_shortest_shallow_success() -> None:
