@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from retcon.planning import needs as module
 from retcon.planning.needs import MIB, needs_of, refuse_unfit
 from retcon.runs.tracker import Tracker
 from retcon.store import jsonl
+from retcon.train.measuring import Measured
 from retcon.train.rl import run_rl
 from training import make_base, make_demonstrations
 
@@ -175,7 +177,14 @@ def test_epochs_and_evaluations_on_the_way_are_part_of_what_a_training_takes(bas
     more = dry(*words, "rl.epochs=3", "evaluate.every=3", "evaluate.problems=5", "evaluate.every_samples=2")
     assert foretold(more) == 3 * foretold(once)
     assert "evaluations on the way: 3 of 10 rollouts, " in more, "after steps 3, 6 and the last, 7"
-    assert "forward passes before the updates: " in dry(*words, "rl.old_logprobs=recompute")
+    for key in ("old_logprobs=recompute", "kl=0.1"):
+        assert "forward passes before the updates: " in dry(*words, f"rl.{key}"), key
+
+
+def test_a_step_takes_rollouts_forward_passes_and_updates() -> None:
+    took = Measured(1.0, 2.0, True, 1, 1.0, 1.0, 1, scoring_seconds=4.0)
+    assert took.step_seconds == 7.0
+    assert replace(took, rollout_seconds=None).step_seconds == 6.0
 
 
 def test_a_supervised_training_is_planned_and_takes_the_tokens_that_were_foretold(base: Path, tmp_path: Path) -> None:

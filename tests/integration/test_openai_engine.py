@@ -168,7 +168,8 @@ def test_the_id_of_a_call_in_the_text_forges_no_message(id: str) -> None:
     with serving(script(said(f"Now.\n<tool_call>\n{wrote}\n</tool_call>"), said("42"))) as server:
         rolled(engine_of(server))
     call, told = server.asked[1].body["messages"][4:]
-    assert told == {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "<6*7>"}
+    assert call["tool_calls"][0]["id"] == "call_4_0"
+    assert told == {"role": "tool", "tool_call_id": "call_4_0", "content": "<6*7>"}
 
 
 @pytest.mark.parametrize("code", ["print('```')\nprint(x)", ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
-from retcon.rollout.lengths import context_of, derive_lengths, open_keys, with_lengths
+from retcon.rollout import prompts
+from retcon.rollout.lengths import context_of, derive_lengths, look_at, open_keys, with_lengths
+from retcon.rollout.prompts import fitting
+from retcon.tasks.types import Task
 
 CHAT = Chat(ByteTokenizer())
 GLUE = sum(len(segment.ids or ()) for segment in CHAT.prompt(""))
@@ -68,6 +72,24 @@ def test_derived_lengths_are_as_if_they_were_written_in_it(tmp_path: Path) -> No
 def test_a_prompt_that_fills_the_context_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"up to 1\d\d tokens and the model takes 100: .*task\.max_prompt_tokens"):
         derived(recipe(tmp_path, characters=150), 100)
+
+
+def test_one_odd_prompt_in_a_hundred_does_not_decide_for_all() -> None:
+    def longest(*lengths: int) -> int:
+        return look_at([Task(str(n), "x" * length, "") for n, length in enumerate(lengths)], CHAT, 1000).longest - GLUE
+
+    usual = list(range(1, 101))
+    assert longest(*usual, 600) == 100
+    assert longest(*usual, 400) == 400, "less than half of the context is room enough"
+    assert longest(*usual, 600, 601) == 600, "two in a hundred count"
+
+
+def test_a_stream_without_end_none_of_which_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "PATIENCE", 5)
+    tasks = (Task(str(n), "x" * max(1, 20 - n), "") for n in range(50))
+    with pytest.raises(RecipeError, match=rf"5 prompts in a row leave no room .* has {GLUE + 16} tokens"):
+        next(fitting(tasks, CHAT, GLUE + 1))
+    assert len(list(islice(tasks, 50))) == 45, "nobody looks further"
 
 
 def test_the_quickstart_has_the_lengths_that_were_chosen_for_it(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Rewards near the limit, and which tokens a failed turn has."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,9 +35,22 @@ def test_what_the_model_wrote_in_a_failed_turn_and_nothing_else() -> None:
     assert all(m for m, f in zip(learnt, found, strict=True) if f)
 
 
-def test_void_turns() -> None:
-    answered = play([call("print(y)"), "42"], {}).trajectory
-    assert has_void_turn(answered) == (answered.answer is None)
+@pytest.mark.parametrize(
+    ("replies", "answer", "void"),
+    [
+        ([call("print(y)"), "42"], "42", False),
+        ([call("print(y)"), "nothing"], None, True),
+        ([call("print(y)")] * 6, None, False),
+        ([call("x" * 3000)], None, True),
+        (["<tool_call>{</tool_call>", "42"], "42", True),
+    ],
+    ids=["answered", "without an answer", "out of turns", "cut off", "malformed"],
+)
+def test_void_turns(replies: list[str], answer: str | None, void: bool) -> None:
+    """answer: what the grader read."""
+    style = "hermes" if replies[0].startswith("<") else "markdown"
+    trajectory = play(replies, {}, style=style).trajectory
+    assert has_void_turn(replace(trajectory, answer=answer)) == void
 
 
 def test_an_ungraded_rollout_is_refused() -> None:

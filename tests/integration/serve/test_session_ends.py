@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 
+from retcon.core.types import Trajectory
 from retcon.serve.recording import FILE, OPEN, Record
 from retcon.store import jsonl
 from servers.agent import Asking, asked, asking, conversed, user
@@ -32,6 +33,12 @@ def test_what_a_killed_server_left_open_is_taken_in_by_the_next(tmp_path: Path) 
     (kept,) = jsonl.read(tmp_path / FILE)
     assert len(kept.turns) == 2
     assert Record(tmp_path).taken_in == 0
+
+
+def test_the_next_number_of_a_name_is_above_all_that_the_record_has(tmp_path: Path) -> None:
+    jsonl.write(tmp_path / FILE, [Trajectory(id, "t", (), ()) for id in ("a/1", "b/0", "a/0", "mine")])
+    numbers = Record(tmp_path).numbers
+    assert (numbers["a"], numbers["b"]) == (2, 1)
 
 
 def test_a_name_that_is_used_again_is_not_let_go_of_with_the_session_before() -> None:

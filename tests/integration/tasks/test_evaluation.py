@@ -1,6 +1,7 @@
 """An evaluation over the scripted engine and the real sandbox."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate.result import Result, read_result, write_result
-from retcon.evaluate.runner import evaluate, run_evaluation, settings_of
+from retcon.evaluate.runner import evaluate, fingerprint_of, held_by, run_evaluation, settings_of
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
+from retcon.tasks.types import Task
 
 RECIPE = load_recipe(
     None,
@@ -161,3 +163,13 @@ def test_an_evaluation_with_repairs_is_another_one(done: Path) -> None:
     recipe = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"repair": "saar"})})
     with pytest.raises(CheckpointError, match=r"repair\.kind = None.*evaluate\.repair = 'none', now 'saar'"):
         run_evaluation(recipe, done.parent / "model", done)
+
+
+def test_problems_are_told_by_their_content_in_order_and_weights_where_they_are_measured(tmp_path: Path) -> None:
+    one, other = Task("a", "What?", "1"), Task("b", "Why?", "2")
+    told = {fingerprint_of(tasks) for tasks in ([one, other], [other, one], [one], [replace(one, question="How?")])}
+    assert len(told) == 4
+    (tmp_path / ".lock").touch()
+    remote = load_recipe(None, ["engine.kind=openai", "engine.url=http://127.0.0.1:9", "engine.model=x"])
+    assert held_by(RECIPE, tmp_path, tmp_path, [one]).inputs.keys() == {"problems", "weights", "chat templates"}
+    assert held_by(remote, tmp_path, tmp_path, [one]).inputs.keys() == {"problems"}

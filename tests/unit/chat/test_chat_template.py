@@ -16,13 +16,14 @@ from retcon.build import build_chat
 from retcon.chat.chat import Chat
 from retcon.chat.family import Family
 from retcon.chat.registry import named, recognised
-from retcon.chat.template import Message, Template, read_template
+from retcon.chat.template import FOR_TOOLS, Message, Template, read_template
 from retcon.chat.templated import KEPT, Templated
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation
 from retcon.models.locating import BASE
+from retcon.store.fingerprint import template_fingerprint
 
 pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
 
@@ -178,6 +179,19 @@ def test_of_several_templates_as_transformers_saves_them_the_one_for_tools_is_ta
     assert read_template(tmp_path).compiled().render([]) == "a"
     (more / "tool_use.jinja").write_text("b")
     assert read_template(tmp_path).compiled().render([]) == "b"
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", FOR_TOOLS])
+def test_every_file_that_says_how_a_model_is_talked_to_is_told_apart(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    seen = [template_fingerprint(tmp_path)]
+    for text in ("{}", '{"chat_template": "a"}'):
+        file.write_text(text)
+        seen.append(template_fingerprint(tmp_path))
+    assert len({*seen}) == 3
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    assert template_fingerprint(tmp_path) == seen[-1]
 
 
 def test_a_template_reaches_nothing() -> None:

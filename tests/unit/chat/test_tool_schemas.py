@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 import types
+import urllib.request
 from typing import Any
 
 import pytest
@@ -108,6 +110,22 @@ def test_a_schema_may_refer_to_its_own_parts_and_to_the_standards() -> None:
     assert fault(spec, {"tree": {"left": {"value": 1}}, "schema": {"type": "string"}}) is None
     assert fault(spec, {"tree": {"left": {"value": "one"}}}) == "'tree.left.value' is not an integer"
     assert fault(spec, {"schema": {"type": "strin"}}) is not None
+
+
+def test_a_schema_in_a_schema_refers_to_its_own_parts() -> None:
+    size = {"$id": "https://example.org/size", "$defs": {"n": {"type": "integer"}}, "$ref": "#/$defs/n"}
+    spec = spec_of(properties={"size": size})
+    check(spec)
+    assert fault(spec, {"size": 1}) is None
+    assert fault(spec, {"size": "one"}) == "'size' is not an integer"
+
+
+def test_nobody_asks_the_network_for_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *about: asked.append(about) or io.BytesIO(b"{}"))
+    with pytest.raises(RecipeError, match=r"'http://example\.org/x', to which it refers, is not in it"):
+        check(spec_of(properties={"q": {"$ref": "http://example.org/x"}}))
+    assert not asked
 
 
 def test_arguments_that_break_the_check_are_the_calls_fault() -> None:

@@ -186,6 +186,16 @@ def test_where_all_are_down_calls_wait_for_the_first_to_be_tried_again() -> None
     assert policy.down_since(5.0) == 5.0
 
 
+def test_all_are_down_since_the_last_of_them_failed() -> None:
+    policy = pool(None, None)
+    for name in "ab":
+        policy.ask(name, 10, 10, 0.0)
+    sent(policy, 0.0)
+    policy.failed("a", 1.0)
+    policy.failed("b", 1.05)
+    assert policy.down_since(1.08) == 1.05
+
+
 def test_a_trajectory_leaves_a_straggler_when_what_is_left_ends_sooner_elsewhere() -> None:
     """Turns of 100 tokens take 2 s on one replica and 20 s on the other."""
     policy = pool(100_000, 100_000, fastest=100.0, prefill=10_000.0)

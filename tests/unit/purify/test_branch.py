@@ -94,6 +94,12 @@ def test_a_fresh_try_runs_in_the_state_before_the_failure_and_its_own_stays():
     assert [o.text for t in p.turns for o in t.observations] == ["", "", "(5, 5)"]
 
 
+def test_fresh_tries_alone_have_the_state_before_the_failure_too():
+    cells = [call("a = 5"), call("a = 6; oops"), call("b = a"), call("b, a"), DONE]
+    p = play(cells, tool=ScriptedSessions(run_python), repair=Branch(fresh=1, saar=Saar(attempts=0)))
+    assert p.turns[2].observations[0].text == "(5, 5)"
+
+
 def test_the_same_rollout_twice_is_the_same():
     script = [call(BAD), call(WORSE), call(GOOD), DONE]
     assert branched(script).trajectory == branched(script).trajectory

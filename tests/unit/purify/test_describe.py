@@ -12,6 +12,7 @@ from rich.console import Console
 
 from playing import CALL, Play, call, play, run_python, written
 from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import load_recipe
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Observation, Status, ToolCall
@@ -180,3 +181,8 @@ def test_the_line_is_one_line_and_no_longer_than_asked(text, chars):
 def test_a_line_has_a_character():
     with pytest.raises(ValueError, match="chars must be 1 or more"):
         Describe(chars=0)
+
+
+def test_a_recipe_says_which_failures_are_described_and_how_long() -> None:
+    recipe = load_recipe(None, ["repair.kind=describe", "repair.failures=['timeout']", "repair.chars=9"])
+    assert recipe.repair.build() == Describe(9, frozenset({"timeout"}))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from playing import call, play
+from playing import call, hermes_call, play
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError
 from retcon.core.pair import Completion, Pair
@@ -67,6 +67,14 @@ def test_later_attempts_that_failed_are_rejected_on_request():
     every = list(preference_pairs(p.trajectory, rejected="all"))
     assert [counted(pair.rejected) for pair in every] == [call(BAD) + END, call("fail(1)") + END]  # not the no-op
     assert {pair.prompt for pair in every} == {p.prompt(0)}
+
+
+def test_of_several_calls_the_pair_tells_of_the_one_that_failed():
+    p = play([hermes_call(GOOD) + hermes_call(BAD), hermes_call(GOOD) + hermes_call(OTHER), DONE],
+             {BAD: ("no value", "error", "NameError")}, repair=Saar(), style="hermes")  # fmt: skip
+    (pair,) = preference_pairs(p.trajectory)
+    assert [o.status for o in p.turns[0].abandoned[0].observations] == ["ok", "error"]
+    assert (pair.about["status"], pair.about["error_type"]) == ("error", "NameError")
 
 
 def test_without_a_fix_there_is_no_pair():

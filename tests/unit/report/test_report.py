@@ -18,7 +18,7 @@ from retcon.report.choose import showcase, showcase_in
 from retcon.report.pages.comparison import page
 from retcon.report.panel import Report, panels
 from retcon.report.panels.repeat import Repeat
-from retcon.report.plots import running_mean
+from retcon.report.plots import running_mean, shown
 from retcon.report.style import looks
 from retcon.report.summary import figures
 from retcon.report.tables import ROWS, best_arm, cell, comparison_table, measured_rows, result_table, stacked
@@ -157,3 +157,21 @@ def test_rows_that_nothing_was_measured_for_are_left_out_and_sections_still_end(
     arms = {"baseline": {**nothing, "pass1_t1": exactly(0.5), "tokens": exactly(60)}}
     shown = measured_rows(nothing, arms)
     assert [(row.figure, ends) for row, ends in shown] == [("pass1_t1", True), ("tokens", True)]
+
+
+@pytest.mark.parametrize(("arms", "lines"), [(2, 1), (3, 2)])
+def test_of_more_than_two_arms_ranges_stand_below_their_means(arms: int, lines: int) -> None:
+    of_arms = {f"arm {n}": {row.figure: Interval(0.5, 0.4, 0.6) for row in ROWS} for n in range(arms)}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_table(of_arms["arm 0"], of_arms, seeds=1))
+    said = console.file.getvalue().splitlines()
+    (at,) = (n for n, line in enumerate(said) if "pass@1, T = 1" in line)
+    assert ("[" in said[at], "[" in said[at + 1]) == ((True, True) if lines == 1 else (False, True))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("saar", "saar"), ("_own", " _own"), ("$x$", r"\$x\$"), ("a\udcff", "a?")],
+    ids=["plain", "underscore", "dollars", "no text"],
+)  # fmt: skip
+def test_names_are_drawn_as_they_are(name: str, text: str) -> None:
+    assert shown(name) == text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -74,15 +74,18 @@ def grow(
     *,
     replies: Callable[[str, str, int], str] = counting,
     tool: StatefulTool | None = None,
+    others: Mapping[str, StatefulTool] | None = None,
     repair: Repair | None = None,
+    probability: float = 1.0,
     seed: int = 0,
     step: int = 1,
 ) -> Played:
     tokenizer = ByteTokenizer()
     engine, sessions = ScriptedEngine(tokenizer, replies), ScriptedSessions(run_python)
     context = RolloutContext(
-        engine, Chat(tokenizer), {"python": tool or sessions}, LIMITS, repair=repair, strategy=strategy
-    )
+        engine, Chat(tokenizer), {"python": tool or sessions, **(others or {})}, LIMITS,
+        repair=repair, probability=probability, strategy=strategy,
+    )  # fmt: skip
 
     def grade(_: Task, trajectory: Trajectory) -> Trajectory:
         return replace(trajectory, reward=1.0)
@@ -139,6 +142,12 @@ def test_a_tree_has_no_more_rollouts_than_a_session_keeps_states(repair: Repair 
         assert max(kept) <= CHECKPOINTS
 
 
+def test_trees_are_as_small_beside_a_rollout_that_was_measured():
+    played = grow(At(start=1, turn=None, many=3, measures=True), 40)
+    trees = Counter(t.branch.root if t.branch else t.id for t in played.group)
+    assert sorted(trees.values()) == [1, 13, 13, 13]
+
+
 def test_what_a_rollout_kept_for_its_repair_goes_with_it_though_its_tree_goes_on():
     def failing(id: str, text: str, n: int) -> str:
         return call("oops" if "n = 1" in text else "n = 1")
@@ -170,6 +179,21 @@ def test_where_it_branches_the_slots_that_are_left_go_to_parent_and_branch():
     parents = {t.branch.parent.rpartition("/")[2] for t in played.group if t.branch}
     assert len(played.branched) == 4
     assert len(parents) > 1, "branches branch too"
+
+
+def test_a_branch_is_not_asked_about_the_point_that_it_began_at():
+    asked: list[tuple[int, int, int]] = []
+
+    @dataclass(frozen=True)
+    class Asked(At):
+        def branches(self, point: Point, draw: random.Random) -> int:
+            asked.append((point.turn, point.in_a_row, point.left))
+            return super().branches(point, draw)
+
+    group = grow(Asked(start=1, turn=1), 4).group
+    assert [point for point in asked if point[0] == 1] == [(1, 0, 3)]
+    assert sorted(asked[1:]) == [(2, 1, 1), (2, 1, 1), (3, 0, 1), (3, 0, 1)], "where none branches, the row is over"
+    assert [t.branch and t.branch.parent for t in group] == [None, group[0].id, None, None]
 
 
 def test_a_group_that_never_calls_is_whole():
@@ -263,6 +287,17 @@ def test_a_state_that_cannot_be_forked_costs_the_branch_alone():
     assert not played.branched, "they begin with the prompt instead"
 
 
+def test_where_one_of_two_states_cannot_be_forked_the_other_is_given_back():
+    """Else what begins with the prompt in the branch's place would go on from its parent's state."""
+    kept, broken = ScriptedSessions(run_python), ScriptedSessions(run_python, "other", broken=["checkpoint"])
+    played = grow(At(start=1), 3, tool=kept, others={"other": broken})
+    assert not played.branched
+    assert [played.told(n) for n in range(3)] == [["", "2", "20"]] * 3
+    assert [session.trajectory for session in kept.opened] == [t.id for t in played.group]
+    for session in kept.opened:
+        assert (session.events[-1], session.kept) == ("close", {})
+
+
 class Narrow(ScriptedSessions):
     """Sessions that have room for four states."""
 
@@ -308,6 +343,26 @@ def test_the_first_error_ends_the_group():
     (session,) = tool.opened
     assert session.events[-1] == "close"
     assert not session.kept
+
+
+@pytest.mark.parametrize("passes", range(9))
+def test_an_error_closes_the_tools_of_branches_too_that_it_meets_before_they_have_begun(passes: int):
+    def refuses(id: str, text: str, n: int) -> str:
+        if id.endswith("/0") and "tool" in text:
+            raise EngineError("no such id")
+        return counting(id, text, n)
+
+    tool = Slow([4, passes])
+    with pytest.raises(EngineError, match="no such id"):
+        grow(At(start=2, turn=None), 8, replies=refuses, tool=tool)
+    assert [session.events[-1] for session in tool.opened] == ["close"] * len(tool.opened)
+
+
+def test_whether_it_is_purified_is_drawn_for_a_tree():
+    group = grow(At(start=3, turn=None), 24, repair=Saar(), probability=0.5).group
+    whole = {t.id: t.provenance.purified for t in group}
+    assert [t.provenance.purified for t in group] == [whole[t.branch.root if t.branch else t.id] for t in group]
+    assert len({whole[t.branch.root] for t in group if t.branch}) == 2, "some are and some are not"
 
 
 def test_a_tree_is_purified_as_a_whole():

@@ -10,7 +10,7 @@ import zstandard
 from comparing import FIX, repaired, trajectory
 from retcon.core.errors import RecordError
 from retcon.store import jsonl
-from retcon.store.lookup import find, first, head, holds
+from retcon.store.lookup import all_ids, find, first, head, holds
 
 PLAIN, OTHER, MENDED = trajectory("a/0", FIX), trajectory("ab/0", FIX), repaired("b/0")
 
@@ -51,6 +51,12 @@ def test_one_is_found_by_its_id_or_its_beginning(file):
         file.write_bytes(file.read_bytes()[:-12])
         with pytest.raises(RecordError, match=r"line \d: the file cannot be read further"):
             find(file, "b/0")
+
+
+def test_ids_are_those_of_the_lines_that_can_be_read(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_bytes(jsonl.line_of(PLAIN) + b"{}\nno JSON\n" + jsonl.line_of(OTHER))
+    assert list(all_ids(path)) == ["a/0", "ab/0"]
 
 
 def test_a_broken_line_before_it_is_named(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from retcon.core.errors import RecordError
+from retcon.store.alone import NO_LOCKS, alone
 from retcon.store.jsonl import write_lines
 from retcon.store.lines import LineAppender
 from retcon.store.outputs import OutputFile, check_outputs, refuse_finished
@@ -76,3 +79,21 @@ def test_a_finished_output_stays_unless_told(source: Path) -> None:
     refuse_finished([OutputFile("-o", Path("new.jsonl"))], "--force")
     with pytest.raises(RecordError, match=r"--report in\.jsonl is there already, and finished; --force replaces it"):
         refuse_finished([OutputFile("-o", Path("new.jsonl")), OutputFile("--report", Path("in.jsonl"))], "--force")
+
+
+def test_where_a_file_system_knows_no_locks_work_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says: list[int] = []
+
+    def flock(*_: object) -> None:
+        raise OSError(says[-1], os.strerror(says[-1]))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for code in NO_LOCKS:
+        says.append(code)
+        with alone(tmp_path / "out"):
+            pass
+    says.append(errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"), alone(tmp_path / "out"):
+        pass

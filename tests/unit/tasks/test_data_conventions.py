@@ -78,10 +78,23 @@ def test_choices_are_shown_and_answered_by_letter(options: Any, answer: str, let
     assert unreadable([task]) == []
 
 
-@pytest.mark.parametrize(("options", "answer"), [([10, 20], 20), (["³", "²"], "²")])
+@pytest.mark.parametrize(("options", "answer"), [([10, 20], 20), (["³", "²"], "²"), (["Q", "D"], "D")])
 def test_a_choice_that_is_no_index_is_found_by_its_text(options: Any, answer: Any, tmp_path: Path) -> None:
     task = tasks(write(tmp_path / "a.jsonl", [{"question": "How many?", "options": options, "answer": answer}]))[0]
     assert (task.answer, task.question.splitlines()[-1]) == ("B", f"B. {answer}")
+
+
+@pytest.mark.parametrize("answer", ["2", "C", "green"])
+def test_an_answer_that_is_none_of_the_choices_is_told_as_it_is(answer: str, tmp_path: Path) -> None:
+    row = {"question": "Which?", "options": ["red", "blue"], "answer": answer}
+    task = tasks(write(tmp_path / "a.jsonl", [row]))[0]
+    assert task.answer == answer
+
+
+def test_more_choices_than_letters_are_refused(tmp_path: Path) -> None:
+    options = {str(n): f"choice {n}" for n in range(1, 28)}
+    with pytest.raises(DataError, match="column 'options' is not a list of choices"):
+        read(write(tmp_path / "a.jsonl", [{"question": "Which?", "options": options, "answer": "27"}]))
 
 
 def test_columns_are_mapped_and_the_convention_of_the_values_is_still_seen(tmp_path: Path) -> None:

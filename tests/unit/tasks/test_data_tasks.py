@@ -9,6 +9,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def test_layout_makes_no_other_question(one: str, other: str) -> None:
         ("What is 2² + 3?", "What is 22 + 3?"),
         ("What is 10⁻³?", "What is 10-3?"),
         ("What is a₁₀?", "What is a10?"),
+        ("What is a₂?", "What is a²?"),
         ("What is 3½ − 1?", "What is 31⁄2 − 1?"),
     ],
 )
@@ -175,6 +177,14 @@ def test_runs_that_stand_everywhere_and_short_questions_count_for_nothing() -> N
     assert EvaluationIndex(boilerplate).match(f"{LONG}") is None
     assert EvaluationIndex(boilerplate[:10]).match(LONG) is not None
     assert EvaluationIndex([("a", "one two three")]).match("one two three four") is None
+
+
+def test_all_that_a_task_holds_tells_it_from_others() -> None:
+    task = Task("a", "What?", "1", "Be brief.", {"grader": "exact"}, (("user", "Hi"), ("assistant", "Hi")))
+    others = {"id": "b", "question": "Why?", "answer": "2", "system": None, "meta": {"grader": "math"}, "before": ()}
+    assert others.keys() == {field.name for field in fields(task)}
+    assert all(replace(task, **{name: value}).content != task.content for name, value in others.items())
+    assert replace(task, meta=dict(task.meta)).content == task.content
 
 
 def test_a_drawing_is_no_words() -> None:

@@ -11,8 +11,10 @@ from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.branch import Branch
 from retcon.purify.saar import Saar
+from retcon.train.algorithms.dapo import Dapo
 from retcon.train.batch import check_scored
 from retcon.train.objective.contrast import contrast_samples
+from retcon.train.update import to_samples
 
 BAD, WORSE, GOOD, DONE = "print(6 * valu)", "print(6 * vlue)", "print(6 * value)", "It is 42."
 FAILS = {BAD: "error", WORSE: "error"}
@@ -63,6 +65,16 @@ def test_what_was_not_repaired_gives_none(repair):
     p = play([call(BAD), call(WORSE), DONE] if repair else [call(BAD), DONE], FAILS, repair=repair)
     assert p.trajectory.failures == 1
     assert contrast_samples(p.trajectory, 1.0) == []
+
+
+@pytest.mark.parametrize("masked", ["truncated", "void_turns"])
+def test_a_rollout_that_is_left_out_of_learning_gives_none(masked: str) -> None:
+    p = play([call(BAD), call(GOOD), call("x" * 3000)], FAILS, repair=Saar())
+    rollout = replace(p.trajectory, reward=1.0)
+    assert rollout.stop == "length"
+    for how, contrasted in (("keep", 2), ("mask", 0)):
+        own, *tries = to_samples([rollout], [1.0], Dapo(contrast=0.5, **{masked: how}))
+        assert (any(own.mask), len(tries)) == (how == "keep", contrasted)
 
 
 def test_a_sample_ends_with_what_the_model_wrote_in_its_turn():

@@ -6,9 +6,10 @@ from functools import partial
 import pytest
 
 from playing import call, play
-from retcon.core.types import Branch, Observation, Segment, ToolCall, Turn
+from retcon.core.types import Branch, Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
+from retcon.train.ahead import staleness
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.watch.branch_metrics import branch_metrics
@@ -49,8 +50,19 @@ def test_groups_that_their_lengths_tell_apart_teach_something():
     limit = sum(len(s.ids) for s in long.segments)
     shaped = partial(shaped_rewards, config=Dapo(overlong_buffer=10), limit=limit)
     assert rollout_metrics([group])["same_reward"] == 1
-    assert rollout_metrics([group], shaped)["same_reward"] == 0
+    found = rollout_metrics([group], shaped)
+    assert (found["same_reward"], found["reward"], found["reward_std"]) == (0, 1, 0), "rewards are told as they came"
     assert rollout_metrics([[group[0], group[0]]], shaped)["same_reward"] == 1
+
+
+def test_a_rollout_is_partial_where_weights_of_several_steps_have_sampled_it():
+    def sampled(*versions: int) -> Trajectory:
+        ids = tuple(range(len(versions)))
+        written = Segment("sampled", "x", ids, tuple(-1.0 for _ in ids), versions)
+        return Trajectory("t/0", "t", (Segment("prompt", "?", (0,)),), (Turn((written,)),), reward=1.0)
+
+    found = staleness([[sampled(3, 3), sampled(2, 3)], [sampled(3), sampled()]], step=4)
+    assert found == {"staleness_mean": 0.2, "staleness_max": 1, "partial_rollouts": 0.25}
 
 
 def test_branches_are_counted_and_what_they_share():

@@ -124,6 +124,14 @@ def test_a_transcript_without_calls_passes_in_every_format(tmp_path: Path, name:
         assert (count.transcripts, count.without_calls, count.unread) == (1 + len(others), 1, 0)
 
 
+def test_of_several_lists_the_one_with_calls_is_read_and_of_those_without_the_last() -> None:
+    (format,), asked = named("langchain"), {"before": FORMATS["langchain_flat"]((user("?"), answer("4")))["messages"]}
+    assert format.find({**asked, **FORMATS["langchain_flat"](CLEAN)}).path == ("messages",)
+    (format,) = named("responses")
+    said = [{"role": "assistant", "content": "4"}]
+    assert format.find({"input": [{"role": "user", "content": "?"}, *said], "output": said}).path == ("output",)
+
+
 @pytest.mark.parametrize("record", [{"messages": []}, {"prompt": [{"role": "user", "content": "?"}], "completion": []}])
 def test_a_transcript_of_nothing_passes(tmp_path: Path, record: dict[str, Any]) -> None:
     data = lines([record, messages(CLEAN)])

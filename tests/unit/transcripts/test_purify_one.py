@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreign import REPAIRED, ours
+from foreign import REPAIRED, fails, ours, user, works
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
@@ -78,6 +78,28 @@ def test_calls_of_one_id_are_apart_in_the_trajectory_even_if_one_is_not_answered
     (turn,) = format.read(record, "one").trajectories[0].turns
     assert len({c.id for c in turn.calls}) == 2
     assert [o.call_id for o in turn.observations] == [turn.calls[0].id]
+
+
+def test_of_several_outputs_of_one_id_the_last_call_has_the_last() -> None:
+    def outputs(*told: str, calls: int) -> list[str]:
+        call = {"id": "same", "function": {"name": "python", "arguments": '{"code": "f()"}'}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call] * calls}
+        results = [{"role": "tool", "tool_call_id": "same", "content": text} for text in told]
+        (format,) = named("messages")
+        record = {"messages": [{"role": "user", "content": "q"}, said, *results]}
+        return [o.text for o in format.read(record, "one").trajectories[0].turns[0].observations]
+
+    assert outputs("working on it", "4", calls=1) == ["4"]
+    assert outputs("1", "working on it", "4", calls=2) == ["1", "4"]
+
+
+def test_pairs_are_of_the_turns_that_splices_have_become() -> None:
+    steps = (fails("x = print(root"), fails("x = print(root))"), works("x = print(root)"), works("1 + 1"))
+    last = ours((user("?"), *steps, *REPAIRED[1:]))
+    reading = Ours().read(last, "one")
+    results = [Offline()(one) for one in reading.trajectories]
+    assert [(splice.failure, splice.fix) for splice in results[0].splices] == [(0, 2), (4, 5)]
+    assert [pair.id.rpartition("/")[0].rpartition("/")[2] for pair in reading.pairs(results)] == ["0", "2"]
 
 
 def test_what_was_repaired_as_a_rollout_was_made_gives_no_pair_beside_what_is_repaired_now() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from foreign import answer, fails, markdown, messages, user, works
@@ -58,6 +60,18 @@ def test_inputs_of_several_shapes_become_one_file_that_can_be_read(tmp_path: Pat
             purified(assignment(inputs, out), stop_after=stop)
         purified(assignment(inputs, out), resume=True)
         assert parsed(out) == [CLEAN] * 5
+
+
+def test_tables_with_other_columns_become_one_with_all_of_them(tmp_path: Path) -> None:
+    inputs = [tmp_path / "one.parquet", tmp_path / "two.parquet"]
+    rows: list[list[dict[str, Any]]] = [[{**CLEAN, "a": 1}, {**CLEAN, "a": 2}], [{"b": "x", **CLEAN}]]
+    for path, some in zip(inputs, rows, strict=True):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(some), path)
+    out = tmp_path / "out.parquet"
+    purified(assignment(inputs, out))
+    assert [(row["a"], row["b"]) for row in pyarrow.parquet.read_table(out).to_pylist()] == [
+        (1, None), (2, None), (None, "x")
+    ]  # fmt: skip
 
 
 def test_an_array_of_which_nothing_was_kept_is_begun_by_the_next_one(tmp_path: Path) -> None:
