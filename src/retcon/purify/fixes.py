@@ -57,7 +57,8 @@ def _avoided(
     failure: Turn, fix: Turn, pairs: Sequence[tuple[str, str]], told: Callable[[str], bool]
 ) -> tuple[Poor, str] | None:
     """How a fix goes round what failed, in the programs of both turns."""
-    if pairs and (empty := [o.text.strip() for o in fix.observations if _EMPTY.fullmatch(o.text)]):
+    changed = not all(_only_imports(before, after) for before, after in pairs)
+    if changed and (empty := [o.text.strip() for o in fix.observations if _EMPTY.fullmatch(o.text)]):
         return "avoided", f"the result is {empty[0]}"
     missing = {name for o in failure.observations for name in _MISSING.findall(o.text)}
     bounded = all(o.error_type not in _UNBOUNDED for o in failure.observations)
@@ -72,6 +73,17 @@ def _avoided(
         if (way := next(filter(None, ways), None)) is not None:
             return "avoided", way
     return None
+
+
+def _only_imports(before: str, after: str) -> bool:
+    """Whether a program is the other with no more than its imports changed: what it gives, that one was to give."""
+    trees = parse(before), parse(after)
+    rest = [
+        [ast.dump(node) for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+        for tree in trees
+        if tree is not None
+    ]
+    return len(rest) == 2 and rest[0] == rest[1]
 
 
 def plan_given_up(failure: Turn, later: Sequence[Turn]) -> str | None:

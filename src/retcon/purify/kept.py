@@ -32,6 +32,7 @@ Place = Literal["words", "comments", "tail"]
 _NUMBER = r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)"
 _CODELIKE = re.compile(rf"`([A-Za-z_]\w*)|\b([A-Za-z]\w*_\w+)|\b([A-Za-z_]\w{{2,}})(?=\()|({_NUMBER})")
 _TOKEN = re.compile(rf"[A-Za-z_]\w{{2,}}|{_NUMBER}")
+_CELL = re.compile(r"\A\s*Out\[\d+\]:")
 _TELLING = 5
 """Words of a sentence from which on it is no turn of phrase when it stands twice."""
 _SHORT = 4
@@ -88,6 +89,8 @@ class Kept:
         self._mentioned: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self._first: dict[str, int] | None = None
+        self._as_at: list[int] | None = None
+        """Of each turn the first one that did the same since a user spoke."""
 
     def fold(self, number: int, words: int, *, trouble: bool, stays: bool) -> None:
         """Take in that turn `number` stays, with the words of turn `words`. trouble: whether what comes after its words
@@ -191,6 +194,11 @@ class Kept:
         for token in sorted(t for t in _mentions(_tail(fix)) if "." in t and t[0].isdigit()):
             if not any(seen.startswith(token) for seen in has) and self._firsts().get(token, first) >= first:
                 return Refused("value", token)
+        if words == first:  # they were written for its program: a number of both that the fix has not is given up
+            numbers = {t for call in self._turns[first].calls for t in _TOKEN.findall(call.code) if t[0].isdigit()}
+            for token in sorted((own & numbers) - has):
+                if self._firsts().get(token, first) >= first:
+                    return Refused("value", token)
         for token in sorted((values | names) - has):
             at = stop if token in own and token in names else self._mentioned.get(token)
             if at is not None and self._told.get(token, at) >= at and self._firsts().get(token, first) >= first:
@@ -200,6 +208,19 @@ class Kept:
     def told_before(self, number: str, turn: int) -> bool:
         """Whether a number stands in anything before this turn, or in what the turn itself says."""
         return self._firsts().get(number, turn) < turn or number in _TOKEN.findall(prose(self._turns[turn]))
+
+    def done_before(self, stop: int, first: int) -> bool:
+        """Whether the programs of turn `stop`, which are not those of `first`, gave the same output before `first`, and
+        no user has spoken since."""
+        if self._as_at is None:
+            seen: dict[tuple[str, ...], int] = {}
+            self._as_at = []
+            for n, turn in enumerate(self._turns):
+                self._as_at.append(seen.setdefault(_done(turn), n))
+                if any(s.kind == "prompt" for s in turn.segments):
+                    seen = {}
+        codes = ([call.code for call in self._turns[n].calls] for n in (first, stop))
+        return self._as_at[stop] < first and next(codes) != next(codes)
 
     def _firsts(self) -> dict[str, int]:
         """Where each token stands first, -1 for the prompt."""
@@ -330,6 +351,12 @@ def _tail(turn: Turn) -> str:
     lines = {line for code in codes for line in code.split("\n")}
     found = text.split("\n")
     return "\n".join(line for line in found if line not in lines) if not lines.isdisjoint(found[1:]) else ""
+
+
+def _done(turn: Turn) -> tuple[str, ...]:
+    """The programs of a turn, as they are when no comment has been cut or all have been, and their outputs."""
+    lines = (line.partition("#")[0].rstrip() for call in turn.calls for line in call.code.split("\n"))
+    return (*filter(None, lines), "", *(_CELL.sub("", o.text) for o in turn.observations))
 
 
 def _said_to(turn: Turn) -> Iterable[str]:

@@ -41,7 +41,7 @@ REASONS: dict[Reason, str] = {
     "constant": "nothing but constants is left of what the failed call computed",
     "unexecuted": "the fix defines, and runs nothing of it",
     "told": "the fix's own output speaks of an error",
-    "avoided": "the fix goes round what failed: a narrower range, a made-up value, another word in place of the result",
+    "avoided": "the fix goes round what failed: a narrower range, a made-up value, a step that was done before",
     "doubted": "right after the fix the model takes it back",
     "plan": "the plan that its words tell was given up, and the fix's own cannot stand for them",
     "retry": "its words are about the failure before it, which stays, and the fix's own cannot stand for them",
@@ -191,6 +191,8 @@ class Offline:
             return "swallowed", ""
         if (poor := weak(failure, fix, lambda number: after.kept.told_before(number, at))) is not None:
             return poor
+        if after.kept.done_before(stop, at):
+            return "avoided", "it had been done before the failure"
         if self.state == "check" and (lost := after.lost(at, stop)) is not None:
             return lost
         if (doubt := _taken_back(after.turns, stop)) is not None:

@@ -56,6 +56,19 @@ def test_later_turns_lose_what_refers_to_the_failure_unless_they_would_lose_the_
     assert not refused.cuts
 
 
+@pytest.mark.parametrize("shown", ["```python\n{}\n```\n", "<solution>\n{}\n</solution>"], ids=["fenced", "solution"])
+def test_a_program_in_an_answer_keeps_all_of_its_lines(shown: str) -> None:
+    fix = works(FIXED, "4.0", "sqrt it is")
+    said = "We hand in this one. " + shown.format("fixed = text.strip()\nraise ValueError(fixed)")
+    result = purify(ASK, FAIL, fix, answer(f"{said} That corrected code reads them."))
+    assert said.strip() in result.trajectory.turns[-1].text
+    assert [cut.text for cut in result.cuts] == ["That corrected code reads them."]
+    commented = answer("We hand in this one. " + shown.format("root(16)  # the corrected code"))
+    assert reasons(purify(ASK, FAIL, fix, commented)) == [("words", "fix")]
+    solved = answer("We hand in this one. <solution> the corrected code of it </solution>")
+    assert reasons(purify(ASK, FAIL, fix, solved)) == [("words", "fix")]
+
+
 def test_a_failure_that_stays_and_a_user_are_something_to_refer_to() -> None:
     fix = works(FIXED, "4.0", "sqrt it is")
     sorry = answer("Sorry for the error. The root of 16 is 4.")
@@ -77,6 +90,15 @@ def test_a_value_that_only_the_removed_output_had_is_missed() -> None:
     fix = works(FIXED, "4.0", "sqrt it is")
     assert reasons(purify(ASK, failure, fix, answer("Twice 12.345 is what we want here."))) == [("words", "value")]
     assert purify(ASK, failure, works(FIXED, "12.345"), answer("Twice 12.345 is what we want here.")).splices
+
+
+def test_a_number_of_the_words_that_only_the_failed_program_had_is_missed() -> None:
+    failure = replace(FAIL, text="We take all below 21.9 of it.", code=FAILED + "\nsmall = root < 21.9\nprint(small)")
+    other = works(FIXED + "\nsmall = root <= 10\nprint(small)", "4.0\nTrue")
+    assert reasons(purify(ASK, failure, other)) == [("words", "value")]
+    assert purify(user("the root of 16, below 21.9?"), failure, other).splices
+    assert purify(ASK, failure, works(FIXED + "\nsmall = root < 21.9\nprint(small)", "4.0\nTrue")).splices
+    assert purify(ASK, replace(failure, text="We take all below it."), other).splices
 
 
 def test_the_words_of_a_plan_that_an_assertion_refutes_go() -> None:

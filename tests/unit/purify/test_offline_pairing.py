@@ -234,6 +234,7 @@ SECOND = FIRST.replace(" - 99", "")
     [
         "Let us try a different approach.",
         "Instead of dividing them we take the greatest.",
+        "We take the greatest instead of just dividing them.",
         "We need to rethink our strategy.",
         "Again: directly is slow, so we go step by step.",
         "Once more, manually.",
@@ -305,12 +306,27 @@ def test_a_fix_that_goes_round_the_failure_is_none(failed: str, type: str, fix: 
     assert reasons(purify(ASK, fails(failed, type, 1), works(fix, output))) == [(0, "avoided")]
 
 
+def test_a_step_that_was_done_before_the_failure_is_no_fix_of_it() -> None:
+    halved, failure = "half = table.total / 2\nhalf", fails("half = table.totals / 2\nhalf", "AttributeError", 1)
+    before = works(halved, "21")
+    assert reasons(purify(ASK, before, failure, works("# Halve it.\n" + halved, "21"))) == [(1, "avoided")]
+    assert reasons(purify(ASK, replace(before, output="Out[1]: 21"), failure, works(halved, "Out[3]: 21"))) == [
+        (1, "avoided")
+    ]
+    assert purify(ASK, before, user("Once more."), failure, works(halved, "21")).splices
+    assert purify(ASK, before, failure, works(halved, "20")).splices  # it has another result now
+    assert purify(ASK, before, fails(halved, "TimeoutError", 1), works(halved, "21")).splices  # it is what failed
+
+
 def test_what_looks_like_going_round_and_is_not() -> None:
     missing = "rows = [2 * x, 3 * x]\nprint(sum(rows))"
     told = user("What is it for 7?")
     assert purify(told, fails(missing), works("x = 7\n" + missing, "35")).splices
     count = "for n in [3, 4]:\n    x += n\nprint(x)"
     assert purify(ASK, fails(count, line=2), works("x = 0\n" + count, "7")).splices
+    alone = "roots = solve(x**2 + 1)\nprint(roots)"
+    assert purify(ASK, fails(alone), works("from sympy import solve\n\n" + alone, "[]")).splices  # none is the result
+    assert reasons(purify(ASK, fails(alone), works(alone.replace("+", "+ 1 +"), "[]"))) == [(0, "avoided")]
     one_less = fails("print([row[n] for n in range(9)])\nrow = 1", "IndexError", 1)
     assert purify(ASK, one_less, works("print([row[n] for n in range(8)])\nrow = 1")).splices
     guarded = "found = [n for n in data]\nif found:\n    print(found[0])\nelse:\n    print('nothing found')"

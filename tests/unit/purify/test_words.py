@@ -135,6 +135,15 @@ def test_what_cannot_be_cut(text: str) -> None:
     assert not can_cut(text, referring(text, "fix"))
 
 
+def test_tags_that_nothing_is_left_between_go_too() -> None:
+    goes, stays = "<thought> Oops. Let me fix that. </thought>", "<thought> We sum the odd ones. </thought>"
+    assert kept(f"{goes}\n{stays}") == stays
+    assert kept(f"{stays}\n{goes}\n") == f"{stays}\n"
+    assert kept(f"{stays} {goes} We begin with 3.") == f"{stays} We begin with 3."
+    assert kept("<thought>\nOops, x < 3.\nLet me fix that.\n</thought>\nWe begin with 3.") == "We begin with 3."
+    assert kept(f"<thought> </thought>\nOops. {stays}") == f"<thought> </thought>\n{stays}"
+
+
 def test_comments_are_cut_from_programs_and_strings_are_not() -> None:
     code = "# Since sympy is not available,\n# go by hand\nx = 1  # fixed\ny = '# error'  # the sum"
     assert without_comments(code, referring_comments(code, "fix")) == "x = 1\ny = '# error'  # the sum"

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from retcon.purify.reading.shown import programs, shown
+
 Scope = Literal["fix", "later"]
 """Where a sentence stands: written right after the failure, as the words or comments of its fix; or later."""
 
@@ -135,7 +137,7 @@ _PLAN = re.compile(
     rf"\b(?:(?:different|another|alternative|new|other|simpler|better) (?:\w+ )?{_WAYS}s?"
     r"|(?:re-?think|reconsider|re-?evaluate|change|correct|revise|update|modify|adjust) (?:the|my|our) (?:\w+ )?"
     rf"(?:{_WAYS}|strategy|logic|plan)s?|(?:different|another|new) (?:strategy|idea|plan|route|algorithm|formula)"
-    r"|(?:instead of|rather than) (?:\w+ly )?(?!using\b|import)\w+ing|manually|by hand|step[- ]by[- ]step)(?!\w)",
+    r"|(?:instead of|rather than) (?:\w+ly |just )?(?!using\b|import)\w+ing|manually|by hand|step[- ]by[- ]step)(?!\w)",
     re.IGNORECASE,
 )
 """Another way than before is taken."""
@@ -154,6 +156,8 @@ _END = re.compile(r"[.!?:]+[\"')\]*`_]*(?=\s|\Z|<)|\n+|</?\w+>")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:e\.g|i\.e|vs|etc|eqs?|figs?|dr|mr|mrs|approx|cf|no|resp)|(?:^|\s)\d{1,3})\Z", re.IGNORECASE
 )
+_OPENING = re.compile(r"<(\w+)>\s*")
+_CLOSING = re.compile(r"\s*</(\w+)>")
 _LEANS = re.compile(
     r"(?:it|this|that|these|those|they|which|however|but|so|therefore|thus|hence|then|instead|also"
     r"|nevertheless|otherwise"
@@ -169,7 +173,8 @@ _DEFINITE = re.compile(
     re.IGNORECASE,
 )
 """What was written, as something that is known."""
-_ANSWER = re.compile(r"\\boxed|<solution>|</solution>|\banswer\b", re.IGNORECASE)
+_ANSWER = re.compile(r"\\boxed|\banswer\b", re.IGNORECASE)
+_COMMENT = re.compile(r"#[^\n]*")
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,2}[.)]|[A-Za-z][.)])\s")
 
 
@@ -181,13 +186,25 @@ class Sentence:
     end: int
     rule: str | None = None
 
+    def within(self, other: Sentence) -> bool:
+        return other.start <= self.start and self.end <= other.end
+
 
 def sentences(text: str) -> list[Sentence]:
     """The sentences of a text, without the space and tags between; a line break ends one unless the next line goes on
-    in small letters."""
+    in small letters. Of a program that the text shows, the comments: its lines are no words."""
     found: list[Sentence] = []
-    start = 0
-    for end in _END.finditer(text):
+    at = 0
+    for start, stop in programs(text):
+        _add_all(found, text, at, start)
+        found += (Sentence(*comment.span()) for comment in _COMMENT.finditer(text, start, stop))
+        at = stop
+    _add_all(found, text, at, len(text))
+    return found
+
+
+def _add_all(found: list[Sentence], text: str, start: int, stop: int) -> None:
+    for end in _END.finditer(text, start, stop):
         mark = end[0]
         if mark[0] == "." and _ABBREVIATION.search(text, max(start, end.start() - 8), end.start()):
             continue
@@ -196,8 +213,7 @@ def sentences(text: str) -> list[Sentence]:
         outside = mark[0] in "\n<"
         _add(found, text, start, end.start() if outside else end.end())
         start = end.end()
-    _add(found, text, start, len(text))
-    return found
+    _add(found, text, start, stop)
 
 
 def _add(found: list[Sentence], text: str, start: int, end: int) -> None:
@@ -266,15 +282,20 @@ def _is_whole(sentence: str) -> bool:
 
 
 def can_cut(text: str, cuts: Sequence[Sentence]) -> bool:
-    """Whether what is left without these sentences is whole: no answer, no item of a numbered list, nothing that
-    introduces what stays, and at least one sentence of three words."""
+    """Whether what is left without these sentences is whole: no answer, nothing of a program that is shown, no item of
+    a numbered list, nothing that introduces what stays, and at least one sentence of three words."""
     gone = {one.start for one in cuts}
-    left = [one for one in sentences(text) if one.start not in gone]
+    codes = [Sentence(*program) for program in programs(text)]
+    left = [one for one in sentences(text) if one.start not in gone and not any(one.within(code) for code in codes)]
     if not any(_is_whole(text[one.start : one.end]) for one in left):
         return False
+    kept = [Sentence(*stretch) for stretch in shown(text)]
+    left += codes
     for one in cuts:
         words = text[one.start : one.end]
-        if _ANSWER.search(words) or _NUMBERED.match(text, text.rfind("\n", 0, one.start) + 1):
+        if any(one.within(stretch) for stretch in kept) or _ANSWER.search(words):
+            return False
+        if _NUMBERED.match(text, text.rfind("\n", 0, one.start) + 1):
             return False
         if words.endswith(":") and any(other.start > one.end for other in left):
             return False
@@ -282,12 +303,12 @@ def can_cut(text: str, cuts: Sequence[Sentence]) -> bool:
 
 
 def spans(text: str, cuts: Sequence[Sentence]) -> list[tuple[int, int]]:
-    """The stretches to take out of the text for these sentences, in order: with the space that they leave, and with
-    their line where nothing else stands on it."""
+    """The stretches to take out of the text for these sentences, in order: with the space that they leave, with their
+    line where nothing else stands on it, and with the tags that nothing is left between."""
     merged: list[tuple[int, int]] = []
-    for one in sorted(cuts, key=lambda c: c.start):
+    for one in sorted([*_emptied(text, cuts), *cuts], key=lambda c: c.start):
         if merged and not text[merged[-1][1] : one.start].strip(" \t"):
-            merged[-1] = (merged[-1][0], one.end)
+            merged[-1] = (merged[-1][0], max(merged[-1][1], one.end))
         else:
             merged.append((one.start, one.end))
     out: list[tuple[int, int]] = []
@@ -301,6 +322,23 @@ def spans(text: str, cuts: Sequence[Sentence]) -> list[tuple[int, int]]:
         else:
             out.append((start - len(before) + len(before.rstrip(" \t")), end))
     return out
+
+
+def _emptied(text: str, cuts: Sequence[Sentence]) -> list[Sentence]:
+    """The pairs of tags, such as those of a thought, that have nothing but these sentences between them."""
+    runs: list[tuple[int, int]] = []
+    for one in sorted(cuts, key=lambda c: c.start):
+        if runs and not text[runs[-1][1] : one.start].strip():
+            runs[-1] = (runs[-1][0], one.end)
+        else:
+            runs.append((one.start, one.end))
+    found: list[Sentence] = []
+    for start, end in runs:
+        opening = _OPENING.fullmatch(text, max(text.rfind("<", 0, start), 0), start)
+        closing = _CLOSING.match(text, end)
+        if opening and closing and opening[1] == closing[1]:
+            found.append(Sentence(opening.start(), closing.end()))
+    return found
 
 
 def without(text: str, stretches: Sequence[tuple[int, int]]) -> str:
