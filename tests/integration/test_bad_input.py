@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -86,3 +87,19 @@ def test_a_gguf_of_an_unknown_architecture(tmp_path: Path, monkeypatch: pytest.M
     writer.close()
     with pytest.raises(CheckpointError, match="architecture is 'martian'"):
         train(tmp_path, "--from", tmp_path / "odd.gguf")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "quickstart/baseline", "rl.steps=1", "rl.prompts=1", "rl.group=2", "evaluate.every=0"),
+        ("train", "quickstart/baseline", "--dry-run"),
+        ("compare", "quickstart/baseline", "quickstart/saar"),
+    ],
+    ids=["train", "dry-run", "compare"],
+)
+def test_a_folder_that_no_model_could_be_loaded_from(words: tuple[str, ...], base: Path, tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"not\xfftext")
+    with pytest.raises(CheckpointError, match="is not in UTF-8, and no model could be loaded from there"):
+        CliRunner().invoke(app, [*words, "--from", str(base), "--out", str(out)], catch_exceptions=False)
+    assert not out.exists()

@@ -58,18 +58,20 @@ class MemorySandbox:
     """Implements `Sandbox`, for tests of what stands before one: sessions are dictionaries, nothing is contained.
 
     runs: how many cells have run. wait: what a cell waits for before it runs. begun: cells that wait or have run.
-    `lose()` in a cell ends its session.
+    open_sessions: that have not ended. `lose()` in a cell ends its session.
     """
 
     def __init__(self) -> None:
         self.runs = 0
         self.begun = 0
         self.wait: asyncio.Event | None = None
+        self.open_sessions = 0
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         return await MemorySession(self).run(program, **options)
 
     async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> MemorySession:
+        self.open_sessions += 1
         return MemorySession(self)
 
     async def close(self) -> None:
@@ -110,10 +112,11 @@ class MemorySession:
         self._frozen.pop(checkpoint, None)
 
     async def close(self) -> None:
-        self._lost = "it was closed"
+        self._lose("it was closed")
 
-    def _lose(self) -> None:
-        self._lost = "its code ended it"
+    def _lose(self, why: str = "its code ended it") -> None:
+        self._sandbox.open_sessions -= not self._lost
+        self._lost = self._lost or why
 
     def _check(self) -> None:
         if self._lost:

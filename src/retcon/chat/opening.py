@@ -53,9 +53,9 @@ def _refuse_foreign(folder: Path, tokenizer: HubTokenizer) -> None:
     """Raises CheckpointError where the tokenizer has tokens that the model beside it does not know."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known = (config.get("text_config") or config).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
         return  # a tokenizer alone; whoever loads the model says what is wrong with it
-    known = (config.get("text_config") or config).get("vocab_size")
     if isinstance(known, int) and tokenizer.size > known:
         raise CheckpointError(
             f"{folder / 'tokenizer.json'} has {tokenizer.size:,} tokens and the model {known:,}: they are not of one "

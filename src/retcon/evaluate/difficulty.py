@@ -15,13 +15,13 @@ from retcon.core.errors import RecordError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator
-from retcon.evaluate.runner import MOST_LOST, OnPlace, fingerprint_of
+from retcon.evaluate.runner import MOST_LOST, OnPlace
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
 from retcon.tasks.registry import TaskSet, graded, training_prompts
-from retcon.tasks.types import Task
+from retcon.tasks.types import Task, fingerprint_of
 
 CHUNK = 64
 """Tasks that are rolled out at once."""

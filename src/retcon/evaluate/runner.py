@@ -4,7 +4,6 @@ recipe's `evaluate.repair` says otherwise."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import time
 import warnings
@@ -36,7 +35,7 @@ from retcon.runs.cost import cpu_seconds
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint, template_fingerprint
 from retcon.tasks.registry import TaskSet
-from retcon.tasks.types import Task
+from retcon.tasks.types import Task, fingerprint_of
 
 if TYPE_CHECKING:  # it brings torch
     from retcon.models.devices import Placement
@@ -208,11 +207,6 @@ def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task]) -> dict[str
     if checkpoint.is_dir() and recipe.engine.subject(checkpoint) == str(checkpoint.resolve()):
         found |= {"weights": fingerprint(checkpoint), "chat templates": template_fingerprint(checkpoint)}
     return found
-
-
-def fingerprint_of(tasks: Sequence[Task]) -> str:
-    """Tells problems by all that they hold, in their order, whatever their file and their ids are called."""
-    return hashlib.sha256(b"\n".join(task.content for task in tasks)).hexdigest()[:16]
 
 
 def _refuse_foreign(out: Path, recipe: Recipe) -> None:

@@ -49,7 +49,7 @@ class Gate:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it was let in at the same moment
                 self.leave()
-            else:
+            elif turn in self._waiting:  # else somebody has left since, and has passed it over
                 self._waiting.remove(turn)
             raise
 

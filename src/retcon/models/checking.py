@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from retcon.chat.template import FOR_TOOLS
+from retcon.chat.template import Refused, Template, read_template
 from retcon.core.errors import CheckpointError
 from retcon.models.loading import load_config, load_model
 
@@ -30,8 +29,6 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
     },
 }
-RENDERING = (TemplateError, TypeError, ValueError, KeyError)
-"""What templates raise, on purpose or not."""
 CONTINUATION = 24
 """Tokens of the continuation that is shown."""
 
@@ -67,12 +64,14 @@ def check_model_folder(folder: Path) -> Checked:
             f"{folder / 'tokenizer.json'} has {size} tokens and the model {text_config.vocab_size}: they are not of "
             "one model"
         )
-    warnings = [*_special_tokens(folder, tokenizer, config), *_round_trip(tokenizer), *_template(folder, tokenizer)]
+    source = read_template(folder)
+    template = None if source is None else source.compiled()
+    warnings = [*_special_tokens(folder, tokenizer, config), *_round_trip(tokenizer), *_template(template)]
     model = load_model(folder)
     _whole(folder, model)
     with torch.inference_mode():
         nats = _loss(model, tokenizer)
-        continuation = _continuation(model, tokenizer)
+        continuation = _continuation(model, tokenizer, template)
     if not math.isfinite(nats):
         raise CheckpointError(f"{folder}: its logits are not finite")
     if nats > 0.9 * math.log(size):
@@ -80,7 +79,7 @@ def check_model_folder(folder: Path) -> Checked:
             f"plain English costs it {nats:.1f} nats a token, and chance {math.log(size):.1f}: it is untrained, or the "
             "tokenizer is another model's"
         )
-    source = folder / "source.json"
+    came = folder / "source.json"
     return Checked(
         folder,
         type(model).__name__,
@@ -88,7 +87,7 @@ def check_model_folder(folder: Path) -> Checked:
         size,
         continuation,
         nats,
-        json.loads(source.read_text(encoding="utf-8")) if source.is_file() else {},
+        json.loads(came.read_text(encoding="utf-8")) if came.is_file() else {},
         tuple(warnings),
     )
 
@@ -97,23 +96,15 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     from retcon.chat.tokenizer import load_tokenizer
 
     load_tokenizer(folder)  # names the file and what is wrong with it
-    about, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    about = folder / "tokenizer_config.json"
     try:
         settings = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
         special = {name: _content(settings[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
                    if settings.get(name)}  # fmt: skip
-        template = own.read_text(encoding="utf-8") if own.is_file() else settings.get("chat_template")
-        if isinstance(template, list):  # several, by name
-            template = {each["name"]: each["template"] for each in template}
-        if isinstance(template, str) and (folder / FOR_TOOLS).is_file():
-            template = {"default": template, "tool_use": (folder / FOR_TOOLS).read_text(encoding="utf-8")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{about} cannot be read: {error!r}") from error
     return PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"),
-        chat_template=template,
-        clean_up_tokenization_spaces=False,
-        **special,
+        tokenizer_file=str(folder / "tokenizer.json"), clean_up_tokenization_spaces=False, **special
     )
 
 
@@ -148,32 +139,24 @@ def _round_trip(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
         yield f"its tokenizer changes text: {TEXT[at : at + 12]!r} comes back as {back[at : at + 12]!r}"
 
 
-def _template(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+def _template(template: Template | None) -> Iterator[str]:
     """Raises CheckpointError for a template that cannot be rendered. Yields what it leaves out."""
-    if not tokenizer.chat_template:
+    if template is None:
         yield "it has no chat template: prompts are rendered as ChatML"
         return
-    user = [{"role": "user", "content": QUESTION}]
+    user = {"role": "user", "content": QUESTION}
+    if QUESTION not in template.render([user]):
+        raise CheckpointError(f"{template.where}: the chat template leaves out what the user says")
     try:
-        plain = _rendered(tokenizer, user)
-    except RENDERING as error:
-        raise CheckpointError(f"{folder}: its chat template cannot be rendered: {error}") from error
-    if QUESTION not in plain:
-        raise CheckpointError(f"{folder}: its chat template leaves out what the user says")
-    try:
-        if SYSTEM not in _rendered(tokenizer, [{"role": "system", "content": SYSTEM}, *user]):
+        if SYSTEM not in template.render([{"role": "system", "content": SYSTEM}, user]):
             yield "its chat template leaves out the system prompt"
-    except RENDERING as error:
-        yield f"its chat template refuses a system prompt: {error}"
+    except Refused as error:
+        yield f"its chat template refuses a system prompt: {error.__cause__}"
     try:
-        if "run_python" not in _rendered(tokenizer, user, tools=[TOOL]):
+        if "run_python" not in template.render([user], [TOOL]):
             yield "its chat template does not show tools: what they are must stand in the prompt"
-    except RENDERING as error:
-        yield f"its chat template refuses tools: {error}"
-
-
-def _rendered(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], **more: Any) -> str:
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more))
+    except Refused as error:
+        yield f"its chat template refuses tools: {error.__cause__}"
 
 
 def _whole(folder: Path, model: PreTrainedModel) -> None:
@@ -188,8 +171,8 @@ def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
     return float(cross_entropy(logits[:-1], ids[0, 1:]))
 
 
-def _continuation(model: Any, tokenizer: PreTrainedTokenizerFast) -> str:
-    text = _rendered(tokenizer, [{"role": "user", "content": QUESTION}]) if tokenizer.chat_template else QUESTION
+def _continuation(model: Any, tokenizer: PreTrainedTokenizerFast, template: Template | None) -> str:
+    text = QUESTION if template is None else template.render([{"role": "user", "content": QUESTION}])
     ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=CONTINUATION, do_sample=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,26 +19,64 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+"""Keys of a configuration that are above 0 in each model that has them."""
+UNUSABLE = (
+    OSError, ValueError, LookupError, RuntimeError, ImportError, ArithmeticError, AttributeError, TypeError,
+    AssertionError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
+"""What transformers raises for a folder that it can make no model of, on purpose or not."""
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
-    """What the model is that `locate` finds. Raises CheckpointError where there is none or it cannot be read."""
+    """What the model is that `locate` finds. Raises CheckpointError where there is none, it cannot be read, or no model
+    has such sizes."""
     from transformers import AutoConfig
 
     folder = locate(path)
+    file = folder / "config.json"
+    _refuse_sizes(file)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
+        config.get_text_config()
+    except UNUSABLE as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
     return config
+
+
+def _refuse_sizes(file: Path) -> None:
+    """Raises CheckpointError for a size that transformers would divide by, or take for a shape, without a word on it.
+    Of what is no configuration at all, transformers says what it is."""
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+        sizes = {**about, **about.get("text_config", {})}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return
+    for name in SIZES:
+        if isinstance(size := sizes.get(name), int) and size < 1:
+            raise CheckpointError(f"{file}: {name} is {size}: it must be above 0")
+
+
+def empty_model(config: PretrainedConfig) -> PreTrainedModel:
+    """The causal LM of a configuration, of shapes without weights. Raises CheckpointError where transformers can make
+    none of it."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    except UNUSABLE as error:
+        file = Path(config.name_or_path or "", "config.json")
+        raise CheckpointError(f"{file}: no model can be made of it: {type(error).__name__}: {error}") from error
+    return model
 
 
 def load_model(path: str | Path, dtype: str = "float32", *, attention: str | None = None) -> PreTrainedModel:
     """The causal LM that `locate` finds, in evaluation mode, on the CPU. dtype: a torch dtype's name. attention: an
     implementation's name, None for transformers' own choice.
 
-    Raises CheckpointError where there is none, a file of it is missing or broken, or its weights are quantised in a way
-    that needs a package which is not here.
+    Raises CheckpointError where there is none, a file of it is missing or broken, no model can be made of its
+    configuration, or its weights are quantised in a way that needs a package which is not here.
     """
     from transformers import AutoModelForCausalLM
 
@@ -52,9 +91,7 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder), dtype=kind, attn_implementation=attention, local_files_only=True, output_loading_info=True
             )
-    except (
-        OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError
-    ) as error:  # fmt: skip
+    except UNUSABLE as error:
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
     model: PreTrainedModel = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):  # transformers makes them up, at random

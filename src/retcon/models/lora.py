@@ -18,6 +18,7 @@ from retcon.config.schema import ALL_LINEAR, LoraSection
 from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, nearest
 from retcon.core.installing import how_to_install
 from retcon.core.seeds import derive
+from retcon.models.loading import empty_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -92,15 +93,14 @@ def merged_weight(layer: nn.Module) -> Tensor:
 
 
 def check_lora(section: LoraSection, config: PretrainedConfig) -> None:
-    """Raises MissingExtra without peft, RecipeError for targets that the model has not; nothing where rank is 0."""
+    """Raises MissingExtra without peft, RecipeError for targets that the model has not, and what `empty_model` does;
+    nothing where rank is 0."""
     if section.rank == 0:
         return
     _peft()
-    from transformers import AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    model = empty_model(config)
     # The output layer is left out: it may be the embedding too, which no merge could change for one of them alone.
     names = {
         name.rpartition(".")[2]

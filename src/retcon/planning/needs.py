@@ -18,7 +18,7 @@ from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
 from retcon.core.memory import available_memory
 from retcon.models.devices import Placement
-from retcon.models.loading import load_config
+from retcon.models.loading import empty_model, load_config
 from retcon.runs.manifest import RunKind
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def needs_of(
 ) -> Needs:
     """What `work` will take. folder: of the model. longest: tokens of its longest sample, None for what a rollout can
     have. reference: whether another stage of the run has a KL penalty, as this one may itself. Raises CheckpointError
-    for a configuration that cannot be read."""
+    for a configuration that cannot be read, or that no model can be made of."""
     config = load_config(folder)
     text = config.get_text_config()
     parameters, trained = _parameters(config, recipe.lora)
@@ -188,10 +188,7 @@ def _free(device: str) -> int | None:
 
 def _parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, int]:
     """(all, those that are trained)."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+    model = empty_model(config)
     whole = sum(p.numel() for p in model.parameters())
     if not lora.rank:
         return whole, whole

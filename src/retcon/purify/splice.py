@@ -73,7 +73,7 @@ def _moved(start: int | None, origin: int | None, target: int | None) -> int | N
 
 
 def _spliced(segment: Segment) -> Segment:
-    return Segment("spliced", segment.text, segment.ids)
+    return Segment("spliced", segment.text, segment.ids, versions=segment.versions)
 
 
 def cut(segments: Sequence[Segment], call: ToolCall) -> tuple[list[Segment], list[Segment]]:

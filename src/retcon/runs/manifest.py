@@ -36,9 +36,11 @@ def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> bool:
     """Whether there is a run of this manifest in `root`; else there is a folder for one.
 
     Raises CheckpointError where `root` holds something else (another format, kind, recipe or input, or no run at all);
-    nothing in it is touched then. StorageError where no folder can be made; for trackers what `find_trackers` raises.
+    nothing in it is touched then; also for a path that no model could be loaded from. StorageError where no folder can
+    be made; for trackers what `find_trackers` raises.
     """
     find_trackers(recipe.track)
+    refuse_unloadable(root)
     if root.exists() and not root.is_dir():
         raise CheckpointError(f"{root} is a file, not a run folder: choose another place for the run")
     if (root / NAME).exists():
@@ -51,8 +53,18 @@ def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> bool:
     return False
 
 
+def refuse_unloadable(root: Path) -> None:
+    """Raises CheckpointError for a path that is not in UTF-8: safetensors writes models there, and reads none."""
+    text = str(root)
+    if text.encode(errors="replace").decode() != text:
+        raise CheckpointError(
+            f"{root}: this path is not in UTF-8, and no model could be loaded from there: choose another place"
+        )
+
+
 def check_free(root: Path, kind: RunKind, recipe: Recipe) -> None:
     """Raises what `check_place` would for a run of this recipe, whatever it starts from; makes nothing."""
+    refuse_unloadable(root)
     if root.exists():
         check_place(root, recipe, manifest(kind, recipe, {}, None))
     find_trackers(recipe.track)

@@ -35,10 +35,7 @@ class Record:
             with explained(self._open):
                 self._open.mkdir(parents=True, exist_ok=True)
             for left in sorted(self._open.glob("[!.]*.jsonl")):
-                # One that was killed in `finish` has written some of them.
-                found = [t for t in jsonl.read(left) if _parts(t.id)[1] >= self.numbers.get(left.stem, 0)]
-                self.finish(left.stem, found)
-                self.taken_in += len(found)
+                self.taken_in += self.finish(left.stem, list(jsonl.read(left)))
 
     def keep(self, session: str, trajectories: Sequence[Trajectory]) -> None:
         """What a session has come to so far. Whole whenever this process is killed; it is not waited for until it is on
@@ -50,15 +47,17 @@ class Record:
                 partial.write_bytes(b"".join(map(jsonl.line_of, trajectories)))
                 partial.replace(target)
 
-    def finish(self, session: str, trajectories: Sequence[Trajectory]) -> None:
-        """The session is over."""
+    def finish(self, session: str, trajectories: Sequence[Trajectory]) -> int:
+        """The session is over. How many of its trajectories were not on the record yet: some are where this has been
+        tried before, by a server that was killed meanwhile, or on a disk that was full."""
+        left = [t for t in trajectories if _parts(t.id)[1] >= self.numbers.get(session, 0)]
         if self.file is not None:
             with jsonl.Appender(self.file) as file:
-                for trajectory in trajectories:
+                for trajectory in left:
                     file.add(trajectory)
-            for trajectory in trajectories:
-                self._count(trajectory.id)
+                    self._count(trajectory.id)
         self.drop(session)
+        return len(left)
 
     def _count(self, id: str) -> None:
         name, number = _parts(id)

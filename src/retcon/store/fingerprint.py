@@ -10,8 +10,9 @@ from pathlib import Path
 def fingerprint(path: str | Path) -> str:
     """A short hash of a file, or of a model folder's configuration, weights and tokenizer: what a run started from."""
     path = Path(path)
-    inside = (*sorted(path.glob("*.safetensors")), path / "config.json", path / "tokenizer.json")
-    return _of((path,) if path.is_file() else inside)
+    # Where a folder has its weights in both formats, those in safetensors are loaded.
+    weights = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+    return _of((path,) if path.is_file() else (*weights, path / "config.json", path / "tokenizer.json"))
 
 
 def template_fingerprint(folder: Path) -> str:

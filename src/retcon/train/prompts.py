@@ -16,10 +16,10 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.rollout.prompts import fitting, prompt_ids
 from retcon.select.difficulty import within
-from retcon.store.pass_rates import of_model, read_pass_rates
+from retcon.store.pass_rates import PassRate, of_model, read_pass_rates
 from retcon.tasks.epochs import epochs
 from retcon.tasks.registry import TaskSet, training_prompts
-from retcon.tasks.types import Task
+from retcon.tasks.types import Task, fingerprint_of
 from retcon.train.selection import dynamic_sampling
 
 LOOK = 10_000
@@ -48,7 +48,8 @@ class PromptStream:
     What these steps can come to need is looked at first, all of it where there are pass rates, else LOOK tasks at most.
     Raises RecordError for a file that is broken, RecipeError where it holds rates of several other models, where a task
     has no rate, where none is within the bounds, where no prompt leaves room to answer, or where a step can draw more
-    tasks than there are. Warns (TaskWarning) where some prompts are left out for their length.
+    tasks than there are. Warns (TaskWarning) where some prompts are left out for their length, and where rates are of
+    other problems under the same ids.
     """
 
     def __init__(self, recipe: Recipe, tasks: TaskSet, *, chat: Chat, model: str, steps: int | None = None) -> None:
@@ -56,10 +57,11 @@ class PromptStream:
         self._recipe, self._chat = recipe, chat
         dynamic = dynamic_sampling(recipe)
         self._of_a_step = recipe.rl.prompts + (dynamic.extra if dynamic else 0)
-        self._rates = _read(Path(recipe.select.pass_rates), model) if recipe.select.pass_rates else None
+        self._measured = _read(Path(recipe.select.pass_rates), model) if recipe.select.pass_rates else {}
+        self._rates = {task: one.rate for task, one in self._measured.items()}
         self._needed = (recipe.rl.steps if steps is None else steps) * self._of_a_step
         self.inputs = {"tasks": f"{tasks.name} {self._identity()}"}
-        if self._rates is None:
+        if not self._rates:
             for _ in islice(self._stream(), min(self._needed, LOOK)):
                 pass  # a set that cannot serve says so
         else:
@@ -86,7 +88,7 @@ class PromptStream:
             after = self._looked(begin.epoch + number + 1, at)
             stream = chain(islice(stream, begin.looked, None), after) if not number else after
         stream = fitting(stream, self._chat, self._recipe.rollout.max_tokens)
-        if self._rates is None:
+        if not self._rates:
             return stream
         section = self._recipe.select
         return within(stream, self._rates, low=section.min_pass_rate, high=section.max_pass_rate)
@@ -118,25 +120,35 @@ class PromptStream:
         return digest.hexdigest()[:16]
 
     def _check(self) -> str:
-        """A hash of the tasks that the run can need, at the bound of its dynamic sampling."""
+        """A hash of the tasks that the run can need, at the bound of its dynamic sampling. Warns where their rates are
+        of other problems."""
         file = self._recipe.select.pass_rates
         digest = hashlib.sha256()
-        found = 0
+        found, changed = 0, []
         try:
             for task in islice(self._stream(), self._needed):
                 digest.update(task.id.encode() + b"\n")
                 found += 1
+                if self._measured[task.id].content not in (None, fingerprint_of([task])):
+                    changed.append(task.id)
         except RecipeError as error:
             raise RecipeError(
                 f"select.pass_rates = {file}: {error}. The run can need {self._needed} tasks within the bounds, and "
                 f"{found} come before: measure more (`retcon difficulty --tasks`, with the same task set and "
                 "run.seed), train for fewer steps, or change select.min_pass_rate and select.max_pass_rate"
             ) from None
+        if changed:
+            warnings.warn(
+                f"select.pass_rates = {file}: {len(changed)} of {found} tasks have changed since their rates were "
+                f"measured ({changed[0]} is the first): `retcon difficulty --out` of another file measures them anew",
+                TaskWarning,
+                stacklevel=3,
+            )
         return digest.hexdigest()[:16]
 
 
-def _read(file: Path, model: str) -> dict[str, float]:
-    """Task to its rate. See `PromptStream`."""
+def _read(file: Path, model: str) -> dict[str, PassRate]:
+    """Task to its measurement. See `PromptStream`."""
     measured = list(read_pass_rates(file))
     models = sorted({one.model for one in measured})
     if not models:
@@ -148,4 +160,4 @@ def _read(file: Path, model: str) -> dict[str, float]:
                 f"the one that this run starts from ({model}): measure that one, or name a file with one model"
             )
         model = models[0]
-    return {task: one.rate for task, one in of_model(iter(measured), model).items()}
+    return of_model(iter(measured), model)

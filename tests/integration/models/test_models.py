@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from ggufs import tiny, write_gguf
+from retcon.chat.opening import open_chat
 from retcon.core.errors import CheckpointError
 from retcon.models.catalogue import HOME, models_folder
 from retcon.models.checking import check_model_folder
 from retcon.models.gguf import convert
+from retcon.models.loading import empty_model, load_config, load_model
 from retcon.models.locating import BASE, locate
 
 pytestmark = pytest.mark.torch
@@ -163,8 +166,9 @@ def test_a_template_that_shows_tools_gives_no_warning(folder: Path) -> None:
     ("template", "said"),
     [
         ("{% for m in messages[1:] %}{{ m.content }}{% endfor %}", "leaves out what the user says"),
-        ("{{ messages | nonsense }}", "cannot be rendered: No filter named 'nonsense'"),
-        ("{% if %}", "cannot be rendered: "),
+        ("{{ messages | nonsense }}", "tokenizer_config.json: the chat template .*: No filter named 'nonsense'"),
+        ("{% if %}", "tokenizer_config.json: the chat template is not valid Jinja"),
+        ("{{ '{1}'.format(messages) }}", "tokenizer_config.json: the template refuses a conversation: .*index"),
     ],
 )
 def test_a_template_that_cannot_ask_is_refused(template: str, said: str, folder: Path) -> None:
@@ -233,6 +237,36 @@ def test_a_configuration_of_wrong_types_is_refused(folder: Path) -> None:
         check_model_folder(folder)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_attention_heads", 0, "num_attention_heads is 0: it must be above 0"),
+        ("num_key_value_heads", 0, "num_key_value_heads is 0"),
+        ("head_dim", -8, "head_dim is -8"),
+        ("hidden_size", -32, "hidden_size is -32"),
+        ("vocab_size", 0, "vocab_size is 0"),
+        ("pad_token_id", 1_000_000, "no model can be made of it: AssertionError: Padding_idx"),
+        ("hidden_act", "nope", "no model can be made of it: KeyError: 'nope'"),
+        ("intermediate_size", -1, "no model can be made of it: RuntimeError: .*negative dimension"),
+        ("dtype", "float99", "cannot be read: .*'float99'"),
+    ],
+)
+def test_a_configuration_that_no_model_can_have_is_refused(key: str, value: object, said: str, folder: Path) -> None:
+    edit(folder / "config.json", **{key: value})
+    with pytest.raises(CheckpointError, match=rf"config\.json:? {said}"):
+        empty_model(load_config(folder))
+    with suppress(CheckpointError):  # not all of these matter to it
+        load_model(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"model_type": ["llama"]}', '{"text_config": 1}'])
+def test_a_configuration_of_another_shape_is_refused_by_what_loads_the_model(text: str, folder: Path) -> None:
+    (folder / "config.json").write_text(text)
+    assert open_chat(folder, style="qwen").prompt("1 + 1?")
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read: "):
+        load_config(folder)
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "config.json", "tokenizer.json"])
 def test_a_file_that_cannot_be_read_is_named(name: str, folder: Path) -> None:
     (folder / name).write_text("{broken")
@@ -251,6 +285,17 @@ def test_of_templates_in_files_of_their_own_the_one_for_tools_is_tried_with_tool
     assert any("does not show tools" in warning for warning in check_model_folder(folder).warnings)
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}{{ tools }}")
+    assert not [w for w in check_model_folder(folder).warnings if "template" in w]
+
+
+@pytest.mark.parametrize("named", [None, [], [{"name": "tool_use", "template": "{{ messages }}{{ tools }}"}]])
+def test_a_model_whose_only_template_is_that_for_tools_has_one(
+    named: list[dict[str, str]] | None, folder: Path
+) -> None:
+    edit(folder / "tokenizer_config.json", chat_template=named)
+    if not named:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}{{ tools }}")
     assert not [w for w in check_model_folder(folder).warnings if "template" in w]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,24 @@ def test_what_a_server_had_written_as_it_was_killed_is_not_written_again(tmp_pat
 
     asyncio.run(main())
     assert Record(tmp_path).taken_in == 1
+    assert [t.id for t in jsonl.read(tmp_path / FILE)] == ["a/0", "a/1"]
+
+
+def test_what_a_full_disk_had_room_for_is_not_written_again(tmp_path: Path) -> None:
+    async def play(client: Asking) -> None:
+        for question in ("One?", "Anew?"):
+            await conversed(client, question, session="a")
+        first, second = (tmp_path / OPEN / "a.jsonl").read_bytes().splitlines()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(first) + len(second) // 2, hard))
+        try:
+            refused = await client.http.post("/v1/sessions/a/end")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (500, "record")
+        assert (await client.http.post("/v1/sessions/a/end")).status_code == 200
+
+    asked(play, numbered, record=tmp_path)
     assert [t.id for t in jsonl.read(tmp_path / FILE)] == ["a/0", "a/1"]
 
 

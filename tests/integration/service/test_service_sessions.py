@@ -32,6 +32,21 @@ def using(work: Callable[[SandboxClient, httpx.AsyncClient, MemorySandbox], Awai
     return asyncio.run(main())
 
 
+def test_a_session_that_has_ended_by_itself_is_not_waited_for() -> None:
+    async def work() -> None:
+        app = create_app(MemorySandbox(), "rlimits", Settings(drain=600))
+        async with served(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
+            sessions = [await client.session() for _ in range(2)]
+            assert app.draining is not None
+            app.draining.begin()
+            assert (await sessions[0].run("lose()")).status == "ok"
+            assert not app.draining.over
+            await sessions[1].close()
+            assert app.draining.over
+
+    asyncio.run(work())
+
+
 def test_variables_stay_and_come_back() -> None:
     async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
         session = await client.session()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -16,14 +17,14 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable, TaskWarning
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate.difficulty import measure, run_difficulty
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, read_pass_rates
 from retcon.tasks.registry import task_set, training_prompts
-from retcon.tasks.types import Task
+from retcon.tasks.types import Task, fingerprint_of
 from retcon.train.rl import run_rl
 from training import Ones, make_base, small_recipe
 
@@ -162,6 +163,18 @@ def test_training_draws_only_what_lies_within_the_bounds(base, tmp_path):
 def test_the_rates_of_the_model_that_is_trained_come_first(base, tmp_path):
     own = rates(1, 1, 0, 0, 1, 1, model=fingerprint(base))
     assert trained_on(base, tmp_path, [*rates(1, 1, 1, 1), *own]) == ["t0", "t1", "t4", "t5"]
+
+
+def test_rates_of_other_problems_under_the_same_ids_are_told(base, tmp_path):
+    drawn = list(islice(training_prompts(Rated(), small_recipe(base).run.seed), 4))
+    own = [PassRate(task.id, "m", 4, 8, fingerprint_of([task])) for task in drawn]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained_on(base, tmp_path, own) == ["t0", "t1", "t2", "t3"]
+    (tmp_path / "rates.jsonl").unlink()
+    other = [*own[:2], *(PassRate(task.id, "m", 4, 8, "another question") for task in drawn[2:])]
+    with pytest.warns(TaskWarning, match=r"rates\.jsonl: 2 of 4 tasks have changed since .*\(t2 is the first\)"):
+        trained_on(base, tmp_path, other)
 
 
 def test_a_run_goes_on_with_more_rates_but_not_with_others(base, tmp_path):

@@ -50,6 +50,19 @@ def test_the_sampled_part_of_a_shallow_repair_keeps_its_logprobs_and_the_spliced
     assert spliced.logprobs == asyncio.run(p.engine.score("", history_ids(p.trajectory), start))[: len(spliced.ids)]
 
 
+@pytest.mark.parametrize("gamma", [0.5, 1.0], ids=["shallow", "deep"])
+def test_a_repair_tells_which_weights_sampled_each_of_its_tokens(gamma):
+    def sampled_by(version: int, turn: Turn) -> Turn:
+        aged = [replace(s, versions=(version,) * len(s.ids)) if s.kind == "sampled" else s for s in turn.segments]
+        return replace(turn, segments=tuple(aged))
+
+    p = play([call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    failure, fix = p.turns[0].abandoned
+    turn = purify([sampled_by(3, failure), sampled_by(4, fix)], gamma)
+    of_kind = {"sampled": 3, "spliced": 4}
+    assert [s.versions for s in turn.generated] == [(of_kind[s.kind],) * len(s.ids) for s in turn.generated]
+
+
 def test_a_call_without_reasoning_is_replaced_whole():
     p = play([call(BAD), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
     assert [(s.kind, s.text) for s in p.turns[0].generated] == [("spliced", call(GOOD) + "<|im_end|>")]

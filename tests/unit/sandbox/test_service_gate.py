@@ -60,6 +60,21 @@ def test_who_is_let_in_and_cancelled_at_once_gives_its_place_on() -> None:
     asyncio.run(main())
 
 
+def test_who_is_cancelled_before_somebody_leaves_is_cancelled_and_nothing_else() -> None:
+    async def main() -> None:
+        gate = Gate(1)
+        gate.enter()
+        first, second = asyncio.create_task(gate.wait()), asyncio.create_task(gate.wait())
+        await asyncio.sleep(0)
+        first.cancel()
+        gate.leave()
+        await second
+        assert first.cancelled()
+        assert (gate.inside, gate.waiting) == (1, 0)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("settings", "part"),
     [({"queue": 0}, "queue is 0"), ({"max_timeout": -1.0}, "max_timeout"), ({"token": "a b\n"}, "printable")],

@@ -53,6 +53,18 @@ def test_any_text_may_be_an_output(output: str) -> None:
     assert purified(json.dumps(messages((user("?"), fails("f()"), works("f(2)", output), answer("1"))))).calls == 2
 
 
+@pytest.mark.parametrize("name", ["messages", "sharegpt"])
+def test_an_output_may_be_an_object(name: str) -> None:
+    """What a tool's server says of an execution, as it is."""
+    record = FORMATS[name](REPAIRED)
+    items, key = (record["messages"], "content") if name == "messages" else (record["conversations"], "value")
+    failed, worked = (item for item in items if item.get("role", item.get("from")) in ("tool", "observation"))
+    failed[key], worked[key] = ({"stdout": "", "stderr": "NameError: f", "exit_code": n} for n in (1, 0))
+    count = purified(json.dumps(record))
+    assert (count.calls, count.failed, count.shallow) == (2, 1, 1)
+    assert count.types == {"NameError": 1}
+
+
 def test_a_record_that_is_nested_too_deeply_is_refused_by_name(tmp_path: Path) -> None:
     record = json.dumps({"deep": 0, **messages(REPAIRED)}).replace("0", "[" * 900 + "]" * 900, 1)
     with pytest.raises(RecordError, match=r"in.jsonl, line 1: nested too deeply"):

@@ -15,6 +15,7 @@ from retcon.cli.common.jobs import run_jobs
 from retcon.cli.common.targets import Target
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import differing, flat
+from retcon.runs.manifest import refuse_unloadable
 from retcon.store.alone import alone
 from retcon.store.whole import explained, write_whole
 
@@ -37,7 +38,8 @@ class Ledger(Generic[B]):
 
     def __init__(self, path: Path, targets: Sequence[Target], kind: type[B]) -> None:
         """Opens the book in the file `path`. Raises CheckpointError where the folder was made by other recipes, or
-        another version."""
+        another version, or is none that models can be loaded from."""
+        refuse_unloadable(path.parent)
         self._path = path
         self.book = read_book(path, kind)
         self._since: float | None = None

@@ -34,7 +34,7 @@ from retcon.core.types import Trajectory
 from retcon.evaluate.replay.replays import WAYS, replay
 from retcon.evaluate.replay.rules import RULES, Replayed, Verdict, chances, counted, verdict
 from retcon.evaluate.replay.states import FailedCall, Groups, drawn, failed_calls
-from retcon.evaluate.runner import OnPlace, fingerprint_of
+from retcon.evaluate.runner import OnPlace
 from retcon.evaluate.statistics import Interval
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
@@ -45,7 +45,7 @@ from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import write_json, write_whole
 from retcon.tasks.registry import Grade
-from retcon.tasks.types import Task
+from retcon.tasks.types import Task, fingerprint_of
 from retcon.tools.types import TaskTool
 
 FORMAT = 1

@@ -35,12 +35,12 @@ from retcon.sandbox.service.apis.jupyter import JupyterApi, JupyterRan, RunJupyt
 from retcon.sandbox.service.apis.languages import Languages
 from retcon.sandbox.service.apis.own import Batch, Call, Cell, OwnApi, Results
 from retcon.sandbox.service.apis.own_sessions import Checkpoint, Open, Opened, SessionsApi
-from retcon.sandbox.service.calls import Calls
+from retcon.sandbox.service.calls import Calls, Counting
 from retcon.sandbox.service.metrics import CONTENT_TYPE
 from retcon.sandbox.service.openapi import Endpoint, document, page
 from retcon.sandbox.service.settings import Settings
 from retcon.sandbox.service.shapes import as_fastapi, as_own
-from retcon.sandbox.types import Result, Sandbox, Tier
+from retcon.sandbox.types import Result, Tier
 
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")
 """Answered without a token: they say what every server of this version does."""
@@ -58,7 +58,7 @@ class Health(Struct):
     version: str
 
 
-def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> Front:
+def create_app(sandbox: Counting, tier: Tier, settings: Settings) -> Front:
     """The service over a sandbox, which the caller opens and closes. tier: what holds around its calls."""
     calls = Calls(sandbox, tier, settings)
     languages = Languages(calls)
@@ -73,7 +73,7 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> Front:
             "queue_length": ("Calls that wait for a worker.", calls.queued),
             "workers": ("Calls that can run at a time.", settings.workers),
             "running": ("Calls that run.", min(calls.gate.inside, settings.workers)),
-            "sessions": ("Sessions that are open.", len(sessions)),
+            "sessions": ("Sessions that are open.", sandbox.open_sessions),
         }
         return Response(calls.metrics.text(gauges), media_type=CONTENT_TYPE)
 
@@ -115,7 +115,7 @@ def create_app(sandbox: Sandbox, tier: Tier, settings: Settings) -> Front:
         routes=routes,
         exception_handlers={HTTPException: _http_error(paths), Exception: _broken},
     )
-    draining = Draining(settings.drain, lambda: calls.gate.inside + calls.gate.waiting + len(sessions))
+    draining = Draining(settings.drain, lambda: calls.gate.inside + calls.gate.waiting + sandbox.open_sessions)
     return Front(app, settings.token, OPEN_PATHS, as_own, calls.metrics.requests, draining)
 
 

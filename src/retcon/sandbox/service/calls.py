@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Protocol
 
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.http.gate import RETRY_AFTER_SECONDS, Gate
@@ -14,10 +15,17 @@ from retcon.sandbox.service.settings import Settings
 from retcon.sandbox.types import Limits, Result, Sandbox, Tier
 
 
+class Counting(Sandbox, Protocol):
+    """A sandbox that can be served: it knows how many of its sessions have not ended, by whatever cause."""
+
+    @property
+    def open_sessions(self) -> int: ...
+
+
 class Calls:
     """The sandbox, and the count of what runs in it. tier: what holds around its calls."""
 
-    def __init__(self, sandbox: Sandbox, tier: Tier, settings: Settings) -> None:
+    def __init__(self, sandbox: Counting, tier: Tier, settings: Settings) -> None:
         self.sandbox = sandbox
         self.tier = tier
         self.settings = settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import cast
 
@@ -13,6 +14,7 @@ _PLACES = (
     ("debug_result",), ("state", "history"), ("history",), ("transcript",), ("chat_history",),
 )  # fmt: skip
 _ROLES = {str, type(None)}
+_ONE_PART = {"type", "text"}
 
 
 def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | None:
@@ -45,11 +47,14 @@ def replaced(record: Json, path: Sequence[str], value: Json) -> Json:
 
 
 def text_of(content: Json) -> str:
-    """The text of a message's content: itself, or that of its parts."""
+    """The text of a message's content: itself, or that of its parts. Of an object, such as a tool's record of the
+    execution, its JSON."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
         return "".join(_part(part) for part in content)
+    if isinstance(content, dict) and content:
+        return _part(content) if content.keys() == _ONE_PART else json.dumps(content, ensure_ascii=False)
     return ""
 
 

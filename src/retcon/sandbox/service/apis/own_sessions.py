@@ -72,9 +72,6 @@ class SessionsApi:
         self._calls = calls
         self._entries: dict[str, Entry] = {}
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     async def open(self, request: Request) -> Response:
         """A fresh session; those that nobody has used for long are closed first."""
         body = await read_body(request, self._calls.settings.max_body)
