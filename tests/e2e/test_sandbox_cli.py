@@ -86,6 +86,7 @@ def test_a_program_may_run_on_a_server() -> None:
         assert sandbox("exec", "--url", made.url, "-", stdin="print(3)", RETCON_SANDBOX_TOKEN="t").stdout == "3\n"
         refused = sandbox("exec", "--url", made.url, "-", stdin="print(3)")
         assert (refused.returncode, "another token" in refused.stderr) == (2, True)
+        assert "into RETCON_SANDBOX_TOKEN" in refused.stderr
 
 
 def test_a_program_may_have_another_interpreter_and_packages_that_are_there_before_it(tmp_path: Path) -> None:

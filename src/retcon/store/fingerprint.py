@@ -15,6 +15,11 @@ def fingerprint(path: str | Path) -> str:
     return _of((path,) if path.is_file() else (*weights, path / "config.json", path / "tokenizer.json"))
 
 
+def files_fingerprint(files: Iterable[Path]) -> str:
+    """A short hash of the contents of files, in this order; of one file, the `fingerprint` of it."""
+    return _of(files)
+
+
 def template_fingerprint(folder: Path) -> str:
     """A short hash of the files that say how a model in a folder is talked to."""
     return _of((folder / "tokenizer_config.json", *sorted(folder.rglob("*.jinja"))))

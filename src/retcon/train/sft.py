@@ -20,9 +20,9 @@ from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.runs.folder import open_run
-from retcon.store.fingerprint import fingerprint
+from retcon.store.fingerprint import files_fingerprint, fingerprint
 from retcon.train.batch import epoch_batch
-from retcon.train.datasets.demonstrations import read_samples
+from retcon.train.datasets.demonstrations import files_of, read_samples
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
@@ -45,7 +45,7 @@ def run_sft(
     on_place: OnPlace | None = None,
     on_samples: Callable[[Samples], None] | None = None,
 ) -> Path:
-    """Train `recipe.model.path` on the file `demonstrations`; returns the folder of the final model.
+    """Train `recipe.model.path` on the file or folder `demonstrations`; returns the folder of the final model.
 
     These are trajectories of ours, or transcripts in any format that `retcon purify` reads, which go through the
     model's template (see `read_samples`). What is learnt is every token that the demonstrator wrote, failures and their
@@ -67,7 +67,7 @@ def run_sft(
         vocabulary=config.get_text_config().vocab_size,
         max_tokens=getattr(config.get_text_config(), "max_position_embeddings", None),
     )
-    inputs = {"model": fingerprint(start), "demonstrations": fingerprint(demonstrations)}
+    inputs = {"model": fingerprint(start), "demonstrations": files_fingerprint(files_of(demonstrations))}
     refuse_unfit(needs_of("sft", recipe, start, where, longest=max(len(s.ids) for s in samples)), out)
     section = recipe.sft
     tasks = build_tasks(recipe, start) if section.samples else None

@@ -263,6 +263,15 @@ def test_transcripts_go_through_the_template_with_the_wanted_share_of_failures(t
     assert {o.status for t in found for u in t.turns for o in u.observations} == {"ok", "error"}
 
 
+def test_a_folder_of_transcripts_is_read_beside_files(tmp_path: Path) -> None:
+    (tmp_path / "clean").mkdir()
+    for n, name in enumerate(("clean/a.jsonl", "clean/retcon.audit.jsonl", "b.jsonl")):
+        (tmp_path / name).write_text(json.dumps(transcript(n, fails=False, right=True)) + "\n", encoding="utf-8")
+    path = json.dumps([str(tmp_path / "clean"), str(tmp_path / "b.jsonl")])
+    _, found = made(load_recipe(None, ["demos.kind=transcripts", f"demos.path={path}"]), tmp_path / "d.jsonl")
+    assert [one.text.partition("go ")[2][0] for one in found] == ["0", "2"]
+
+
 def test_transcripts_that_are_not_there_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("{}\n", encoding="utf-8")
     recipe = load_recipe(None, ["demos.kind=transcripts", f"demos.path={tmp_path / 'mein.jsonl'}"])

@@ -56,6 +56,13 @@ def test_what_is_in_brackets_is_shown_as_it_is_written(tmp_path: Path) -> None:
     assert "[raw]/b.jsonl, line 1 asks what" in printed
 
 
+def test_rows_that_a_function_of_your_own_grades_are_checked_like_any_others(tmp_path: Path) -> None:
+    rows = [*questions(2), {"question": "Say something nice.", "answer": "nice", "grader": "my_rewards:nice"}]
+    printed = checked(write(tmp_path / "a.jsonl", rows))
+    assert "→ nice (my_rewards:nice)" in printed
+    assert ["kept", "3"] in [line.split()[:2] for line in printed.splitlines()]
+
+
 def test_all_of_it_is_there_as_json_too(tmp_path: Path) -> None:
     told = json.loads(checked(write(tmp_path / "a.jsonl", [ROWS["choices"]]), "--json"))
     assert (told["rows"], told["kept"], told["convention"], told["graders"]) == (1, 1, "choices", {"choice": 1})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import pytest
 from foreign import FORMATS, REPAIRED, Step, fails
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
+from retcon.transcripts.purifying.ahead import ProcessKilled
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.purification import Purification, Stopped
 
@@ -132,6 +136,42 @@ def test_a_bad_record_is_named_and_what_was_done_before_it_is_kept(tmp_path: Pat
     assert told[0] == told[1]
     assert "line 100:" in told[0][0]
     assert "so are 2 of the first 130 records: 100, 120" in told[0][0]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_where_a_process_is_killed_what_was_done_is_kept_and_whoever_asked_for_it_is_told_of_no_error(
+    asked: bool, tmp_path: Path
+) -> None:
+    one = job(tmp_path, some(600), 2)
+    killed: list[int | None] = []
+
+    def stop() -> bool:
+        if not killed:
+            for process in active_children():
+                process.kill()
+                process.join()
+                killed.append(process.pid)
+        # not between two records: whether it was asked is told once the processes are missed
+        return asked and isinstance(sys.exc_info()[1], ProcessKilled)
+
+    with pytest.raises(Stopped) as stopped:
+        Purification(one)(lambda *_: None, stop)
+    assert isinstance(stopped.value.__cause__, ProcessKilled) is not asked
+    assert stopped.value.kept is not None
+    assert json.loads(stopped.value.kept.read_bytes())["records"] >= 1
+    Purification(replace(one, jobs=1), resume=True)(lambda *_: None, never)
+    assert one.out.read_bytes().count(b"\n") == 600
+
+
+def test_ctrl_c_does_not_reach_the_processes_from_their_first_moment_on(tmp_path: Path) -> None:
+    def stop() -> bool:
+        for process in active_children():
+            blocked = Path(f"/proc/{process.pid}/status").read_text().partition("SigBlk:")[2].split()[0]
+            assert int(blocked, 16) & 1 << (signal.SIGINT - 1)
+        return True
+
+    with pytest.raises(Stopped):
+        Purification(job(tmp_path, some(70), 2))(lambda *_: None, stop)
 
 
 def after(records: int) -> Callable[[], bool]:

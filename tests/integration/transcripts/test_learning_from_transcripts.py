@@ -74,6 +74,24 @@ def test_a_preference_training_that_was_interrupted_ends_as_one_that_was_not(zyg
         run_dpo(recipe, pairs, base, tmp_path / "broken")
 
 
+def test_a_folder_is_trained_on_and_a_run_goes_on_with_that_folder_alone(base, tmp_path):
+    clean, _ = purified(tmp_path / "data", "messages")
+    (tmp_path / "clean").mkdir()
+    clean.rename(tmp_path / "clean/a.jsonl")
+    recipe = small_recipe(base, sft={"steps": 1, "batch": 2, "lr": 1e-3})
+    run_sft(recipe, tmp_path / "clean", tmp_path / "sft")
+    (tmp_path / "clean/b.jsonl").write_bytes((tmp_path / "clean/a.jsonl").read_bytes())
+    with pytest.raises(CheckpointError, match="was started from other demonstrations"):
+        run_sft(recipe, tmp_path / "clean", tmp_path / "sft")
+
+
+@pytest.mark.parametrize(("command", "flag"), [("sft", "--demonstrations"), ("dpo", "--pairs")])
+def test_a_second_file_is_refused_and_does_not_take_the_place_of_the_first(command, flag, tmp_path):
+    done = CliRunner().invoke(app, [command, flag, "a.jsonl", flag, "b.jsonl", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 2
+    assert "takes one, and is given 2: a.jsonl, b.jsonl" in " ".join(done.output.replace("│", " ").split())
+
+
 def test_the_commands_train_on_them(base, tmp_path):
     clean, pairs = purified(tmp_path / "data", "sharegpt")
     few = ["sft.steps=1", "sft.batch=2", f"model.path={base}"]

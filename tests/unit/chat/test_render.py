@@ -161,6 +161,18 @@ def test_what_is_no_transcript_is_refused_by_line(tmp_path, record, part):
         read_samples(tmp_path / "broken.jsonl", chat(), vocabulary=TOKENIZER.size)
 
 
+def test_a_folder_that_purify_wrote_is_read_without_its_audit(tmp_path):
+    (tmp_path / "clean/sub").mkdir(parents=True)
+    for name in ("a.jsonl", "sub/a.jsonl", "retcon.audit.jsonl", "notes.md"):
+        (tmp_path / "clean" / name).write_text(json.dumps(OPENAI) + "\n")
+    (tmp_path / "clean/skipped.json").touch()
+    samples = read_samples(tmp_path / "clean", chat(), vocabulary=TOKENIZER.size)
+    assert len(samples) == 2
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(RecordError, match="notes: no file in this folder or below"):
+        read_samples(tmp_path / "notes", chat(), vocabulary=TOKENIZER.size)
+
+
 def test_ids_of_another_model_and_text_without_ids_are_refused_by_line(tmp_path):
     file = tmp_path / "ours.jsonl"
     jsonl.write(file, [Trajectory("t", "t", chat().prompt("U"), (Turn((chat().wrote("A"),)),))])

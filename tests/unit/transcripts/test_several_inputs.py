@@ -13,11 +13,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from typer.testing import CliRunner
 
 from foreign import answer, fails, markdown, messages, user, works
+from retcon.cli.app import app
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.assignment import Assignment
+from retcon.transcripts.purifying.assignment import Assignment, expand
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purification import Purification, Stopped, write_report
 
@@ -49,6 +51,29 @@ def purified(one: Assignment, *, resume: bool = False, stop_after: int | None = 
 def parsed(path: Path) -> list[Any]:
     text = path.read_text()
     return json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_files_of_one_name_in_several_folders_have_ids_of_their_own_in_the_audit(tmp_path: Path, jobs: int) -> None:
+    for folder in ("in/one", "in/two"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.jsonl").write_text(json.dumps(LEFT) + "\n")
+    inputs, names = zip(*expand([str(tmp_path / "in")]), strict=True)
+    audit = tmp_path / "retcon.audit.jsonl"
+    purified(Assignment(inputs, tmp_path / "out", True, names, Offline(), audit=audit, jobs=jobs))
+    assert [one["id"] for one in parsed(audit)] == ["one/a.jsonl:1", "two/a.jsonl:1"]
+    audit.unlink()
+    purified(assignment(inputs, tmp_path / "all.jsonl", audit=audit, jobs=jobs))
+    assert [one["id"] for one in parsed(audit)] == [f"{path}:1" for path in inputs]
+
+
+def test_two_files_that_would_be_one_of_a_folder_are_both_named(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
+    done = CliRunner().invoke(app, ["purify", str(tmp_path / "one"), str(tmp_path / "two"), "-o", str(tmp_path / "o")])
+    one, two, both = (tmp_path / name / "a.jsonl" for name in ("one", "two", "o"))
+    assert f"{one} and {two} would both be {both}: " in str(done.exception)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("lines", "array", "document"))), ids="-".join)

@@ -110,6 +110,13 @@ def split_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return recipe, overrides
 
 
+def refuse_several(flag: str, given: Sequence[Path]) -> None:
+    """Raises typer.BadParameter where a flag that takes one file is there again: all but the last would not count."""
+    if len(given) > 1:
+        said = f"it takes one, and is given {len(given)}: {', '.join(map(str, given))}; join them into one"
+        raise typer.BadParameter(said, param_hint=flag)
+
+
 def need_training() -> None:
     """Raises MissingExtra unless the packages that training needs are installed; imports none of them."""
     from importlib.util import find_spec

@@ -13,6 +13,7 @@ from retcon.cli.common.arguments import (
     Start,
     kept_run,
     need_training,
+    refuse_several,
     split_overrides,
     tell_trained,
 )
@@ -31,7 +32,7 @@ def dpo(
     ] = None,
     *,
     pairs: Annotated[
-        Path,
+        list[Path],
         typer.Option("--pairs", metavar="FILE", help="Pairs as `retcon purify --dpo` writes them.", show_default=False),
     ],
     start: Start = None,
@@ -43,6 +44,7 @@ def dpo(
     from retcon.config.shipped import find_recipe
     from retcon.models.locating import locate
 
+    refuse_several("--pairs", pairs)
     name, overrides = split_overrides(words or [])
     recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
     folder = locate(start or recipe.model.path)
@@ -50,14 +52,14 @@ def dpo(
     if dry_run:
         from retcon.cli.common.plan import plan_dpo
 
-        plan_dpo(recipe, pairs, folder, out)
+        plan_dpo(recipe, pairs[0], folder, out)
         return
     from retcon.train.dpo import run_dpo
 
     with interruptible(kept_run(out)), telling_steps("preference training", recipe.dpo.steps) as on_step:
         final = run_dpo(
             recipe,
-            pairs,
+            pairs[0],
             folder,
             out,
             on_step=on_step,

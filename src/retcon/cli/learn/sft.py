@@ -15,6 +15,7 @@ from retcon.cli.common.arguments import (
     command_line,
     kept_run,
     need_training,
+    refuse_several,
     tell_trained,
 )
 from retcon.cli.common.interrupt import interruptible
@@ -30,12 +31,12 @@ def sft(
     overrides: Overrides = None,
     out: Out = Path("runs/cold_start"),
     demonstrations: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--demonstrations",
             metavar="FILE",
-            help="What to learn from: trajectories, or transcripts in any format that `retcon purify` reads; "
-            "if FILE does not exist, it is written according to the recipe's [b]demos[/]. "
+            help="What to learn from: trajectories, or transcripts in any format that `retcon purify` reads, or a "
+            "folder of them; if FILE does not exist, it is written according to the recipe's [b]demos[/]. "
             "Default: DIR-demonstrations.jsonl.",
             show_default=False,
         ),
@@ -46,13 +47,14 @@ def sft(
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
 
+    refuse_several("--demonstrations", demonstrations or ())
     settings = load_recipe(find_recipe(recipe), overrides or ())
     need_training()
     from retcon.cli.common.demonstrations import ensure_demonstrations
     from retcon.runs.folder import check_run
     from retcon.train.sft import run_sft
 
-    file = demonstrations or out.with_name(f"{out.name}-demonstrations.jsonl")
+    file = demonstrations[0] if demonstrations else out.with_name(f"{out.name}-demonstrations.jsonl")
     if dry_run:
         from retcon.cli.common.plan import plan_sft
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -81,8 +81,8 @@ def purify(
     target = Path(out)
     folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
     names = [name for _, name in found]
-    if folder and len(set(names)) < len(names):
-        raise RecordError(f"two inputs would both be {out}{next(n for n in names if names.count(n) > 1)}")
+    if folder:
+        _refuse_same(target, found)
     assignment = Assignment(
         inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
         offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
@@ -123,6 +123,17 @@ def _finish(run: Purification, report: Path | None) -> None:
     if assignment.audit is not None:
         written += [f"audit: {assignment.audit}", f"try: {command_line('retcon', 'diff', assignment.audit)}"]
     console.print("\n".join(written), highlight=False, soft_wrap=True, markup=False)
+
+
+def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
+    """Raises RecordError, which names both, where two inputs would be one file of a folder."""
+    first: dict[str, Path] = {}
+    for path, name in found:
+        if (other := first.setdefault(name, path)) is not path:
+            raise RecordError(
+                f"{other} and {path} would both be {folder / name}: give the folder that holds both, which keeps their "
+                "places in it, or write them into one file (-o all.jsonl)"
+            )
 
 
 def _beside(out: Path, folder: bool) -> Path | None:

@@ -98,7 +98,9 @@ class Remote:
                 raise RequestAnswered(result)
             raise ValueError(f"{said['field']}: {message}" if said.get("field") else message)
         if response.status == 401:
-            raise SandboxUnavailable(f"{self.url} requires another token: {message}")
+            raise SandboxUnavailable(
+                f"{self.url} requires another token: put the server's into RETCON_SANDBOX_TOKEN, or give it as `token`"
+            )
         if kind == "internal":
             raise ServerBroken(f"{self.url}: {message}")
         raise SandboxUnavailable(f"{self.url} answers {response.status}: is it a retcon sandbox server? {message}")

@@ -9,10 +9,16 @@ from pathlib import PurePosixPath
 
 PATH_BYTES, NAME_BYTES = 4095 - 256, 255  # what the kernel takes, and room for the way to the scratch folder
 
-_PYTHON_BELOW_TMP = any(PurePosixPath(path).is_relative_to("/tmp") for path in (sys.prefix, sys.base_prefix, *sys.path))
+_SHOWN = (
+    sys.prefix,
+    sys.base_prefix,
+    *(path for path in sys.path if PurePosixPath(path).name in ("site-packages", "dist-packages")),
+)
+_PYTHON_BELOW_TMP = any(PurePosixPath(path).is_relative_to("/tmp") for path in _SHOWN)
 WRITABLE = (*(() if _PYTHON_BELOW_TMP else ("/tmp",)), "/dev/shm", "/mnt", "/data", "/workspace")
 """Folders of the tier `namespaces`, in its own root, that files may be put into by their absolute path (`root`). Not
-/tmp where this Python lies below it, which the sandbox then has to show."""
+/tmp where this Python or its packages lie below it, which the sandbox then has to show (`root.readable`): whatever else
+is in `sys.path`, such as the folder of a script, it does not."""
 
 
 def inside_scratch(paths: Iterable[str], tier: str = "") -> list[str]:

@@ -35,13 +35,13 @@ def in_words(task: Task) -> bool:
 def unreadable(tasks: Iterable[Task]) -> list[tuple[Task, str]]:
     """The tasks whose answers their grader could compare nothing with, and why, in their order. Raises MissingExtra
     and SandboxUnavailable where a grader cannot read answers without."""
-    kept = list(tasks)
+    kept = [(task, kind) for task in tasks if (kind := _kind(task)) is not None]
     answers: dict[str, list[str]] = {}
-    for task in kept:
-        if (kind := _kind(task)) is not None:
-            answers.setdefault(kind.name, []).append(task.answer)
-    why = {name: read(given) for name, given in answers.items() if (read := kind_of(name).unreadable) is not None}
-    found = [(task, why.get(kind.name, {}).get(task.answer)) for task in kept if (kind := _kind(task)) is not None]
+    for task, kind in kept:
+        answers.setdefault(kind.name, []).append(task.answer)
+    reads = {kind.name: kind.unreadable for _, kind in kept if kind.unreadable is not None}
+    why = {name: read(answers[name]) for name, read in reads.items()}
+    found = [(task, why.get(kind.name, {}).get(task.answer)) for task, kind in kept]
     return [(task, reason) for task, reason in found if reason is not None]
 
 

@@ -21,6 +21,7 @@ from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.store.foreign.records import Record, open_source
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.sample import sampled
+from retcon.transcripts.purifying.assignment import expand
 from retcon.transcripts.reading.in_text import PLACES
 from retcon.transcripts.reading.items import context_of, find_items, text_of
 from retcon.transcripts.reading.style import decoded
@@ -33,7 +34,7 @@ SYSTEM = frozenset({"system", "developer"})
 
 
 def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Sample]:
-    """The samples of a file of trajectories or transcripts. What the model wrote is learnt, nothing else.
+    """The samples of a file, or folder, of trajectories or transcripts. What the model wrote is learnt, nothing else.
 
     vocabulary: ids that the model has. max_tokens: positions that it has, None for any number; longer samples are left
     out, which a TaskWarning counts. Another one says that no demonstration calls a tool. Raises RecordError, which
@@ -82,8 +83,19 @@ def short_enough(found: list[T], length: Callable[[T], int], most: int | None, f
     return [one for one in found if length(one) <= most]
 
 
+def files_of(demonstrations: Path) -> list[Path]:
+    """The file itself; of a folder, as `retcon purify` writes and reads it, the transcripts in it and below, by their
+    names. Raises RecordError where a folder has none."""
+    return [path for path, _ in expand([str(demonstrations)])] if demonstrations.is_dir() else [demonstrations]
+
+
 def read_rendered(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
-    """The trajectories of a file, with their records: ours as they are, others in the chat's template."""
+    """The trajectories of a file or folder, with their records: ours as they are, others in the chat's template."""
+    for one in files_of(file):
+        yield from _rendered_of(one, chat)
+
+
+def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
     source, detector, known = sampled(open_source(file), "auto")
     for record in source.records:
         try:

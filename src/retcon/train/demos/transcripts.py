@@ -17,7 +17,7 @@ from retcon.core.sample import to_sample
 from retcon.core.types import Trajectory
 from retcon.store.fingerprint import fingerprint
 from retcon.store.foreign.records import Record
-from retcon.train.datasets.demonstrations import read_rendered
+from retcon.train.datasets.demonstrations import files_of, read_rendered
 from retcon.train.demos.rolling import TOO_LONG
 from retcon.train.demos.types import DemoSetup, Made
 from retcon.transcripts.reading.style import decoded
@@ -101,13 +101,13 @@ def _with_reward(trajectory: Trajectory, record: Record) -> Trajectory:
 
 @asynccontextmanager
 async def open_transcripts(section: Transcripts, setup: DemoSetup) -> AsyncIterator[TranscriptSource]:
-    """Raises RecipeError for files that are not named or not there."""
+    """Raises RecipeError for files that are not named or not there, RecordError for a folder without transcripts."""
     if not section.path:
-        raise RecipeError("demos.path: it is empty: name a file of transcripts, or several")
-    files = [Path(path) for path in section.path]
-    for file in files:
-        if not file.is_file():
-            beside = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
-            raise RecipeError(f"demos.path: there is no file {file}{nearest(file.name, beside)}")
+        raise RecipeError("demos.path: it is empty: name a file or folder of transcripts, or several")
+    for path in map(Path, section.path):
+        if not path.is_file() and not path.is_dir():
+            beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise RecipeError(f"demos.path: there is no file {path}{nearest(path.name, beside)}")
+    files = [file for path in section.path for file in files_of(Path(path))]
     inputs = {str(file): fingerprint(file) for file in files}
     yield TranscriptSource(files, setup.chat, setup.recipe.rollout.max_tokens, section.keep == "right", inputs)

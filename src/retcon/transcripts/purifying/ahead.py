@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context, resource_tracker
 from typing import NamedTuple
 
 from retcon.core.errors import RecordError
@@ -35,6 +35,7 @@ class Work:
     format: str
     decided: int | None
     drop_unrepaired: bool
+    name: str
     audit: bool
     pairs: bool
 
@@ -59,10 +60,17 @@ class Pool:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
-        self._executor = ProcessPoolExecutor(jobs, get_context("forkserver"), _leave_interrupts)
+        _start_server()
+        self._executor = ProcessPoolExecutor(jobs, get_context("forkserver"))
 
     def submit(self, work: Work, records: list[Record]) -> Future[list[_Done]]:
-        return self._executor.submit(_purified, work, records)
+        """What becomes of the records: BrokenProcessPool where a process was killed, be it before this."""
+        try:
+            return self._executor.submit(_purified, work, records)
+        except BrokenProcessPool as error:  # batches before this one may be done: theirs is the turn
+            lost: Future[list[_Done]] = Future()
+            lost.set_exception(error)
+            return lost
 
     def close(self) -> None:
         """End the processes, and what they were at."""
@@ -147,9 +155,15 @@ class Ahead:
             yield batch, None
 
 
-def _leave_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal; what it means is the first one's to say."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start_server() -> None:
+    """Start what the processes are forked from, with Ctrl-C blocked, there and in them, from their first moment on: it
+    reaches all processes of a terminal, and what it means is the first one's to say."""
+    resource_tracker.ensure_running()  # or it is started next, and unblocks what it blocks
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _purified(work: Work, records: list[Record]) -> list[_Done]:
@@ -158,7 +172,8 @@ def _purified(work: Work, records: list[Record]) -> list[_Done]:
     pairs: list[bytes] = []
     sinks = Sinks(audit.append if work.audit else None, pairs.append if work.pairs else None)
     detector = Detector(work.format, work.decided)
-    purifier = Purifier(work.offline, detector, sinks, Count(), drop_unrepaired=work.drop_unrepaired)
+    drop = work.drop_unrepaired
+    purifier = Purifier(work.offline, detector, sinks, Count(), drop_unrepaired=drop, name=work.name)
     out: list[_Done] = []
     for record in records:
         purifier.count = Count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,12 @@ class Assignment:
     @property
     def state_path(self) -> Path:
         return self.out / STATE if self.into_folder else self.out.with_name(self.out.name + SUFFIX + ".json")
+
+    def labels(self) -> list[str]:
+        """What each input is called in audit and pairs: by its name, or its path where another has that name too."""
+        often = Counter(self.names)
+        pairs = zip(self.inputs, self.names, strict=True)
+        return [name if often[name] == 1 else str(path) for path, name in pairs]
 
     def outputs(self) -> list[OutputFile]:
         """The files that it writes: an output for each input in a folder, else one; then audit and pairs."""

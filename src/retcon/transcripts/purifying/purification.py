@@ -90,6 +90,7 @@ class Purification:
         self._done = 0
         self._skipped = 0
         self._pool: Pool | None = None
+        self._labels = assignment.labels()
 
     def __call__(self, tell: Callable[[int, int], None], stop: Callable[[], bool]) -> list[Count]:
         """The counts of each input. tell: takes MB done and in all. stop: asked after each record.
@@ -183,7 +184,7 @@ class Purification:
         write = self._writing
         if len(self.counts) == index:
             self.counts.append(Count())
-        purifier, records = self._purifier(first, kept, self.counts[index], skip)
+        purifier, records = self._purifier(index, first, kept, skip)
         before = self._done
         done = 0
         try:
@@ -209,7 +210,9 @@ class Purification:
                 if stop():
                     raise self._stopped("interrupted", index, number, source, kept)
         except RecordError as error:
-            raise self._stopped(str(error), index, done, source, kept) from error
+            # SIGTERM to a whole group ends the processes first
+            cause = None if isinstance(error, ProcessKilled) and stop() else error
+            raise self._stopped(str(error), index, done, source, kept) from cause
         except OSError as error:
             raise RecordError(f"{assignment.out} cannot be written: {error}") from error
         self._done = before + source.read()
@@ -238,18 +241,17 @@ class Purification:
             self.bad.append(why)
 
     def _purifier(
-        self, first: Sampled, kept: Mapping[str, _Sink], count: Count, skip: int
+        self, index: int, first: Sampled, kept: Mapping[str, _Sink], skip: int
     ) -> tuple[Purifier | Ahead, Iterable[Record]]:
         """What purifies the records of a source, and these; on several cores where the assignment says so."""
         (source, detector, values), wanted = first, self.assignment
+        count, drop, name = self.counts[index], wanted.drop_unrepaired, self._labels[index]
         sinks = Sinks(*(kept[n].out.write if n in kept else None for n in ("audit", "pairs")))
         if self._pool is None:
-            purifier = Purifier(
-                wanted.offline, detector, sinks, count, drop_unrepaired=wanted.drop_unrepaired, values=values
-            )  # fmt: skip
+            purifier = Purifier(wanted.offline, detector, sinks, count, drop_unrepaired=drop, values=values, name=name)
             return purifier, source.records
         values.clear()  # each process decodes its own
-        work = Work(wanted.offline, wanted.format, detector.decided, wanted.drop_unrepaired,
+        work = Work(wanted.offline, wanted.format, detector.decided, drop, name,
                     audit="audit" in kept, pairs="pairs" in kept)  # fmt: skip
         ahead = Ahead(self._pool, source.records, work, sinks, count, skip=skip)
         return ahead, ahead

@@ -33,18 +33,20 @@ class Purifier:
     """Purifies the records of one file.
 
     format: its name, or what has found it. drop_unrepaired: leave out transcripts in which a failed call stays. Counts
-    go to `count`. values: of records that were decoded before, by their numbers; taken out as they are used.
+    go to `count`. values: of records that were decoded before, by their numbers; taken out as they are used. name: of
+    the file, in the trajectories' ids, which tell the files of one audit apart.
     """
 
     def __init__(
         self, offline: Offline, format: str | Detector, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False,
-        values: dict[int, Json] | None = None,
+        values: dict[int, Json] | None = None, name: str | None = None,
     ) -> None:  # fmt: skip
         self._offline = offline
         self._detector = Detector(format) if isinstance(format, str) else format
         self._values = {} if values is None else values
         self._sinks = sinks
         self._drop = drop_unrepaired
+        self._name = name
         self.count = count
 
     def __call__(self, record: Record) -> bytes | None:
@@ -95,7 +97,7 @@ class Purifier:
 
     def _read(self, record: Record, value: Json, found: Format) -> bytes | None:
         """As a call, of a record that takes a full reading."""
-        reading = found.read(value, f"{Path(record.file).name}:{record.number}")
+        reading = found.read(value, f"{self._name or Path(record.file).name}:{record.number}")
         self._no_calls(record, value, sum(len(turn.observations) for t in reading.trajectories for turn in t.turns))
         results = [self._offline(trajectory) for trajectory in reading.trajectories]
         for raw, result in zip(reading.trajectories, results, strict=True):

@@ -17,7 +17,7 @@ class Transcripts(DemosSection):
     """`kind = "transcripts"`."""
 
     of_tasks: ClassVar[bool] = False
-    path: tuple[str, ...] = Field((), description="files of transcripts, one or several")
+    path: tuple[str, ...] = Field((), description="files or folders of transcripts, one or several")
     keep: Literal["all", "right"] = Field("all", description="all | right: those whose record says that they are")
 
     @field_validator("path", mode="before")
