@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from retcon.sandbox.client import SandboxRouter, token_from_environment
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds
 from retcon.tasks.grading.grading import GradeSettings, Grading
+from retcon.tasks.grading.registry import refuse_unready
 from retcon.tasks.registry import TaskSet, Ungraded
 from retcon.tasks.types import Task
 from retcon.tools.faults import FaultSetup, FaultyTool
@@ -44,9 +45,11 @@ rolled back has another besides. A rollout that waited for a place would leave i
 
 
 def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
-    """The task set that the recipe names. folder: of the model, which tells how long a prompt is, where that is asked.
+    """The task set that the recipe names. folder: of the model that is to solve its tasks, which tells how long a
+    prompt is, where that is asked; None where nobody solves them.
 
-    Raises RecipeError, and what reading its data raises.
+    Raises RecipeError, and what reading its data raises; with a folder RetconError where a grader that its tasks name
+    cannot be had (`refuse_unready`).
     """
     chats: list[Chat] = []
 
@@ -56,6 +59,9 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
         return sum(len(segment.ids or ()) for segment in chats[0].prompt(task.question, task.system, task.before))
 
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
+    if folder is not None and isinstance(tasks, Ungraded):
+        for name in sorted(tasks.graders):
+            refuse_unready(name)  # before a run has a folder, and not when its first rollout is graded
     return tasks
 
 
@@ -88,19 +94,35 @@ def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Ch
     """The chat of the model in a folder, as `open_chat`; it shows the recipe's tools. tasks: whose system prompt it
     has, None for none.
 
-    Raises CheckpointError, RecipeError, MissingExtra without the tokenizers package.
+    Raises CheckpointError, RecipeError (also for a tool that its style cannot call), MissingExtra without the
+    tokenizers package.
     """
     thinking = None if recipe.model.thinking == "default" else recipe.model.thinking == "on"
-    return open_chat(
-        folder, style=recipe.model.style, system=_system(tasks), tools=build_specs(recipe), thinking=thinking
-    )
+    specs = build_specs(recipe)
+    chat = open_chat(folder, style=recipe.model.style, system=_system(tasks), tools=specs, thinking=thinking)
+    _refuse_uncallable(chat, specs, "model.style = 'hermes' or 'qwen', whose calls do")
+    return chat
 
 
 def build_engine_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:
     """The chat that the recipe's engine is to be spoken to in, which is the model's own where the engine computes it.
     Otherwise as `build_chat`."""
-    own: Chat | None = recipe.engine.chat(folder, _system(tasks), build_specs(recipe))
-    return build_chat(recipe, folder, tasks) if own is None else own
+    specs = build_specs(recipe)
+    own: Chat | None = recipe.engine.chat(folder, _system(tasks), specs)
+    if own is None:
+        return build_chat(recipe, folder, tasks)
+    _refuse_uncallable(own, specs, "engine.calls = 'native', whose calls do")
+    return own
+
+
+def _refuse_uncallable(chat: Chat, specs: Sequence[ToolSpec], instead: str) -> None:
+    """Raises RecipeError for tools that nothing the model writes can be a call of: they would just never be called."""
+    unnamed = [repr(spec.name) for spec in specs if spec.name != "python"]  # which all calls without a name are of
+    if unnamed and not chat.family.names_calls:
+        raise RecipeError(
+            f"the model cannot call the tool {', '.join(unnamed)}: calls of chat style '{chat.family.name}' are "
+            f"blocks of Python, which name no tool: set {instead}"
+        )
 
 
 def _system(tasks: TaskSet | None) -> str | None:

@@ -87,6 +87,7 @@ def test_where_faults_take_every_rollout_neither_plan_nor_run_goes_on(
     monkeypatch.syspath_prepend(tmp_path)
     given = (
         "task.kind=trl", "task.environment=ungradable:Counter", "task.seeds=8", "rollout.tools=[]", "rl.prompts=1",
+        "model.style=hermes",
         "rl.group=2", "rollout.max_turns=1", "rollout.max_tokens=120", "compute.device=cpu", "sandbox.workers=1",
     )  # fmt: skip
     words = ["train", "quickstart/baseline", *given, "--from", str(base), "--out", str(tmp_path / "out")]

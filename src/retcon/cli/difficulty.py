@@ -34,6 +34,16 @@ def difficulty(
         int, typer.Option("--tasks", min=1, help="How many of the training's tasks to measure, from the first on.")
     ],
     rollouts: Annotated[int, typer.Option("--rollouts", min=1, help="Rollouts per task.")] = 8,
+    stage: Annotated[
+        str,
+        typer.Option(
+            "--stage",
+            metavar="NAME",
+            help="Of a recipe with stages the one whose tasks and limits count, by name or number; without it, the "
+            "recipe's own do.",
+            show_default=False,
+        ),
+    ] = "",
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="File that rates are added to as they are measured.")
     ] = Path("runs/pass_rates.jsonl"),
@@ -41,12 +51,15 @@ def difficulty(
     """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
+    from retcon.config.stages import stage_named
     from retcon.models.locating import locate
     from retcon.store.outputs import refuse_special
 
     refuse_special(out, "--out")
     name, overrides = split_overrides(words or [])
     recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
+    if stage:
+        recipe = stage_named(recipe, stage, f"--stage {stage}").recipe
     folder = locate(checkpoint)
     need_training()
     from retcon.evaluate.difficulty import run_difficulty
@@ -68,6 +81,9 @@ def difficulty(
             f"{tasks - len(measured)} have no rate: the task set is smaller, or they lost rollouts to faults and the "
             "same command again measures them"
         )
+    if stage:
+        console.print(f"try: the run's own command again, with stages.{stage}.select.pass_rates={out}")
+        return
     again = command_line(
         "retcon", "train", name or "RECIPE", *overrides, f"select.pass_rates={out}", "--from", checkpoint
     )

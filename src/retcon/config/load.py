@@ -17,7 +17,7 @@ from retcon.config.keys import all_keys
 from retcon.config.lines import Place, find_line
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import Chosen
-from retcon.config.stages import OWN
+from retcon.config.stages import OWN, place_of_stage
 from retcon.core.errors import RecipeError, nearest
 
 _SHORT_NUMBER = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
@@ -84,24 +84,12 @@ def _overridden(data: Data, override: str) -> Data:
     stages = [dict(stage) for stage in data.get("stages", ())]
     named, _, rest = key.partition(".")
     first, inner, last = rest.partition(".")
-    stage = stages[_number(stages, named, where)] if named else {}
+    stage = stages[place_of_stage([str(one.get("name")) for one in stages], named, where)] if named else {}
     if not rest or (not inner and first not in OWN):
         own = ", ".join(OWN)
         raise RecipeError(f"{where}: of a stage write stages.{named or 1}.section.key=value, or one of its own: {own}")
     stage[first] = _changed(first, stage.get(first, {}), last, value) if inner else value
     return {**data, "stages": stages}
-
-
-def _number(stages: Sequence[Data], named: str, where: str) -> int:
-    """Of a stage, from 0, by its name or its number from 1."""
-    names = [str(stage.get("name")) for stage in stages]
-    if named in names:
-        return names.index(named)
-    if named.isdecimal() and 1 <= int(named) <= len(names):
-        return int(named) - 1
-    there = ", ".join(f"{number} {name}" for number, name in enumerate(names, start=1))
-    said = f"no stage '{named}'{nearest(named, names)}; there are: {there}" if names else "the recipe has no stages"
-    raise RecipeError(f"{where}: {said}")
 
 
 def _changed(section: str, keys: Data, key: str, value: object) -> Data:

@@ -12,7 +12,7 @@ measure, in between and afterwards. Steps are counted over the whole run, whose 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,7 @@ from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, mo
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from retcon.config.section import NonNegative, Section
+from retcon.core.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
@@ -101,6 +102,22 @@ def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
         anew = stage.optimizer == "new"
         found.append(Stage(number, stage.name, before, last, anew, (since, until), changed(recipe, stage)))
     return tuple(found)
+
+
+def stage_named(recipe: Recipe, named: str, where: str) -> Stage:
+    """The stage of that name, or number from 1. Raises RecipeError, which begins with `where`."""
+    return stages_of(recipe)[place_of_stage([stage.name for stage in recipe.stages], named, where)]
+
+
+def place_of_stage(names: Sequence[str], named: str, where: str) -> int:
+    """From 0, of the stage of that name, or number from 1. Raises RecipeError, which begins with `where`."""
+    if named in names:
+        return names.index(named)
+    if named.isdecimal() and 1 <= int(named) <= len(names):
+        return int(named) - 1
+    there = ", ".join(f"{number} {name}" for number, name in enumerate(names, start=1))
+    said = f"no stage '{named}'{nearest(named, names)}; there are: {there}" if names else "the recipe has no stages"
+    raise RecipeError(f"{where}: {said}")
 
 
 def changed(recipe: Recipe, stage: StageSection) -> Recipe:

@@ -60,6 +60,11 @@ class Ungraded(Protocol):
     @property
     def rewards(self) -> Literal["signed", "binary", "graded"]: ...
 
+    @property
+    def graders(self) -> frozenset[str]:
+        """The names of those that its tasks ask for."""
+        ...
+
     def graded_by(self, grader: Grade) -> TaskSet:
         """The same tasks, whose rollouts `grader` grades."""
         ...

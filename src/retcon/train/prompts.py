@@ -135,7 +135,8 @@ class PromptStream:
             raise RecipeError(
                 f"select.pass_rates = {file}: {error}. The run can need {self._needed} tasks within the bounds, and "
                 f"{found} come before: measure more (`retcon difficulty --tasks`, with the same task set and "
-                "run.seed), train for fewer steps, or change select.min_pass_rate and select.max_pass_rate"
+                "run.seed; of a stage, --stage), train for fewer steps, or change select.min_pass_rate and "
+                "select.max_pass_rate"
             ) from None
         if changed:
             warnings.warn(

@@ -290,6 +290,28 @@ def test_pass_rates_of_a_later_stage_may_be_measured_on_the_way(start: tuple[Pat
         trained(recipe, cold, out)
 
 
+def test_a_stage_with_its_own_data_goes_on_once_its_pass_rates_are_there(
+    start: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Its tasks are the run's inputs from the beginning: else the run is refused as one of other tasks."""
+    base, cold = start
+    for name, rows in (("one", range(40)), ("other", range(100, 140))):
+        text = "".join(json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    rates, out = tmp_path / "rates.jsonl", tmp_path / "out"
+    task = {"kind": "file", "path": str(tmp_path / "one.jsonl"), "evaluation_share": 0.0}
+    other = {"task": {"path": str(tmp_path / "other.jsonl")}, "select": {"pass_rates": str(rates)}}
+    recipe = numbers(base, {**A, "steps": 1}, {**B, **other}, task=task, rl={"steps": 2})
+    with pytest.raises(RecipeError, match=r"retcon difficulty .*step-000001 RECIPE --stage b --tasks N"):
+        run_rl(recipe, cold, out)
+    theirs = build_tasks(stages_of(recipe)[1].recipe).train(0)
+    told = ({"task": one.id, "model": "m", "passed": 4, "rollouts": 8} for one in theirs)
+    rates.write_text("".join(json.dumps(one) + "\n" for one in told))
+    lines: Lines = []
+    run_rl(recipe, cold, out, on_step=lines.append)
+    assert [line["stage"] for line in lines] == [2]
+
+
 def test_what_a_stage_without_its_pass_rates_would_draw_is_of_its_own_data(
     start: tuple[Path, Path], tmp_path: Path
 ) -> None:

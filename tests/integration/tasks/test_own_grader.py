@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from comparing import answer, trajectory
+from retcon.build import build_tasks
+from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
+from retcon.models.locating import BASE
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.types import Fault, Outcome, Verdict
 from retcon.tasks.types import Task
@@ -97,6 +100,23 @@ def test_one_that_fails_is_a_fault_of_its_rollout_alone(module: str) -> None:
 def test_what_cannot_be_called_is_refused_by_name(module: str, path: str, told: str) -> None:
     with pytest.raises(RecipeError, match=f"the grader {path} .*{told}"):
         said(path, ["7"])
+
+
+@pytest.mark.parametrize(
+    ("grader", "told"),
+    [
+        ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
+        ("my_rewards:other", "its parameter 'mood' is not known"),
+        ("judge", "grader judge: url"),
+    ],
+)
+def test_a_grader_that_cannot_be_had_is_refused_with_the_tasks_and_not_once_a_rollout_is_graded(
+    module: str, grader: str, told: str
+) -> None:
+    Path("problems.jsonl").write_text('{"question": "What is 6 times 7?", "answer": "42"}\n')
+    recipe = load_recipe(None, ["task.kind=file", "task.path=problems.jsonl", f"task.grader={grader}"])
+    with pytest.raises(RecipeError, match=told):
+        build_tasks(recipe, BASE)
 
 
 def test_no_process_is_left(module: str) -> None:

@@ -127,6 +127,42 @@ def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_
     assert len(list(read_pass_rates(out))) == 3
 
 
+STAGES = """
+[task]
+kind = "numbers"
+steps = 2
+[rollout]
+max_tokens = 100
+lookahead_tokens = 0
+[rl]
+steps = 2
+[[stages]]
+name = "easy"
+steps = 1
+[[stages]]
+name = "hard"
+task.steps = 3
+select.min_pass_rate = 0.0
+"""
+
+
+def test_the_rates_of_a_stage_are_those_of_its_own_tasks(base: Path, tmp_path: Path) -> None:
+    """A run that waits for them could not go on: without a stage the recipe's tasks are measured, which are others."""
+    recipe, out = tmp_path / "staged.toml", tmp_path / "rates.jsonl"
+    recipe.write_text(STAGES)
+    words = ["difficulty", str(base), str(recipe), "sandbox.workers=1", "--tasks", "2", "--rollouts", "1"]
+    done = CliRunner().invoke(app, [*words, "--stage", "hard", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    theirs = load_recipe(None, ["task.kind=numbers", "task.steps=3"]).task.build()
+    assert {r.task for r in read_pass_rates(out)} == {t.id for t in islice(training_prompts(theirs, 0), 2)}
+    assert "2 within [0, 0.99]" in done.stdout
+    assert f"stages.hard.select.pass_rates={out}" in done.stdout.replace("\n", "")
+    assert "--from" not in done.stdout, "the run goes on; another one would begin"
+    refused = CliRunner().invoke(app, [*words, "--stage", "hrd", "--out", str(out)])
+    assert isinstance(refused.exception, RecipeError)
+    assert str(refused.exception) == "--stage hrd: no stage 'hrd' (did you mean 'hard'?); there are: 1 easy, 2 hard"
+
+
 class Rated(Ones):
     """A task set whose tasks have short names: t0, t1, …"""
 

@@ -9,6 +9,7 @@ import pytest
 
 from retcon.build import (
     build_engine,
+    build_engine_chat,
     build_evaluation_repair,
     build_repair,
     build_sampling,
@@ -22,6 +23,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
+from retcon.models.locating import BASE
 from retcon.purify.saar import Saar
 
 CHAT = Chat(ByteTokenizer())
@@ -50,6 +52,22 @@ def test_training_with_an_engine_that_cannot_be_is_refused_by_name_before_work_s
     with pytest.raises(RecipeError, match=rf"engine\.kind = '{kind}' cannot be trained with: "):
         recipe.engine.refuse_training(recipe)
     load_recipe(None).engine.refuse_training(load_recipe(None))
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ((), "chat style 'markdown'.*: set model.style = 'hermes' or 'qwen'"),
+        (("engine.kind=openai", "engine.url=http://127.0.0.1:9", "engine.calls=fence"), "engine.calls = 'native'"),
+    ],
+)
+def test_a_tool_that_the_model_has_no_words_to_call_is_refused(keys: tuple[str, ...], told: str) -> None:
+    """It would never be called, and nothing said so."""
+    tools = 'rollout.tools=["python", "keys.world:Search"]'
+    with pytest.raises(RecipeError, match=f"the model cannot call the tool 'search'.*{told}"):
+        build_engine_chat(load_recipe(None, [tools, *keys]), BASE)
+    build_engine_chat(load_recipe(None, keys), BASE)
+    build_engine_chat(load_recipe(None, [tools, "model.style=hermes"]), BASE)
 
 
 def test_repairs_of_training_and_of_evaluation() -> None:

@@ -81,6 +81,13 @@ class DataTasks:
         """Whether a pass comes to an end: none of its parts is a task set."""
         return all(isinstance(part.tasks, Sequence) for part in self.parts)
 
+    @property
+    def graders(self) -> frozenset[str]:
+        """See `Ungraded.graders`."""
+        own = (part.tasks for part in self.parts if isinstance(part.tasks, Sequence))
+        named = (task.meta.get("grader") for tasks in (*own, self.held_out) for task in tasks)
+        return frozenset(name for name in named if isinstance(name, str) and name)
+
     def train(self, seed: int) -> Iterator[Task]:
         """One pass. Where sources have weights it is as long as all their tasks together, each source has its share of
         it, and a source that is smaller than its share comes again within it; task sets alone may be endless."""

@@ -15,9 +15,11 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -32,6 +34,7 @@ from retcon.tasks.types import Task
 LINE_BYTES = 1 << 26
 """Of what a process says at most."""
 IMPORT_SECONDS = 120.0
+WORKER = (sys.executable, "-m", "retcon.tasks.grading.worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class FunctionGrader:
             raise
         if "error" in said:
             await process.end()
-            raise RecipeError(f"the grader {self._settings.path} cannot be imported: {said['error']}")
+            raise _not_imported(self._settings.path, said["error"])
         process.wants = said["wants"]
         return process
 
@@ -122,15 +125,12 @@ class _Process:
 
     @classmethod
     async def start(cls) -> _Process:
-        paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])  # noqa: PTH109 - as the shell that started us
         return cls(
             await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "retcon.tasks.grading.worker",
+                *WORKER,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": paths},
+                env=_environment(),
                 limit=LINE_BYTES,
                 start_new_session=True,  # the terminal's Ctrl-C is for us; it ends with its standard input
             )
@@ -171,10 +171,45 @@ def _arguments(task: Task, reply: Reply, wants: Sequence[str] | None) -> dict[st
     return known if wants is None else {name: value for name, value in known.items() if name in wants}
 
 
+def _environment() -> dict[str, str]:
+    paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])  # noqa: PTH109 - as the shell that started us
+    return {**os.environ, "PYTHONPATH": paths}
+
+
+def _not_imported(path: str, why: str) -> RecipeError:
+    return RecipeError(f"the grader {path} cannot be imported: {why}")
+
+
+@cache
+def _tried(path: str, memory_mb: int) -> None:
+    """Imports the function as grading will, in a process of its own. Raises RecipeError where that fails."""
+    first = json.dumps({"path": path, "memory_mb": memory_mb}) + "\n"
+    try:
+        done = subprocess.run(
+            WORKER,
+            input=first,
+            stdout=subprocess.PIPE,
+            env=_environment(),
+            timeout=IMPORT_SECONDS,
+            text=True,
+            start_new_session=True,
+            check=False,
+        )
+        said = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise RecipeError(f"the grader {path} does not start: {error}") from error
+    if "error" in said:
+        raise _not_imported(path, said["error"])
+
+
+def _ready(settings: FunctionSettings) -> None:
+    _tried(settings.path, settings.memory_mb)
+
+
 async def _open(settings: FunctionSettings, _host: Host) -> FunctionGrader:
     grader = FunctionGrader(settings)
     await grader.start()
     return grader
 
 
-GRADER = Kind(FUNCTION, FunctionSettings, _open)
+GRADER = Kind(FUNCTION, FunctionSettings, _open, ready=_ready)

@@ -110,10 +110,14 @@ def read_verdict(said: str, right_from: float = 1.0) -> Verdict:
     return Verdict(score, score >= right_from, last)
 
 
-async def _open(settings: JudgeSettings, _host: Host) -> JudgeGrader:
+def _ready(settings: JudgeSettings) -> None:
     if key_is_missing(settings.key_env):
         raise RecipeError(f"grader judge: key_env names {settings.key_env}, which is not set")
+
+
+async def _open(settings: JudgeSettings, _host: Host) -> JudgeGrader:
+    _ready(settings)
     return JudgeGrader(settings)
 
 
-GRADER = Kind("judge", JudgeSettings, _open)
+GRADER = Kind("judge", JudgeSettings, _open, ready=_ready)

@@ -170,4 +170,4 @@ def _unreadable(answers: Sequence[str]) -> dict[str, str]:
     return found | not_mathematics([a for a in answers if a not in found and integer(a) is None], PACKAGES)
 
 
-GRADER = Kind("math", MathSettings, _open, PACKAGES, _unreadable, in_words)
+GRADER = Kind("math", MathSettings, _open, PACKAGES, _unreadable, in_words, lambda _settings: need_math_verify())

@@ -29,7 +29,8 @@ class Kind:
     settings: a frozen dataclass whose defaults will do; its fields are described (`Annotated`, pydantic's `Field`).
     open: makes the grader, of settings and host. packages: that the sandbox does well to preload
     (`SandboxPool(packages=…)`). unreadable: of right answers, those that it could compare nothing with, and why.
-    in_words: whether a right answer is in words that it takes for something else.
+    in_words: whether a right answer is in words that it takes for something else. ready: raises RetconError where the
+    grader of these settings cannot be had here, before anything is made ready for it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Kind:
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unreadable: Callable[[Sequence[str]], Mapping[str, str]] | None = None
     in_words: Callable[[str], bool] | None = None
+    ready: Callable[[Any], None] | None = None
 
 
 @cache
@@ -62,6 +64,14 @@ def settings_for(name: str, given: Mapping[str, object]) -> Any:
     """The settings of grader `name`, from the keys that are given. Raises RecipeError, which names the key."""
     kind = kind_of(name)
     return read_settings(kind.settings, {"path": name, **given} if kind.name == FUNCTION else given, f"grader {name}")
+
+
+def refuse_unready(name: str) -> None:
+    """Raises RetconError where grader `name` cannot be had here with its defaults: it is unknown, a setting has none,
+    or as its `Kind.ready`."""
+    kind, settings = kind_of(name), settings_for(name, {})
+    if kind.ready is not None:
+        kind.ready(settings)
 
 
 def read_settings(settings: type, given: Mapping[str, object], where: str) -> Any:

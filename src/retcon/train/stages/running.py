@@ -47,7 +47,7 @@ class RunStages:
             stream = None if missing else self._stream(number)
             self._streams.append(stream)
             suffix = f" of {stage}" if number else ""
-            found = {"pass rates": NOT_THERE} if stream is None else stream.inputs
+            found = stream.inputs if stream else {**self._stream(number, rates=False).inputs, "pass rates": NOT_THERE}
             if self._earlier(number):
                 found = {name: value for name, value in found.items() if name != "tasks"}  # those of the one before
             self.inputs |= {f"{name}{suffix}": value for name, value in found.items()}
@@ -93,8 +93,9 @@ class RunStages:
             if not self._rates_there(stage):
                 raise RecipeError(
                     f"{stage}: select.pass_rates = {stage.recipe.select.pass_rates} is not there yet: `retcon "
-                    f"difficulty {checkpoint} RECIPE --tasks N --out {stage.recipe.select.pass_rates}` measures them "
-                    "with the model of the stage before; the same command again then goes on here"
+                    f"difficulty {checkpoint} RECIPE --stage {stage.name} --tasks N --out "
+                    f"{stage.recipe.select.pass_rates}` measures them with the model of the stage before; the same "
+                    "command again then goes on here"
                 )
             stream = self._streams[number] = self._stream(number)
         begin = Position()
