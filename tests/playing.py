@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retcon.chat import hermes
-from retcon.chat.chat import Chat, Style
+from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import Tokenizer
 from retcon.core.types import Status, Trajectory, Turn
@@ -36,7 +36,7 @@ def hermes_call(code: str, reasoning: str = "") -> str:
     return reasoning + hermes.render_call("python", {"code": code})
 
 
-CALL: dict[Style, Callable[..., str]] = {"markdown": call, "hermes": hermes_call}
+CALL: dict[str, Callable[..., str]] = {"markdown": call, "hermes": hermes_call}
 
 
 def run_python(code: str, state: State) -> Answer:
@@ -88,7 +88,7 @@ async def play_on(
     outcomes: Mapping[str, Status | Answer] | None = None,
     *,
     tool: Tool | StatefulTool | None = None,
-    style: Style = "markdown",
+    style: str = "markdown",
     tokenizer: Tokenizer | None = None,
     repair: Repair | None = None,
     limits: RolloutLimits = LIMITS,

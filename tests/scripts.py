@@ -9,7 +9,6 @@ from hypothesis import event
 from hypothesis import strategies as st
 
 from playing import CALL, Play, play, run_python
-from retcon.chat.chat import Style
 from retcon.core.types import Status, Turn
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutLimits
@@ -30,16 +29,16 @@ MALFORMED = {"markdown": "```python\nx = (", "hermes": '<tool_call>\n{"name": "p
 SETTING = ["a = 1", "b = a + 1", "a = 2; oops", "files['a'] = 1; oops", "del a", "a, b = b, a", "files['a'] = 2"]
 DONE = "It is 42."
 
-styles: st.SearchStrategy[Style] = st.sampled_from(["markdown", "hermes"])
+styles: st.SearchStrategy[str] = st.sampled_from(["markdown", "hermes"])
 
 
-def calls(programs: Iterable[str], style: Style = "markdown") -> st.SearchStrategy[str]:
+def calls(programs: Iterable[str], style: str = "markdown") -> st.SearchStrategy[str]:
     """A turn with a call of one of the programs, or now and then with two."""
     one = st.builds(CALL[style], st.sampled_from(list(programs)), st.sampled_from(REASONING))
     return st.one_of(one, one, one, st.tuples(one, one).map("\n".join))
 
 
-def any_reply(style: Style = "markdown") -> st.SearchStrategy[str]:
+def any_reply(style: str = "markdown") -> st.SearchStrategy[str]:
     odd = st.one_of(calls(OUTCOMES, style), st.sampled_from([DONE, MALFORMED[style], "x" * 300, ""]))
     return st.one_of(calls(FAILING, style), calls(FINE, style), calls(FAILING, style), calls(FINE, style), odd)
 

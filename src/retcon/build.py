@@ -19,6 +19,7 @@ from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, with_lengths
+from retcon.rollout.prompts import prompt_ids
 from retcon.rollout.strategy import Strategy
 from retcon.sandbox.client import SandboxRouter, token_from_environment
 from retcon.sandbox.pool import SandboxPool
@@ -56,7 +57,7 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
     def count_tokens(task: Task) -> int:
         if not chats:
             chats.append(build_engine_chat(recipe, folder or Path()))
-        return sum(len(segment.ids or ()) for segment in chats[0].prompt(task.question, task.system, task.before))
+        return prompt_ids(chats[0], task)
 
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
     if folder is not None and isinstance(tasks, Ungraded):

@@ -18,8 +18,6 @@ from retcon.core.errors import CheckpointError
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Kind, Observation, Segment, ToolCall
 
-Style = str
-"""The name of a family, or an import path."""
 _LABEL = re.compile(r"[\w.-]{1,100}")
 """What of a call's label is said again in glue, where control tokens count: no more than a name."""
 

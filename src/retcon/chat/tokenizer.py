@@ -64,9 +64,9 @@ class HubTokenizer:
     """A `tokenizer.json` read by the `tokenizers` library; no torch, no transformers.
 
     Two copies are kept, so that no call changes how another one encodes: one knows the control tokens, the other
-    takes them for text. Control tokens are those that the file marks as special or that look like `<|…|>` or
-    `<｜…｜>` (DeepSeek's files do not mark theirs); other
-    added tokens, such as Qwen's `<tool_call>`, are ordinary vocabulary in both.
+    takes them for text. Control tokens are those that the file marks as special or that look like `<|…|>` or `<｜…｜>`
+    (DeepSeek's files do not mark theirs); other added tokens, such as Qwen's `<tool_call>`, are ordinary vocabulary in
+    both.
     """
 
     def __init__(self, definition: str, *, where: str = "tokenizer.json") -> None:

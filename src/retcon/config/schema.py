@@ -31,7 +31,7 @@ from retcon.config.section import (
     Probability,
     Rate,
     Section,
-    one_or_several,
+    Several,
     server_urls,
 )
 from retcon.config.stages import StageSection, check_stages, written
@@ -118,12 +118,7 @@ class RolloutSection(Section):
     top_k: NonNegative = Field(0, description="keeps the k most probable tokens; 0 is off")
     min_p: Probability = Field(0.0, description="keeps tokens of at least this share of the most probable one's "
                                "probability; 0 is off")  # fmt: skip
-    tools: tuple[str, ...] = Field(("python",), description="what the model can call: names of tools, or import paths")
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: object) -> object:
-        return one_or_several(value)
+    tools: Several = Field(("python",), description="what the model can call: names of tools, or import paths")
 
 
 class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):
@@ -235,13 +230,8 @@ class LoraSection(Section):
                               "weights are trained")  # fmt: skip
     alpha: Rate = Field(32.0, description="α: what an adapter adds is scaled by α / r")
     dropout: float = Field(0.0, ge=0, lt=1, description="of an adapter's input, only in supervised training")
-    targets: tuple[str, ...] = Field(("all-linear",), description="all-linear (except the output layer), or names of "
-                                     "linear layers such as q_proj")  # fmt: skip
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: object) -> object:
-        return one_or_several(value)
+    targets: Several = Field(("all-linear",), description="all-linear (except the output layer), or names of "
+                             "linear layers such as q_proj")  # fmt: skip
 
     @field_validator("targets")
     @classmethod
@@ -253,8 +243,8 @@ class LoraSection(Section):
 
 class SandboxSection(Section):
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
-    url: tuple[str, ...] = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
-                                 "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
+    url: Several = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
+                         "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
     workers: Positive = Field(2, description="calls at a time; servers set their own number")
     sessions: bool = Field(False, description="each rollout has an interpreter that keeps variables and files between "
                            "calls, and is rolled back with its history")  # fmt: skip
@@ -263,11 +253,6 @@ class SandboxSection(Section):
     memory_mb: Positive = Field(512, description="address space that a call may add")
     output_chars: Positive = Field(24, description="characters of an observation; for tasks other than numbers: by "
                                    "rollout.max_tokens")  # fmt: skip
-
-    @field_validator("url", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: object) -> object:
-        return one_or_several(value)
 
     @field_validator("url")
     @classmethod
@@ -304,17 +289,12 @@ class EvaluateSection(Section):
 class TrackSection(Section):
     """Nothing that is computed depends on it: it can change from session to session."""
 
-    to: tuple[str, ...] = Field((), description="trackers that get every step's metrics, besides metrics.jsonl: "
-                                "tensorboard, trackio, wandb, or import paths")  # fmt: skip
+    to: Several = Field((), description="trackers that get every step's metrics, besides metrics.jsonl: "
+                        "tensorboard, trackio, wandb, or import paths")  # fmt: skip
     names: Literal["retcon", "verl", "trl"] = Field("retcon", description="what metrics are called there: retcon | "
                                                     "verl | trl (docs/training/tracking.md)")  # fmt: skip
     project: str = Field("retcon", description="of trackers that have projects")
     name: str = Field("", description="of the run; empty: that of its folder")
-
-    @field_validator("to", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: object) -> object:
-        return one_or_several(value)
 
 
 C = TypeVar("C", bound=Chosen)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
 
 from retcon.core.errors import RecipeError
@@ -35,9 +35,12 @@ each sequence's tokens, then sequences (GRPO, arXiv 2402.03300, equation 3). A n
 it, then the mean over sequences (Dr. GRPO, arXiv 2503.20783, section 3.2)."""
 
 
-def one_or_several(value: object) -> object:
-    """A string where a list of them belongs is a list of one."""
+def _one_or_several(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Several = Annotated[tuple[str, ...], BeforeValidator(_one_or_several)]
+"""Strings; one alone, where a list of them belongs, is a list of one."""
 
 
 def server_urls(value: tuple[str, ...]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from retcon.core.types import (
 )
 
 MOST_NAMED = 6
-"""Fields of what is no trajectory that a message names at most."""
+"""Fields that a message names at most, of an object that is no trajectory."""
 
 T = TypeVar("T")
 Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Origin | Branch | Trajectory

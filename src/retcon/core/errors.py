@@ -124,13 +124,19 @@ class MissingExtra(RetconError):
     """A part of Retcon needs a package that is not installed: names the extra to install."""
 
 
+def located(error: RecordError, where: str) -> RecordError:
+    """The error with a message that begins with `where`, such as a file and line; itself where its message does."""
+    return error if str(error).startswith(where) else RecordError(f"{where}: {error}")
+
+
 LONGEST_NAME = 200
+"""Characters of a name that `nearest` looks at: a longer one is no typing error, and difflib would take minutes."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """` (did you mean 'x'?)` where some valid name is close to `name`, else an empty string."""
     valid = list(valid)
-    if len(name) > LONGEST_NAME:  # of a slip of the pen, and not of what difflib would take minutes over
+    if len(name) > LONGEST_NAME:
         return ""
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f" (did you mean '{close[0]}'?)" if close else ""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
 
-
-def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int | None:
+def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes: the kernel's estimate, in which files that are only cached count as free, or what the container's limit
     leaves, whichever is less. None where neither is known (no Linux)."""
     try:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from retcon.core.errors import MissingIds, UnscoredTokens
-from retcon.core.types import TRAINED, Sample, Trajectory
+from retcon.core.types import TRAINED, Sample, Segment, Trajectory
+
+
+def ids_of(segments: Iterable[Segment]) -> tuple[int, ...]:
+    """The concatenated ids of segments, (T,); one that holds text only adds none."""
+    return tuple(i for s in segments for i in s.ids or ())
+
+
+def token_count(segments: Iterable[Segment]) -> int:
+    """How many ids segments have; one that holds text only has none."""
+    return sum(len(s.ids or ()) for s in segments)
 
 
 def history_ids(trajectory: Trajectory) -> tuple[int, ...]:

@@ -28,11 +28,11 @@ def first_tries(trajectory: Trajectory) -> FirstTries:
     """
     made = failed = 0
     repairing = False
-    shared = len(trajectory.turns) - len(trajectory.own_turns)
-    for own, attempt in ((n >= shared, attempt) for n, turn in enumerate(trajectory.turns) for attempt in turn.raw()):
-        fails = attempt.failures > 0
-        if own and attempt.observations and not repairing:
-            made += 1
-            failed += fails
-        repairing = fails
+    for number, turn in enumerate(trajectory.turns):
+        for attempt in turn.raw():
+            fails = attempt.failures > 0
+            if number >= trajectory.shared_turns and attempt.observations and not repairing:
+                made += 1
+                failed += fails
+            repairing = fails
     return FirstTries(made, failed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 Kind = Literal["prompt", "scaffold", "sampled", "spliced", "observation"]
 Status = Literal["ok", "error", "timeout", "limit", "malformed", "infrastructure"]
@@ -18,7 +18,7 @@ Stop = Literal["answer", "turns", "length", "infrastructure"]
 Decision = Literal["shallow", "deep", "resampled", "described", "unrepaired", "answered"]
 Measure = Literal["entropy", "surprisal"]
 
-KINDS: tuple[Kind, ...] = ("prompt", "scaffold", "sampled", "spliced", "observation")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 TRAINED: frozenset[Kind] = frozenset({"sampled", "spliced"})
 REPLACED: frozenset[Decision] = frozenset({"shallow", "deep", "resampled"})
 """Decisions that put what worked in the place of a failed turn."""
@@ -287,9 +287,14 @@ class Trajectory:
         return sum(a.failures for t in self.turns for a in t.raw())
 
     @property
+    def shared_turns(self) -> int:
+        """How many of its first turns were sampled for the trajectory that it branched off; 0 for one that did not."""
+        return 0 if self.branch is None else self.branch.turns
+
+    @property
     def own_turns(self) -> tuple[Turn, ...]:
         """Those that were sampled for this trajectory, not for one that it branched off."""
-        return self.turns[self.branch.turns :] if self.branch is not None else self.turns
+        return self.turns[self.shared_turns :]
 
     @property
     def raw_seconds(self) -> float:

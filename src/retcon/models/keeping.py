@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from retcon.core.errors import CheckpointError
+from retcon.store.whole import synced
 
 try:
     from safetensors import SafetensorError
@@ -36,9 +37,9 @@ def once(target: Path, make: Callable[[Path], None]) -> Path:
             try:
                 make(partial)
                 for path in (*partial.rglob("*"), partial):
-                    _sync(path)
+                    synced(path)
                 partial.rename(target)
-                _sync(target.parent)
+                synced(target.parent)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except (OSError, SafetensorError) as error:  # the safetensors library wraps the system's errors in its own
@@ -53,13 +54,5 @@ def _locked(file: Path) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

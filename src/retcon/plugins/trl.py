@@ -21,7 +21,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
-from retcon.core.sample import to_sample
+from retcon.core.sample import to_sample, token_count
 from retcon.core.seeds import derive
 from retcon.core.together import together
 from retcon.core.types import Trajectory
@@ -257,7 +257,7 @@ def _completions(made: Sequence[Trajectory]) -> dict[str, Any]:
         "repairs": [sum(turn.repair is not None for turn in t.turns) for t in made],
     }  # fmt: skip
     for trajectory in made:
-        sample, start = to_sample(trajectory), sum(len(s.ids or ()) for s in trajectory.prompt)
+        sample, start = to_sample(trajectory), token_count(trajectory.prompt)
         found["prompt_ids"].append(list(sample.ids[:start]))
         found["completion_ids"].append(list(sample.ids[start:]))
         found["logprobs"].append([0.0 if logprob is None else logprob for logprob in sample.logprobs[start:]])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from retcon.core.sample import token_count
 from retcon.core.tracebacks import error_line
 from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, Turn
 from retcon.purify.failing import FAILURES, check_failures, has_failed
@@ -82,5 +83,5 @@ def described(call: ToolCall, observation: Observation, chars: int) -> str:
 
 def _emptied(call: ToolCall, kept: Sequence[Segment]) -> ToolCall:
     """The call without its text, which its attempt has, at the end of what is kept of its turn."""
-    ids = None if any(s.ids is None for s in kept) else sum(len(s.ids or ()) for s in kept)
+    ids = None if any(s.ids is None for s in kept) else token_count(kept)
     return replace(call, arguments="" if call.malformed else {}, char=sum(len(s.text) for s in kept), start=ids)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from retcon.core.pair import Completion, Pair
+from retcon.core.sample import ids_of
 from retcon.core.types import REPLACED, Segment, Trajectory, Turn
 
 Rejected = Literal["first", "all"]
@@ -63,4 +64,4 @@ def _ids(segments: Sequence[Segment]) -> tuple[int, ...] | None:
     """The ids of segments, (T,), None where one of them holds text only."""
     if any(s.ids is None for s in segments):
         return None
-    return tuple(i for s in segments for i in s.ids or ())
+    return ids_of(segments)

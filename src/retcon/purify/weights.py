@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice, zip_longest
 
 from retcon.core.errors import UnscoredTokens
+from retcon.core.sample import token_count
 from retcon.core.seeds import derive
 from retcon.core.types import Segment, Trajectory, Turn
 
@@ -50,7 +51,7 @@ def _weighed(
 ) -> tuple[float | None, ...]:
     """None on all but spliced tokens, on those of a turn what `weigh` makes of its number and of the tokens' log-ratios
     π(c'|purified) / π(c'|lookahead)."""
-    weights: list[float | None] = [None] * sum(len(s.ids or ()) for s in trajectory.prompt)
+    weights: list[float | None] = [None] * token_count(trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
         sampled = _sampled_logprobs(turn)
         now = [logprob for s in turn.segments if s.kind == "spliced" for logprob in _logprobs(s)]
@@ -71,7 +72,7 @@ def _weighed(
 
 def _sampled_logprobs(turn: Turn) -> list[float | None]:
     """Of the spliced tokens as the lookahead sampled them: the fix is the last attempt, and its end was spliced."""
-    count = sum(len(s.ids or ()) for s in turn.segments if s.kind == "spliced")
+    count = token_count(s for s in turn.segments if s.kind == "spliced")
     if not count or not turn.abandoned:
         return []
     return [logprob for s in turn.abandoned[-1].generated for logprob in _logprobs(s)][-count:]

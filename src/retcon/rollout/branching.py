@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from retcon.core.errors import InfrastructureFault
+from retcon.core.sample import token_count
 from retcon.core.seeds import derive
 from retcon.core.together import cancelled
 from retcon.core.types import Branch, Trajectory
@@ -22,7 +23,6 @@ from retcon.purify.mixing import purified
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.member import member_id, rollout_member
 from retcon.rollout.strategy import Measured, Point, Strategy, uncertainty
-from retcon.rollout.turns import ids_of
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task
 from retcon.tools.forks import Forkable
@@ -157,7 +157,7 @@ class _Group:
         member.in_a_row = member.in_a_row + 1 if count else 0
         children, rest = member.slots[:count], member.slots[count:]
         member.slots = rest[:: count + 1]
-        tokens = len(ids_of(history.segments))
+        tokens = token_count(history.segments)
         rise = found.nats - member.first
         branch = Branch(history.id, self._id(member.root), turn, tokens, found.nats, rise, found.measure)
         for n, index in enumerate(children, 1):

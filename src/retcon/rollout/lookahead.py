@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.core.errors import InfrastructureFault
+from retcon.core.sample import ids_of, token_count
 from retcon.core.types import Observation, Segment, ToolCall, Turn
 from retcon.rollout.context import RolloutLimits
 from retcon.rollout.state import TurnState
-from retcon.rollout.turns import TurnSampler, broken, ids_of
+from retcon.rollout.turns import TurnSampler, broken
 
 
 class TurnLookahead:
@@ -57,7 +58,7 @@ class TurnLookahead:
     def fits(self, *turns: Turn) -> bool:
         if self._number + len(turns) > self._limits.max_turns:
             return False
-        used = len(self._history) + len(ids_of(s for turn in turns for s in turn.segments))
+        used = len(self._history) + token_count(s for turn in turns for s in turn.segments)
         return used < self._limits.max_tokens or (used == self._limits.max_tokens and turns[-1].stop == "answer")
 
     async def settle(self, failure: Turn, committed: Sequence[Turn]) -> list[Turn]:

@@ -12,13 +12,14 @@ from dataclasses import replace
 from functools import partial
 
 from retcon.core.errors import InfrastructureFault
+from retcon.core.sample import ids_of
 from retcon.core.types import Provenance, RepairRecord, Stop, Trajectory, Turn
 from retcon.engine.types import Generation
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.lookahead import TurnLookahead
 from retcon.rollout.state import TurnState, open_tools
-from retcon.rollout.turns import TurnSampler, broken, ids_of, within
+from retcon.rollout.turns import TurnSampler, broken, within
 from retcon.tasks.types import Task
 
 log = logging.getLogger(__name__)

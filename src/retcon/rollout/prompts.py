@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from retcon.chat.chat import Chat
 from retcon.core.errors import RecipeError
+from retcon.core.sample import token_count
 from retcon.tasks.types import Task
 
 PATIENCE = 10_000
@@ -14,7 +15,7 @@ PATIENCE = 10_000
 
 def prompt_ids(chat: Chat, task: Task) -> int:
     """Ids of the task's prompt, the template's among them."""
-    return sum(len(segment.ids or ()) for segment in chat.prompt(task.question, task.system, task.before))
+    return token_count(chat.prompt(task.question, task.system, task.before))
 
 
 def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task]:

@@ -29,7 +29,7 @@ def uncertainty(generation: Generation, tokens: int) -> Uncertainty:
     if generation.entropies:
         return Uncertainty(fmean(generation.entropies[:tokens]), "entropy")
     if not generation.logprobs:
-        raise EngineError("strategy.kind: the engine tells no log-probs, by which it is decided where rollouts branch")
+        raise EngineError("strategy.kind: rollouts branch by entropies or log-probs, and this engine gives neither")
     return Uncertainty(-fmean(generation.logprobs[:tokens]), "surprisal")
 
 

@@ -26,13 +26,19 @@ class Teacher:
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
         printed = self._chat.observations_in(ids)
         words, code = self._lessons[request_id](printed, random.Random(derive(params.seed, "teacher")))
-        written = self._chat.wrote(words, [] if code is None else [("python", {"code": code})]).ids or ()
-        if len(written) > params.max_tokens:
-            return Generation(written[: params.max_tokens], None, "length")
-        return Generation(written, None, "stop")
+        return as_generation(self._chat, words, code, params.max_tokens)
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
         raise EngineError("the teacher has no probabilities: nothing it wrote can be scored")
 
     async def release(self, request_id: str) -> None:
         """Nothing is kept."""
+
+
+def as_generation(chat: Chat, words: str, code: str | None, max_tokens: int) -> Generation:
+    """What somebody wrote, as the chat's model would have sampled it: words, then a call of `python` unless code is
+    None; cut off at `max_tokens`, without log-probs."""
+    written = chat.wrote(words, [] if code is None else [("python", {"code": code})]).ids or ()
+    if len(written) > max_tokens:
+        return Generation(written[:max_tokens], None, "length")
+    return Generation(written, None, "stop")

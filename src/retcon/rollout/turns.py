@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from retcon.chat.chat import Chat
 from retcon.core.errors import InfrastructureFault
+from retcon.core.sample import token_count
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, Segment, ToolCall, Turn
 from retcon.engine.types import Generation, Generator, SamplingParams
@@ -86,11 +87,6 @@ class TurnSampler:
             raise InfrastructureFault(f"rollout {self.id}: the engine cannot be reached: {error}") from error
 
 
-def ids_of(segments: Iterable[Segment]) -> tuple[int, ...]:
-    """The ids of segments that all have them, (T,)."""
-    return tuple(i for s in segments for i in s.ids or ())
-
-
 def broken(turn: Turn) -> bool:
     """Whether a tool of this turn had a fault of its own."""
     return any(o.status == "infrastructure" for o in turn.observations)
@@ -102,13 +98,13 @@ def within(turns: Sequence[Turn], room: int, chat: Chat) -> Sequence[Turn]:
     Its observations stay whole. What the model wrote fits, so that no id of its own is lost; nothing follows a cut.
     """
     *before, last = turns
-    room -= len(ids_of(s for turn in before for s in turn.segments))
-    if len(ids_of(last.segments)) <= room:
+    room -= token_count(s for turn in before for s in turn.segments)
+    if token_count(last.segments) <= room:
         return turns
     kept: list[Segment] = []
     for segment in last.segments:
         had = segment.ids or ()
-        ids = had[: max(0, room - len(ids_of(kept)))]
+        ids = had[: max(0, room - token_count(kept))]
         if ids == had:
             kept.append(segment)
         elif ids:

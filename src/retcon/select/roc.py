@@ -78,14 +78,15 @@ def roc(
         raise ValueError(
             f"min_positive {min_positive} + min_negative {min_negative} exceed the {keep} rollouts to keep"
         )
-    rewards = [t.reward for t in group]
-    if None in rewards:
-        raise ValueError(f"trajectory {group[rewards.index(None)].id} has no reward: drop infrastructure faults first")
+    positives: list[int] = []
+    negatives: list[int] = []
+    for i, trajectory in enumerate(group):
+        if trajectory.reward is None:
+            raise ValueError(f"trajectory {trajectory.id} has no reward: drop infrastructure faults first")
+        (positives if trajectory.reward > 0 else negatives).append(i)
     if len(group) <= keep:
         return list(group)
     rng = random.Random(seed)
-    positives = [i for i, reward in enumerate(rewards) if reward is not None and reward > 0]
-    negatives = [i for i in range(len(group)) if i not in set(positives)]
     count = _positives_kept(len(positives), len(negatives), keep, min_positive, min_negative)
     rng.shuffle(positives)
     order = {i: penalty(group[i], count_answers, failures) for i in positives}

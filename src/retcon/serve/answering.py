@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from retcon.core.sample import token_count
 from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Trajectory, Turn
 from retcon.engine.types import SamplingParams, SpeaksText
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
-from retcon.rollout.turns import ids_of
 from retcon.serve.client_tools import client_tools, shown_of
 from retcon.serve.encoding import standing_of
 from retcon.serve.lasting import Lasting
@@ -76,7 +76,7 @@ class Agent:
     ) -> Reply:
         chat = context.chat.showing([tool.spec for tool in context.tools.values()])
         standing = standing_of(place, chat, asked.messages)
-        before, history = standing.trajectory, len(ids_of(standing.trajectory.segments))
+        before, history = standing.trajectory, token_count(standing.trajectory.segments)
         room, turns = context.limits.max_tokens, len(standing.trajectory.turns)
         if history >= room:
             said = f"the conversation has {history} tokens, and {room} are all that this server takes with its answer"
@@ -111,7 +111,7 @@ class Agent:
             place.added,
         )
         place.session.add(place, exchange, id)
-        return Reply(place.session.id, exchange, history, history - len(ids_of(standing.given)))
+        return Reply(place.session.id, exchange, history, history - token_count(standing.given))
 
     def _for(self, asked: Asked) -> tuple[RolloutContext, Mapping[str, str] | None]:
         """The context of one request, and what the client calls its own tools, None where it has none."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from retcon.chat.chat import Chat
 from retcon.chat.family import Family
+from retcon.core.sample import ids_of
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall, Turn
-from retcon.rollout.turns import ids_of
 from retcon.serve.refusing import wrong
 from retcon.serve.said import Called, Said
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from retcon.chat.chat import Chat
 from retcon.chat.jsons import read_arguments
 from retcon.core.errors import nearest
+from retcon.core.sample import ids_of
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
-from retcon.rollout.turns import ids_of
 from retcon.serve.nodes import continued, joined
 from retcon.serve.refusing import wrong
 from retcon.serve.said import Called, Said

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from retcon.core.sample import token_count
 from retcon.core.types import Observation, Provenance, Segment, Stop, Trajectory, Turn
 from retcon.serve.said import Key, Said
 
@@ -49,7 +50,7 @@ class Exchange:
     @property
     def sampled_tokens(self) -> int:
         """Tokens that the model generated, abandoned attempts among them."""
-        return sum(len(s.ids or ()) for turn in self.turns for made in turn.raw() for s in made.generated)
+        return token_count(s for turn in self.turns for made in turn.raw() for s in made.generated)
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from retcon.core.sample import token_count
 from retcon.core.types import REPLACED, Turn
 from retcon.http.handling import encoded
 from retcon.serve.answering import Reply
@@ -60,7 +61,7 @@ def retcon(reply: Reply) -> dict[str, Any]:
     abandoned_tokens: generated, and not part of the history."""
     turns = reply.exchange.turns
     raw = [attempt for turn in turns for attempt in turn.raw()]
-    kept = sum(len(s.ids or ()) for turn in turns for s in turn.generated)
+    kept = token_count(s for turn in turns for s in turn.generated)
     return {
         "session": reply.session,
         "turns": len(turns),

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import IO, cast
 
 from retcon.core.errors import MissingExtra
+from retcon.core.installing import how_to_install
 
 SUFFIXES = (".gz", ".zst")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -64,7 +65,7 @@ def zstandard(what: str) -> ModuleType:
     try:
         module: ModuleType = importlib.import_module("zstandard")
     except ImportError as error:
-        raise MissingExtra(f"{what} is compressed with zstd: pip install 'retcon-rl[formats]'") from error
+        raise MissingExtra(f"{what} is compressed with zstd: {how_to_install('formats')}") from error
     return module
 
 

@@ -4,7 +4,6 @@ their first bytes say."""
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.core.types import Trajectory
-from retcon.store.compression import decompressed, read_errors
+from retcon.store.compression import compressed, decompressed, read_errors
 from retcon.store.lines import LineAppender
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import whole_file
@@ -124,7 +123,4 @@ def open_lines(path: Path) -> IO[bytes]:
 
 
 def _compressing(file: IO[bytes], path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
-    if path.suffix != ".gz":
-        return contextlib.nullcontext(file)
-    # No name and time inside: the same trajectories give the same bytes.
-    return cast(IO[bytes], gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
+    return compressed(file, path.name) if path.suffix == ".gz" else contextlib.nullcontext(file)

@@ -9,6 +9,7 @@ from typing import IO
 from retcon.core.errors import RecordError
 from retcon.store.compression import compressed
 from retcon.store.outputs import refuse_special
+from retcon.store.whole import synced
 
 SUFFIX = ".partial"
 
@@ -55,11 +56,7 @@ class Partial:
         self.pause()
         try:
             self.partial.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            synced(self.path.parent)
         except OSError as error:
             raise RecordError(f"{self.path} could not be written, and is as it was before: {error}") from error
 

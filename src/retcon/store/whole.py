@@ -34,12 +34,12 @@ def whole_folder(target: Path) -> Iterator[Path]:
             partial.mkdir(parents=True)
             yield partial
             for file in partial.rglob("*"):
-                _sync(file)
-            _sync(partial)
+                synced(file)
+            synced(partial)
             if target.exists():
                 shutil.rmtree(target)
             partial.rename(target)
-            _sync(target.parent)
+            synced(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -55,7 +55,7 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)
-            _sync(target.parent)
+            synced(target.parent)
         finally:
             partial.unlink(missing_ok=True)
 
@@ -87,7 +87,7 @@ def explained(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = f"; {free_space(target)}: make room" if error.errno in FULL else ": see to that"
+        advice = f"; {free_space(target)}: make room" if error.errno in FULL else ": put that right"
         raise StorageError(
             f"{target} could not be written, and is as it was before: {error}{advice} and run the same command again"
         ) from error
@@ -99,7 +99,8 @@ def free_space(path: Path) -> str:
     return f"{shutil.disk_usage(there).free / 2**20:.1f} MiB are free on the disk of {there}"
 
 
-def _sync(path: Path) -> None:
+def synced(path: Path) -> None:
+    """Puts a file, or what a folder lists, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

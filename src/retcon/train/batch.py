@@ -35,8 +35,12 @@ class Batch:
 
 def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device | str = "cpu") -> Batch:
     """One batch of all `samples`. Raises ValueError where an id is to be learnt that nothing precedes."""
-    if any(s.mask[:1] == (1,) for s in samples):
-        raise ValueError("the first id of a sample cannot be learnt: nothing predicts it; put a prompt before it")
+    for sample in samples:
+        if sample.mask[:1] == (1,):
+            raise ValueError(
+                f"trajectory {sample.source}: the first id of a sample cannot be learnt: nothing predicts it; put a "
+                "prompt before it"
+            )
     shape = (len(samples), max(len(s.ids) for s in samples))
 
     def padded(rows: Iterable[Sequence[float | None] | None], dtype: type[Any], fill: float) -> Tensor:
@@ -68,7 +72,8 @@ def check_scored(sample: Sample) -> None:
     missing = sum(m and p is None for m, p in zip(sample.mask, sample.logprobs, strict=True))
     if missing:
         raise UnscoredTokens(
-            f"{missing} tokens of a sample have no log-prob; score them under the purified prefix first"
+            f"trajectory {sample.source}: {missing} tokens in the loss mask have no log-prob; score them under the "
+            "purified prefix first"
         )
 
 

@@ -22,7 +22,7 @@ from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
-from retcon.train.datasets.preferences import Preference, read_preferences
+from retcon.train.datasets.preferences import Preference, both_sides, read_preferences
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
@@ -72,9 +72,7 @@ def run_dpo(
     preferences = read_preferences(pairs, build_chat(recipe, folder), vocabulary=config.vocab_size, max_tokens=longest)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
     refuse_unfit(
-        needs_of(
-            "dpo", recipe, folder, where, longest=max(len(s.ids) for p in preferences for s in (p.chosen, p.rejected))
-        ),
+        needs_of("dpo", recipe, folder, where, longest=max(len(s.ids) for s in both_sides(preferences))),
         out,
     )
     run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs)
@@ -125,7 +123,7 @@ def dpo_step(
     """
     model.eval()
     batch = f"step {step + 1}"
-    samples = [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
+    samples = both_sides(pairs)
     with torch.no_grad():
         found = summed(model, samples, computing).view(-1, 2)
     sums = found.detach().requires_grad_()
@@ -168,5 +166,5 @@ def _reference(recipe: Recipe, folder: Path, where: Placement, pairs: Sequence[P
     """log π_ref of every pair's sides, (N, 2) nats; the same bits in every session of a run on one machine."""
     model = start_model(folder, recipe.run.seed, where.attention)
     move(model, where.device)
-    samples = [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
+    samples = both_sides(pairs)
     return summed(model, samples, computing_of(recipe.compute, where)).view(-1, 2)

@@ -119,9 +119,8 @@ def naming_what_is_kept(run: RunFolder) -> Iterator[None]:
 
 
 class Trainer:
-    """Model, optimiser and step of a run that begins or goes on; `step` steps are done, in which so many prompts were
-    drawn in each stage as `drawn` says.
-    `computing`: how its steps are to be computed.
+    """Model, optimiser and step of a run that begins or goes on. step: steps done. drawn: prompts that they drew, in
+    each stage. computing: how its steps are computed.
 
     The model is that of the newest checkpoint, or the one that the training starts from, on the device of its place;
     with the recipe's adapters in it, which then alone come from the checkpoint. Raises CheckpointError for a checkpoint
@@ -250,14 +249,7 @@ class Trainer:
         """A checkpoint of the steps done, unless there is one. Only between steps."""
         if self._saved != self.step:
             progress = Progress(self.step, tuple(self.drawn), self.cost)
-            save_checkpoint(
-                self._run,
-                progress,
-                self.model,
-                self.optimizer,
-                files=self._files,
-                adapter=self._adapter,
-            )
+            save_checkpoint(self._run, progress, self.model, self.optimizer, files=self._files, adapter=self._adapter)
             self._saved = self.step
 
     def finish(self) -> Path:

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import retcon
 from retcon.chat import hermes, markdown
-from retcon.chat.chat import Chat, Style
+from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer, HubTokenizer, load_tokenizer
 from retcon.chat.types import CONTROLS, TURN_END
 from retcon.core.errors import CheckpointError, RecipeError
@@ -83,7 +83,7 @@ def test_encoding_is_lossless_and_plain_text_holds_no_control_id(name: str, text
 @either_style
 @given(question=texts, system=st.none() | texts, shown=st.lists(texts, min_size=1, max_size=3), ended=st.booleans())
 def test_what_users_and_tools_write_cannot_open_or_close_a_turn(
-    name: str, style: Style, question: str, system: str | None, shown: list[str], ended: bool
+    name: str, style: str, question: str, system: str | None, shown: list[str], ended: bool
 ) -> None:
     t = tokenizer(name)
     chat = Chat(t, style=style)
@@ -109,7 +109,7 @@ def test_what_users_and_tools_write_cannot_open_or_close_a_turn(
 @both
 @either_style
 @given(data=st.data())
-def test_parsing_never_raises_and_start_splits_the_ids_at_char(name: str, style: Style, data: st.DataObject) -> None:
+def test_parsing_never_raises_and_start_splits_the_ids_at_char(name: str, style: str, data: st.DataObject) -> None:
     t = tokenizer(name)
     chat = Chat(t, style=style)
     random_ids = st.lists(st.integers(0, t.size + 2), max_size=12)  # ids beyond the vocabulary too
@@ -236,7 +236,7 @@ def test_the_glue_of_each_style() -> None:
     calls = [ToolCall("0.0", "python", {}, 0), ToolCall("0.1", "python", {}, 0)]
     observed = [Observation("0.0", "3", "ok"), Observation("0.1", "", "error")]
 
-    def glue(style: Style) -> str:
+    def glue(style: str) -> str:
         return "".join(s.text for s in Chat(ByteTokenizer(), style=style).observations(calls, observed))
 
     assert glue("markdown") == (
@@ -312,7 +312,7 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize(("name", "style"), DIGESTS)
-def test_the_ids_of_the_first_styles_do_not_change(name: str, style: Style) -> None:
+def test_the_ids_of_the_first_styles_do_not_change(name: str, style: str) -> None:
     """Runs, demonstrations and the shipped model hold them."""
     base = Path(retcon.__file__).parent / "assets" / "base"
     chat = Chat(ByteTokenizer() if name == "bytes" else load_tokenizer(base), style=style)

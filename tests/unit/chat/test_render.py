@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import foreign
-from retcon.chat.chat import Chat, Style
+from retcon.chat.chat import Chat
 from retcon.chat.hermes import render_call
 from retcon.chat.render import render
 from retcon.chat.tokenizer import ByteTokenizer
@@ -24,11 +24,11 @@ CODE = "print(1)"
 pytestmark = pytest.mark.torch
 
 
-def chat(style: Style = "markdown") -> Chat:
+def chat(style: str = "markdown") -> Chat:
     return Chat(TOKENIZER, style=style)
 
 
-def written(style: Style) -> str:
+def written(style: str) -> str:
     return (
         f"I try.\n```python\n{CODE}\n```" if style == "markdown" else f"I try.\n{render_call('python', {'code': CODE})}"
     )
@@ -69,7 +69,7 @@ def test_a_transcript_has_the_ids_of_a_rollout_that_went_the_same_way(style):
     assert to_sample(found, scored=False) == to_sample(rolled, scored=False)
 
 
-def read(tmp_path: Path, *records: object, style: Style = "markdown", **how: int) -> list[str]:
+def read(tmp_path: Path, *records: object, style: str = "markdown", **how: int) -> list[str]:
     file = tmp_path / "clean.jsonl"
     file.write_text("".join(json.dumps(r) + "\n" for r in records))
     return [shown(s) for s in read_samples(file, chat(style), vocabulary=TOKENIZER.size, **how)]

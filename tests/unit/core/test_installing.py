@@ -27,6 +27,12 @@ def test_requirements_are_read_with_their_extras():
     assert found["serve"] == ("starlette", "uvicorn")
 
 
+def test_no_message_names_an_extra_by_itself():
+    """`how_to_install` knows where this copy is from; the name alone may be on no package index."""
+    files = [file for file in (ROOT / "src" / "retcon").rglob("*.py") if file.name != "installing.py"]
+    assert [file.name for file in files if "retcon-rl[" in file.read_text(encoding="utf-8")] == []
+
+
 @pytest.mark.parametrize(
     ("record", "expected"),
     [

@@ -98,9 +98,9 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
         list(read(tmp_path / "none.jsonl", on_bad=lambda _: None))
     with pytest.raises(RecordError, match="cannot be read"):
         list(read(tmp_path, on_bad=lambda _: None))
-    with pytest.raises(StorageError, match=r"could not be written, .*No such file.*: see to that and run"):
+    with pytest.raises(StorageError, match=r"could not be written, .*No such file.*: put that right and run"):
         write(tmp_path / "none" / "t.jsonl", [ONE])
-    with pytest.raises(StorageError, match=r"could not be written, .*name too long.*: see to that and run"):
+    with pytest.raises(StorageError, match=r"could not be written, .*name too long.*: put that right and run"):
         write(tmp_path / ("t" * 250), [ONE])
     with pytest.raises(RecordError, match="cannot be opened for writing"):
         Appender(tmp_path / "none" / "t.jsonl")

@@ -298,7 +298,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path: Path, module: str, monke
     path = tmp_path / ("in.parquet" if module == "pyarrow" else "in.jsonl.zst")
     path.write_bytes(zstandard.ZstdCompressor().compress(b"{}\n"))
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtra, match=r"in\..*retcon-rl\[formats\]"):
+    with pytest.raises(MissingExtra, match=r"in\..*pip install .*\[formats\]"):
         open_source(path)
 
 

@@ -242,11 +242,17 @@ def test_shares_add_up() -> None:
         ({"path": "a", "sources": ["b"]}, "give path, or sources"),
         ({"sources": [{"path": "a", "weight": 1}, {"path": "b"}]}, "weight: give one to every source, or to none"),
         ({"path": "a", "weigth": 1}, "weigth"),
+        ({"sources": 3}, "valid tuple"),
     ],
 )
 def test_settings_that_contradict_are_refused(settings: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         FileTaskSettings(**settings)
+
+
+@pytest.mark.parametrize("sources", ["a.jsonl", {"path": "a.jsonl"}, ["a.jsonl"], [{"path": "a.jsonl"}]])
+def test_one_source_needs_no_list(sources: Any) -> None:
+    assert [source.path for source in FileTaskSettings(sources=sources).sources] == ["a.jsonl"]
 
 
 def test_settings_that_name_no_data_are_refused_when_they_are_opened() -> None:

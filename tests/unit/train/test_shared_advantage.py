@@ -49,5 +49,5 @@ def test_the_sum_over_the_copies_of_a_token_stays() -> None:
 
 
 def test_samples_without_advantages_are_refused() -> None:
-    with pytest.raises(ValueError, match="an advantage is wanted of each token"):
+    with pytest.raises(ValueError, match="has no advantages"):
         averaged_where_shared([Sample((1,), (1,), (0.0,), (0,), tree="t/0")])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreign import REPAIRED, fails, ours, user, works
+from foreign import REPAIRED, answer, fails, ours, user, works
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
@@ -103,7 +103,8 @@ def test_pairs_are_of_the_turns_that_splices_have_become() -> None:
 
 
 def test_what_was_repaired_as_a_rollout_was_made_gives_no_pair_beside_what_is_repaired_now() -> None:
-    lived, again = (from_dict(ours(REPAIRED)) for _ in range(2))
+    lived = from_dict(ours(REPAIRED))
+    again = from_dict(ours((user("?"), fails("print(side"), works("print(side)"), answer("4"))))
     once = Offline()(lived).trajectory
     both = replace(once, turns=(once.turns[0], *again.turns))
     reading = Ours().read(to_dict(both), "both")

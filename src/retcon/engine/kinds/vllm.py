@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from retcon.config.schema import EngineSection, Recipe
-from retcon.config.section import Positive, Rate, one_or_several, server_urls
+from retcon.config.section import Positive, Rate, Several, server_urls
 from retcon.core.errors import EngineError, RecipeError
 from retcon.engine.types import EngineSetup
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
@@ -24,12 +24,12 @@ class VLLMSection(EngineSection):
     carries_over: ClassVar[bool] = True
     matters_to: ClassVar = {"rl": ("kind", "seeds")}
 
-    url: tuple[str, ...] = Field((), description="of vLLM servers that run already, such as http://127.0.0.1:8000, one "
-                                 "or several")  # fmt: skip
+    url: Several = Field((), description="of vLLM servers that run already, such as http://127.0.0.1:8000, one "
+                         "or several")  # fmt: skip
     python: str = Field("", description="the Python of an environment that has vLLM, such as vllm/bin/python: with it "
                         "a server is started and ended, in place of url")  # fmt: skip
-    arguments: tuple[str, ...] = Field((), description="with python: further arguments of the server, such as "
-                                       "--enforce-eager")  # fmt: skip
+    arguments: Several = Field((), description="with python: further arguments of the server, such as "
+                               "--enforce-eager")  # fmt: skip
     start_seconds: Rate = Field(600.0, description="with python: how long the server may take to start")
     model: str = Field("", description="with url: its name there; empty: the only one that the server has")
     key_env: str = Field("", description="environment variable that holds the servers' key; empty for none")
@@ -38,11 +38,6 @@ class VLLMSection(EngineSection):
     seconds: Rate = Field(600.0, description="wall seconds of a request")
     patience: Rate = Field(300.0, description="seconds that a request waits while all servers are down")
     at_once: Positive = Field(256, description="requests of a server at a time")
-
-    @field_validator("url", "arguments", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: object) -> object:
-        return one_or_several(value)
 
     @field_validator("url")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from retcon.config.schema import Recipe
-from retcon.core.sample import to_sample
+from retcon.core.sample import to_sample, token_count
 from retcon.core.types import REPLACED
 from retcon.plugins.verl.briefs import pack
 from retcon.plugins.verl.shared import Rolled
@@ -22,7 +22,7 @@ def to_output(rolled: Rolled, recipe: Recipe) -> dict[str, Any]:
     """
     trajectory, engine = rolled.trajectory, rolled.engine
     sample = to_sample(trajectory, scored=False)
-    start = sum(len(segment.ids or ()) for segment in trajectory.prompt)
+    start = token_count(trajectory.prompt)
     known = all(p is not None for p, m in zip(sample.logprobs, sample.mask, strict=True) if m)
     told = [0.0 if p is None else p for p in sample.logprobs[start:]]
     asked = any(p is not None for p in sample.logprobs)

@@ -13,6 +13,7 @@ from typing import IO, Any
 import msgspec
 
 from retcon.core.errors import MissingExtra, RecordError
+from retcon.core.installing import how_to_install
 from retcon.store.types import Record, Source
 
 _ROWS = 256
@@ -195,7 +196,7 @@ def arrow(what: str) -> ModuleType:
     try:
         package: ModuleType = importlib.import_module("pyarrow")
     except ImportError as error:
-        raise MissingExtra(f"{what} needs pyarrow to be read and written: pip install 'retcon-rl[formats]'") from error
+        raise MissingExtra(f"{what} needs pyarrow to be read and written: {how_to_install('formats')}") from error
     return package
 
 

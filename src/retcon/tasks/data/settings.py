@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from retcon.config.section import Several
 from retcon.core.errors import nearest
 from retcon.tasks.data.conventions import FIELDS
 from retcon.tasks.data.fields import DataError
@@ -73,21 +74,20 @@ class FileTaskSettings(_Reading):
         "no limit")  # fmt: skip
     duplicates: Literal["drop", "keep"] = Field("drop", description="drop | keep tasks whose question came before, "
         "but for layout")  # fmt: skip
-    marked: tuple[str, ...] = Field(("eval_overlap",), description="columns that mark rows to be left out: those with "
+    marked: Several = Field(("eval_overlap",), description="columns that mark rows to be left out: those with "
         "a value there")  # fmt: skip
-    against: tuple[str, ...] = Field((), description="files of evaluations that training tasks must not overlap with")
+    against: Several = Field((), description="files of evaluations that training tasks must not overlap with")
     overlap: Literal["refuse", "drop", "allow"] = Field("refuse", description="refuse | drop | allow training tasks "
         "that repeat a question of evaluation: its text, or more than half of it in runs of 13 words")  # fmt: skip
 
-    @field_validator("marked", "against", "sources", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-
     @field_validator("sources", mode="before")
     @classmethod
-    def _paths(cls, value: Any) -> Any:
-        return tuple({"path": one} if isinstance(one, str) else one for one in value)
+    def _paths(cls, value: object) -> object:
+        """A path stands for a source that sets nothing else, and one source for a list of it."""
+        several = [value] if isinstance(value, str | dict) else value
+        if not isinstance(several, list | tuple):
+            return value  # which pydantic refuses
+        return tuple({"path": one} if isinstance(one, str) else one for one in several)
 
     @model_validator(mode="after")
     def _says_where(self) -> FileTaskSettings:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from retcon.config.schema import Recipe, TaskSection
-from retcon.config.section import Probability, one_or_several
+from retcon.config.section import Probability, Several
 from retcon.core.errors import RecipeError
 from retcon.tasks.environments.sessions import Sessions
 from retcon.tasks.environments.tasks import EnvironmentTasks
 from retcon.tasks.environments.types import Environment
 from retcon.tasks.registry import CountTokens
-
-Names = Annotated[tuple[str, ...], BeforeValidator(one_or_several)]
 
 
 class EnvironmentSection(TaskSection):
@@ -27,8 +25,8 @@ class EnvironmentSection(TaskSection):
         "back to where a failed call began: unneeded: they keep nothing; copy: their state is copied; replay: the "
         "environment begins anew and the calls before are made again; impossible: nothing can be repaired; auto: as "
         "the environment says")  # fmt: skip
-    faults: Names = Field(("ConnectionError",), description="exceptions of tools, by the names of their "
-                                    "classes or bases, that are not the model's fault")  # fmt: skip
+    faults: Several = Field(("ConnectionError",), description="exceptions of tools, by the names of their "
+                            "classes or bases, that are not the model's fault")  # fmt: skip
     right_from: float = Field(0.0, description="reward from which a rollout is right, and gets 1, else -1; 0: rewards "
                               "stay as the environment gives them, and above 0 is right")  # fmt: skip
     evaluation_share: Probability = Field(0.1, description="of the tasks that are held out, where the environment has "

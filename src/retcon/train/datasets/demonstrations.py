@@ -15,7 +15,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.render import render
 from retcon.chat.types import Told
 from retcon.core.codec import from_dict
-from retcon.core.errors import MissingIds, RecordError, TaskWarning
+from retcon.core.errors import MissingIds, RecordError, TaskWarning, located
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.store.foreign.records import Record, open_source
@@ -102,7 +102,7 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
             value = known[record.number] if record.number in known else decoded(record)
             yield from ((record, one) for one in rendered(value, detector, chat, record.where))
         except RecordError as error:
-            raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
+            raise located(error, record.where) from error
 
 
 def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Trajectory]:

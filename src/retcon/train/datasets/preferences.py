@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import cast
 
 from retcon.chat.chat import Chat
-from retcon.core.errors import RecordError
+from retcon.core.errors import RecordError, located
+from retcon.core.sample import ids_of
 from retcon.core.types import Sample, Trajectory
 from retcon.store.foreign.records import open_source
 from retcon.train.datasets.demonstrations import refuse_other_vocabulary, rendered, short_enough
@@ -27,6 +28,11 @@ class Preference:
     rejected: Sample
 
 
+def both_sides(pairs: Sequence[Preference]) -> list[Sample]:
+    """Chosen and rejected of each pair, one after the other: (2B,)."""
+    return [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
+
+
 def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Preference]:
     """The pairs of a file. Ids are taken where the file has them, with its masks; messages go through the chat's
     template, and what counts is the last turn from its first call on; text is encoded as it stands, and all of it
@@ -40,7 +46,7 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
         try:
             pair = _pair(decoded(record), chat, record.where)
         except RecordError as error:
-            raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
+            raise located(error, record.where) from error
         refuse_other_vocabulary((*pair.chosen.ids, *pair.rejected.ids), vocabulary, record.where)
         found.append(pair)
     if not found:
@@ -76,7 +82,10 @@ def _of_tokens(tokens: Mapping[str, Json], side: str) -> Sample:
     if not isinstance(mask, list):
         mask = [1] * len(ids)
     if len(mask) != len(ids) or not all(type(i) is int for i in (*prompt, *ids, *mask)):
-        raise RecordError(f"tokens.{side} has {len(ids)} tokens and a mask of {len(mask)}; both are whole numbers")
+        raise RecordError(
+            f"tokens.prompt, tokens.{side} and tokens.{side}_mask must hold whole numbers, and the last two as many: "
+            f"{len(ids)} tokens, a mask of {len(mask)}"
+        )
     return _sample(prompt, ids, mask)
 
 
@@ -94,8 +103,8 @@ def _of_last_turn(trajectory: Trajectory) -> Sample:
     if not trajectory.turns:
         raise RecordError("no message of the model in it")
     *_, last = trajectory.turns
-    ids = [i for s in last.generated for i in s.ids or ()]
-    everything = [i for s in trajectory.segments for i in s.ids or ()]
+    ids = ids_of(last.generated)
+    everything = ids_of(trajectory.segments)
     start = last.calls[0].start if last.calls else 0
     return _sample(everything[: -len(ids)], ids, [int(n >= (start or 0)) for n in range(len(ids))])
 

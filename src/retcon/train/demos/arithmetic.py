@@ -55,7 +55,7 @@ def value_of(tree: ast.expr) -> Fraction:
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             base, power = value_of(left), value_of(right)
             if power.denominator != 1 or not 0 <= power <= MOST_POWER:
-                raise NoArithmetic("a power that is negative, broken or large")
+                raise NoArithmetic("a power that is negative, fractional or too large")
             return base ** int(power)
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
             try:

@@ -16,6 +16,7 @@ from retcon.build import build_tasks
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.sample import ids_of
 from retcon.core.types import Trajectory, Turn
 from retcon.runs.comparing import relevant
 from retcon.store import jsonl
@@ -147,5 +148,5 @@ def _told(journal: Journal, share: object) -> str:
 
 def _told_by(chat: Chat) -> str:
     """What tells two chats apart: their style, and the ids of some text in it."""
-    ids = [i for segment in chat.prompt("9 + 1", "Compute.") for i in segment.ids or ()]
+    ids = list(ids_of(chat.prompt("9 + 1", "Compute.")))
     return hashlib.sha256(repr((chat.style, ids)).encode()).hexdigest()[:16]

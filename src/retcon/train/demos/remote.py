@@ -17,6 +17,7 @@ from retcon.engine.openai.messages import PRINTED
 from retcon.engine.types import Generation, SamplingParams
 from retcon.models.remote import RemoteModel, key_is_missing
 from retcon.rollout.prompts import fitting
+from retcon.rollout.teacher import as_generation
 from retcon.tasks.types import Task
 from retcon.train.demos.drawing import Drawn, drawn_tasks
 from retcon.train.demos.rolling import Roller, need_python, open_roller, rejections, tried
@@ -51,10 +52,7 @@ class RemoteTeacher:
         )  # fmt: skip
         words, code = words_and_block(said)
         told.append({"role": "assistant", "content": words if code is None else f"{words}\n```python\n{code}\n```"})
-        written = self._chat.wrote(words, [] if code is None else [("python", {"code": code})]).ids or ()
-        if len(written) > params.max_tokens:
-            return Generation(written[: params.max_tokens], None, "length")
-        return Generation(written, None, "stop")
+        return as_generation(self._chat, words, code, params.max_tokens)
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
         raise EngineError("the teacher speaks text: nothing that it wrote can be scored")

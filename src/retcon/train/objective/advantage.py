@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Sequence
 
 EPSILON = 1e-6
+"""ε of a group's standard deviation."""
+STEP_EPSILON = 1e-8
+"""ε of a whole step's variance."""
 
 
 def grpo(rewards: Sequence[float], *, epsilon: float = EPSILON) -> list[float]:
@@ -44,19 +47,19 @@ def rloo(rewards: Sequence[float]) -> list[float]:
     return [c * count / max(count - 1, 1) for c in dr_grpo(rewards)]
 
 
-def normalised(groups: Sequence[Sequence[float]], *, epsilon: float = 1e-8) -> list[list[float]]:
+def normalised(groups: Sequence[Sequence[float]]) -> list[list[float]]:
     """(Â - mean) / √(variance + ε) over all rollouts of a step: REINFORCE++ (arXiv 2501.03262v9, equations 5 and 7).
 
     The variance is over N - 1, as verl has it. All equal: zeros exactly.
     """
     left = iter(dr_grpo([value for group in groups for value in group]))
-    return scaled([[next(left) for _ in group] for group in groups], epsilon=epsilon)
+    return scaled([[next(left) for _ in group] for group in groups])
 
 
-def scaled(groups: Sequence[Sequence[float]], *, epsilon: float = 1e-8) -> list[list[float]]:
+def scaled(groups: Sequence[Sequence[float]]) -> list[list[float]]:
     """`normalised` where the mean is 0 already, but for rounding, which is not subtracted: zeros stay so exactly."""
     values = [value for group in groups for value in group]
     if not any(values):
         return [[0.0] * len(group) for group in groups]
-    scale = math.sqrt(statistics.variance(values) + epsilon)
+    scale = math.sqrt(statistics.variance(values) + STEP_EPSILON)
     return [[value / scale for value in group] for group in groups]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cydifflib import SequenceMatcher
 
+from retcon.core.sample import ids_of, token_count
 from retcon.core.types import TRAINED, Trajectory, Turn
 from retcon.purify.pairs import call_mask
 
@@ -30,7 +31,7 @@ def blamed(trajectory: Trajectory) -> list[bool]:
     """Of each token, (T,), whether it is to blame for a failed call: one that the model wrote in such a turn, from its
     first call on, and that the next turn whose calls all succeed has otherwise. Where that turn only adds something,
     the token that stands in its place. Without such a turn all of the call is to blame."""
-    found = [False] * sum(len(s.ids or ()) for s in trajectory.prompt)
+    found = [False] * token_count(trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
         wrong = iter(_wrong(turn, trajectory.turns[number + 1 :]) if turn.failures else ())
         for segment in turn.segments:
@@ -58,9 +59,9 @@ def _wrong(turn: Turn, later: Sequence[Turn]) -> list[bool]:
     return [False] * len(before) + wrong
 
 
-def _parts(turn: Turn) -> tuple[list[int], list[int]]:
+def _parts(turn: Turn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the model wrote before its first call, and from there on; where that call does not begin on a token
     boundary all of them are the call's."""
-    ids = [i for s in turn.generated for i in s.ids or ()]
+    ids = ids_of(turn.generated)
     start = (call_mask(turn) or (1,)).index(1)
     return ids[:start], ids[start:]

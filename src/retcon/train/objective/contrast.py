@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from retcon.core.sample import ids_of
 from retcon.core.types import REPLACED, Sample, Segment, Trajectory, Turn
 
 
@@ -18,13 +19,13 @@ def contrast_samples(trajectory: Trajectory, weight: float) -> list[Sample]:
     The tries at a turn: the failure; the fresh tries that failed, too; and what replaced the failure. Each is worth 1
     if its calls succeed, 0 if not, and its advantage is weight · (that - the mean over the turn's tries), so that they
     sum to 0 and lie within ±weight. The mask is 1 on what the model wrote in the turn alone; the history before it is
-    the purified one, after which all tries but a spliced fix were sampled. Turns that were not repaired give none.
+    the purified one, after which all tries but a spliced fix were sampled. Turns that were not repaired give none,
+    nor do those that another trajectory shares and has samples of.
     """
     samples: list[Sample] = []
     before = list(trajectory.prompt)
-    shared = len(trajectory.turns) - len(trajectory.own_turns)  # whose tries are another trajectory's samples
     for n, turn in enumerate(trajectory.turns):
-        if n >= shared and (tries := _tries(turn)):
+        if n >= trajectory.shared_turns and (tries := _tries(turn)):
             mean = fmean(worth for _, worth in tries)
             samples += [
                 written_sample(trajectory.id, before, one.generated, weight * (worth - mean)) for one, worth in tries
@@ -47,8 +48,7 @@ def _tries(turn: Turn) -> list[tuple[Turn, float]]:
 def written_sample(source: str, before: Sequence[Segment], written: Sequence[Segment], advantage: float) -> Sample:
     """What the model wrote in one turn, as a sample of its own after the history before it, both with ids. The mask is
     1 on what was written alone. source: id of the trajectory."""
-    prefix = [i for s in before for i in s.ids or ()]
-    ids = [i for s in written for i in s.ids or ()]
+    prefix, ids = ids_of(before), ids_of(written)
     logprobs = [logprob for s in written for logprob in s.logprobs or (None,) * len(s.ids or ())]
     spliced = [int(s.kind == "spliced") for s in written for _ in s.ids or ()]
     none = [0] * len(prefix)

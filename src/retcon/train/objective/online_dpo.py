@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from retcon.core.errors import UnscoredTokens
+from retcon.core.sample import token_count
 from retcon.core.types import REPLACED, Sample, Segment, Trajectory, Turn
 from retcon.purify.pairs import call_mask
 from retcon.train.objective.contrast import written_sample
@@ -51,7 +52,7 @@ def with_online_dpo(trajectory: Trajectory, sample: Sample, *, beta: float, limi
     advantages, rejected = list(sample.advantages), []
     for before, turn in _repaired(trajectory):
         failed = written_sample(trajectory.id, before, turn.abandoned[0].generated, 0.0)
-        none = (0,) * sum(len(s.ids or ()) for s in before)
+        none = (0,) * token_count(before)
         fixed, mask = ((*none, *(call_mask(one) or ())) for one in (turn, turn.abandoned[0]))
         right = [n for n, (called, learnt) in enumerate(zip(fixed, sample.mask, strict=False)) if called and learnt]
         wrong = [n for n, called in enumerate(mask) if called]
@@ -64,11 +65,10 @@ def with_online_dpo(trajectory: Trajectory, sample: Sample, *, beta: float, limi
 
 
 def _repaired(trajectory: Trajectory) -> Iterator[tuple[list[Segment], Turn]]:
-    """The history before each repaired turn, and the turn."""
+    """The history before each repaired turn of the trajectory's own, and the turn; a shared one's pair is another's."""
     before = list(trajectory.prompt)
-    shared = len(trajectory.turns) - len(trajectory.own_turns)  # whose pairs are another trajectory's
     for n, turn in enumerate(trajectory.turns):
-        if n >= shared and turn.repair is not None and turn.repair.decision in REPLACED:
+        if n >= trajectory.shared_turns and turn.repair is not None and turn.repair.decision in REPLACED:
             yield before, turn
         before.extend(turn.segments)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.config.learning import RLSection
-from retcon.core.sample import history_ids
+from retcon.core.sample import history_ids, token_count
 from retcon.core.types import TRAINED, Trajectory, Turn
 
 
@@ -50,7 +50,7 @@ def _void(turn: Turn) -> bool:
 
 def in_failed_turns(trajectory: Trajectory) -> list[bool]:
     """Of each token, (T,), whether the model wrote it in a turn with a failed call."""
-    found = [False] * sum(len(s.ids or ()) for s in trajectory.prompt)
+    found = [False] * token_count(trajectory.prompt)
     for turn in trajectory.turns:
         failed = turn.failures > 0
         for segment in turn.segments:

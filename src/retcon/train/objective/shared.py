@@ -30,10 +30,11 @@ def averaged_where_shared(samples: Sequence[Sample]) -> list[Sample]:
 
 def _averaged(samples: Sequence[Sample]) -> list[tuple[float, ...]]:
     """Of each sample of a tree its tokens' advantages, averaged where they are shared."""
-    advantages = [sample.advantages for sample in samples]
-    if None in advantages:
-        raise ValueError("an advantage is wanted of each token")
-    own = [list(of_tokens or ()) for of_tokens in advantages]
+    own: list[list[float]] = []
+    for sample in samples:
+        if sample.advantages is None:
+            raise ValueError(f"trajectory {sample.source}: its sample has no advantages that could be averaged")
+        own.append(list(sample.advantages))
     together = [list(range(len(samples)))]  # the samples that are alike so far, one list each way there is
     place = 0
     while together:

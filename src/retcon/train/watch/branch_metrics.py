@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from retcon.core.types import Segment, Trajectory, Turn
+from retcon.core.sample import token_count
+from retcon.core.types import Trajectory, Turn
 
 
 def branch_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | None]:
@@ -31,7 +32,7 @@ def branch_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | 
         **{f"branch_{m}_rise": _mean(p.rise for p in found) for m, found in by.items()},
         "entropy_first": _mean(_entropies(t.turns[:1] for t in made if t.branch is None)),
         "entropy_after_tools": _mean(_entropies(t.own_turns if t.branch else t.turns[1:] for t in made)),
-        "branch_shared_tokens": sum(_length(t.prompt) + _length(s for u in turns for s in u.segments)
+        "branch_shared_tokens": sum(token_count(t.prompt) + token_count(s for u in turns for s in u.segments)
                                     for t, turns in shared),
         "branch_shared_calls": sum(len(attempt.observations) for _, turns in shared for turn in turns
                                    for attempt in turn.raw()),
@@ -40,10 +41,6 @@ def branch_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | 
 
 def _entropies(rollouts: Iterable[Sequence[Turn]]) -> list[float]:
     return [e for turns in rollouts for turn in turns if (e := turn.raw()[0].entropy) is not None]
-
-
-def _length(segments: Iterable[Segment]) -> int:
-    return sum(len(s.ids or ()) for s in segments)
 
 
 def _mean(values: Iterable[float]) -> float | None:

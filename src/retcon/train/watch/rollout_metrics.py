@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from typing import get_args
 
+from retcon.core.sample import token_count
 from retcon.core.tries import first_tries
-from retcon.core.types import TRAINED, Decision, Segment, Trajectory
+from retcon.core.types import TRAINED, Decision, Trajectory
 from retcon.purify.splice import UNALIGNED
 from retcon.train.objective.shaping import rewards_of
 
@@ -36,7 +37,7 @@ def rollout_metrics(
     graded = [t for t in made if t.reward is not None]
     rewards = [t.reward for t in graded if t.reward is not None]
     several = [known for group in groups if len(known := [t for t in group if t.reward is not None]) > 1]
-    lengths = [(_length(t.prompt), _length(t.segments)) for t in graded]
+    lengths = [(token_count(t.prompt), token_count(t.segments)) for t in graded]
     tries = [first_tries(t) for t in graded]
     tried, failed = sum(t.made for t in tries), sum(t.failed for t in tries)
     repairs = [turn.repair for t in made for turn in t.own_turns if turn.repair is not None]
@@ -48,7 +49,7 @@ def rollout_metrics(
         "pass_rate": _mean([r > 0 for r in rewards]),
         "prompt_tokens": _mean([prompt for prompt, _ in lengths]),
         "response_tokens": _mean([whole - prompt for prompt, whole in lengths]),
-        "total_tokens": sum(_length(t.segments) for t in made),
+        "total_tokens": sum(token_count(t.segments) for t in made),
         "turns": _mean([len(t.turns) for t in graded]),
         "cut_off": _mean([t.stop in ("length", "turns") for t in graded]),
         "raw_failures": _mean([t.raw_failures for t in graded]),
@@ -68,14 +69,10 @@ def rollout_metrics(
     }
 
 
-def _length(segments: Iterable[Segment]) -> int:
-    return sum(len(s.ids or ()) for s in segments)
-
-
 def _spliced_share(trajectories: Sequence[Trajectory]) -> float:
     learnt = [s for t in trajectories for s in t.segments if s.kind in TRAINED]
-    spliced = sum(len(s.ids or ()) for s in learnt if s.kind == "spliced")
-    return spliced / max(1, sum(len(s.ids or ()) for s in learnt))
+    spliced = token_count(s for s in learnt if s.kind == "spliced")
+    return spliced / max(1, token_count(learnt))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retcon.core.codec import from_dict, to_dict
-from retcon.core.errors import RecordError
+from retcon.core.errors import RecordError, located
 from retcon.core.pair import Pair, Written
 from retcon.core.types import Origin, Trajectory
 from retcon.purify.offline import Offline
@@ -73,7 +73,7 @@ class Purifier:
                 count.calls += clean or 0
                 self._no_calls(record, value, clean or 0)
         except RecordError as error:
-            raise error if str(error).startswith(record.where) else RecordError(f"{record.where}: {error}") from error
+            raise located(error, record.where) from error
         except RecursionError:
             raise RecordError(f"{record.where}: nested too deeply") from None
         count.transcripts += 1

@@ -81,7 +81,7 @@ class PieceReading:
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
-        *, apart: bool = False, context: str = "", task: str = "", reword: Reword = reworded,
+        *, apart: bool = False, context: str = "", reword: Reword = reworded,
     ) -> None:  # fmt: skip
         self._items = items
         self._pieces = list(pieces)
@@ -93,7 +93,7 @@ class PieceReading:
         told = [context] * bool(context) + [p.text for p in self._pieces[:first]]
         turns = [_turn(self._pieces, span, n) for n, span in enumerate(self._spans)]
         self.trajectory = Trajectory(
-            id, task or id, tuple(Segment("prompt", text) for text in told), tuple(turns),
+            id, id, tuple(Segment("prompt", text) for text in told), tuple(turns),
             stop="turns" if turns and turns[-1].calls else "answer",
         )  # fmt: skip
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from retcon.config.learning import DemosSection
-from retcon.config.section import one_or_several
+from retcon.config.section import Several
 
 if TYPE_CHECKING:
     from retcon.train.demos.types import DemoSetup, OpenSource
@@ -17,13 +17,8 @@ class Transcripts(DemosSection):
     """`kind = "transcripts"`."""
 
     of_tasks: ClassVar[bool] = False
-    path: tuple[str, ...] = Field((), description="files or folders of transcripts, one or several")
+    path: Several = Field((), description="files or folders of transcripts, one or several")
     keep: Literal["all", "right"] = Field("all", description="all | right: those whose record says that they are")
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: object) -> object:
-        return one_or_several(value)
 
     def open(self, setup: DemoSetup) -> OpenSource:
         from retcon.train.demos.transcripts import open_transcripts
