@@ -108,6 +108,15 @@ def test_the_same_samples_give_the_same_loss(start: Path, tmp_path: Path) -> Non
     assert ours["loss"] == pytest.approx(theirs, abs=1e-5)
 
 
+def test_a_model_folder_called_scratch_is_that_folder(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scratch").symlink_to(start)
+    with Rollouts("quickstart/saar", SMALL, model="./scratch") as rollouts:
+        assert rollouts._folder.samefile(start)
+
+
 def test_what_it_cannot_do_is_refused(start: Path) -> None:
     with Rollouts("mini/rstar2", SMALL, model=start) as rollouts, pytest.raises(RecipeError, match="goes by reward"):
         rollouts._task("Who wrote it?")

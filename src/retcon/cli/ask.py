@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, Overrides, is_url, need_training
-from retcon.cli.common.conversing import conversing_recipe
+from retcon.cli.common.arguments import ModelOrURL, Overrides
+from retcon.cli.common.conversing import conversing
 from retcon.core.errors import EngineError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from retcon.config.schema import Recipe
     from retcon.core.types import Trajectory, Turn
 
@@ -44,21 +46,15 @@ def ask(
     """Ask a model that may run programs, and watch its turns as they come, repairs included."""
     from rich.console import Console
 
-    from retcon.models.locating import BASE, locate
+    from retcon.core.types import REPLACED
 
-    served = is_url(model)
-    folder = locate(BASE if served else model)
     given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
-    recipe = conversing_recipe(model if served else None, folder, tool or ["python"], [*given, *(overrides or ())])
-    if served and "path" in recipe.model.model_fields_set:
-        folder = locate(recipe.model.path)
-    if recipe.engine.in_process:
-        need_training()
+    recipe, folder = conversing(model, tool or ["python"], [*given, *(overrides or ())])
     console = Console(highlight=False)
     logging.getLogger("retcon.rollout").setLevel(logging.DEBUG)  # it says what was lost, where that is so
     trajectory = asyncio.run(_answered(recipe, folder, question, system, seed, console))
     calls = f"{trajectory.raw_calls} call{'s' * (trajectory.raw_calls != 1)}, {trajectory.raw_failures} failed"
-    repaired = sum(t.repair is not None and t.repair.decision in ("shallow", "deep") for t in trajectory.turns)
+    repaired = sum(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)
     console.print(f"stop: {trajectory.stop} · {calls}, {repaired} repaired", style="dim")
     if out is not None:
         from retcon.store import jsonl
@@ -70,11 +66,9 @@ def ask(
 
 
 async def _answered(
-    recipe: Recipe, folder: Path, question: str, system: str | None, seed: int, console: object
+    recipe: Recipe, folder: Path, question: str, system: str | None, seed: int, console: Console
 ) -> Trajectory:
     from dataclasses import replace
-
-    from rich.console import Console
 
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
     from retcon.core.types import Provenance
@@ -83,7 +77,6 @@ async def _answered(
     from retcon.rollout.loop import run_rollout
     from retcon.tasks.types import Task
 
-    assert isinstance(console, Console)
     chat = build_engine_chat(recipe, folder)
     engine = build_policy(recipe, folder, chat)
     shown = 0

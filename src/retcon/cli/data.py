@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from retcon.tasks.data.check import Report
     from retcon.tasks.data.settings import FileTaskSettings
 
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="FIELD=COLUMN", help="Which column holds what, as [bold]question=text[/]."),
+]
+GraderName = Annotated[str, typer.Option("--grader", help="Grader of rows that name none: math, exact, choice, code.")]
+SplitName = Annotated[str, typer.Option("--split", help="Read only the rows of this split.")]
+
 data = typer.Typer(name="data", no_args_is_help=True, help="Inspect the problems that a run will train on.")
 PLACES = 5
 
@@ -31,14 +38,9 @@ def check(
         list[str] | None,
         typer.Option("--against", metavar="FILE", help="An evaluation that it must not overlap with; may be repeated."),
     ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option("--column", metavar="FIELD=COLUMN", help="Which column holds what, as [bold]question=text[/]."),
-    ] = None,
-    grader: Annotated[
-        str, typer.Option("--grader", help="Grader of rows that name none: math, exact, choice, code.")
-    ] = "",
-    split: Annotated[str, typer.Option("--split", help="Read only the rows of this split.")] = "",
+    column: Columns = None,
+    grader: GraderName = "",
+    split: SplitName = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found, as JSON.")] = False,
 ) -> None:
     """Show what a file of tasks contains: counts, lengths, answers that no grader can read, overlap, samples.

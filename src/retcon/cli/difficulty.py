@@ -49,15 +49,14 @@ def difficulty(
     ] = Path("runs/pass_rates.jsonl"),
 ) -> None:
     """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
-    from retcon.config.load import load_recipe
-    from retcon.config.shipped import find_recipe
+    from retcon.config.load import named_recipe
     from retcon.config.stages import stage_named
     from retcon.models.locating import locate
     from retcon.store.outputs import refuse_special
 
     refuse_special(out, "--out")
     name, overrides = split_overrides(words or [])
-    recipe = load_recipe(find_recipe(name) if name is not None else None, overrides)
+    recipe = named_recipe(name, overrides)
     if stage:
         recipe = stage_named(recipe, stage, f"--stage {stage}").recipe
     folder = locate(checkpoint)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retcon.cli.sandbox.doctor import mark, print_advice, sandbox_rows
+from retcon.core.cores import usable_cores
 from retcon.core.installing import how_to_install, requirements
 from retcon.core.memory import available_memory
 
@@ -94,7 +95,7 @@ def diagnose() -> Diagnosis:
 
 
 def look_at_machine() -> Machine:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     disk = shutil.disk_usage(Path.cwd()).free / 2**30
     memory = available_memory()
@@ -126,7 +127,7 @@ def _print(diagnosis: Diagnosis) -> None:
     for extra, names in diagnosis.packages.items():
         known = ", ".join(f"{name} {diagnosis.versions[name] or 'absent'}" for name in names)
         if extra:
-            table.add_row(f"[{extra}]".replace("[", r"\["), mark(diagnosis.extras[extra], known))
+            table.add_row(rf"\[{extra}]", mark(diagnosis.extras[extra], known))
         else:
             table.add_row("core", known)
     for label, text in sandbox_rows("sandbox", sandbox):

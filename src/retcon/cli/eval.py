@@ -55,8 +55,7 @@ def evaluate(
 ) -> None:
     """Measure a checkpoint on problems that no training saw, with purification off by default."""
     from retcon.build import build_repair
-    from retcon.config.load import apply_override, load_recipe
-    from retcon.config.shipped import find_recipe
+    from retcon.config.load import apply_override, named_recipe
     from retcon.models.locating import locate
 
     name, overrides = split_overrides(words or [])
@@ -64,7 +63,7 @@ def evaluate(
     served = is_url(checkpoint)
     if served:
         given = ["engine.kind=openai", f"engine.url={checkpoint}", *given]
-    recipe = load_recipe(find_recipe(name) if name is not None else None, given)
+    recipe = named_recipe(name, given)
     if repair:
         kind = "saar" if build_repair(recipe) is None else recipe.repair.kind
         recipe = apply_override(recipe, f"evaluate.repair={kind}")

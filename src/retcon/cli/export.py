@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.data import columns_of, settings_of
+from retcon.cli.data import Columns, GraderName, SplitName, columns_of, settings_of
 
 if TYPE_CHECKING:
     from retcon.tasks.registry import TaskSet
@@ -41,14 +41,9 @@ def export(
         int | None, typer.Option("--count", min=1, help="Most tasks to write.", show_default="all")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the order.")] = 0,
-    column: Annotated[
-        list[str] | None,
-        typer.Option("--column", metavar="FIELD=COLUMN", help="Which column holds what, as [bold]question=text[/]."),
-    ] = None,
-    grader: Annotated[
-        str, typer.Option("--grader", help="Grader of rows that name none: math, exact, choice, code.")
-    ] = "",
-    split: Annotated[str, typer.Option("--split", help="Read only the rows of this split.")] = "",
+    column: Columns = None,
+    grader: GraderName = "",
+    split: SplitName = "",
     system: Annotated[str, typer.Option("--system", help="System prompt of tasks without one.")] = "",
     against: Annotated[
         list[str] | None,
@@ -60,8 +55,7 @@ def export(
     """Write tasks for verl's trainer, in the order in which `retcon train` with that seed would draw them."""
     from retcon.build import build_tasks
     from retcon.cli.common.arguments import plain_console
-    from retcon.config.load import load_recipe
-    from retcon.config.shipped import find_recipe
+    from retcon.config.load import named_recipe
     from retcon.core.errors import RecipeError
     from retcon.tasks.data.export import verl_rows, write_verl
 
@@ -71,7 +65,7 @@ def export(
         raise RecipeError("name files of tasks, or a recipe that has some (--recipe): one of the two")
     tasks: TaskSet
     if recipe:
-        found = load_recipe(find_recipe(recipe))
+        found = named_recipe(recipe)
         if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
             found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
         tasks = build_tasks(found)

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, Overrides, is_url, need_training
-from retcon.cli.common.conversing import conversing_recipe
+from retcon.cli.common.arguments import ModelOrURL, Overrides, is_url
+from retcon.cli.common.conversing import conversing
 from retcon.cli.common.serving import Host, Port, TokenFile, need_serving, token_of, token_option
 from retcon.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
     from retcon.http.server import StopSignals
+    from retcon.serve.answering import Agent
+    from retcon.serve.recording import Record
     from retcon.serve.settings import ServeSettings
 
 LAST_SECONDS = 35
@@ -69,18 +71,10 @@ def serve_agent(
     """Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says."""
     need_serving()
     from retcon.http.server import StopSignals, is_local, listen
-    from retcon.models.locating import BASE, locate
     from retcon.serve.settings import ServeSettings
 
-    served = is_url(model)
-    folder = locate(BASE if served else model)
-    given = [f"repair.kind={repair}", *(overrides or ())]
-    recipe = conversing_recipe(model if served else None, folder, tool or ["python"], given)
-    if served and "path" in recipe.model.model_fields_set:
-        folder = locate(recipe.model.path)
-    if recipe.engine.in_process:
-        need_training()
-    called = name or (recipe.engine.subject(folder) if served else model).rstrip("/").rpartition("/")[2]
+    recipe, folder = conversing(model, tool or ["python"], [f"repair.kind={repair}", *(overrides or ())])
+    called = name or (recipe.engine.subject(folder) if is_url(model) else model).rstrip("/").rpartition("/")[2]
     try:
         secret = token_of(token, token_file)
     except ValueError as error:
@@ -136,12 +130,7 @@ async def _serve(
         await server.serve(application, opened, signals, grace=grace)
 
 
-def _about(recipe: Recipe, settings: ServeSettings, agent: object, record: object) -> str:
-    from retcon.serve.answering import Agent
-    from retcon.serve.recording import Record
-
-    assert isinstance(agent, Agent)
-    assert isinstance(record, Record)
+def _about(recipe: Recipe, settings: ServeSettings, agent: Agent, record: Record) -> str:
     tools = ", ".join(recipe.rollout.tools)
     text = "" if agent.provenance.encoded_by is None else " (as text: nothing can be learnt from it)"
     where = "nothing is recorded" if record.file is None else f"recorded to {record.file}{text}"

@@ -17,6 +17,7 @@ from retcon.config.keys import all_keys
 from retcon.config.lines import Place, find_line
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import Chosen
+from retcon.config.shipped import find_recipe
 from retcon.config.stages import OWN, place_of_stage
 from retcon.core.errors import RecipeError, nearest
 
@@ -40,6 +41,12 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path}: not a recipe, as it is not valid TOML: {error}{hint}") from error
     recipe = _validate(data, lambda place: f"{path}, line {find_line(text, *place)}")
     return _with_overrides(recipe, overrides) if overrides else recipe
+
+
+def named_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
+    """As `load_recipe`, of a file's path or the name of a shipped recipe (all defaults where None). Raises RecipeError,
+    for an unknown name with the nearest."""
+    return load_recipe(None if name is None else find_recipe(name), overrides)
 
 
 def apply_override(recipe: Recipe, override: str) -> Recipe:

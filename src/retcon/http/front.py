@@ -6,13 +6,12 @@ import hmac
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retcon.http.draining import Draining
-from retcon.http.handling import answer
+from retcon.http.handling import Shape, refusal
 from retcon.http.refusal import RequestRefused
 
 _HOST = re.compile(r"\[([^]]*)](?::\d*)?|([^:]*)(?::\d*)?")
@@ -30,7 +29,7 @@ class Front:
         app: ASGIApp,
         token: str | None,
         open_paths: Sequence[str],
-        shape: Callable[[RequestRefused], dict[str, Any]],
+        shape: Shape,
         answered: Counter[int],
         draining: Draining | None = None,
     ) -> None:
@@ -55,7 +54,7 @@ class Front:
         if refused is None:
             await self._app(scope, receive, counted)
             return
-        response = answer(self._shape(refused), refused.status, {**(refused.headers or {}), "Connection": "close"})
+        response = refusal(refused, self._shape, {"Connection": "close"})
         await response(scope, receive, counted)
 
     def _refused(self, scope: Scope) -> RequestRefused | None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from retcon.http.refusal import RequestRefused
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
+Shape = Callable[[RequestRefused], dict[str, Any]]
+"""The body of a refusal, as an API has it."""
 DISCARDED_BODIES = 4
 """Of a body that is too long, this many times the limit is still read, so that its sender gets to read the answer."""
 
@@ -33,14 +36,19 @@ def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None)
     return Response(encoded(value), status, headers, "application/json")
 
 
-def serving(handler: Handler, shape: Callable[[RequestRefused], dict[str, Any]]) -> Handler:
+def refusal(refused: RequestRefused, shape: Shape, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer to a request that is not served. headers: beside the refusal's own."""
+    return answer(shape(refused), refused.status, {**refused.headers, **(headers or {})})
+
+
+def serving(handler: Handler, shape: Shape) -> Handler:
     """The handler, its refusals answered in the shape that its API has for errors."""
 
     async def endpoint(request: Request) -> Response:
         try:
             return await handler(request)
         except RequestRefused as refused:
-            return answer(shape(refused), refused.status, dict(refused.headers or {}))
+            return refusal(refused, shape)
         except ClientGone:
             return Response(status_code=499)
 
@@ -84,7 +92,7 @@ class ClientGone(Exception):
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` comes to. It is cancelled, and ClientGone raised, when the client closes the connection."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+    gone = asyncio.ensure_future(closed(request.receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -97,6 +105,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
             await asyncio.wait((task,))
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def closed(receive: Receive) -> None:
+    """Waits until the client closes the connection; what it sends before is passed over."""
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -10,7 +10,7 @@ class RequestRefused(Exception):
     """A request that is answered by an HTTP error.
 
     status: of HTTP. kind: a word that programs can rely on. field: path to what is wrong (`calls[3].timeout`), None
-    where it is no field of the body. extra: further members of the answer.
+    where it is no field of the body. headers: of the answer. extra: further members of its body.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class RequestRefused(Exception):
         self.kind = kind
         self.message = message
         self.field = field
-        self.headers = headers
+        self.headers = headers or {}
         self.extra = extra or {}
 
     @classmethod

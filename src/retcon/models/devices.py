@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import warnings
@@ -16,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from retcon.config.schema import ComputeSection, Recipe
+from retcon.core.cores import usable_cores
 from retcon.core.errors import ComputeWarning, RecipeError
 from retcon.models.waiting import calm_threads
 
@@ -170,7 +170,7 @@ def look_at_machine(cpuinfo: Path = CPUINFO) -> Machine:
     return Machine(
         cpu_name(cpuinfo),
         frozenset(flags[1].split()) if flags else frozenset(),
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        usable_cores(),
         # From compute capability 8.0 on (Ampere) there are units for bfloat16; before, torch imitates them.
         tuple(Gpu(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)[0] >= 8) for i in gpus),
     )

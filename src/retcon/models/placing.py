@@ -52,14 +52,15 @@ def start_model(path: str | Path, seed: int, attention: str | None = None) -> Pr
 
     Raises CheckpointError for a model whose logits are not plainly those of its output layer.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     folder = model_folder(path)
     if str(path) == SCRATCH:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            config = AutoConfig.from_pretrained(folder)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                load_config(folder), attn_implementation=attention
+            )
     else:
         model = load_model(folder, attention=attention)
     if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logit_scale", None):

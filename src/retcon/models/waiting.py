@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from retcon.core.cores import usable_cores
+
 DECIDED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables with which a user says how threads are to wait."""
 
@@ -38,11 +40,10 @@ def _crowd(path: str) -> None:
     than cores (its manual, on GOMP_SPINCOUNT): so a team of as many as there are cores is made, and put to sleep for
     good. Its work is `free(NULL)`, which is none."""
     library, work = ctypes.CDLL(path), ctypes.CDLL(None).free
-    cores = len(os.sched_getaffinity(0))
     made = threading.Event()
 
     def sleep() -> None:
-        library.GOMP_parallel(work, None, ctypes.c_uint(cores), ctypes.c_uint(0))
+        library.GOMP_parallel(work, None, ctypes.c_uint(usable_cores()), ctypes.c_uint(0))
         made.set()
         threading.Event().wait()  # the team lives as long as the thread that made it
 

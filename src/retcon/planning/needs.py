@@ -67,8 +67,16 @@ class Needs:
     @property
     def peak(self) -> int:
         """Bytes: what is always there, and of rollouts and updates what takes more, as they take turns."""
-        by_phase = {phase: sum(p.bytes for p in self.memory if p.phase == phase) for phase in ("rollouts", "update")}
-        return sum(part.bytes for part in self.memory if part.phase == "always") + max(by_phase.values())
+        return self.of_phase("always") + self.of_phase(self.peak_phase)
+
+    @property
+    def peak_phase(self) -> Phase:
+        """Rollouts or updates, whichever takes more."""
+        return "update" if self.of_phase("update") >= self.of_phase("rollouts") else "rollouts"
+
+    def of_phase(self, phase: Phase) -> int:
+        """Bytes of the parts that are taken then."""
+        return sum(part.bytes for part in self.memory if part.phase == phase)
 
 
 def needs_of(
@@ -95,8 +103,7 @@ def needs_of(
             parts.append(Part("weights of rollouts", wide * parameters, "always", place.rollout_dtype))
         if work == "rl" and (reference or recipe.rl.kl):
             parts.append(Part("reference", 4 * parameters, "always", "the model that rl.kl holds the trained one to"))
-        moments = 8 * trained
-        parts.append(Part("optimiser", moments, "always", "two moments, float32"))
+        parts.append(Part("optimiser", 8 * trained, "always", "two moments, float32"))
         parts.append(Part("gradients", 4 * trained, "update", "float32"))
         tokens = max(recipe.compute.micro_batch_tokens, longest or (recipe.rollout.max_tokens if work == "rl" else 0))
         if place.dtype != "float32":
@@ -145,8 +152,7 @@ def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
         return
     free = _free(needs.device)
     if free is not None and needs.peak > free:
-        phase = _peak_phase(needs)
-        largest = max((p for p in needs.memory if p.phase in ("always", phase)), key=lambda part: part.bytes)
+        largest = max((p for p in needs.memory if p.phase in ("always", needs.peak_phase)), key=lambda part: part.bytes)
         said = (
             f"{of} takes up to {gib(needs.peak)} of memory and {gib(free)} are free on {needs.device}: most of it is "
             f"{largest.name} ({gib(largest.bytes)}; {largest.about}). {_advice(largest.name)}; --dry-run "
@@ -162,11 +168,6 @@ def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
             f"{out} would take up to {gib(needs.disk)} of disk and {gib(room)} are free there: make room, or choose "
             "another --out; with lora.rank checkpoints hold adapters alone"
         )
-
-
-def _peak_phase(needs: Needs) -> Phase:
-    sums = {phase: sum(p.bytes for p in needs.memory if p.phase == phase) for phase in ("rollouts", "update")}
-    return "update" if sums["update"] >= sums["rollouts"] else "rollouts"
 
 
 def _advice(part: str) -> str:
@@ -207,10 +208,15 @@ def _linear(text: Any, parameters: int) -> int:
     return max(0, parameters - int(text.vocab_size * text.hidden_size))
 
 
+def _kv_heads(text: Any) -> tuple[int, int]:
+    """(heads of keys and values, size of each)."""
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
 def _kv_bytes(text: Any, wide: int) -> int:
     """Of a token, in all layers."""
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads, size = _kv_heads(text)
     return int(text.num_hidden_layers * 2 * heads * size * wide)
 
 
@@ -224,8 +230,7 @@ def _activations(text: Any, checkpointing: bool, value: float, keys: int = 0) ->
     goes into each of the others.
     """
     hidden, layers = text.hidden_size, text.num_hidden_layers
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
+    heads, size = _kv_heads(text)
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     values = 6 * hidden + 3 * size * (text.num_attention_heads + 2 * heads) + 4 * inner
     layer = value * values + 2 * keys * text.num_attention_heads

@@ -17,16 +17,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from retcon.build import build_tasks, mixing, settle
-from retcon.config.load import load_recipe
+from retcon.config.load import named_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
 from retcon.core.sample import to_sample, token_count
 from retcon.core.seeds import derive
 from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.models.locating import locate
-from retcon.models.placing import model_folder
 from retcon.plugins.losses import refuse_own_losses
 from retcon.rollout.group import rollout_group
 from retcon.tasks.types import Task
@@ -68,12 +66,12 @@ class Rollouts:
     """
 
     def __init__(self, recipe: str | Path, overrides: Sequence[str] = (), *, model: str | Path = "") -> None:
-        settings = load_recipe(find_recipe(str(recipe)), overrides)
+        settings = named_recipe(str(recipe), overrides)
         settings.engine.refuse_training(settings)
         if settings.stages:
             raise RecipeError(f"{recipe} has stages, and TRL's trainer has none: train with a recipe of one of them")
         refuse_own_losses(settings, "TRL")
-        self._folder = model_folder(locate(str(model or settings.model.path)))
+        self._folder = locate(model or settings.model.path)
         self._tasks = build_tasks(settings, self._folder)
         self.recipe, _ = settle(settings, self._folder, self._tasks)
         self._known: dict[str, Task] = {}

@@ -19,9 +19,8 @@ from datasets import Dataset
 
 from retcon.build import build_repair, build_specs, build_tasks, build_tools, open_graded, open_sandbox
 from retcon.chat.jsons import read_arguments
-from retcon.config.load import load_recipe
+from retcon.config.load import named_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.errors import InfrastructureFault, RecipeError, SandboxUnavailable
 from retcon.core.types import REPLACED, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.saar import Saar
@@ -49,7 +48,7 @@ def load_environment(
     [repair] count; of repairs there are none and SAAR. train, evaluation: tasks of each. system_prompt: of tasks that
     bring none. more: what else verifiers' ToolEnv takes. Raises RecipeError, and what reading the tasks raises.
     """
-    read = load_recipe(find_recipe(recipe) if recipe else None, overrides)
+    read = named_recipe(recipe or None, overrides)
     return RetconEnvironment(read, build_tasks(read, None), train, evaluation, system_prompt, **more)
 
 
@@ -61,7 +60,7 @@ class _Rollout:
     closing: AsyncExitStack
 
 
-class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers tells no types
+class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no types
     """Tools of a recipe, opened for each rollout alone; the reward is that of the task set's grader.
 
     A tool that fails on its own account, or a grader, is an `InfraError` in `state["error"]`, never the model's fault.

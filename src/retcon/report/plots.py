@@ -154,7 +154,7 @@ def top_of(curve: Curve, series: Mapping[str, np.ndarray]) -> float | None:
 
 def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
     """(seeds, steps) of a curve, cut to the shortest run, NaN where a step lacks it; empty where a run has none."""
-    rows = [[_value(step, curve) for step in run.metrics] for run in runs]
+    rows = [[value_of(step, curve) for step in run.metrics] for run in runs]
     if not rows or any(all(v is None for v in row) for row in rows):
         return np.empty((0, 0))
     length = min(len(row) for row in rows)
@@ -171,7 +171,8 @@ def places_of(runs: Sequence[Run], curve: Curve, steps: int) -> np.ndarray:
     return places
 
 
-def _value(step: Metrics, curve: Curve) -> float | None:
+def value_of(step: Metrics, curve: Curve) -> float | None:
+    """The height of a curve at a step; None where the step lacks the metric, or what it is divided by."""
     value = step.get(curve.metric)
     if value is None or curve.per is None:
         return value

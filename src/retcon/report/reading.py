@@ -17,8 +17,6 @@ from retcon.runs.manifest import NAME
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store.lookup import head
 
-SECTION = {"sft": "sft", "dpo": "dpo", "rl": "rl"}
-"""Of a recipe, by kind of run: the one that says how many steps there are."""
 LOOK = 400
 """Trajectories of a file that are chosen from."""
 
@@ -65,7 +63,7 @@ def _training(folder: Path, name: str) -> Viewed:
     try:
         about = json.loads((folder / NAME).read_text(encoding="utf-8"))
         kind, recipe = str(about["kind"]), dict(about["recipe"])
-        steps = int(recipe[SECTION[kind]]["steps"])
+        steps = int(recipe[kind]["steps"])  # the section that a kind of run is named after
         stages = _stages(recipe.get("stages", ()), steps) if kind == "rl" else []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / NAME} cannot be read ({error!r}): is it of another version?") from error

@@ -67,7 +67,8 @@ def check_free(root: Path, kind: RunKind, recipe: Recipe) -> None:
     refuse_unloadable(root)
     if root.exists():
         check_place(root, recipe, manifest(kind, recipe, {}, None))
-    find_trackers(recipe.track)
+    else:
+        find_trackers(recipe.track)
 
 
 def note_inputs(root: Path, inputs: Mapping[str, str]) -> None:

@@ -20,11 +20,9 @@ def read_metrics(path: Path, *, cut_off: bool = False) -> list[Metrics]:
     """
     try:
         lines = path.read_bytes().splitlines()
-    except FileNotFoundError as error:
-        if cut_off:
-            return []
-        raise RecordError(f"{path}: the metrics cannot be read: {error}") from error
     except OSError as error:
+        if cut_off and isinstance(error, FileNotFoundError):
+            return []
         raise RecordError(f"{path}: the metrics cannot be read: {error}") from error
     steps: list[Metrics] = []
     for number, line in enumerate(lines, start=1):

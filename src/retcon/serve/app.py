@@ -23,13 +23,12 @@ from starlette.types import ASGIApp
 from retcon import __version__
 from retcon.core.errors import nearest
 from retcon.core.types import Trajectory
-from retcon.http.body import parse
 from retcon.http.front import Front
 from retcon.http.gate import Gate
-from retcon.http.handling import Handler, answer, read_body, serving, unless_gone
+from retcon.http.handling import Handler, answer, read_body, refusal, serving, unless_gone
 from retcon.http.refusal import RequestRefused
 from retcon.serve.answering import Agent
-from retcon.serve.refusing import as_openai, wrong
+from retcon.serve.refusing import as_openai, parsed, wrong
 from retcon.serve.replies import chunks, completion
 from retcon.serve.requests import PLAIN, Asked, read
 from retcon.serve.sessions import SESSION, TASK, AgentSession
@@ -113,10 +112,7 @@ class Endpoint:
         return Response(b"".join(lines), media_type="application/jsonl")
 
     async def reward(self, request: Request) -> Response:
-        try:
-            body = parse(await read_body(request, self._settings.max_body), RewardBody)
-        except RequestRefused as refused:
-            raise wrong(refused.field, refused.message, refused.kind) from refused
+        body = parsed(await read_body(request, self._settings.max_body), RewardBody)
         session = self._named(request)
         if not math.isfinite(body.reward):
             raise wrong("reward", f"{body.reward} is no finite number")
@@ -198,9 +194,9 @@ async def _no_such(paths: list[str], request: Request, error: HTTPException) -> 
     said = f"{request.url.path} does not take {request.method}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         said = f"nothing is at {request.url.path}{nearest(request.url.path, paths)}"
-    return answer(as_openai(RequestRefused(error.status_code, "no_such_endpoint", said)), error.status_code)
+    return refusal(RequestRefused(error.status_code, "no_such_endpoint", said), as_openai)
 
 
 async def _broken(_: Request, error: Exception) -> Response:
     """A fault of this program: its traceback goes to the log, not to the client."""
-    return answer(as_openai(RequestRefused(500, "internal", f"{type(error).__name__}: see the server's log")), 500)
+    return refusal(RequestRefused(500, "internal", f"{type(error).__name__}: see the server's log"), as_openai)

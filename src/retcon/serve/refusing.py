@@ -14,6 +14,7 @@ from retcon.core.errors import (
     SandboxUnavailable,
     StorageError,
 )
+from retcon.http.body import T, parse
 from retcon.http.gate import RETRY_AFTER_SECONDS
 from retcon.http.refusal import RequestRefused
 
@@ -30,6 +31,14 @@ def as_openai(refused: RequestRefused) -> dict[str, Any]:
 def wrong(field: str | None, message: str, kind: str = "invalid") -> RequestRefused:
     """A request that is wrong in a field."""
     return RequestRefused(400, kind, message, field=field)
+
+
+def parsed(body: bytes, kind: type[T]) -> T:
+    """As `retcon.http.body.parse`; what is refused is, as by OpenAI's servers, with status 400."""
+    try:
+        return parse(body, kind)
+    except RequestRefused as refused:
+        raise wrong(refused.field, refused.message, refused.kind) from refused
 
 
 def unavailable(why: object) -> RequestRefused:

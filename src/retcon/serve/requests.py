@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from retcon.core.errors import RecipeError, nearest
 from retcon.core.schema import ANYTHING, ToolSpec
-from retcon.http.body import parse
 from retcon.http.refusal import RequestRefused
 from retcon.serve.bodies import ChatBody, MessageBody, PartBody, ToolBody
-from retcon.serve.refusing import wrong
+from retcon.serve.refusing import parsed, wrong
 from retcon.serve.said import Called, Role, Said
 from retcon.tools.schema import check
 
@@ -24,8 +23,6 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
 }
-
-
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -64,10 +61,7 @@ class Asked:
 
 def read(body: bytes, model: str) -> Asked:
     """The request in a body. model: the name of the one that is served. Raises RequestRefused that names the field."""
-    try:
-        asked = parse(body, ChatBody)
-    except RequestRefused as refused:
-        raise wrong(refused.field, refused.message, refused.kind) from refused
+    asked = parsed(body, ChatBody)
     names = (model, model + PLAIN)
     if asked.model not in names:
         known = f"there is no model '{asked.model}'{nearest(asked.model, names)}; there are {' and '.join(names)}"

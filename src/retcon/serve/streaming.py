@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from retcon.http.handling import answer
+from retcon.http.handling import closed, refusal
 from retcon.http.refusal import RequestRefused
 from retcon.serve.refusing import as_openai
 from retcon.serve.replies import WORKING, event
@@ -27,7 +27,7 @@ class Events(Response):
         self._work, self._done = work, done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        task, gone = asyncio.ensure_future(self._work), asyncio.ensure_future(_gone(receive))
+        task, gone = asyncio.ensure_future(self._work), asyncio.ensure_future(closed(receive))
         begun = False
         try:
             while not (task.done() or gone.done()):
@@ -41,7 +41,7 @@ class Events(Response):
                 parts = task.result()
             except RequestRefused as refused:
                 if not begun:
-                    await answer(as_openai(refused), refused.status, dict(refused.headers or {}))(scope, receive, send)
+                    await refusal(refused, as_openai)(scope, receive, send)
                     return
                 parts = [event(as_openai(refused))]
             await self._send(send, b"".join(parts), begin=not begun, more=False)
@@ -55,8 +55,3 @@ class Events(Response):
         if begin:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -28,7 +28,7 @@ class Operation:
     """One of the nine: its words, how its arguments are drawn, and what it is worth.
 
     `phrase` has one `{}` per argument. `draw` gives arguments for the first step; `draw_with(rng, x)` gives those of
-    the second, with x at position `x_at`.
+    a later one, with x, the value before, at position `x_at`.
     """
 
     name: str

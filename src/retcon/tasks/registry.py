@@ -11,8 +11,10 @@ from retcon.core.types import Trajectory
 from retcon.tasks.types import Lesson, Task
 
 RIGHT, WRONG = 1.0, -1.0
+Rewards = Literal["signed", "binary", "graded"]
+"""What a verdict is worth: 1 or -1; 1 or 0; the grader's score, from 0 to 1."""
 CountTokens = Callable[[Task], int]
-"""The tokens of a task's prompt."""
+"""Tokens of a task's prompt, as the model will be given it."""
 
 
 class TaskSet(Protocol):
@@ -36,8 +38,8 @@ class TaskSet(Protocol):
         ...
 
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:
-        """The trajectory with its answer and reward (±1). No reward after an infrastructure fault. Awaited where the
-        grader runs something."""
+        """The trajectory with its answer and reward, above 0 where it is right. No reward after an infrastructure
+        fault. Awaited where the grader runs something."""
         ...
 
 
@@ -58,7 +60,7 @@ class Ungraded(Protocol):
     """A task set whose tasks say how they are graded (`meta["grader"]`), which it leaves to whoever opens graders."""
 
     @property
-    def rewards(self) -> Literal["signed", "binary", "graded"]: ...
+    def rewards(self) -> Rewards: ...
 
     @property
     def graders(self) -> frozenset[str]:

@@ -110,6 +110,8 @@ def test_bodies_paths_and_names_that_are_none() -> None:
         assert (no_json.status_code, no_json.json()["error"]["code"]) == (400, "invalid_json")
         long = await client.http.post("/v1/chat/completions", content=b" " * 2000)
         assert long.status_code == 413
+        rated = await client.http.post("/v1/sessions/a/reward", content=b"x" * 1001)
+        assert (rated.status_code, rated.json()["error"]["code"]) == (413, "too_long")
         lost = await client.http.post("/v1/chat/completion", json={})
         assert (lost.status_code, lost.json()["error"]["code"]) == (404, "no_such_endpoint")
         assert "did you mean '/v1/chat/completions'" in lost.json()["error"]["message"]

@@ -98,16 +98,16 @@ def is_url(model: str) -> bool:
 
 
 def split_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Words after a command: a recipe's name, if the first is no `key=value`, and the overrides.
+    """Words after a command: a name, such as a recipe's, if the first is no `key=value`, and the overrides.
 
     Raises RecipeError for a further word that is neither.
     """
-    recipe = words[0] if words and "=" not in words[0] else None
-    overrides = list(words[1:] if recipe is not None else words)
+    name = words[0] if words and "=" not in words[0] else None
+    overrides = list(words[1:] if name is not None else words)
     for word in overrides:
         if "=" not in word:
             raise RecipeError(f"'{word}' is not an override: write it as section.key=value, such as rl.steps=40")
-    return recipe, overrides
+    return name, overrides
 
 
 def refuse_several(flag: str, given: Sequence[Path]) -> None:

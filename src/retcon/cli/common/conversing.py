@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retcon.cli.common.arguments import is_url, need_training
+
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
 
@@ -17,9 +19,27 @@ ANSWER = 1024
 CHARS = 2000
 
 
-def conversing_recipe(url: str | None, folder: Path, tools: Sequence[str], overrides: Sequence[str]) -> Recipe:
-    """Of the lengths that the model takes, unless `overrides` say otherwise. url: of a server of chat completions, None
-    for the model in `folder`."""
+def conversing(model: str, tools: Sequence[str], overrides: Sequence[str]) -> tuple[Recipe, Path]:
+    """The recipe, of the lengths that the model takes unless `overrides` say otherwise, and the folder of the model; of
+    one behind a URL that of model.path, whose tokenizer counts, the base model's where it is not given.
+
+    Raises RecipeError, CheckpointError where there is no such model, MissingExtra where it computes here and that needs
+    packages which are not installed.
+    """
+    from retcon.models.locating import BASE, locate
+
+    served = is_url(model)
+    folder = locate(BASE if served else model)
+    recipe = _recipe(model if served else None, folder, tools, overrides)
+    if served and "path" in recipe.model.model_fields_set:
+        folder = locate(recipe.model.path)
+    if recipe.engine.in_process:
+        need_training()
+    return recipe, folder
+
+
+def _recipe(url: str | None, folder: Path, tools: Sequence[str], overrides: Sequence[str]) -> Recipe:
+    """url: of a server of chat completions, None for the model in `folder`."""
     from retcon.config.load import load_recipe
     from retcon.rollout.lengths import context_of
 

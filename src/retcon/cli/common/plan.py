@@ -20,7 +20,8 @@ from retcon.core.errors import RecipeError
 from retcon.core.memory import available_memory
 from retcon.core.types import Sample
 from retcon.evaluate.runner import held_by, settings_of
-from retcon.models.placing import place_training
+from retcon.models.loading import load_config
+from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import Needs, gib, needs_of, refuse_unfit, table
 from retcon.rollout.lengths import Derived, context_of
 from retcon.rollout.prompts import refuse_long
@@ -84,7 +85,6 @@ def _stage(show: Console, stage: Stage, tasks: TaskSet, needs: Needs) -> None:
 
 def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
     """Prints the plan of `retcon sft` on a file that is there."""
-    from retcon.models.placing import model_folder
     from retcon.train.datasets.demonstrations import read_samples
 
     folder = model_folder(recipe.model.path)
@@ -127,8 +127,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     asked = f"problems: {len(problems):,} of {tasks.name} × {recipe.evaluate.samples} rollouts{each}"
     if not recipe.engine.in_process:
         show.print(f"model: {recipe.engine.subject(folder)}, which computes elsewhere: its time is not known\n{asked}")
-        for one in derived:
-            show.print(Text.assemble(("derived: ", "bold"), str(one)))
+        _derived(show, derived)
         return
     place = place_training(recipe, folder, ("rollout_dtype",))
     needs = needs_of("eval", recipe, folder, place)
@@ -170,6 +169,11 @@ def _head(show: Console, folder: Path, out: Path, needs: Needs, place: str, deri
     show.print(f"model: {folder}, {needs.parameters / 1e6:,.1f} M parameters{trained}")
     show.print(place)
     show.print(f"out: {out}, {gib(needs.disk)} of disk at most")
+    _derived(show, derived)
+
+
+def _derived(show: Console, derived: Iterable[Derived | str]) -> None:
+    """The lengths that the recipe leaves open, as the model and the tasks have them."""
     for one in derived:
         show.print(Text.assemble(("derived: ", "bold"), str(one)))
 
@@ -236,6 +240,4 @@ def _time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -
 
 
 def _vocabulary(folder: Path) -> int:
-    from retcon.models.loading import load_config
-
     return int(load_config(folder).get_text_config().vocab_size)

@@ -68,8 +68,7 @@ def telling_steps(
         line = StepLine(steps, stages)
 
         def told(metrics: Mapping[str, float | None]) -> None:
-            # Through sys.stderr, which a bar on the terminal redirects to above itself.
-            typer.echo(line(metrics), err=True)
+            tell_line(line(metrics))
             if not isinstance(tell, Lines):  # which would say the same again
                 tell(int(metrics["step"] or 0), steps)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retcon.cli.common.overriding import refuse_unless_taken, takes
-from retcon.config.load import load_recipe
+from retcon.config.load import named_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError
@@ -45,7 +45,7 @@ class Arm:
 
 def arm_of(name: str, recipe: str, overrides: Sequence[str]) -> Arm:
     """Raises RecipeError for an unknown recipe, with the nearest, and for a wrong override."""
-    return Arm(name, recipe, tuple(overrides), load_recipe(find_recipe(recipe), overrides))
+    return Arm(name, recipe, tuple(overrides), named_recipe(recipe, overrides))
 
 
 def read_arms(words: Sequence[str]) -> list[Arm]:

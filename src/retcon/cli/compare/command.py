@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +20,7 @@ from retcon.cli.common.arguments import (
 )
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.compare.matching import Match
+from retcon.core.cores import usable_cores
 
 
 def compare(
@@ -67,9 +67,8 @@ def compare(
     overrides = [word for word in words if "=" in word]
     plan = make_plan(Wish(out, seeds, match, start, cold, faults), arms, overrides)
     ledger = open_ledger(plan)
-    cores = len(os.sched_getaffinity(0))
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {out}; continue with: {command}"):
         console = plain_console(stderr=True, soft_wrap=False)
-        seconds = make_targets(plan.targets, ledger, at_once=jobs or cores, console=console, out=out)
+        seconds = make_targets(plan.targets, ledger, at_once=jobs or usable_cores(), console=console, out=out)
         finish(plan, seconds, sys.argv[1:], plain_console(soft_wrap=False))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -32,12 +34,17 @@ def finish(plan: ComparePlan, seconds: float, words: list[str], console: Console
         console.print(sheet.table())
         console.print()
     console.print(f"{seconds / 60:.1f} minutes in all. Where everything is, in {out}:", highlight=False, soft_wrap=True)
-    for name, place in FILES.items():
+    tell_end(console, FILES, len(plan.seeds), _next(plan, words))
+
+
+def tell_end(console: Console, files: Mapping[str, str], seeds: int, commands: Sequence[str]) -> None:
+    """Where everything is, what so few seeds are worth, and what to run next. files: names to places in the folder."""
+    for name, place in files.items():
         console.print(Text.assemble("  ", (f"{name:<12}", "bold"), place), soft_wrap=True)
-    if said := caveat(len(plan.seeds)):
+    if said := caveat(seeds):
         console.print(said, style="yellow", highlight=False, soft_wrap=True)
     console.print("\nWhat to try next:", highlight=False)
-    for line in _next(plan, words):
+    for line in commands:
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from retcon.cli.common.ledger import Book, Ledger, read_book
-from retcon.cli.common.overriding import of_sections
+from retcon.cli.common.overriding import COLD_SECTIONS, of_sections
 from retcon.cli.common.targets import EVALUATION, Target, cold_start, evaluation, training
 from retcon.cli.compare.arms import UNTRAINED, Arm, arm_of, refuse_other_models, refuse_unshared
 from retcon.cli.compare.matching import KEYS, Match, late_words, matched
@@ -17,7 +17,6 @@ from retcon.core.errors import CheckpointError, RecipeError
 from retcon.report.compared.reading import FAULTS, REPAIRED, run_folder
 
 FILE = "comparison.json"
-COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "demos", "sft", "track")
 
 
 @dataclass(frozen=True, slots=True)

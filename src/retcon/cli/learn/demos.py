@@ -25,10 +25,9 @@ def demos(
 ) -> None:
     """Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a teacher, a model,
     annotated solutions or transcripts."""
-    from retcon.config.load import load_recipe
-    from retcon.config.shipped import find_recipe
+    from retcon.config.load import named_recipe
 
-    settings = load_recipe(find_recipe(recipe), overrides or ())
+    settings = named_recipe(recipe, overrides or ())
     from retcon.cli.common.demonstrations import ensure_demonstrations
 
     kept = f"what was made is kept beside {out}; the same command makes the rest"

@@ -44,11 +44,10 @@ def sft(
     dry_run: DryRun = False,
 ) -> None:
     """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
-    from retcon.config.load import load_recipe
-    from retcon.config.shipped import find_recipe
+    from retcon.config.load import named_recipe
 
     refuse_several("--demonstrations", demonstrations or ())
-    settings = load_recipe(find_recipe(recipe), overrides or ())
+    settings = named_recipe(recipe, overrides or ())
     need_training()
     from retcon.cli.common.demonstrations import ensure_demonstrations
     from retcon.runs.folder import check_run

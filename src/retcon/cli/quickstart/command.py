@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from retcon.cli.common.arguments import Jobs, Seeds, command_line, need_training, plain_console
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.quickstart.sets import DEFAULT, SETS, arms_of, chosen
+from retcon.core.cores import usable_cores
 
 
 def quickstart(
@@ -90,7 +90,7 @@ def quickstart(
         data=data,
         eval_data=eval_data,
         hours=hours,
-        at_once=jobs or len(os.sched_getaffinity(0)),
+        at_once=jobs or usable_cores(),
     )
     console = plain_console(stderr=True, soft_wrap=False)
     with interruptible("nothing was written yet"):

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retcon.cli.common.overriding import of_sections, refuse_unless_taken, takes
+from retcon.cli.common.overriding import COLD_SECTIONS, of_sections, refuse_unless_taken, takes
 from retcon.cli.common.targets import Target, cold_start, evaluation, training
 from retcon.cli.quickstart.sets import DEFAULT, SETS, QuickstartSet
 from retcon.core.errors import RecipeError
 
-COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "demos", "sft", "track")
 ARM_SECTIONS = (
     "compute", "lora", "engine", "task", "rollout", "repair", "select", "sandbox", "rl", "evaluate", "track",
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,12 +43,16 @@ class Wish:
     at_once: int = 1
 
     @property
+    def of_data(self) -> dict[str, str]:
+        """Of the options that quickstarts on data alone have, those that were given."""
+        options = {"--data": self.data, "--eval-data": self.eval_data, "--hours": self.hours}
+        return {name: str(value) for name, value in options.items() if value is not None}
+
+    @property
     def options(self) -> list[str]:
         """The words of the command that the recipes depend on."""
-        options = {"--data": self.data, "--eval-data": self.eval_data, "--hours": self.hours}
         named = [] if self.name == DEFAULT else [self.name]
-        given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        return [*named, *self.overrides, *given]
+        return [*named, *self.overrides, *chain.from_iterable(self.of_data.items())]
 
 
 def prepare(wish: Wish, console: Console) -> Plan:
@@ -92,11 +96,9 @@ def prepare(wish: Wish, console: Console) -> Plan:
 def _refuse_foreign(wish: Wish) -> None:
     """Raises RecipeError for an option of another quickstart."""
     about = SETS[wish.name]
-    of_data = {"--data": wish.data, "--eval-data": wish.eval_data, "--hours": wish.hours}
-    for option, value in of_data.items():
-        if value is not None and not about.on_data:
-            those = [name for name, one in SETS.items() if one.on_data]
-            raise RecipeError(f"{option} is not for the quickstart '{wish.name}'; it is for: {', '.join(those)}")
+    if wish.of_data and not about.on_data:
+        option, those = next(iter(wish.of_data)), [name for name, one in SETS.items() if one.on_data]
+        raise RecipeError(f"{option} is not for the quickstart '{wish.name}'; it is for: {', '.join(those)}")
     if wish.from_scratch and not about.from_scratch:
         raise RecipeError(f"--from-scratch is not for the quickstart '{wish.name}': it starts from a model")
     if wish.eval_data is not None and wish.data is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from retcon.cli.common.arguments import split_overrides
 from retcon.config.shipped import shipped_recipes
 from retcon.core.errors import RecipeError, nearest
 
@@ -66,12 +67,8 @@ def chosen(words: Sequence[str]) -> tuple[str, list[str]]:
 
     Raises RecipeError for one that there is not, with the nearest name, and for a further word that is no override.
     """
-    named = bool(words) and "=" not in words[0]
-    name = words[0] if named else DEFAULT
+    named, overrides = split_overrides(words)
+    name = DEFAULT if named is None else named
     if name not in SETS:
         raise RecipeError(f"no quickstart '{name}'{nearest(name, SETS)}; there are: {', '.join(SETS)}")
-    overrides = list(words[1:] if named else words)
-    for word in overrides:
-        if "=" not in word:
-            raise RecipeError(f"'{word}' is not an override: write it as section.key=value, such as rl.steps=40")
     return name, overrides

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 
 from retcon.cli.common.arguments import ColdStart, Jobs, Seeds, StartOfAll, command_line, need_training, plain_console
 from retcon.cli.common.interrupt import interruptible
+from retcon.core.cores import usable_cores
 
 
 def reproduce(
@@ -73,7 +73,7 @@ def reproduce(
     wish = Wish(folder, seeds, "rollouts", start, cold, faults=0.0)
     plan = make_reproduction(wish, paper, studies, recipes, overrides)
     command = command_line("retcon", *sys.argv[1:])
-    at_once = jobs or len(os.sched_getaffinity(0))
+    at_once = jobs or usable_cores()
     with interruptible(f"what is done is kept in {folder}; continue with: {command}"):
         console = plain_console(stderr=True, soft_wrap=False)
         seconds = make_targets(plan.targets, plan.ledger, at_once=at_once, console=console, out=folder)

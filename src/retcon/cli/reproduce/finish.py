@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.text import Text
 
 from retcon.cli.common.arguments import command_line
+from retcon.cli.compare.finish import tell_end
 from retcon.cli.reproduce.arms import told
 from retcon.cli.reproduce.plan import Reproduction
 from retcon.report.compared.reading import read_compared, run_folder
-from retcon.report.compared.writing import caveat
 from retcon.report.papers.page import FIGURES, PAGE, PICTURES, Reproduced, write_reproduced
 from retcon.report.papers.types import Paper, Study
 
@@ -35,18 +35,12 @@ def finish(plan: Reproduction, seconds: float, command: str, console: Console) -
         "pictures": f"{PICTURES}/<study>/*.png",
         "models": "<arm>/seed-<n>/final",
     }
-    for name, place in places.items():
-        console.print(Text.assemble("  ", (f"{name:<12}", "bold"), place), soft_wrap=True)
-    if said := caveat(len(seeds)):
-        console.print(said, style="yellow", highlight=False, soft_wrap=True)
-    console.print("\nWhat to try next:", highlight=False)
     folders = [run_folder(out, arm, seeds[0]) for arm in plan.arms[:2]]
     lines = [
         command_line("retcon", "report", *folders),
         command_line("retcon", "show", folders[-1] / "eval" / "trajectories-t1.jsonl"),
     ]
-    for line in lines:
-        console.print(Text(f"  {line}"), soft_wrap=True)
+    tell_end(console, places, len(seeds), lines)
 
 
 def tell_list(paper: Paper, studies: tuple[Study, ...], recipes: Mapping[str, str], console: Console) -> None:

@@ -15,7 +15,7 @@ from retcon.core.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
     from retcon.sandbox.pool import SandboxPool
-    from retcon.sandbox.types import Limits, Result
+    from retcon.sandbox.types import Limits, Result, Tier
 
 TIMEOUT, LIMIT, INFRASTRUCTURE = 124, 125, 126
 """Exit codes for what is no exit code of the program; 124 is what timeout(1) has."""
@@ -105,11 +105,11 @@ def _read(file: str, what: str) -> str:
         raise typer.BadParameter(f"{file}: not UTF-8: {error.reason} at byte {error.start}", param_hint=what) from error
 
 
-def _pool(tier: str | None, packages: list[str], python: str | None) -> SandboxPool:
+def _pool(tier: Tier | None, packages: list[str], python: str | None) -> SandboxPool:
     from retcon.sandbox.pool import SandboxPool
 
     try:
-        return SandboxPool(workers=1, tier=tier, packages=packages, python=python)  # type: ignore[arg-type]
+        return SandboxPool(workers=1, tier=tier, packages=packages, python=python)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--package") from error
 
@@ -119,7 +119,7 @@ async def _run_here(code: str, stdin: str, pool: SandboxPool, limits: Limits) ->
         return await pool.run(code, stdin=stdin, limits=limits)
 
 
-async def _run_there(code: str, stdin: str, limits: Limits, tier: str | None, url: str) -> Result:
+async def _run_there(code: str, stdin: str, limits: Limits, tier: Tier | None, url: str) -> Result:
     from retcon.sandbox.client import SandboxClient, token_from_environment
 
     try:

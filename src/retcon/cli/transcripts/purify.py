@@ -153,9 +153,8 @@ def _beside(out: Path, folder: bool) -> Path | None:
 def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
     """What to tell: a bad record is an error, an interrupt is none."""
     if stopped.kept is not None:
-        again = f"what was done is kept in {out}.partial; continue with the same command and --resume"
-        if assignment.into_folder:
-            again = f"what was done is kept in {out}; continue with the same command and --resume"
+        place = out if assignment.into_folder else f"{out}.partial"
+        again = f"what was done is kept in {place}; continue with the same command and --resume"
     else:
         again = "it cannot be resumed (standard input, or a log that is written whole): begin again"
     if stopped.__cause__ is None:

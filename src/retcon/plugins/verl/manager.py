@@ -7,7 +7,7 @@ from typing import Any
 from tensordict.tensorclass import NonTensorData
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
-from retcon.plugins.verl.settings import recipe_of, refuse_unfit
+from retcon.plugins.verl.settings import SECTION, recipe_of, refuse_unfit
 from retcon.plugins.verl.shared import VALIDATING
 
 
@@ -15,7 +15,7 @@ class RetconManager(AgentLoopManagerTQ):  # type: ignore[misc]  # verl has no ty
     """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`. Raises RecipeError, before a worker is started."""
 
     def __init__(self, config: Any, *about: Any, **more: Any) -> None:
-        refuse_unfit(config, recipe_of(config.get("retcon")))
+        refuse_unfit(config, recipe_of(config.get(SECTION)))
         super().__init__(config, *about, **more)
 
     def generate_sequences(self, prompts: Any) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from retcon.config.load import load_recipe
+from retcon.config.load import named_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError
 from retcon.engine.types import SamplingParams
 from retcon.plugins.losses import refuse_own_losses
@@ -28,7 +27,7 @@ def recipe_of(section: Mapping[str, Any] | None) -> Recipe:
         raise RecipeError(f"verl's configuration names no recipe: set {SECTION}.recipe to a file or a shipped name")
     if unknown := sorted(set(section) - set(KEYS)):
         raise RecipeError(f"{SECTION}.{unknown[0]} is no key of that section; there are: {', '.join(KEYS)}")
-    recipe = load_recipe(find_recipe(str(section["recipe"])), [str(one) for one in section.get("overrides") or ()])
+    recipe = named_recipe(str(section["recipe"]), [str(one) for one in section.get("overrides") or ()])
     if recipe.stages:
         raise RecipeError(f"{section['recipe']} has stages, and verl's trainer has none: name a recipe of one of them")
     return recipe
@@ -62,12 +61,12 @@ class Lengths:
 
 def sampling_of(told: Mapping[str, Any], recipe: Recipe) -> SamplingParams:
     """How verl would have a rollout sampled, with the recipe's min_p, which verl has none of."""
-    whole = SamplingParams(min_p=recipe.rollout.min_p, max_tokens=recipe.rollout.max_tokens)
-    return replace(
-        whole,
+    return SamplingParams(
         temperature=float(told["temperature"]),
         top_p=float(told["top_p"]),
         top_k=max(0, int(told["top_k"])),  # verl's -1 is off
+        min_p=recipe.rollout.min_p,
+        max_tokens=recipe.rollout.max_tokens,
     )
 
 

@@ -17,7 +17,7 @@ from retcon.core.errors import EngineError, RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.plugins.verl.engine import Client, ServerEngine
-from retcon.plugins.verl.settings import Lengths, recipe_of, refuse_unfit, sampling_of
+from retcon.plugins.verl.settings import SECTION, Lengths, recipe_of, refuse_unfit, sampling_of
 from retcon.plugins.verl.tasks import task_of
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.member import rollout_member
@@ -124,7 +124,7 @@ async def _opened(client: Client, config: Any, tokenizer: Any) -> tuple[AsyncExi
 @asynccontextmanager
 async def open_shared(client: Client, config: Any, tokenizer: Any) -> AsyncIterator[Shared]:
     """As `shared`, for as long as it is needed."""
-    recipe = recipe_of(config.get("retcon"))
+    recipe = recipe_of(config.get(SECTION))
     refuse_unfit(config, recipe)
     chat = _chat_of(recipe, tokenizer)
     async with open_context(recipe, ServerEngine(client), chat) as context, _open_grade(recipe) as grade:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from retcon.evaluate.paired import Paired, over_runs, paired
-from retcon.evaluate.result import Problem
+from retcon.evaluate.result import PASS_AT, Problem
 from retcon.evaluate.statistics import Interval, exactly, over_seeds, pass_at_k
 from retcon.report.compared.curves import area, at_tokens, steps_to
 from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun, cpu_of_a_rollout, per_problem
@@ -37,7 +37,7 @@ def _pass_at(k: int) -> Measure:
 
 
 MEASURES = (
-    *map(_pass_at, (1, 8, 16)),
+    *map(_pass_at, PASS_AT),
     Measure("first_try_failures", "first tries failed", 3, -1, lambda p: p.first_try_failures, bounded=True),
     Measure("failed_calls", "failed calls", 2, -1, lambda p: p.failed_calls),
     Measure("tokens", "tokens", 1, -1, lambda p: p.tokens),

@@ -9,6 +9,7 @@ from importlib import resources
 
 from retcon.core.types import REPLACED, Trajectory, Turn
 from retcon.report.plots import Curve
+from retcon.report.style import Look
 
 
 def document(title: str, parts: Sequence[str]) -> str:
@@ -38,13 +39,13 @@ def curves_of(pictures: Mapping[Curve, bytes], seeds: int) -> str:
 
 def sides_of(trajectory: Trajectory) -> str:
     """A trajectory as it was sampled, beside what is trained on."""
-    question = f"<pre>{escape(''.join(s.text for s in trajectory.prompt).strip())}</pre>"
     before = "".join(_before(turn) for turn in trajectory.turns)
-    after = "".join(_after(turn) for turn in trajectory.turns)
+    after = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
     return (
         f'<p class="soft"><code>{escape(trajectory.id)}</code>. Red: sampled, failed, and taken out. '
         "Green: the later fix, put in its place.</p>"
-        f'<div class="wide">{question}</div><div class="sides"><div><h3>As it was sampled</h3>{before}</div>'
+        f'<div class="wide">{prompt_of(trajectory)}</div>'
+        f'<div class="sides"><div><h3>As it was sampled</h3>{before}</div>'
         f"<div><h3>As it is trained on</h3>{after}</div></div>"
     )
 
@@ -58,8 +59,18 @@ def _before(turn: Turn) -> str:
     )
 
 
-def _after(turn: Turn) -> str:
-    return "".join(blocks_of(turn))
+def prompt_of(trajectory: Trajectory) -> str:
+    """All that the model was given before its first turn."""
+    return f"<pre>{escape(''.join(s.text for s in trajectory.prompt).strip())}</pre>"
+
+
+def table_of(columns: Mapping[str, Look], body: str) -> str:
+    """A table whose first column holds labels. columns: the heads of the others, each with its colour. body: rows."""
+    heads = "".join(
+        f'<th><span class="swatch" style="background:{look.colour}"></span>{escape(name)}</th>'
+        for name, look in columns.items()
+    )
+    return f'<div class="wide"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def blocks_of(turn: Turn, written: str = "") -> Iterator[str]:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from retcon.core.types import Trajectory
+from retcon.evaluate.result import PASS_AT
 from retcon.evaluate.statistics import over_problems
-from retcon.report.pages.markup import blocks_of, curves_of, document, sides_of
-from retcon.report.plots import CURVES, Curve, draw, need_matplotlib
+from retcon.report.pages.markup import blocks_of, curves_of, document, prompt_of, sides_of, table_of
+from retcon.report.plots import CURVES, Curve, draw, need_matplotlib, value_of
 from retcon.report.reading import Viewed
 from retcon.report.style import looks
 from retcon.report.tables import cell
@@ -63,9 +64,8 @@ def _values(run: Viewed, curve: Curve) -> np.ndarray | None:
         return None  # its size and sign follow the advantages: it says nothing to the eye
     found = np.full((1, len(run.metrics)), np.nan)
     for n, step in enumerate(run.metrics):
-        value, per = step.get(curve.metric), step.get(curve.per) if curve.per else 1.0
-        if value is not None and per:
-            found[0, n] = value / per
+        if (value := value_of(step, curve)) is not None:
+            found[0, n] = value
     known = found[~np.isnan(found)]
     return found if known.size and (known.any() or curve.metric in ("pass_rate", "raw_failures")) else None
 
@@ -135,7 +135,7 @@ def _evaluations(runs: Sequence[Viewed]) -> str:
         found = [run.result.settings.get(setting) if run.result else None for run in evaluated]
         some = next(s for s in found if s is not None)
         at = f"T = {some.temperature:g}, top-p {some.top_p:g}"
-        for k in (1, 8, 16):
+        for k in PASS_AT:
             values = [s.passes(k) if s is not None else [] for s in found]
             if any(values):
                 rows.append((f"pass@{k}, {at}", [cell(over_problems(v) if v else None, 3) for v in values]))
@@ -147,26 +147,20 @@ def _evaluations(runs: Sequence[Viewed]) -> str:
 
 
 def _table(runs: Sequence[Viewed], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    header = "".join(
-        f'<th><span class="swatch" style="background:{look.colour}"></span>{escape(name)}</th>'
-        for name, look in looks(run.name for run in runs).items()
-    )
     body = "".join(
         f"<tr><td>{escape(label)}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
         for label, cells in rows
     )
-    table = f"<table><thead><tr><th></th>{header}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide">{table}</div>'
+    return table_of(looks(run.name for run in runs), body)
 
 
 def _one(trajectory: Trajectory) -> str:
     good = (trajectory.reward or 0) > 0
-    question = f"<pre>{escape(''.join(s.text for s in trajectory.prompt).strip())}</pre>"
     said = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
     return (
         f"<h3>{'Passed' if good else 'Failed'}</h3>"
         f'<p class="soft"><code>{escape(trajectory.id)}</code>, reward {trajectory.reward:g}, stop {trajectory.stop}, '
-        f"{trajectory.calls} calls, {trajectory.failures} failed.</p>{question}{said}"
+        f"{trajectory.calls} calls, {trajectory.failures} failed.</p>{prompt_of(trajectory)}{said}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
+from retcon.report.pages.markup import table_of
 from retcon.report.panel import Panel, Report
 from retcon.report.style import COLD_START, looks
 from retcon.report.summary import ABOUT, Figures, figures
@@ -26,12 +27,8 @@ class Evaluation(Panel):
 
 
 def _table(cold_start: Figures, arms: Mapping[str, Figures]) -> str:
-    heads = [("cold start", COLD_START), *looks(arms).items()]
-    header = "".join(
-        f'<th><span class="swatch" style="background:{look.colour}"></span>{escape(name)}</th>' for name, look in heads
-    )
     body = "".join(_row(row, cold_start, arms, ends=ends) for row, ends in measured_rows(cold_start, arms))
-    return f'<div class="wide"><table><thead><tr><th></th>{header}</tr></thead><tbody>{body}</tbody></table></div>'
+    return table_of({"cold start": COLD_START, **looks(arms)}, body)
 
 
 def _row(row: Row, cold_start: Figures, arms: Mapping[str, Figures], *, ends: bool) -> str:

@@ -31,6 +31,7 @@ SOLUTIONS = ("solution", "reference_solution", "Solution", "canonical_solution",
 IDS = ("id", "unique_id", "task_id", "question_id", "problem_id", "ID", "idx", "index")
 SOURCES = ("data_source", "source", "dataset")
 ALWAYS = ("system", "grader")
+GROUND_TRUTH = "reward_model.ground_truth"  # as messages name it
 FIELDS = ("question", "answer", "solution", "id", "source", "split", *ALWAYS)
 """What the settings' `columns` may map: each stands for the column of its own name in every convention."""
 
@@ -172,13 +173,10 @@ def _verl(row: Columns) -> Item:
         grader = str(meta.get("grader", ""))
         return Item(asked, str(truth), _short(about, "id"), system, grader, before=before, meta=meta)
     code = _is_cases(truth)
-    if isinstance(truth, list | dict) and not code:
-        truth_text = text({"reward_model.ground_truth": truth}, "reward_model.ground_truth")
-    else:
-        truth_text = "" if code else text({"truth": truth}, "truth")
+    answer = "" if code else text({GROUND_TRUTH: truth}, GROUND_TRUTH)
     used = {"prompt", "reward_model", "extra_info", "data_source", "grader"}
     rest = {name: value for name, value in row.items() if name not in used}
-    final, reference = marked(truth_text)
+    final, reference = marked(answer)
     return Item(
         question=asked,
         before=before,

@@ -23,11 +23,11 @@ from retcon.tasks.data.packaged.saved import folder_of, has_splits
 from retcon.tasks.data.programs import CODE
 from retcon.tasks.data.rows import mapped, read_rows, split_of
 from retcon.tasks.data.text import key
-from retcon.tasks.registry import task_set
+from retcon.tasks.registry import CountTokens, task_set
 from retcon.tasks.types import Task
 
 if TYPE_CHECKING:
-    from retcon.tasks.data.settings import CountTokens, FileTaskSettings, TaskSource
+    from retcon.tasks.data.settings import FileTaskSettings, TaskSource
 
 MOST_ANSWER = 20_000
 MOST_QUESTION = 1_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -14,10 +13,7 @@ from retcon.tasks.data.conventions import FIELDS
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.load import load
 from retcon.tasks.data.tasks import DataTasks
-from retcon.tasks.types import Task
-
-CountTokens = Callable[[Task], int]
-"""Tokens of a task's prompt, as the model will be given it."""
+from retcon.tasks.registry import CountTokens, Rewards
 
 
 class _Reading(BaseModel):
@@ -62,7 +58,7 @@ class FileTaskSettings(_Reading):
         "my_module:MyTasks")  # fmt: skip
     sources: tuple[TaskSource, ...] = Field((), description="several, in place of path: each with path and weight, and "
         "what differs from the keys here")  # fmt: skip
-    rewards: Literal["signed", "binary", "graded"] = Field("signed", description="signed: 1 right, -1 wrong; binary: "
+    rewards: Rewards = Field("signed", description="signed: 1 right, -1 wrong; binary: "
         "1 and 0; graded: the grader's score, from 0 to 1")  # fmt: skip
     name: str = Field("", description="of the task set; empty: by its file")
     system: str = Field("", description="the system prompt of rows that bring none")

@@ -8,14 +8,14 @@ import json
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.tasks.graders.plain import grade as grade_text
 from retcon.tasks.graders.text import final_answer
-from retcon.tasks.registry import RIGHT, WRONG, Grade, TaskSet
+from retcon.tasks.registry import RIGHT, WRONG, Grade, Rewards, TaskSet
 from retcon.tasks.types import Task
 
 FAMILY = "family"  # in the meta of tasks that another task set made, and grades
@@ -68,7 +68,7 @@ class DataTasks:
     parts: tuple[Part, ...]
     held_out: tuple[Task, ...]
     identity: Mapping[str, Any]
-    rewards: Literal["signed", "binary", "graded"] = "signed"
+    rewards: Rewards = "signed"
     grader: Grade | None = field(default=None, compare=False)
 
     @property
@@ -103,10 +103,9 @@ class DataTasks:
     def evaluation(self, count: int, seed: int) -> list[Task]:
         """`count` tasks that are held out, drawn by the seed; all, in their order, where there are no more."""
         families = [part for part in self.parts if not isinstance(part.tasks, Sequence)]
-        own = len(self.held_out) if not families else min(len(self.held_out), count // (len(families) + 1))
-        chosen = min(own, count)
-        kept = sorted(range(len(self.held_out)), key=lambda n: derive("evaluation", seed, self.held_out[n].id))[:chosen]
-        found = [self.held_out[n] for n in sorted(kept)]
+        share = count // (len(families) + 1)
+        drawn = sorted(range(len(self.held_out)), key=lambda n: derive("evaluation", seed, self.held_out[n].id))
+        found = [self.held_out[n] for n in sorted(drawn[:share])]
         for n, part in enumerate(families):
             found += part.held_out((count - len(found)) // (len(families) - n), seed)
         return found

@@ -132,8 +132,7 @@ class VerifiersEnvironment:
         if isinstance(env, vf.EnvGroup):
             raise RecipeError(f"task.environment: {kind} holds several environments: name one of them at a time")
         python = isinstance(env, vf.PythonEnv)
-        base = next((one for one in (vf.PythonEnv, vf.SandboxEnv) if isinstance(env, one)), None)
-        if base is vf.SandboxEnv:
+        if not python and isinstance(env, vf.SandboxEnv):
             raise RecipeError(f"task.environment: {kind} runs its tools in a sandbox of verifiers; there are: {HAD}")
         answers = (vf.SingleTurnEnv, vf.StatefulToolEnv, vf.ToolEnv)
         own = next((one for one in answers if isinstance(env, one)), None)

@@ -57,7 +57,7 @@ gold, reply = (parse(text, parsing_timeout=None) for text in json.load(open("cas
 @dataclass(frozen=True, slots=True)
 class MathSettings:
     seconds: Annotated[
-        float, Field(gt=0, description="CPU seconds of a comparison, and a tenth of its wall seconds")
+        float, Field(gt=0, description="CPU seconds of a comparison; ten times as many on the clock")
     ] = 10.0
     memory_mb: Annotated[int, Field(gt=0, description="memory that a comparison may take, MiB")] = 1024
     at_once: Annotated[int, Field(ge=1, description="answers that are compared at a time")] = 2

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -23,9 +23,9 @@ from retcon.sandbox.types import Sandbox
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import FUNCTION, kind_of, kinds, settings_for
 from retcon.tasks.grading.types import Fault, Grader, Outcome, Reply, Verdict
+from retcon.tasks.registry import Rewards
 from retcon.tasks.types import Task
 
-Rewards = Literal["signed", "binary", "graded"]
 LOG = logging.getLogger(__name__)
 
 
