@@ -17,6 +17,8 @@ from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.types import Task
 
 TESTS = [{"input": "1 2", "output": "3", "testtype": "stdin"}]
+LONG = "a farmer counts the eggs of every hen in the long red barn each morning before breakfast and writes them down"
+"""A question of more than 13 words."""
 ROWS: dict[str, dict[str, Any]] = {
     "verl": {
         "data_source": "openai/gsm8k",

@@ -15,19 +15,16 @@ from typing import Any
 
 import pytest
 
-from datafiles import ROWS, questions, tasks, write
+from datafiles import LONG, ROWS, questions, tasks, write
 from retcon.core.errors import MissingExtra, RecipeError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.load import load
-from retcon.tasks.data.overlap import EvaluationIndex
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks, shares
 from retcon.tasks.data.text import canonical
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
-
-LONG = "a farmer counts the eggs of every hen in the long red barn each morning before breakfast and writes them down"
 
 
 def opened(path: str, **settings: Any) -> DataTasks:
@@ -172,38 +169,12 @@ def test_what_is_like_a_question_held_out_by_hash_is_not_trained_on(tmp_path: Pa
     assert not [t for t in found.train(0) if LONG in t.question]
 
 
-def test_runs_that_stand_everywhere_and_short_questions_count_for_nothing() -> None:
-    boilerplate = [(str(n), f"{LONG} {n} apples, {n + 1} pears and {n + 2} plums?") for n in range(11)]
-    assert EvaluationIndex(boilerplate).match(f"{LONG}") is None
-    assert EvaluationIndex(boilerplate[:10]).match(LONG) is not None
-    assert EvaluationIndex([("a", "one two three")]).match("one two three four") is None
-
-
 def test_all_that_a_task_holds_tells_it_from_others() -> None:
     task = Task("a", "What?", "1", "Be brief.", {"grader": "exact"}, (("user", "Hi"), ("assistant", "Hi")))
     others = {"id": "b", "question": "Why?", "answer": "2", "system": None, "meta": {"grader": "math"}, "before": ()}
     assert others.keys() == {field.name for field in fields(task)}
     assert all(replace(task, **{name: value}).content != task.content for name, value in others.items())
     assert replace(task, meta=dict(task.meta)).content == task.content
-
-
-def test_a_drawing_is_no_words() -> None:
-    index = EvaluationIndex([("a", f"{LONG}. [asy] draw((0,0)--(1,2)); [/asy] How many?")])
-    assert index.match(f"{LONG}. [asy] {'label(x); ' * 99} [/asy] Why?") is not None
-    assert index.match("[asy] draw((0,0)--(1,2)); [/asy] How many?") is None
-
-
-def test_raised_digits_are_words_of_their_own() -> None:
-    index = EvaluationIndex([("a", " ".join(f"{n}²" for n in range(1, 14)))])
-    assert index.match(" ".join(f"{n}2" for n in range(1, 14))) is None
-    assert index.match(" + ".join(f"{n}^2" for n in range(1, 14))) is not None
-
-
-def test_half_of_a_question_is_not_enough() -> None:
-    half = " ".join(f"w{n}" for n in range(13))
-    index = EvaluationIndex([("a", half + " " + " ".join(f"v{n}" for n in range(13)))])
-    assert index.match(half) is None
-    assert index.match(f"{half} v0") is not None
 
 
 def test_a_seed_gives_one_order_whatever_the_files(tmp_path: Path) -> None:
