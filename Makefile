@@ -14,6 +14,7 @@ VLLM := .venv-vllm
 TRL := .venv-trl
 CLIENTS := .venv-clients
 ENVIRONMENTS := .venv-environments
+TASKSETS := .venv-tasksets
 VERL := .venv-verl
 BIN := $(VENV)/bin
 INSTALL := -m pip --disable-pip-version-check install --quiet
@@ -91,6 +92,12 @@ $(ENVIRONMENTS)/.ready: tests/plugins/environments.txt pyproject.toml constraint
 	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt
 	@touch $@
 
+$(TASKSETS)/.ready: EXTRAS := train,sandbox
+$(TASKSETS)/.ready: tests/plugins/environments/tasksets.txt pyproject.toml constraints.txt tests/pinned.py
+	$(pinned)
+	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt
+	@touch $@
+
 # verl declares older versions than it works with: hence without its dependencies, which the file has.
 $(VERL)/.ready: EXTRAS := train,grade,formats,serve,sandbox
 $(VERL)/.ready: tests/plugins/requirements-verl.txt pyproject.toml constraints.txt tests/pinned.py
@@ -99,9 +106,12 @@ $(VERL)/.ready: tests/plugins/requirements-verl.txt pyproject.toml constraints.t
 	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt verl==0.9.1
 	@touch $@
 
-integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(ENVIRONMENTS)/.ready $(VERL)/.ready
+OF_TASKSETS := tests/plugins/environments/test_verifiers_tasksets.py
+
+integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(ENVIRONMENTS)/.ready $(TASKSETS)/.ready $(VERL)/.ready
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest tests/plugins/test_clients.py tests/plugins/test_harnesses.py $(ARGS)
-	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(ENVIRONMENTS)/bin/python -m pytest tests/plugins/environments $(ARGS)
+	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(ENVIRONMENTS)/bin/python -m pytest tests/plugins/environments --ignore $(OF_TASKSETS) $(ARGS)
+	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(TASKSETS)/bin/python -m pytest $(OF_TASKSETS) $(ARGS)
 	RETCON_INTEGRATION=1 TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py $(ARGS)
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/plugins/test_verl.py tests/plugins/test_ray_servers.py $(ARGS)
 	RETCON_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
@@ -119,4 +129,4 @@ base: setup
 	$(BIN)/python -m retcon.basemodel.make $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(ENVIRONMENTS) $(VERL) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(ENVIRONMENTS) $(TASKSETS) $(VERL) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable
+from collections.abc import Awaitable, Collection, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,3 +25,9 @@ async def cancelled(running: Collection[asyncio.Future[Any]]) -> None:
     for one in running:
         one.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine gives, whether a loop runs in this thread or not."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()

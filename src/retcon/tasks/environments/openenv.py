@@ -5,24 +5,22 @@ Its messages are those of OpenEnv's own client (openenv-core 0.3), which would b
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import aiohttp
 
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.schema import ToolSpec
+from retcon.core.together import in_a_loop
 from retcon.core.types import Trajectory
 from retcon.tasks.environments.prompts import task_of
 from retcon.tasks.environments.rows import BegunRows
 from retcon.tasks.environments.types import CallFailed, Rollback
 from retcon.tasks.types import Split, Task
 
-T = TypeVar("T")
 SECONDS = 60.0
 """That a server has for an answer."""
 MCP = ("Action", "CallToolAction", "ListToolsAction")
@@ -69,12 +67,12 @@ class OpenEnvEnvironment:
         self.name = f"openenv-{self._url.rpartition('/')[2].replace(':', '-')}"
         self._begun = BegunRows(self.name, "url")
         try:
-            self.specs: Sequence[ToolSpec] = _run(self._tools())
+            self.specs: Sequence[ToolSpec] = in_a_loop(self._tools())
         except (InfrastructureFault, *_FAULTS) as error:
             raise RecipeError(f"task.url: no OpenEnv server answers at {self._url}: {error}") from error
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        return _run(self._tasks()) if split == "train" else []
+        return in_a_loop(self._tasks()) if split == "train" else []
 
     async def begin(self, task: str) -> Episode:
         episode, said = await self._reset(self._begun.row(task))
@@ -210,9 +208,3 @@ def _shown(observation: Mapping[str, Any]) -> str:
     if len(observation) == 1 and isinstance(only := next(iter(observation.values())), str):
         return only
     return json.dumps(observation, ensure_ascii=False)
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine gives, whether a loop runs in this thread or not."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()

@@ -1,4 +1,5 @@
-"""Environments of `verifiers` (its classic API: `verifiers.load_environment`, in releases below 0.4).
+"""Environments of `verifiers` (its classic API: `verifiers.load_environment`, in releases below 0.4;
+`tasksets` has those of later ones).
 
 Which of them can be had is told by who answers the model: its tools alone, or `env_response`, which here nobody calls.
 """
@@ -37,11 +38,14 @@ class VerifiersEnvironment:
     Tools of a ToolEnv are functions of their arguments; those of a StatefulToolEnv get what `update_tool_args` adds
     from the state, which is copied with `copy.deepcopy`. No messages are handed to `update_tool_args`: tools know none
     here. A PythonEnv has no tools of its own here: its Python is Retcon's (`rollout.tools = ["python"]`). Raises
-    MissingExtra, RecipeError.
+    RecipeError.
     """
 
     def __init__(self, environment: str, arguments: Mapping[str, Any], faults: Collection[str]) -> None:
-        self._vf = _verifiers()
+        import verifiers
+        import verifiers.types
+
+        self._vf = verifiers
         self._env = env = _loaded(self._vf, environment, arguments)
         self._faults = faults
         self.name = str(env.env_id or environment).replace(":", ".").rsplit("/", 1)[-1]
@@ -147,19 +151,13 @@ class VerifiersEnvironment:
         return python
 
 
-def _verifiers() -> Any:
+def classic() -> bool:
+    """Whether the `verifiers` that is installed has environments of this kind. Raises MissingExtra."""
     try:
         import verifiers
     except ModuleNotFoundError as missing:
-        raise MissingExtra(f"task.kind = 'verifiers' needs {missing.name}: pip install 'verifiers<0.4'") from missing
-    if not hasattr(verifiers, "load_environment"):
-        raise MissingExtra(
-            f"verifiers {verifiers.__version__} has no environments of the kind that `load_environment` gives any "
-            "more: pip install 'verifiers<0.4'"
-        )
-    import verifiers.types
-
-    return verifiers
+        raise MissingExtra(f"task.kind = 'verifiers' needs {missing.name}: pip install verifiers") from missing
+    return hasattr(verifiers, "load_environment")
 
 
 def _loaded(vf: Any, environment: str, arguments: Mapping[str, Any]) -> Any:

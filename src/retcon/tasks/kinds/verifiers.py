@@ -7,15 +7,19 @@ from typing import Any
 from pydantic import Field
 
 from retcon.tasks.environments.section import EnvironmentSection
+from retcon.tasks.environments.tasksets import TasksetEnvironment
 from retcon.tasks.environments.types import Environment
-from retcon.tasks.environments.verifiers import VerifiersEnvironment
+from retcon.tasks.environments.verifiers import VerifiersEnvironment, classic
 
 
 class Verifiers(EnvironmentSection):
     """`kind = "verifiers"`."""
 
-    environment: str = Field("", description="an installed environment's id, or the import path of what makes one")
-    arguments: dict[str, Any] = Field({}, description="what the environment is loaded with")
+    environment: str = Field("", description="an installed environment's or taskset's id, or the import path of what "
+                             "makes one")  # fmt: skip
+    arguments: dict[str, Any] = Field({}, description="what it is loaded with: arguments, or keys of a taskset's "
+                                      "configuration")  # fmt: skip
 
     def adapter(self) -> Environment:
-        return VerifiersEnvironment(self.environment, self.arguments, self.faults)
+        adapter = VerifiersEnvironment if classic() else TasksetEnvironment
+        return adapter(self.environment, self.arguments, self.faults)

@@ -1,0 +1,244 @@
+"""Tasksets of `verifiers` 0.4 and later (`verifiers.v1`): its tasks, their tools and their rewards.
+
+The model's part is played here, so a taskset has no harness and no runtime: tasks that need one are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.core.registry import at_path, imported
+from retcon.core.schema import ToolSpec
+from retcon.core.together import in_a_loop
+from retcon.core.types import Trajectory
+from retcon.tasks.environments.prompts import task_of
+from retcon.tasks.environments.toolsets import Served, served_here
+from retcon.tasks.environments.types import Rollback, messages_of
+from retcon.tasks.types import Split, Task
+
+_IN_A_CONTAINER = ("image", "agent_user", "skills", "artifacts")
+"""What a task says of the container that it is to be solved in."""
+_STOPPED = {"answer": "agent_completed", "turns": "max_turns", "length": "max_total_tokens"}
+"""Why a rollout ended, in the words of verifiers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A rollout: its task, what is known of it so far (`verifiers.v1.Trace`), and its tools."""
+
+    task: Any
+    trace: Any
+    served: Served
+
+
+class TasksetEnvironment:
+    """Implements `retcon.tasks.environments.types.Environment`.
+
+    environment: an installed taskset's id (`owner/name`, `name`), or the import path of a Taskset, its class or a
+    function that makes one; arguments: of its configuration, or of the function. faults: see `failure`.
+
+    Tools run in this process. Their state (`vf.State`) and what a toolset keeps of its own are copied for a repair;
+    what toolsets of the whole taskset keep is shared. Raises RecipeError.
+    """
+
+    def __init__(self, environment: str, arguments: Mapping[str, Any], faults: Collection[str]) -> None:
+        import verifiers.v1
+
+        self._vf = vf = verifiers.v1
+        self._faults = faults
+        self._taskset = _loaded(vf, environment, arguments)
+        self.name = (environment.rpartition(":")[2] or environment).rsplit("/", 1)[-1].partition("@")[0]
+        self._shared = [served_here(toolset) for toolset in type(self._taskset).toolsets(self._taskset.config)]
+        self._ready: asyncio.Task[None] | None = None
+        self._rows = self._read()
+        first = next(iter(self._rows.values()))[1]
+        self._refuse(first)
+        self.specs: Sequence[ToolSpec] = in_a_loop(self._served(first).specs())
+        self.rollback: Rollback = "copy" if self.specs else "unneeded"
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [] if split == "evaluation" else [task for task, _ in self._rows.values()]
+
+    async def begin(self, task: str) -> Any:
+        if task not in self._rows:
+            raise RecipeError(f"{self.name} has no task {task!r}, and its tools begin with one of its own")
+        row, vf = self._rows[task][1], self._vf
+        about = vf.TraceTask(type=type(row).__name__, data=row.data, key=row.key, hash=row.hash)
+        state = vf.state.state_cls(type(row))()
+        trace = vf.Trace(task=about, state=state, agent=vf.AgentInfo(config=vf.AgentConfig()))
+        begun = Begun(row, trace, self._served(row))
+        try:
+            await self._set_up()
+            for toolset in begun.served.own:
+                await toolset.setup()
+                await toolset.setup_task(row.data)
+            await self._hook(row.setup, trace)
+        except RecipeError:
+            raise
+        except Exception as error:
+            raise InfrastructureFault(f"{self.name}: its setup raised {type(error).__name__}: {error}") from error
+        return begun
+
+    async def call(self, state: Begun, name: str, arguments: Mapping[str, Any]) -> str:
+        return await state.served.call(state.trace.state, name, arguments, self._faults)
+
+    def copied(self, state: Begun) -> Begun:
+        kept = state.trace.model_copy(update={"state": state.trace.state.model_copy(deep=True)})
+        return replace(state, trace=kept, served=state.served.copied())
+
+    async def end(self, state: Begun) -> None:
+        try:
+            await state.served.end()
+        except Exception as error:
+            raise InfrastructureFault(f"{self.name}: its tools ended with {type(error).__name__}: {error}") from error
+
+    async def reward(self, task: Task, trajectory: Trajectory, state: Begun) -> tuple[float, str | None]:
+        trace = state.trace
+        said = messages_of(trajectory)
+        while said and said[-1]["role"] == "tool":  # a completion ends with what the model wrote
+            said.pop()
+        _fill(self._vf, trace, _prompt(state.task.data), said)
+        trace.ok = True
+        trace.stop(_STOPPED[trajectory.stop])
+        try:
+            await self._hook(state.task.finalize, trace)
+            await state.task.score(trace)
+        except RecipeError:
+            raise
+        except Exception as error:
+            raise InfrastructureFault(f"{self.name}: its rewards cannot grade {task.id}: {error}") from error
+        return float(trace.reward), trace.last_reply if trajectory.stop == "answer" else None
+
+    def _read(self) -> dict[str, tuple[Task, Any]]:
+        if not self._taskset.bounded:
+            raise RecipeError(
+                f"task.environment: the tasks of {self.name} never end: name a function that returns so many of them, "
+                "`return MyTaskset(config).take(1000)`"
+            )
+        found: dict[str, tuple[Task, Any]] = {}
+        for number, row in enumerate(self._taskset):
+            if row.data.prompt is None:
+                raise RecipeError(f"row {number} of {self.name} has no prompt: in it a simulated user speaks first")
+            answer = getattr(row.data, "answer", None)
+            task = task_of(_prompt(row.data), set=self.name, number=number, answer=answer)
+            found[task.id] = task, row
+        if not found:
+            raise RecipeError(f"task.environment: {self.name} has no tasks")
+        return found
+
+    def _refuse(self, row: Any) -> None:
+        """Raises RecipeError for tasks that need what is not here."""
+        kind = type(row).__name__
+        wanted = [name for name in _IN_A_CONTAINER if getattr(row.data, name)]
+        if row.NEEDS_CONTAINER or wanted:
+            raise RecipeError(
+                f"task.environment: a {kind} is solved in a container ({', '.join(wanted) or 'NEEDS_CONTAINER'}), and "
+                "Retcon runs none for it"
+            )
+        needing = [hook.__name__ for hook in row.hooks("reward") if _needs_runtime(hook)]
+        needing += [judge.reward_name for judge in row.plugged_judges() if _needs_runtime(judge.score)]
+        if needing:
+            raise RecipeError(
+                f"task.environment: of {kind}, {', '.join(needing)} rewards what the agent left in its runtime, and "
+                "here it has none"
+            )
+        if self._vf.utils.decorators.discover_decorated(row, "intercept"):
+            raise RecipeError(f"task.environment: {kind} rewrites what the model is shown (`@vf.intercept`)")
+
+    def _served(self, row: Any) -> Served:
+        own = [served_here(toolset) for toolset in type(row).toolsets(row.config)]
+        return Served(own, self._shared)
+
+    async def _set_up(self) -> None:
+        """The toolsets that all rollouts share, once; after a fault, again."""
+        ready = self._ready
+        if ready is None or (ready.done() and (ready.cancelled() or ready.exception())):
+            ready = self._ready = asyncio.ensure_future(self._set_up_shared())
+        await asyncio.shield(ready)  # a rollout that is cancelled does not take it along
+
+    async def _set_up_shared(self) -> None:
+        for toolset in self._shared:
+            await toolset.setup()
+
+    async def _hook(self, hook: Any, trace: Any) -> None:
+        """Runs what a task does before or after the rollout."""
+        given = {"trace": trace, "runtime": _NoRuntime(self.name)}
+        await hook(**{name: given[name] for name in inspect.signature(hook).parameters})
+
+
+class _NoRuntime:
+    """What is handed to hooks as the agent's runtime."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, what: str) -> Any:
+        raise RecipeError(
+            f"task.environment: the tasks of {self._name} use the agent's runtime (`runtime.{what}`), and here it "
+            "has none"
+        )
+
+
+def _loaded(vf: Any, environment: str, arguments: Mapping[str, Any]) -> Any:
+    try:
+        if ":" in environment:
+            taskset = _made(vf, at_path(environment), arguments)
+        else:
+            name = environment.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").lower()
+            try:
+                imported(name)  # also one in the folder that we were called in
+            except ModuleNotFoundError as missing:
+                if missing.name != name:
+                    raise
+            if vf.environment_class(environment) is not vf.SingleAgentEnv:
+                raise RecipeError(
+                    f"task.environment: '{environment}' exports an Env, which plays several agents with each other, or "
+                    "one in its own way; tasks alone can be had"
+                )
+            kind = vf.taskset_config_type(environment)
+            taskset = vf.load_taskset(kind.model_validate({**arguments, "id": environment}))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise RecipeError(f"task.environment: '{environment}' cannot be loaded: {error}") from error
+    if not isinstance(taskset, vf.Taskset):
+        raise RecipeError(f"task.environment: '{environment}' is a {type(taskset).__name__}, and no verifiers Taskset")
+    return taskset
+
+
+def _made(vf: Any, found: Any, arguments: Mapping[str, Any]) -> Any:
+    if isinstance(found, type) and issubclass(found, vf.Taskset):
+        kind = vf.utils.generic.concrete_type(found, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
+        return found(kind.model_validate(arguments))
+    return found(**arguments) if callable(found) else found
+
+
+def _prompt(data: Any) -> list[dict[str, Any]]:
+    """All that stands before the model's first word, as messages."""
+    prompt = data.prompt
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [m.model_dump() for m in prompt]
+    if data.system_prompt is not None and messages[:1] and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": data.system_prompt})
+    return messages
+
+
+def _fill(vf: Any, trace: Any, prompt: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]]) -> None:
+    """A trace as verifiers' own rollout leaves it: its messages one after the other, without tokens."""
+    kinds = {"system": vf.SystemMessage, "user": vf.UserMessage, "tool": vf.ToolMessage}
+    for message in (*prompt, *said):
+        if message["role"] == "assistant":
+            calls = [vf.ToolCall(id=call["id"], **call["function"]) for call in message.get("tool_calls") or ()]
+            told = vf.AssistantMessage(content=message["content"], tool_calls=calls or None)
+        else:
+            told = kinds[message["role"]](**message)
+        before = len(trace.nodes)
+        sampled = before >= len(prompt) and message["role"] == "assistant"
+        trace.nodes.append(vf.MessageNode(parent=before - 1 if before else None, message=told, sampled=sampled))
+
+
+def _needs_runtime(hook: Any) -> bool:
+    given = inspect.signature(hook).parameters.get("runtime")
+    return given is not None and given.default is inspect.Parameter.empty
