@@ -96,6 +96,22 @@ def test_show_and_doctor_work(tmp_path: Path, python: Python) -> None:
     assert told.returncode == 0, told.stderr
 
 
+def test_pass_rates_over_a_server_need_no_torch(tmp_path: Path) -> None:
+    blocked = BLOCKED.replace('"tokenizers", ', "")  # the words of another's model are counted in a model's tokens
+    words = ("difficulty", "base", "quickstart/saar", "--tasks", "1", "--out", str(tmp_path / "rates.jsonl"))
+
+    def told(*more: str) -> str:
+        command = [sys.executable, "-c", blocked + COMMAND, *words, *more]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"}, check=False
+        )
+        assert done.returncode == 2, done.stderr
+        return done.stderr
+
+    assert how_to_install("train") in told()
+    assert "http://127.0.0.1:1/v1" in told("engine.kind=openai", "engine.url=http://127.0.0.1:1/v1")
+
+
 def test_training_says_what_to_install(tmp_path: Path, python: Python) -> None:
     done = python(COMMAND, "quickstart", "--out", tmp_path / "out")
     assert done.returncode == 2

@@ -97,6 +97,10 @@ class MemorySession:
             exec(as_program(program, options).code, self._variables | {"lose": self._lose}, self._variables)
         return Result("ok", stdout=out.getvalue(), exit_code=0)
 
+    @property
+    def ended(self) -> bool:
+        return bool(self._lost)
+
     async def checkpoint(self) -> str:
         self._check()
         name = str(len(self._frozen))

@@ -60,7 +60,8 @@ def difficulty(
     if stage:
         recipe = stage_named(recipe, stage, f"--stage {stage}").recipe
     folder = locate(checkpoint)
-    need_training()
+    if recipe.engine.in_process:
+        need_training()
     from retcon.evaluate.difficulty import run_difficulty
 
     kept = f"what was measured is kept in {out}; the same command measures the rest"

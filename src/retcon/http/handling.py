@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from retcon.core.errors import nearest
 from retcon.http.refusal import RequestRefused
 
 T = TypeVar("T")
@@ -53,6 +56,27 @@ def serving(handler: Handler, shape: Shape) -> Handler:
             return Response(status_code=499)
 
     return endpoint
+
+
+def unserved(paths: Sequence[str], shape: Shape) -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
+    """Handlers of an application's exceptions: for what none of its routes takes, as the path or the method is wrong,
+    and for faults of this program, whose traceback goes to the log, not to the client. paths: of the routes."""
+
+    async def no_such(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise error
+        said = error.detail
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            said = f"nothing is at {request.url.path}{nearest(request.url.path, paths)}"
+        elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            said = f"{request.url.path} does not take {request.method}"
+        return refusal(RequestRefused(error.status_code, "no_such_endpoint", said), shape, error.headers)
+
+    async def broken(_: Request, error: Exception) -> Response:
+        said = f"{type(error).__name__}: see the server's log"
+        return refusal(RequestRefused(500, "internal", said), shape)
+
+    return {HTTPException: no_such, Exception: broken}
 
 
 async def read_body(request: Request, limit: int) -> bytes:

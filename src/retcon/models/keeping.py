@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from retcon.core.errors import CheckpointError
-from retcon.store.whole import synced
+from retcon.store.whole import explained, whole_folder
 
 try:
     from safetensors import SafetensorError
@@ -22,28 +20,16 @@ def once(target: Path, make: Callable[[Path], None]) -> Path:
     """`target`, which `make` fills where it is not there yet, given an empty folder beside it.
 
     Of several processes one makes it and the others wait for that one. What a killed process left is removed by the
-    next. Raises CheckpointError where the disk says no.
+    next. Raises StorageError where the disk says no, and what `make` does.
     """
     if target.is_dir():
         return target
-    partial = target.with_name(f".partial-{target.name}")
-    try:
+    with explained(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_name(f".{target.name}.lock")):
-            if target.is_dir():  # another process has made it meanwhile
-                return target
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            try:
-                make(partial)
-                for path in (*partial.rglob("*"), partial):
-                    synced(path)
-                partial.rename(target)
-                synced(target.parent)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    except (OSError, SafetensorError) as error:  # the safetensors library wraps the system's errors in its own
-        raise CheckpointError(f"{target} could not be written: {error}") from error
+            if not target.is_dir():  # or another process has made it meanwhile
+                with whole_folder(target) as partial, as_os_error():
+                    make(partial)
     return target
 
 
@@ -56,3 +42,12 @@ def _locked(file: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def as_os_error() -> Iterator[None]:
+    """The safetensors library wraps the system's errors in its own."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(str(error)) from error

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+SIZES = (
+    "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "n_embd", "n_head", "d_model", "n_heads", "num_heads",  # of GPT-2, MPT, GPT-Neo and their like
+)  # fmt: skip
 """Keys of a configuration that are above 0 in each model that has them."""
 UNUSABLE = (
     OSError, ValueError, LookupError, RuntimeError, ImportError, ArithmeticError, AttributeError, TypeError,
@@ -95,7 +98,10 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
     model: PreTrainedModel = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):  # transformers makes them up, at random
-        raise CheckpointError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
+        said = f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}"
+        if strange := sorted(loaded[1]["unexpected_keys"]):
+            said += f", and have {len(strange)} that it has not, such as {strange[0]}: are they another model's?"
+        raise CheckpointError(said)
     model.train(False)
     return model
 

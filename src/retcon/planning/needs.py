@@ -28,7 +28,8 @@ Work = RunKind | Literal["eval"]
 Phase = Literal["always", "rollouts", "update"]
 MIB = 2**20
 PROCESS = 450 * MIB
-"""Python, torch and transformers, imported, with what their threads and allocators keep."""
+"""Python, torch and transformers, imported, with what their threads and allocators keep. An estimate: that grows with
+the model, so that a peak can be somewhat above what is foretold."""
 TOKEN = 2400
 """Bytes of a token of the vocabulary in the two copies of a tokenizer, at most: 1,030 to 2,390 for four real models."""
 KEPT = 2
@@ -46,7 +47,7 @@ UNMEASURED = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """bytes: at most. phase: when it is taken."""
+    """bytes: at most, but for those of the process, an estimate. phase: when it is taken."""
 
     name: str
     bytes: int
@@ -93,7 +94,7 @@ def needs_of(
     cpu = place.device == "cpu"
     whole = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
     # What this process has taken already is no longer free.
-    parts = [Part("process", PROCESS, "always", "Python and its packages")] if cpu else []
+    parts = [Part("process", PROCESS, "always", "Python and its packages, an estimate")] if cpu else []
     if cpu and (folder / "tokenizer.json").is_file():
         parts.append(Part("tokenizer", TOKEN * text.vocab_size, "always", f"{text.vocab_size:,} tokens, two copies"))
     if trains:

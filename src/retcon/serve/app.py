@@ -8,13 +8,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,7 +22,7 @@ from retcon.core.errors import nearest
 from retcon.core.types import Trajectory
 from retcon.http.front import Front
 from retcon.http.gate import Gate
-from retcon.http.handling import Handler, answer, read_body, refusal, serving, unless_gone
+from retcon.http.handling import Handler, answer, read_body, serving, unless_gone, unserved
 from retcon.http.refusal import RequestRefused
 from retcon.serve.answering import Agent
 from retcon.serve.refusing import as_openai, parsed, wrong
@@ -145,8 +142,7 @@ async def opened(agent: Agent) -> AsyncIterator[ASGIApp]:
     endpoint = Endpoint(agent)
     routes = endpoint.routes()
     paths = [route.path for route in routes]
-    handlers: dict[Any, Any] = {HTTPException: partial(_no_such, paths), Exception: _broken}
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=unserved(paths, as_openai))
     try:
         yield Front(app, agent.settings.token, ("/health",), as_openai, Counter())
     finally:
@@ -187,16 +183,3 @@ def _brief(trajectory: Trajectory) -> dict[str, Any]:
         "failed": trajectory.raw_failures,
         "reward": trajectory.reward,
     }
-
-
-async def _no_such(paths: list[str], request: Request, error: HTTPException) -> Response:
-    """Answers what no route takes."""
-    said = f"{request.url.path} does not take {request.method}"
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        said = f"nothing is at {request.url.path}{nearest(request.url.path, paths)}"
-    return refusal(RequestRefused(error.status_code, "no_such_endpoint", said), as_openai)
-
-
-async def _broken(_: Request, error: Exception) -> Response:
-    """A fault of this program: its traceback goes to the log, not to the client."""
-    return refusal(RequestRefused(500, "internal", f"{type(error).__name__}: see the server's log"), as_openai)

@@ -9,7 +9,7 @@ from typing import IO
 
 from retcon.core.errors import RecordError
 from retcon.store.compression import read_errors
-from retcon.store.types import Record
+from retcon.store.types import Record, Writer
 
 _CHUNK = 1 << 20
 
@@ -75,7 +75,7 @@ def items_of(file: IO[bytes], name: str, tail: list[bytes]) -> Iterator[Record]:
             lead = at = end
 
 
-class ArrayWriter:
+class ArrayWriter(Writer):
     """Items with the line breaks and indentation that stood between them.
 
     tail: what stands after the last item, filled by the time of `end`. going_on: whether records stand before, in a

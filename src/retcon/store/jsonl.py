@@ -1,5 +1,5 @@
-"""Trajectory files: JSON Lines, one trajectory a line, plain or compressed: written by the name's `.gz`, read by what
-their first bytes say."""
+"""Trajectory files: JSON Lines, one trajectory a line, plain or compressed: written by the name's `.gz` or `.zst`, read
+by what their first bytes say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.core.types import Trajectory
-from retcon.store.compression import compressed, decompressed, read_errors
+from retcon.store.compression import SUFFIXES, compressed, decompressed, read_errors
 from retcon.store.lines import LineAppender
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import whole_file
@@ -24,7 +24,8 @@ from retcon.store.whole import whole_file
 def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
     """Write a whole file, atomically: it is there in full or, on any error, as it was before. Returns the count.
 
-    Raises StorageError where the file cannot be written (a full disk), RecordError for a number that is not finite.
+    Raises StorageError where the file cannot be written (a full disk), RecordError for a number that is not finite,
+    MissingExtra for zstd without its package.
     """
     return write_lines(path, map(line_of, trajectories))
 
@@ -74,6 +75,7 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
     passed to it as that error, and reading goes on with the next one. A file that cannot be opened always raises.
     """
     path = Path(path)
+    refuse_folder(path)
     number = 0
     try:
         with open_lines(path) as file:
@@ -91,7 +93,7 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
         raise RecordError(f"{path} does not exist") from None
     except read_errors() as error:
         broken = RecordError(f"{path}, line {number + 1}: the file cannot be read further: {error}")
-        if on_bad is None or isinstance(error, PermissionError | IsADirectoryError):
+        if on_bad is None or isinstance(error, PermissionError):
             raise broken from error
         on_bad(broken)
 
@@ -117,10 +119,19 @@ def read_line(line: bytes, where: str) -> Trajectory:
         raise RecordError(f"{where}: {cut}not JSON: {error}") from error
 
 
+def refuse_folder(path: Path) -> None:
+    """Raises RecordError where a folder is named in place of a file of it: says which there are, audits first."""
+    if path.is_dir():
+        inside = sorted((".audit." not in p.name, str(p.relative_to(path))) for p in path.rglob("*.jsonl*"))
+        names = [name for _, name in inside[:4]]
+        there = f": it holds {', '.join(names)}{', …' if len(inside) > 4 else ''}" if inside else ""
+        raise RecordError(f"{path} is a folder; name a file of trajectories{there}")
+
+
 def open_lines(path: Path) -> IO[bytes]:
     """The bytes of a file, gzip and zstd undone. Raises MissingExtra for zstd without its package."""
     return cast(IO[bytes], decompressed(path.open("rb"), str(path)))
 
 
 def _compressing(file: IO[bytes], path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
-    return compressed(file, path.name) if path.suffix == ".gz" else contextlib.nullcontext(file)
+    return compressed(file, path.name) if path.suffix in SUFFIXES else contextlib.nullcontext(file)

@@ -10,6 +10,7 @@ from typing import IO, Self
 import msgspec
 
 from retcon.core.errors import RecordError
+from retcon.store.compression import SUFFIXES
 from retcon.store.outputs import refuse_special
 
 
@@ -22,7 +23,7 @@ class LineAppender:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        if self._path.suffix == ".gz":
+        if self._path.suffix in SUFFIXES:
             raise RecordError(f"{path}: compressed files cannot be added to; write a plain .jsonl, or use write()")
         refuse_special(self._path)
         try:

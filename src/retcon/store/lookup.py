@@ -12,7 +12,7 @@ import msgspec
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import Trajectory
 from retcon.store.compression import read_errors
-from retcon.store.jsonl import open_lines, read_line
+from retcon.store.jsonl import open_lines, read_line, refuse_folder
 
 BAD = 5
 """Broken lines that are told in full."""
@@ -110,10 +110,7 @@ def _id_of(line: bytes, where: str) -> str:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Lines that are not empty, with their numbers."""
-    if path.is_dir():
-        inside = sorted(str(p.relative_to(path)) for p in path.rglob("*.jsonl*"))
-        there = f": it holds {', '.join(inside[:4])}{', …' if len(inside) > 4 else ''}" if inside else ""
-        raise RecordError(f"{path} is a folder; name a file of trajectories{there}")
+    refuse_folder(path)
     number = 0
     try:
         with open_lines(path) as file:

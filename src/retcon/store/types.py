@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
 
 class Writer(Protocol):
-    """Writes records in a shape; what is written by `begin`, `add` and `end` together is the file."""
+    """Writes records in a shape; what is written by `begin`, `add` and `end` together is the file. To be inherited."""
 
     def begin(self) -> None: ...
 
@@ -40,6 +40,10 @@ class Writer(Protocol):
         ...
 
     def end(self) -> None: ...
+
+    def drop(self) -> None:
+        """Let go of what is held, ended or not; what was written without an end is no file."""
+        return
 
 
 @dataclass(slots=True)

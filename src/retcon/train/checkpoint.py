@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from retcon.chat.template import MORE
 from retcon.core.errors import CheckpointError
+from retcon.models.keeping import as_os_error
 from retcon.models.loading import load_model
 from retcon.models.lora import CONFIG, WEIGHTS, Adapter
 from retcon.runs.cost import Cost
@@ -72,7 +71,7 @@ def save_model(model: PreTrainedModel, files: TokenizerFiles, out: Path, adapter
 
     adapter: which were merged into `model`, for `out/adapter`. Raises StorageError where it cannot be written.
     """
-    with whole_folder(out) as partial, _as_os_error():
+    with whole_folder(out) as partial, as_os_error():
         model.save_pretrained(partial)
         files.copy_to(partial)
         if adapter is not None:
@@ -95,7 +94,7 @@ def save_checkpoint(
     Raises StorageError where it cannot be written; every older checkpoint is then still there.
     """
     target = run.checkpoint(progress.step)
-    with whole_folder(target) as partial, _as_os_error():
+    with whole_folder(target) as partial, as_os_error():
         if adapter is None:
             model.save_pretrained(partial)
         else:
@@ -106,15 +105,6 @@ def save_checkpoint(
     for _, old in run.checkpoints()[KEPT:]:
         shutil.rmtree(old)
     return target
-
-
-@contextmanager
-def _as_os_error() -> Iterator[None]:
-    """The safetensors library wraps the system's errors in its own."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
 
 
 def newest_checkpoint(run: RunFolder) -> Path | None:

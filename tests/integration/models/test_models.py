@@ -223,6 +223,11 @@ def test_weights_that_are_not_finite_or_lack_are_refused(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"lack 1 tensors of the model, such as {name}"):
         check_model_folder(folder)
+    save_file({f"transformer.{key}": value for key, value in weights.items()}, folder / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"lack \d+ tensors .* have \d+ that it has not, such as transformer\.model"
+    ):
+        check_model_folder(folder)
 
 
 def test_weights_that_need_a_package_which_lacks_are_refused(folder: Path) -> None:
@@ -257,6 +262,14 @@ def test_a_configuration_that_no_model_can_have_is_refused(key: str, value: obje
         empty_model(load_config(folder))
     with suppress(CheckpointError):  # not all of these matter to it
         load_model(folder)
+
+
+@pytest.mark.parametrize("key", ["n_embd", "n_head"])
+def test_sizes_under_the_names_of_gpt2_are_named_too(key: str, tmp_path: Path) -> None:
+    sizes = {"n_embd": 32, "n_head": 2, "n_layer": 1, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0, key: 0}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} is 0: it must be above 0"):
+        empty_model(load_config(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["[]", "null", '{"model_type": ["llama"]}', '{"text_config": 1}'])

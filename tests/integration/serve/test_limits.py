@@ -115,7 +115,8 @@ def test_bodies_paths_and_names_that_are_none() -> None:
         lost = await client.http.post("/v1/chat/completion", json={})
         assert (lost.status_code, lost.json()["error"]["code"]) == (404, "no_such_endpoint")
         assert "did you mean '/v1/chat/completions'" in lost.json()["error"]["message"]
-        assert (await client.http.get("/v1/chat/completions")).status_code == 405
+        wrong = await client.http.get("/v1/chat/completions")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         for name in ("a/b", "../x", "", "a" * 101, ".hidden"):
             assert (await client.post([user("x")], session=name)).json()["error"]["param"] == "x-retcon-session"
         assert (await client.post([user("x")], task="")).status_code == 400

@@ -12,9 +12,10 @@ import pytest
 from retcon.core.errors import SessionLost
 from retcon.http.server import listen, served
 from retcon.sandbox.client import SandboxClient
+from retcon.sandbox.service.apis import own_sessions
 from retcon.sandbox.service.app import create_app
 from retcon.sandbox.service.settings import Settings
-from retcon.sandbox.types import Result
+from retcon.sandbox.types import Result, Session
 from servers.serving import MemorySandbox
 
 
@@ -172,6 +173,24 @@ def test_idle_sessions_are_closed_when_another_opens() -> None:
         assert (await new.run("print(1)")).stdout == "1\n"
 
     using(work, session_idle=1e-9)
+
+
+def test_of_sessions_that_have_ended_the_latest_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_sessions, "ENDED", 2)
+
+    async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
+        living = await client.session()
+        lost = [await client.session() for _ in range(4)]
+        for session in lost:
+            await session.run("lose()")
+        await client.session()
+
+        async def status(of: Session) -> int:
+            return (await http.post(f"/v1/sessions/{of.id}/run", json={"code": "print(1)"})).status_code
+
+        assert [await status(session) for session in (living, *lost)] == [200, 404, 404, 410, 410]
+
+    using(work)
 
 
 @pytest.mark.parametrize(

@@ -183,9 +183,25 @@ def test_tasks_of_a_file_name_their_graders(run: Path, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = regrade(Regrading(file, tmp_path / "out", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
     assert [(one.reward, one.why) for one in done] == [(1.0, "passed")] * 3, "the program that ran without a failure"
-    (tmp_path / "tasks.jsonl").write_text('{"id": 7}\n')
-    with pytest.raises(RecordError, match=r"tasks\.jsonl, line 1: a task is an object with 'id' and 'answer'"):
+    (tmp_path / "tasks.jsonl").write_text('{"id": null}\n')
+    with pytest.raises(RecordError, match=r"tasks\.jsonl, line 1: a task is an object with 'id', or 'question', and"):
         regrade(Regrading(file, tmp_path / "out2", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
+
+
+def test_tasks_of_a_file_are_named_as_it_names_them_or_by_their_questions(tmp_path: Path) -> None:
+    rows = [{"id": 17, "question": "What is 1 plus 1?", "answer": "2"}, {"question": "And 2 plus 2?", "answer": "4"}]
+    path = write(tmp_path / "mine.jsonl", rows)
+    tasks = list(FileTaskSettings(path=path, evaluation_share=0.0).open().train(1))
+    assert sorted(task.id for task in tasks)[0] == "mine/17"
+    kept = [rollout(task, 0, rf"\boxed{{{task.answer}}}", -1.0) for task in tasks]
+    jsonl.write(tmp_path / "kept.jsonl", kept)
+    one = Regrading(tmp_path / "kept.jsonl", tmp_path / "out", GradeSettings("exact"), tasks=Path(path))
+    assert [done.reward for done in regrade(one, ignored)] == [1.0, 1.0]
+    other = replace(kept[0], task="other/17")
+    jsonl.write(tmp_path / "kept.jsonl", [*kept, other])  # of two sources: whose 17 it is, the file does not say
+    told = r"mine\.jsonl holds 1 of the 3 tasks, but not 'mine/17' \(its ids are such as '17', '\w{12}'\): name .*"
+    with pytest.raises(RecordError, match=told):
+        regrade(replace(one, out=tmp_path / "again"), ignored)
 
 
 def test_the_command_prints_what_changed(run: Path) -> None:

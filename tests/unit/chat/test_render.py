@@ -134,6 +134,12 @@ def test_demonstrations_that_all_do_without_a_tool_are_warned_of(tmp_path):
     talk = {"messages": [message("user", "U"), message("assistant", "A")]}
     with pytest.warns(TaskWarning, match="none of its 2 demonstrations calls a tool"):
         read(tmp_path, talk, talk)
+    with pytest.warns(
+        TaskWarning, match="if these are problems with their answers, `retcon demos` writes demonstrations"
+    ):
+        read(tmp_path, {"question": "What is 1 plus 1?", "answer": "2"})
+    with pytest.warns(TaskWarning, match="the model learns to do without$"):
+        read(tmp_path, {"messages": [*talk["messages"], *talk["messages"]]})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read(tmp_path, talk, OPENAI)

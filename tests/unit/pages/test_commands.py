@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -103,6 +104,14 @@ def wrong_recipe(word: str) -> str | None:
     folders = {name.partition("/")[0] for name in shipped_recipes() if "/" in name}
     folder, slash, _ = word.partition("/")
     return f"no recipe {word}" if slash and folder in folders and word not in shipped_recipes() else None
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_extras_are_there_and_are_installed_from_the_clone(file: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = file.read_text(encoding="utf-8")
+    assert not re.findall(r"retcon-rl\[.*", text), "on no index: `pip install -e '.[…]'`, or the extra `[…]`"
+    assert {name for named in re.findall(r"'\.\[([\w,]+)\]'", text) for name in named.split(",")} <= extras.keys()
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))

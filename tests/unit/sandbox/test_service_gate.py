@@ -7,6 +7,7 @@ import pytest
 from retcon.http.gate import Gate
 from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.types import Limits
 
 
 def test_a_full_gate_refuses_who_cannot_wait() -> None:
@@ -77,7 +78,13 @@ def test_who_is_cancelled_before_somebody_leaves_is_cancelled_and_nothing_else()
 
 @pytest.mark.parametrize(
     ("settings", "part"),
-    [({"queue": 0}, "queue is 0"), ({"max_timeout": -1.0}, "max_timeout"), ({"token": "a b\n"}, "printable")],
+    [
+        ({"queue": 0}, "queue is 0"),
+        ({"max_timeout": -1.0}, "max_timeout"),
+        ({"token": "a b\n"}, "printable"),
+        ({"max_timeout": 5.0}, "--timeout is 10, above --max-timeout 5: "),
+        ({"limits": Limits(memory_mb=2048), "max_memory": 1024}, "--memory is 2048, above --max-memory 1024: "),
+    ],
 )
 def test_settings_are_checked(settings: dict[str, object], part: str) -> None:
     with pytest.raises(ValueError, match=part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,13 +20,14 @@ ONE = Trajectory("a", "k", (Segment("prompt", "é\n", (1,)),), (Turn((Segment("s
 TWO = Trajectory("b", "k", (), (), reward=0.0, extra={"new": [1, {"x": None}]})
 
 
-@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.jsonl.zst"])
 @settings(max_examples=12)
 @given(lived=st.lists(trajectories(), max_size=2))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, name: str, lived: list[Trajectory]) -> None:
     path = tmp_path_factory.mktemp("t") / name
     assert write(path, lived) == len(lived)
     assert list(read(path)) == lived
+    assert path.read_bytes()[:2] == {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5"}.get(path.suffix, path.read_bytes()[:2])
 
 
 def test_a_compressed_file_holds_no_name_and_no_time(tmp_path: Path) -> None:
@@ -96,7 +98,10 @@ def test_a_line_that_was_cut_off_is_named_as_such(tmp_path: Path) -> None:
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"none\.jsonl does not exist"):
         list(read(tmp_path / "none.jsonl", on_bad=lambda _: None))
-    with pytest.raises(RecordError, match="cannot be read"):
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl", "retcon.audit.jsonl"):
+        (tmp_path / name).touch()
+    told = "is a folder; name a file of trajectories: it holds retcon.audit.jsonl, a.jsonl, b.jsonl, c.jsonl, …"
+    with pytest.raises(RecordError, match=re.escape(told)):
         list(read(tmp_path, on_bad=lambda _: None))
     with pytest.raises(StorageError, match=r"could not be written, .*No such file.*: put that right and run"):
         write(tmp_path / "none" / "t.jsonl", [ONE])
@@ -104,8 +109,9 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
         write(tmp_path / ("t" * 250), [ONE])
     with pytest.raises(RecordError, match="cannot be opened for writing"):
         Appender(tmp_path / "none" / "t.jsonl")
-    with pytest.raises(RecordError, match="compressed files cannot be added to"):
-        Appender(tmp_path / "t.jsonl.gz")
+    for name in ("t.jsonl.gz", "t.jsonl.zst"):
+        with pytest.raises(RecordError, match="compressed files cannot be added to"):
+            Appender(tmp_path / name)
 
 
 def test_an_appender_adds_at_once_and_goes_on_later(tmp_path: Path) -> None:

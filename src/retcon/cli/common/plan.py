@@ -198,7 +198,7 @@ def _memory(show: Console, needs: Needs) -> None:
     free = available_memory() if needs.device == "cpu" else None
     known = "" if free is None else f"{gib(free)} are free"
     grid.add_section()
-    grid.add_row(Text("peak, at most", "bold"), Text(gib(needs.peak), "bold"), known)
+    grid.add_row(Text("peak, about", "bold"), Text(gib(needs.peak), "bold"), known)
     show.print(grid)
 
 

@@ -1,30 +1,14 @@
-"""verl's request load balancer with a policy of ours: a rollout stays where its prefix is, others go to least load."""
+"""verl's request load balancer, by tokens: a rollout stays where its prefix is, others go where the fewest are held."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 MOST_ROLLOUTS = 100_000
 """Of which it is remembered where they are; the oldest are forgotten."""
-
-
-class Policy(Protocol):
-    """Where a rollout's first request goes. `engine/pool`'s will be one."""
-
-    def choose(self, load: Mapping[str, int], tokens: int) -> str:
-        """One of the servers of `load`, which has the tokens that each holds of requests under way. tokens: that the
-        request holds at most. `load` is not empty."""
-        ...
-
-
-class LeastTokens:
-    """The server that holds the fewest tokens: of two with as many requests, that with the shorter ones."""
-
-    def choose(self, load: Mapping[str, int], tokens: int) -> str:
-        return min(load, key=load.__getitem__)
 
 
 @dataclass(slots=True)
@@ -45,7 +29,6 @@ class RetconRouter:
         self._load = dict.fromkeys(self._servers, 0)
         self._homes: OrderedDict[str, str] = OrderedDict()
         self._under_way: dict[str, list[_Request]] = {}
-        self._policy: Policy = LeastTokens()
 
     def require_acquire_fields(self) -> list[str]:
         return ["prompt_ids", "sampling_params"]
@@ -62,7 +45,7 @@ class RetconRouter:
         tokens = len(prompt_ids) + int((sampling_params or {}).get("max_tokens") or 0)
         home = self._homes.get(request_id)
         if home not in self._servers:
-            home = self._policy.choose(self._load, tokens)
+            home = min(self._load, key=self._load.__getitem__)  # of two with as many requests, that with shorter ones
         self._homes[request_id] = home
         self._homes.move_to_end(request_id)
         if len(self._homes) > MOST_ROLLOUTS:

@@ -21,14 +21,13 @@ from retcon.sandbox.pool.fleet import Fleet
 from retcon.sandbox.pool.packages import check_packages
 from retcon.sandbox.pool.profiles import Chooser, find, with_packages
 from retcon.sandbox.pool.request import call
-from retcon.sandbox.pool.session import Sessions
+from retcon.sandbox.pool.session import PoolSession, Sessions
 from retcon.sandbox.pool.worker_handle import WorkerHandle
 from retcon.sandbox.types import (
     Limits,
     Program,
     ProgramOptions,
     Result,
-    Session,
     SessionBounds,
     Tier,
     as_program,
@@ -163,7 +162,7 @@ class SandboxPool:
         finally:
             self._room.release()
 
-    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> PoolSession:
         """See `Sandbox.session`."""
         if not self._fleet.is_open:
             raise SandboxUnavailable("the sandbox is not open: use `async with SandboxPool(...)`")

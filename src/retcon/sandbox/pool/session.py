@@ -55,6 +55,11 @@ class PoolSession:
     def busy(self) -> bool:
         return self._users > 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether it can be used no more, not even rolled back."""
+        return self._ended
+
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         """See `Session.run`. Cancelling it ends the session.
 

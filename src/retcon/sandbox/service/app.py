@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from http import HTTPStatus
-from typing import Any
 
 from msgspec import Struct
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from retcon import __version__
-from retcon.core.errors import nearest
 from retcon.http.draining import Draining
 from retcon.http.front import Front
-from retcon.http.handling import answer, serving
-from retcon.http.refusal import RequestRefused
+from retcon.http.handling import answer, serving, unserved
 from retcon.sandbox.service.apis.code_judge import (
     BatchJudged,
     BatchRan,
@@ -111,35 +105,10 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings) -> Front:
     routes = [Route(one.path, serving(one.handler, _SHAPES[one.api]), methods=[one.method]) for one in endpoints]
     routes += [Route(path, partial(_same, response), methods=["GET"]) for path, response in pages.items()]
     paths = [route.path for route in routes]
-    app = Starlette(
-        routes=routes,
-        exception_handlers={HTTPException: _http_error(paths), Exception: _broken},
-    )
+    app = Starlette(routes=routes, exception_handlers=unserved(paths, as_own))
     draining = Draining(settings.drain, lambda: calls.gate.inside + calls.gate.waiting + sandbox.open_sessions)
     return Front(app, settings.token, OPEN_PATHS, as_own, calls.metrics.requests, draining)
 
 
 async def _same(response: Response, _: Request) -> Response:
     return response
-
-
-def _http_error(paths: list[str]) -> Callable[[Request, Exception], Any]:
-    """Answers what no route takes: the path, or the method, is wrong."""
-
-    async def handler(request: Request, error: Exception) -> Response:
-        if not isinstance(error, HTTPException):
-            raise error
-        said = error.detail
-        if error.status_code == HTTPStatus.NOT_FOUND:
-            said = f"nothing is at {request.url.path}{nearest(request.url.path, paths)}"
-        elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            said = f"{request.url.path} does not take {request.method}"
-        refused = RequestRefused(error.status_code, "no_such_endpoint", said)
-        return answer(as_own(refused), error.status_code, dict(error.headers or {}))
-
-    return handler
-
-
-async def _broken(_: Request, error: Exception) -> Response:
-    """A fault of this program: its traceback goes to the log, not to the client."""
-    return answer(as_own(RequestRefused(500, "internal", f"{type(error).__name__}: see the server's log")), 500)

@@ -12,14 +12,23 @@ from retcon.http.gate import RETRY_AFTER_SECONDS, Gate
 from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.metrics import Metrics
 from retcon.sandbox.service.settings import Settings
-from retcon.sandbox.types import Limits, Result, Sandbox, Tier
+from retcon.sandbox.types import Limits, Result, Sandbox, Session, Tier
+
+
+class Ending(Session, Protocol):
+    """A session that knows whether it has ended, by whatever cause."""
+
+    @property
+    def ended(self) -> bool: ...
 
 
 class Counting(Sandbox, Protocol):
-    """A sandbox that can be served: it knows how many of its sessions have not ended, by whatever cause."""
+    """A sandbox that can be served: it knows how many of its sessions have not ended."""
 
     @property
     def open_sessions(self) -> int: ...
+
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Ending: ...
 
 
 class Calls:

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Raises ValueError where a bound is not above 0 (drain: below 0).
+    """Raises ValueError where a bound is not above 0 (drain: below 0), and for limits above max_timeout or max_memory.
 
     limits: of calls that ask for none of their own. max_timeout, max_memory: seconds and MiB that a call may ask for
     at most. workers: calls that the sandbox runs at a time, for the metrics. queue: calls that may wait beside them;
@@ -42,5 +42,14 @@ class Settings:
             value = getattr(self, bound.name)
             if isinstance(value, int | float) and not (value > 0 or (bound.name == "drain" and value == 0)):
                 raise ValueError(f"{bound.name} is {value}: it must be above 0")
+        for flag, own, most in (
+            ("timeout", max(self.limits.cpu_seconds, self.limits.wall_seconds), self.max_timeout),
+            ("memory", self.limits.memory_mb, self.max_memory),
+        ):
+            if own > most:
+                raise ValueError(
+                    f"--{flag} is {own:g}, above --max-{flag} {most:g}: a call that asks for none would get more than "
+                    "any may ask for; lower the one or raise the other"
+                )
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             raise ValueError("the token must be of printable ASCII characters, and not empty")

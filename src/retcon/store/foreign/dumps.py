@@ -16,7 +16,7 @@ from typing import IO
 
 from retcon.core.errors import MissingExtra, RecordError
 from retcon.core.installing import how_to_install
-from retcon.store.types import Record, Source
+from retcon.store.types import Record, Source, Writer
 
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _SAMPLES = "samples"
@@ -42,7 +42,7 @@ class Dump:
             yield Record(as_json(sample, f"{self.path}, sample {number}"), number, str(self.path), "sample")
 
 
-class DumpWriter:
+class DumpWriter(Writer):
     """Writes the samples that are kept, with what stood beside them, when all are there."""
 
     def __init__(self, dump: object, out: IO[bytes]) -> None:

@@ -6,6 +6,7 @@ before 3.14: such members are read and written here, each whole.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
@@ -19,13 +20,13 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.store.compression import zstandard
-from retcon.store.types import Record, Source
+from retcon.store.types import Record, Source, Writer
 
 _ZSTD = 93
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
 
-class LogWriter:
+class LogWriter(Writer):
     """A `.json` log: its keys in their order, the samples as they come."""
 
     def __init__(self, frame: Mapping[str, bytes], out: IO[bytes]) -> None:
@@ -53,7 +54,7 @@ class LogWriter:
         self._write(b"}\n")
 
 
-class EvalWriter:
+class EvalWriter(Writer):
     """A `.eval` log: the samples deflated, the other members copied."""
 
     def __init__(self, path: Path, out: IO[bytes]) -> None:
@@ -71,6 +72,10 @@ class EvalWriter:
 
     def end(self) -> None:
         self._zip.close()
+
+    def drop(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # its file may be closed, or its disk full
+            self._zip.close()
 
 
 def eval_source(path: Path) -> Source:

@@ -14,7 +14,7 @@ import msgspec
 
 from retcon.core.errors import MissingExtra, RecordError
 from retcon.core.installing import how_to_install
-from retcon.store.types import Record, Source
+from retcon.store.types import Record, Source, Writer
 
 _ROWS = 256
 
@@ -70,7 +70,7 @@ class Rows:
             before += batch.num_rows
 
 
-class RowsWriter:
+class RowsWriter(Writer):
     """Writes rows of a file to another of the same columns. It reads them itself, as records may be read far ahead."""
 
     def __init__(self, rows: object, out: IO[bytes]) -> None:
@@ -96,6 +96,9 @@ class RowsWriter:
     def end(self) -> None:
         self._flush()
         self._writer.close()
+
+    def drop(self) -> None:
+        self._writer.is_open = False  # or it would end the file when it is collected, and that may be closed
 
     def _flush(self) -> None:
         if self._group is None or not self._kept:
@@ -132,7 +135,7 @@ class RowsWriter:
         return table
 
 
-class ParquetWriter:
+class ParquetWriter(Writer):
     """Writes any records as rows: spooled as JSON Lines first, since a column's type is known only at the end."""
 
     def __init__(self, out: IO[bytes]) -> None:
@@ -140,7 +143,7 @@ class ParquetWriter:
         import tempfile
 
         self._out = out
-        self._spool = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
+        self._spool = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end` or `drop`
         self._schema: Any = None
         self._waiting: list[dict[str, Any]] = []
         self._seen = 0
@@ -171,6 +174,9 @@ class ParquetWriter:
                         file.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
             except pyarrow.ArrowException as error:  # an object that is empty in every record
                 raise RecordError(f"the records do not fit into columns: {error}; write .jsonl") from error
+
+    def drop(self) -> None:
+        self._spool.close()
 
     def _learn(self) -> None:
         """Widen the columns to what the waiting rows hold. Raises RecordError where one would need two types."""

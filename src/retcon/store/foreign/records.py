@@ -31,7 +31,8 @@ __all__ = ["STDIN", "WHOLE", "LinesWriter", "Record", "Shape", "Source", "Writer
 STDIN = Path("-")
 KINDS = (".jsonl", ".ndjson", ".json", ".traj", ".eval", ".parquet", ".pt")
 """Suffixes of files that may hold transcripts, before the one of a compression."""
-_DOCUMENTS = (".json", ".traj")
+DOCUMENTS = (".json", ".traj")
+"""Those of files that are one JSON value."""
 _LINES = (".jsonl", ".ndjson")
 _CHUNK = 1 << 20
 
@@ -72,7 +73,7 @@ def open_source(path: Path) -> Source:
                 return Source(path, "lines", _lines(file, name), read)
         tail: list[bytes] = []
         return Source(path, "array", items_of(file, name, tail), read, tail=tail)
-    if first == b"{" and plain_name(path.name).endswith(_DOCUMENTS):
+    if first == b"{" and plain_name(path.name).endswith(DOCUMENTS):
         return _document(path, file, name, read)
     return Source(path, "lines", _lines(file, name), read)
 
@@ -102,7 +103,7 @@ def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = F
     return LinesWriter(out)
 
 
-class LinesWriter:
+class LinesWriter(Writer):
     def __init__(self, out: IO[bytes]) -> None:
         self._write = out.write
 
@@ -118,7 +119,7 @@ class LinesWriter:
         """Nor a closing."""
 
 
-class DocumentWriter:
+class DocumentWriter(Writer):
     """One record as it stands, line breaks and all."""
 
     def __init__(self, out: IO[bytes]) -> None:

@@ -22,7 +22,7 @@ from retcon.tasks.data.packaged.hub import hub_rows
 from retcon.tasks.data.packaged.saved import folder_of, has_splits
 from retcon.tasks.data.programs import CODE
 from retcon.tasks.data.rows import mapped, read_rows, split_of
-from retcon.tasks.data.text import key
+from retcon.tasks.data.text import NAMED, key
 from retcon.tasks.registry import CountTokens, task_set
 from retcon.tasks.types import Task
 
@@ -161,7 +161,7 @@ class _Loader:
         name = read.name
         id = item.id if item.id.startswith(f"{name}/") else f"{name}/{item.id}" if item.id else ""
         if not id or id in self._ids:
-            made = f"{name}/{same[:12]}"
+            made = f"{name}/{same[:NAMED]}"
             while (id := f"{made}-{self._made[made]}" if self._made[made] else made) in self._ids:
                 self._made[made] += 1
         self._ids.add(id)

@@ -29,6 +29,10 @@ _MARKED = {
 """Characters that Unicode takes for plain ones at another height, with what keeps them apart: `2²` is not `22`."""
 
 
+NAMED = 12
+"""Digits of its key that a question without an id is named by."""
+
+
 def canonical(question: str) -> str:
     """The question without what is mere layout: space, marks of formulas, capitals that begin words, a full stop."""
     text = _plain(question)

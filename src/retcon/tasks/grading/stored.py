@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from retcon.config.schema import TaskSection
 from retcon.core.errors import MissingExtra, RecipeError, RecordError, nearest
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.tasks import DataTasks
+from retcon.tasks.data.text import NAMED, key
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
 
@@ -45,8 +48,9 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
 
 
 def read_tasks(path: Path) -> Iterator[Task]:
-    """Tasks of a file of JSON Lines with `id`, `answer` and, where they are wanted, `question` and what else a grader
-    needs. Raises RecordError, which begins `FILE, line N:`."""
+    """Tasks of a file of JSON Lines with `answer`, `id` or `question` or both, and what else a grader needs; a task
+    without an id gets the one that a row without one has in a run, but for its source. Raises RecordError, which begins
+    `FILE, line N:`."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -63,7 +67,7 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
     """
     why = ""
     if given is not None:
-        found = {task.id: task for task in read_tasks(given) if task.id in wanted}
+        found, why = _given(given, wanted)
     else:
         found = {}
         for about in _manifests(files):
@@ -79,9 +83,25 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
         where = f"{given} holds" if given is not None else "what is known of the run gives"
         raise RecordError(
             f"{where} {len(found)} of the {len(wanted)} tasks, but not {missing[0]!r}{why}: name a file that holds "
-            "them all with --tasks (JSON Lines with id and answer)"
+            "them all with --tasks (JSON Lines with id and answer, where 'mine/17' may be called '17')"
         )
     return found
+
+
+def _given(path: Path, wanted: set[str]) -> tuple[dict[str, Task], str]:
+    """Those tasks of a file that are wanted, by the wanted id; and a phrase on which ids the file has. An id counts as
+    it is, or as what follows the source in that of one wanted task alone."""
+    tails = Counter(id.partition("/")[2] for id in wanted)
+    meant = {tail: id for id in wanted if tails[tail := id.partition("/")[2]] == 1} | {id: id for id in wanted}
+    found: dict[str, Task] = {}
+    some: list[str] = []
+    for task in read_tasks(path):
+        if len(some) < 3:
+            some.append(task.id)
+        id = meant.get(task.id)
+        if id is not None and (id == task.id or id not in found):
+            found[id] = replace(task, id=id)
+    return found, f" (its ids are such as {', '.join(map(repr, some))})" if some else " (it is empty)"
 
 
 def _manifests(files: Iterable[Path]) -> list[Mapping[str, Any]]:
@@ -136,10 +156,13 @@ def _task(line: bytes, where: str) -> Task:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"{where}: not JSON: {error}") from None
-    if not isinstance(row, dict) or not isinstance(row.get("id"), str):
-        raise RecordError(f"{where}: a task is an object with 'id' and 'answer'")
+    id = row.get("id") if isinstance(row, dict) else None
+    if not isinstance(row, dict) or not (isinstance(id, str | int) or "question" in row):
+        raise RecordError(f"{where}: a task is an object with 'id', or 'question', and 'answer'")
+    if id is None:
+        id = key(str(row["question"]))[:NAMED]
     answer = row.get("answer", "")
     if not isinstance(answer, str | int | float):
         raise RecordError(f"{where}: 'answer' is not text")
     meta = {key: value for key, value in row.items() if key not in ("id", "answer", "question")}
-    return Task(row["id"], str(row.get("question", "")), str(answer), meta=meta)
+    return Task(str(id), str(row.get("question", "")), str(answer), meta=meta)

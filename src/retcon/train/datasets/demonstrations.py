@@ -42,7 +42,7 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
     should have ids; and where nothing is left to learn.
     """
     samples: list[Sample] = []
-    calling = 0
+    calling = turns = 0
     for record, trajectory in read_rendered(file, chat):
         try:
             sample = to_sample(trajectory, scored=False)
@@ -52,10 +52,15 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
         if any(sample.mask):
             samples.append(sample)
             calling += any(turn.calls for turn in trajectory.turns)
+            turns += len(trajectory.turns)
     if not samples:
         raise RecordError(f"{file} holds no trajectory to learn from")
     if not calling:
         said = f"{file}: none of its {len(samples)} demonstrations calls a tool: the model learns to do without"
+        if turns == len(samples):
+            said += (
+                "; if these are problems with their answers, `retcon demos` writes demonstrations of how to solve them"
+            )
         warnings.warn(said, TaskWarning, stacklevel=2)
     return short_enough(samples, lambda sample: len(sample.ids), max_tokens, file, "demonstrations")
 

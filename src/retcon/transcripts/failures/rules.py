@@ -58,7 +58,7 @@ _PLAIN = re.compile(
 _TRIMMED = re.compile(rf"^[ \t]*(?:[\w ]{{1,20}}: ?)?{_HEADING}:?[ \t]*$", re.MULTILINE)
 _EXCEPTION = re.compile(r"^ ?(?P<type>[A-Za-z_][\w.]*)(?:: |:?[ \t]*$)", re.MULTILINE)
 _FRAME = re.compile(r'^[ \t]*File "[^"\n]{1,300}", line \d+, in \S', re.MULTILINE)
-_REPR = re.compile(r"(?P<type>[A-Za-z_][\w.]*)\((?:['\"].*|\d+,? .*)?\)", re.DOTALL)
+_REPR = re.compile(r"(?P<type>[A-Za-z_][\w.]*)\((?:['\"].*|-?\d+(?:,? .*)?)?\)", re.DOTALL)
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 _SYNTAX = re.compile(
     r"^[ \t]*(?:File [^\n]{0,300}(?:, line \d+|>:\d+)|Cell In ?\[\d+\], line \d+|<[\w-]{1,40}>:\d+)[^\n]*\n"
@@ -70,6 +70,8 @@ _ARROW = re.compile(r"^-+> ?(\d+)", re.MULTILINE)
 _OWN_TRACEBACK = re.compile(r"print_exc|format_exc|exc_info|excepthook|showtraceback|\.exception\(|Traceback|print_tb")
 _LEFT = re.compile(r"\bSystemExit(?:: ?(?:0|None)?|\((?:0|None)?\))?\s*\Z")
 """A program that ended itself without an exit code, as `sys.exit()` does: that is no failure."""
+_ENDED = "An exception has occurred, use %tb to see the full traceback."
+"""IPython's words above the exception of a program that ended itself."""
 _BUILTIN = frozenset(
     name
     for name, item in vars(builtins).items()
@@ -353,7 +355,7 @@ def _exception_line(text: str, code: str) -> Verdict | None:
     name = found["type"].rpartition(".")[2]
     if not whole and rule == "last-line" and name not in _BUILTIN:
         return None
-    if "except" in code or name in code:
+    if ("except" in code or name in code) and (_ENDED not in text or _ENDED in code):
         return Verdict("ok", UNCLEAR)
     line = 0 if name in _SYNTAX_ERRORS else None
     return Verdict("timeout" if name in _TIMEOUTS else "error", rule, name, line)

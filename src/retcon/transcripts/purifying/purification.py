@@ -14,7 +14,18 @@ import msgspec
 from retcon.core.errors import RecordError, RetconError
 from retcon.store.compression import plain_name
 from retcon.store.foreign.parquet import ParquetWriter
-from retcon.store.foreign.records import STDIN, WHOLE, Record, Source, Writer, open_source, writer
+from retcon.store.foreign.records import (
+    DOCUMENTS,
+    STDIN,
+    WHOLE,
+    DocumentWriter,
+    LinesWriter,
+    Record,
+    Source,
+    Writer,
+    open_source,
+    writer,
+)
 from retcon.store.partial import Partial
 from retcon.transcripts.detection.sample import Sampled, sampled
 from retcon.transcripts.purifying.ahead import Ahead, Pool, ProcessKilled, Work
@@ -118,6 +129,8 @@ class Purification:
         finally:
             if self._pool is not None:
                 self._pool.close()
+            if self._writing is not None:
+                self._writing.drop()
         out = kept.pop("out", None)
         for sink in (*kept.values(), *([out] if out is not None else [])):
             sink.commit()
@@ -136,6 +149,8 @@ class Purification:
         if self._writing is None or not (assignment.into_folder or index + 1 == len(assignment.inputs)):
             return
         try:
+            if self._nothing_left(index):
+                kept["out"].out.write(b"[]\n")
             self._writing.end()
         except RecordError as error:
             raise self._stopped(str(error), index, 0, None if first is None else first.source, kept) from error
@@ -144,6 +159,15 @@ class Purification:
         if assignment.into_folder:
             self._writing, self._written = None, False
             kept.pop("out").commit()
+
+    def _nothing_left(self, index: int) -> bool:
+        """Whether an output that is to be JSON would be empty, as every record was left out."""
+        assignment = self.assignment
+        name = assignment.names[index] if assignment.into_folder else assignment.out.name
+        counts = [self.counts[index]] if assignment.into_folder else self.counts
+        left_out = any(count.bad or count.dropped for count in counts)
+        lines = isinstance(self._writing, LinesWriter | DocumentWriter)
+        return left_out and lines and not self._written and plain_name(name).endswith(DOCUMENTS)
 
     def _opened(self, index: int, kept: dict[str, _Sink]) -> Sampled | None:
         """The first look at an input; None where it cannot be read, and is one of several that are to be skipped."""

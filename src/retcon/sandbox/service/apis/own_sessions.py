@@ -18,12 +18,14 @@ from retcon.http.body import parse
 from retcon.http.handling import ClientGone, answer, read_body, unless_gone
 from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.apis.own import Cell, LimitFields, Seed, checked_cell, checked_limits
-from retcon.sandbox.service.calls import Calls, unavailable
-from retcon.sandbox.types import Limits, Session, Tier
+from retcon.sandbox.service.calls import Calls, Ending, unavailable
+from retcon.sandbox.types import Limits, Tier
 
 KEY = "idempotency-key"
 REMEMBERED = 4
 """Answers of a session that are kept for a client that asks again with the same key."""
+ENDED = 256
+"""Sessions that ended by themselves, or were evicted, whose clients can still ask why: the last that were used."""
 RECONNECT_SECONDS = 10.0
 """How long what a vanished client asked for, under a key, goes on: it may ask again."""
 
@@ -49,7 +51,7 @@ class Checkpoint(Struct, forbid_unknown_fields=True):
 class Entry:
     """An open session, the limits of its cells, and its latest answers."""
 
-    def __init__(self, session: Session, limits: Limits) -> None:
+    def __init__(self, session: Ending, limits: Limits) -> None:
         self.session = session
         self.limits = limits
         self.answers: OrderedDict[str, Answer] = OrderedDict()
@@ -73,11 +75,11 @@ class SessionsApi:
         self._entries: dict[str, Entry] = {}
 
     async def open(self, request: Request) -> Response:
-        """A fresh session; those that nobody has used for long are closed first."""
+        """A fresh session; those that nobody has used for long are closed first, and most that have ended forgotten."""
         body = await read_body(request, self._calls.settings.max_body)
         asked = parse(body or b"{}", Open)
         limits = checked_limits(self._calls, asked.limits, self._calls.settings.limits)
-        await self._close_idle()
+        await self._make_room()
         try:
             session = await unless_gone(request, self._calls.sandbox.session(limits=limits, seed=asked.seed))
         except SandboxUnavailable as error:
@@ -185,9 +187,13 @@ class SessionsApi:
         finally:
             known.readers -= 1
 
-    async def _close_idle(self) -> None:
+    async def _make_room(self) -> None:
         latest = time.monotonic() - self._calls.settings.session_idle
-        for name in [name for name, entry in self._entries.items() if entry.used < latest]:
+        idle = [name for name, entry in self._entries.items() if entry.used < latest]
+        for name in idle:
+            await self._end(self._entries.pop(name))
+        ended = [name for name, entry in self._entries.items() if entry.session.ended]
+        for name in sorted(ended, key=lambda name: self._entries[name].used)[:-ENDED]:
             await self._end(self._entries.pop(name))
 
     @staticmethod
