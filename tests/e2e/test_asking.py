@@ -87,6 +87,15 @@ def test_the_packaged_model_is_asked() -> None:
     assert "stop: " in done.stdout
 
 
+def test_the_url_may_be_of_an_engine_of_another_kind() -> None:
+    """Whose keys have the same names and other ranges."""
+    done = retcon("ask", "http://127.0.0.1:9", "6 times 7?", "engine.kind=vllm")
+    assert (done.returncode, "no vLLM server answers" in done.stderr) == (2, True), done.stderr
+    pytest.importorskip("starlette", reason="serving needs the [serve] extra")
+    done = retcon("serve-agent", "http://127.0.0.1:9", "engine.kind=vllm", "--port", "0")
+    assert (done.returncode, "no vLLM server answers" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_model_behind_a_url_is_evaluated_as_one_here(tmp_path: Path) -> None:
     with serving(lambda _: said("So \\boxed{30}.")) as server:
         small = ("evaluate.problems=2", "evaluate.samples=2", "--out", tmp_path / "eval")

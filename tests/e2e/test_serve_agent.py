@@ -75,6 +75,14 @@ def test_what_was_asked_is_shown_as_a_trajectory(tmp_path: Path) -> None:
     assert "shallow" in listed.stdout
 
 
+def test_a_model_elsewhere_has_its_name_there_and_messages_as_long_as_the_flag_says() -> None:
+    with serving(lambda _: said("42"), ["org/small"]) as behind:
+        with server(behind.url, "--answer-tokens", "2000") as (_, url, line):
+            assert "model small " in line
+            assert ask(url, model="small").json()["choices"][0]["message"]["content"] == "42"
+        assert behind.asked[0].body["max_tokens"] == 2000
+
+
 def test_a_server_that_is_told_to_stop_finishes_what_runs(tmp_path: Path) -> None:
     begun, go = threading.Event(), threading.Event()
 

@@ -243,9 +243,10 @@ def test_what_the_server_refuses_is_an_error_that_says_what_it_said() -> None:
 
 def test_a_conversation_that_is_longer_than_the_model_takes_ends_the_rollout() -> None:
     too_long = Answer({"error": {"message": "too long", "code": "context_length_exceeded"}}, 400)
-    with serving(script(said("", python("6*7", "a")), too_long)) as server:
+    with serving(script(said("", python("6*7", "a")), too_long, too_long)) as server:
         trajectory = rolled(engine_of(server))
     assert (trajectory.stop, len(trajectory.turns)) == ("length", 2)
+    assert ["max_tokens" in asked.body for asked in server.asked] == [True, True, False]
 
 
 def test_a_message_that_is_cut_off_is_no_answer() -> None:
@@ -303,16 +304,19 @@ def test_no_more_requests_at_a_time_than_are_allowed() -> None:
 
 
 def test_the_server_is_asked_what_it_serves_before_any_work() -> None:
-    with serving(lambda _: said("42"), models=("big", "small")) as server:
+    unknown = Answer({"error": {"message": "The model `smal` does not exist.", "code": "model_not_found"}}, 404)
+    with serving(lambda asked: unknown if asked.body["model"] == "smal" else said("42"), ("big", "small")) as server:
         with pytest.raises(
             EngineError, match=r"serves no model 'smal' \(did you mean 'small'\?\); there are: big, small"
         ):
             rolled(engine_of(server, model="smal"))
-        with pytest.raises(EngineError, match=r"serves several models: name one; there are: big, small"):
+        with pytest.raises(
+            EngineError, match=r"serves several models: name one by engine\.model; there are: big, small"
+        ):
             rolled(engine_of(server))
-        assert not server.asked
+        assert len(server.asked) == 1
         rolled(engine_of(server, model="big"))
-        assert server.asked[0].body["model"] == "big"
+        assert server.asked[1].body["model"] == "big"
     with pytest.raises(EngineError, match=r"the model at http.* does not answer: ClientConnectorError"):
         rolled(engine_of(server, attempts=2))
 

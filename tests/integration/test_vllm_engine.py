@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
 from retcon.tasks.types import Task
-from servers.answering import Answer, Server, serving
+from servers.answering import Answer, Asked, Server, serving
 from servers.speaking_vllm import TOKENIZER, VLLM, tokens_asked
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
@@ -270,6 +272,41 @@ def test_no_server_stays_paused_though_a_request_of_the_update_was_lost(path: st
 
     with serving(server_is, models=()) as server:
         run(work(engine_of(server, trained=True)))
+
+
+def test_log_probs_that_are_missing_or_no_numbers_are_a_fault_and_not_certain() -> None:
+    def told(change: Callable[[list[Any]], Any]) -> Answer:
+        body = json.loads(json.dumps(VLLM().tokens({"token_ids": [5], "sampling_params": {"max_tokens": 3}}).body))
+        change(body["choices"][0]["logprobs"]["content"])
+        return Answer(body)
+
+    changes = (
+        (list.pop, "tells the log-probs of 2 tokens, and there are 3"),
+        (lambda told: told[0].update(logprob=math.nan), "a log-prob is nan"),
+        (lambda told: told[0].update(logprob=-math.inf), "a log-prob is -inf"),
+    )
+    for change, words in changes:
+        with serving(VLLM(answers=[told(change)]), models=()) as server:
+            engine = engine_of(server)
+            with pytest.raises(InfrastructureFault, match=words):
+                run(connected(engine, partial(engine.generate, "a", [5], GREEDY)))
+
+
+def test_a_proxy_that_knows_no_server_for_now_is_waited_out() -> None:
+    """While the server behind it is started anew it says 404, as it would of a path that is not there."""
+    server_is, gone = VLLM(), [0]
+
+    def reply(asked: Asked) -> Answer:
+        gone[0] -= 1
+        return Answer("404 page not found", 404) if gone[0] >= 0 else server_is(asked)
+
+    async def work(engine: VLLMEngine) -> Any:
+        async with engine.connected():
+            gone[0] = 3
+            return await engine.generate("a", [5], GREEDY)
+
+    with serving(reply, models=()) as server:
+        assert run(work(engine_of(server))).ids == (5, 5, 5)
 
 
 def test_an_answer_that_cannot_be_read_is_a_fault_and_no_generation() -> None:

@@ -26,8 +26,8 @@ from retcon.tools.scripted import ScriptedTool
 from servers.answering import Answer, Asked, Server, python, said, serving
 from servers.speaking_vllm import TOKENIZER, VLLM
 
-OPENAI = ("engine.kind=openai", "engine.url=http://127.0.0.1:9/v1", "engine.attempts=1", "rollout.max_tokens=4000",
-          "rollout.max_turns=5")  # fmt: skip
+OPENAI = ("engine.kind=openai", "engine.url=http://127.0.0.1:9/v1", "engine.attempts=1", "engine.patience=0",
+          "rollout.max_tokens=4000", "rollout.max_turns=5")  # fmt: skip
 TASK = Task("t", "6 times 7?", "42")
 
 
@@ -133,6 +133,13 @@ def a_slow_server_is_given_up(recipe: Recipe, lab: Lab) -> str:
 @acts("engine.attempts", (1, "infrastructure"), (2, "answer"), given=OPENAI)
 def a_server_that_fails_once(recipe: Recipe, lab: Lab) -> str:
     left = [Answer({}, 503, {"Retry-After": "0"}), said("42")]
+    (one,), _ = talk(recipe, lab, lambda _: left.pop(0))
+    return one.stop
+
+
+@acts("engine.patience", (0, "infrastructure"), (30, "answer"), given=OPENAI)
+def a_server_that_went_away(recipe: Recipe, lab: Lab) -> str:
+    left = [Answer(status=None), Answer({}, 503), said("42")]
     (one,), _ = talk(recipe, lab, lambda _: left.pop(0))
     return one.stop
 

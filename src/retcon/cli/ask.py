@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +50,6 @@ def ask(
     given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
     recipe, folder = conversing(model, tool or ["python"], [*given, *(overrides or ())])
     console = Console(highlight=False)
-    logging.getLogger("retcon.rollout").setLevel(logging.DEBUG)  # it says what was lost, where that is so
     trajectory = asyncio.run(_answered(recipe, folder, question, system, seed, console))
     calls = f"{trajectory.raw_calls} call{'s' * (trajectory.raw_calls != 1)}, {trajectory.raw_failures} failed"
     repaired = sum(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)

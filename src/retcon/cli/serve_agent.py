@@ -49,7 +49,12 @@ def serve_agent(
         typer.Option("--record", metavar="DIR", help="Record conversations here as trajectories.", show_default=False),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The model's name for clients.", show_default="the last part of MODEL")
+        str | None,
+        typer.Option(
+            "--name",
+            help="The model's name for clients.",
+            show_default="the last part of MODEL, or of the server's own name for it",
+        ),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8090,
@@ -73,8 +78,9 @@ def serve_agent(
     from retcon.http.server import StopSignals, is_local, listen
     from retcon.serve.settings import ServeSettings
 
-    recipe, folder = conversing(model, tool or ["python"], [f"repair.kind={repair}", *(overrides or ())])
-    called = name or (recipe.engine.subject(folder) if is_url(model) else model).rstrip("/").rpartition("/")[2]
+    given = [f"repair.kind={repair}", *(overrides or ())]
+    recipe, folder = conversing(model, tool or ["python"], given, answer_tokens=0)  # --answer-tokens says it
+    called = name or _last_part(model)
     try:
         secret = token_of(token, token_file)
     except ValueError as error:
@@ -90,7 +96,8 @@ def serve_agent(
             "--token-file too, or listen on 127.0.0.1"
         )
     signals = StopSignals(last_seconds=grace + LAST_SECONDS)
-    asyncio.run(_serve(opened, recipe, folder, settings, record, signals, grace))
+    name_there = name is None and is_url(model)
+    asyncio.run(_serve(opened, recipe, folder, settings, record, signals, grace, name_there=name_there))
     typer.echo("stopped", err=True)
 
 
@@ -102,12 +109,15 @@ async def _serve(
     record: Path | None,
     signals: StopSignals,
     grace: int,
+    *,
+    name_there: bool,
 ) -> None:
+    """name_there: whether the model is called as it is where it is."""
     from dataclasses import replace
 
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
     from retcon.engine.threaded import Threaded
-    from retcon.engine.types import Connects, SpeaksText
+    from retcon.engine.types import Connects, NamesModel, SpeaksText
     from retcon.http import server
     from retcon.serve import app
     from retcon.serve.answering import Agent
@@ -124,10 +134,16 @@ async def _serve(
             engine = await stack.enter_async_context(Threaded(engine))
         made = await stack.enter_async_context(open_context(recipe, engine, chat))
         context = replace(made, repair=build_repair(recipe), model=recipe.engine.subject(folder))
+        if name_there and isinstance(engine, NamesModel):
+            settings = replace(settings, name=_last_part(engine.model))
         agent = Agent(context, settings, kept)
         application = await stack.enter_async_context(app.opened(agent))
         typer.echo(f"listening on {server.address_of(opened)}/v1 · {_about(recipe, settings, agent, kept)}")
         await server.serve(application, opened, signals, grace=grace)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def _about(recipe: Recipe, settings: ServeSettings, agent: Agent, record: Record) -> str:

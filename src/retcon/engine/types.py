@@ -33,7 +33,8 @@ class SamplingParams:
     completes one of these strings in the text that was generated. What ended it is part of what was generated.
     seed: of this request's own random stream; the same seed and the same ids give the same generation.
     entropies: of how many tokens, from the first on, the entropy of their distribution is wanted; an engine that cannot
-    tell it does not.
+    tell it does not. message_tokens: of the message at most, as the server counts, for an engine whose ids are another
+    tokenizer's (`SpeaksText`), which counts max_tokens in those; 0: max_tokens alone.
     """
 
     temperature: float = 1.0
@@ -45,6 +46,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     seed: int = 0
     entropies: int = 0
+    message_tokens: int = 0
 
 
 def check_params(request_id: str, params: SamplingParams) -> None:
@@ -117,6 +119,16 @@ class SpeaksText(Protocol):
     @property
     def encoded_by(self) -> str:
         """Whose tokenizer stands in."""
+        ...
+
+
+@runtime_checkable
+class NamesModel(Protocol):
+    """An engine elsewhere that says what its model is called there."""
+
+    @property
+    def model(self) -> str:
+        """Empty before it is connected, where nobody named it."""
         ...
 
 

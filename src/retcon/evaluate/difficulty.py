@@ -118,6 +118,7 @@ async def measure(
             lost += sum(t.reward is None for group in groups for t in group)
             if lost > MOST_LOST * len(tasks) * rollouts:
                 raise SandboxUnavailable(
-                    f"the sandbox lost {lost} of {len(tasks) * rollouts} rollouts; what was measured is kept. See "
-                    "`retcon doctor`, then run the same command again"
+                    f"{lost} of {len(tasks) * rollouts} rollouts were lost to faults of the sandbox or the "
+                    f"engine{context.faults.why}; what was measured is kept. See `retcon doctor`, then run the same "
+                    "command again"
                 )

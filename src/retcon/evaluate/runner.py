@@ -29,6 +29,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.evaluate.result import Result, Setting, read_result, score, write_result
+from retcon.rollout.faults import Faults
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.cost import cpu_seconds
@@ -98,13 +99,16 @@ def run_evaluation(
             if on_progress is not None:
                 on_progress(before + done, count * len(settings))
 
-        groups, setting = asyncio.run(
-            evaluate(recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell)
-        )
+        faults = Faults()
+        work = evaluate(
+            recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
+            faults=faults,
+        )  # fmt: skip
+        groups, setting = asyncio.run(work)
         if setting.lost > MOST_LOST * count:
             raise SandboxUnavailable(
-                f"{setting.lost} of {count} rollouts were lost to faults of the sandbox or the engine, too many for an "
-                "evaluation; see `retcon doctor`"
+                f"{setting.lost} of {count} rollouts were lost to faults of the sandbox or the engine"
+                f"{faults.why}, too many for an evaluation; see `retcon doctor`, then run the same command again"
             )
         jsonl.write(_trajectories(out, name), [t for group in groups for t in group])
         result = result.with_setting(name, setting)
@@ -123,9 +127,10 @@ async def evaluate(
     chat: Chat,
     on_progress: Callable[[int], None],
     family: TaskSet | None = None,
+    faults: Faults | None = None,
 ) -> tuple[list[list[Trajectory]], Setting]:
     """Rolls out one setting with the recipe's sandbox: the graded rollouts of each task, and their figures. family:
-    that the tasks are of, None for the recipe's.
+    that the tasks are of, None for the recipe's. faults: told why rollouts are lost.
 
     The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
     """
@@ -141,7 +146,7 @@ async def evaluate(
 
         groups = await rollout_groups(
             tasks,
-            measuring(recipe, context, params),
+            replace(measuring(recipe, context, params), faults=faults or context.faults),
             count=recipe.evaluate.samples,
             seed=derive("evaluation", recipe.evaluate.seed, name),
             step=0,

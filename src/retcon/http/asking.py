@@ -7,7 +7,9 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     import aiohttp
@@ -51,8 +53,9 @@ class Answer:
 class Connections:
     """To any server, as many as there are requests at a time. Of one event loop; use `close` in the end.
 
-    token: a bearer token that every request carries. proxies: whether those of the environment are used. A request that
-    is cancelled closes its connection, by which servers know that nobody waits any more.
+    token: a bearer token that every request carries. proxies: whether those of the environment are used, never for a
+    server on this machine, which no proxy reaches. A request that is cancelled closes its connection, by which servers
+    know that nobody waits any more. Other servers than that of the first request need connections of their own.
     """
 
     def __init__(self, token: str = "", *, proxies: bool = False) -> None:
@@ -78,7 +81,7 @@ class Connections:
                 headers=self._headers,
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=self._proxies,
+                trust_env=self._proxies and not _is_here(url),
             )
         sent = dict(headers or {})
         content = None
@@ -100,7 +103,7 @@ class Connections:
         except TimeoutError as error:
             raise NoAnswer(f"no answer in time ({type(error).__name__})", late=True) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: what is no URL
-            raise NoAnswer(f"{type(error).__name__}: {error}") from error
+            raise NoAnswer(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
     @cached_property
     def _trusted(self) -> ssl.SSLContext:
@@ -111,3 +114,12 @@ class Connections:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+def _is_here(url: str) -> bool:
+    """Whether a URL is of the loopback interface."""
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False

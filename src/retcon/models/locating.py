@@ -16,6 +16,7 @@ TOKENIZER = "tokenizer.json"
 """Beside a GGUF file, it goes before the one in it."""
 BASE = Path(__file__).parent.parent / "assets" / "base"
 """The model inside the package."""
+_HOST = re.compile(r"[\w.-]+:\d+(/|$)")
 FINAL = "final"
 """In a run folder: the model that its training came to."""
 
@@ -60,6 +61,8 @@ def _lacks(folder: Path) -> str:
 
 def _advice(folder: Path) -> str:
     """Of a path that leads nowhere: the nearest name beside it, all of them, or how to fetch it."""
+    if _HOST.match(str(folder)):
+        return f"; the URL of a server is written with http:// before it: http://{folder}"
     siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
     if close := nearest(folder.name, siblings):
         return close

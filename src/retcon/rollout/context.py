@@ -9,6 +9,7 @@ from retcon.chat.chat import Chat
 from retcon.engine.types import Generator, SamplingParams
 from retcon.purify.mixing import Probes
 from retcon.purify.types import Repair
+from retcon.rollout.faults import Faults
 from retcon.rollout.strategy import Strategy
 from retcon.tools.types import AnyTool
 
@@ -36,8 +37,9 @@ class RolloutContext:
     tools: by name; those that keep state are opened for each trajectory alone. sampling: its seed and stop_ids are set
     for each generation. repair: what to do about failed turns, None to leave them. probability: p, the share of a
     group's rollouts that have the repair. probes: how p follows the group's own first rollouts, None where it does
-    not. model: who writes, for the record. strategy: where a group's rollouts branch; None: nowhere. A frozen value:
-    `dataclasses.replace` makes another one of it.
+    not. model: who writes, for the record. strategy: where a group's rollouts branch; None: nowhere. faults: why
+    rollouts were lost, of all contexts that were made of one. A frozen value: `dataclasses.replace` makes another one
+    of it.
     """
 
     engine: Generator
@@ -50,3 +52,4 @@ class RolloutContext:
     probes: Probes | None = None
     model: str | None = None
     strategy: Strategy | None = None
+    faults: Faults = field(default_factory=Faults, compare=False, repr=False)

@@ -6,7 +6,6 @@ protocols alone.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,8 +20,6 @@ from retcon.rollout.lookahead import TurnLookahead
 from retcon.rollout.state import TurnState, open_tools
 from retcon.rollout.turns import TurnSampler, broken, within
 from retcon.tasks.types import Task
-
-log = logging.getLogger(__name__)
 
 Watch = Callable[[Trajectory, Generation], Awaitable[None]]
 """Is told of each turn, at its first try and before its calls run, what came before it and what the model wrote."""
@@ -75,17 +72,19 @@ async def run_rollout(
                 committed: Sequence[Turn] = [turn]
                 if repair is not None and not broken(turn) and repair.failed(turn):
                     lookahead = TurnLookahead(sampler, limits, history, len(turns), state)
-                    committed, stop = await _repaired(repair, turn, lookahead)
+                    committed, stop = await _repaired(repair, turn, lookahead, partial(context.faults.add, id))
                 committed = within(committed, limits.max_tokens - len(history), chat)
                 turns.extend(committed)
                 for one in committed:
                     on_turn(one)
                 history.extend(ids_of(s for t in committed for s in t.segments))
                 stop = stop or _stop(turns, len(history), limits)
+                if broken(turns[-1]):
+                    context.faults.add(id, _told_by_tool(turns[-1]))
                 if stop is None:
                     await state.discard()
     except InfrastructureFault as fault:
-        log.debug("%s", fault)
+        context.faults.add(id, str(fault))
         stop = "infrastructure"
     finally:
         await engine.release(id)
@@ -93,13 +92,20 @@ async def run_rollout(
     return Trajectory(id, task.id, prompt, tuple(turns), stop=stop, provenance=provenance)
 
 
-async def _repaired(repair: Repair, turn: Turn, lookahead: TurnLookahead) -> tuple[Sequence[Turn], Stop | None]:
+async def _repaired(
+    repair: Repair, turn: Turn, lookahead: TurnLookahead, lost: Callable[[str], None]
+) -> tuple[Sequence[Turn], Stop | None]:
     """What to commit for a failed turn, scored; on an infrastructure fault the failure as it is, and an end."""
     try:
         return await lookahead.settle(turn, await repair.repair(turn, lookahead)), None
-    except InfrastructureFault:
+    except InfrastructureFault as fault:
+        lost(str(fault))
         record = RepairRecord("unrepaired", attempts=len(lookahead.made), reason="infrastructure fault")
         return [replace(turn, abandoned=tuple(lookahead.made), repair=record)], "infrastructure"
+
+
+def _told_by_tool(turn: Turn) -> str:
+    return next(f"a tool's fault: {o.text}" for o in turn.observations if o.status == "infrastructure")
 
 
 def _stop(turns: Sequence[Turn], used: int, limits: RolloutLimits) -> Stop | None:

@@ -13,6 +13,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Trajectory, Turn
 from retcon.engine.types import SamplingParams, SpeaksText
 from retcon.rollout.context import RolloutContext
+from retcon.rollout.faults import Faults
 from retcon.rollout.loop import run_rollout
 from retcon.serve.client_tools import client_tools, shown_of
 from retcon.serve.encoding import standing_of
@@ -82,19 +83,21 @@ class Agent:
             said = f"the conversation has {history} tokens, and {room} are all that this server takes with its answer"
             raise wrong("messages", said, TOO_LONG)
         alone = names is not None or asked.plain  # a message, of which nothing is run here
+        faults = Faults()
         made = await run_rollout(
             Task(place.session.task, "", ""),
             replace(
                 context,
                 limits=replace(context.limits, max_turns=turns + (1 if alone else context.limits.max_turns)),
                 sampling=self._sampling(asked, place),
+                faults=faults,
             ),
             id=id,
             seed=self._seed(asked, place),
             after=before,
         )
         if made.stop == "infrastructure":
-            raise unavailable("it was lost in the middle of an answer")
+            raise unavailable(f"it was lost in the middle of an answer ({faults.first})")
         own, stop = made.turns[turns:], made.stop
         if alone:
             own = (_alone(own[-1], calls=names is not None),)
@@ -130,13 +133,16 @@ class Agent:
                 said = f"the session has been given {place.session.tokens} tokens, which is all that it gets"
                 raise wrong("session", said, "session_tokens")
             most = min(most, left)
+        wanted = min(most, asked.max_tokens or most)
+        as_text = self.provenance.encoded_by is not None  # by tokens of the client's kind, and not of the stand-in's
         return SamplingParams(
             own.temperature if asked.temperature is None else asked.temperature,
             own.top_p if asked.top_p is None else asked.top_p,
             own.top_k if asked.top_k is None else asked.top_k,
             own.min_p if asked.min_p is None else asked.min_p,
-            max_tokens=min(most, asked.max_tokens or most),
+            max_tokens=self._context.limits.max_tokens if as_text else wanted,
             stop=asked.stop,
+            message_tokens=wanted if as_text else 0,
         )
 
     def _seed(self, asked: Asked, place: Place) -> int:

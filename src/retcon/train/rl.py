@@ -219,8 +219,9 @@ async def draw_groups(stream: GroupStream, *, step: int) -> Drawn:
             drawn.add(group, recipe.select.select(left, recipe.rl.group, seed=seed) if left else [])
         if not any(drawn.kept):
             raise SandboxUnavailable(
-                f"step {step}: infrastructure faults left fewer than two rollouts of every group; see `retcon doctor`, "
-                "then run the same command again to continue"
+                f"step {step}: infrastructure faults left fewer than two rollouts of every group"
+                f"{stream.rollouts.context.faults.why}; see `retcon doctor`, then run the same command again to "
+                "continue"
             )
         missing = dynamic.to_draw(drawn.kept, rounds=drawn.rounds) if dynamic else 0
         if not missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.train.demos.making import Summary, write_demonstrations
+from servers.answering import Answer, Asked, serving
 from teaching import Messages, annotated, annotated_recipe, teacher_at
 
 CHAT = Chat(ByteTokenizer())
@@ -155,6 +157,21 @@ def test_a_teacher_behind_a_url_is_asked_again_and_only_what_is_right_is_kept(tm
     assert len(about_seven) == 2
     assert about_seven[0]["seed"] != about_seven[1]["seed"]
     assert about_seven[0]["messages"][0]["role"] == "system"
+
+
+def test_a_teacher_that_reasons_first_and_answers_in_parts_is_heard(tmp_path: Path) -> None:
+    """vLLM's and DeepSeek's reasoning takes the few tokens of the first question; Mistral's stands in parts."""
+
+    def reply(asked: Asked) -> Answer:
+        if asked.body["max_tokens"] < 100:
+            message: dict[str, Any] = {"role": "assistant", "content": None, "reasoning_content": "Okay, the user"}
+            return Answer({"choices": [{"message": message, "finish_reason": "length"}]})
+        parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": multiply(asked.body["messages"])}]
+        return Answer({"choices": [{"message": {"content": parts}}]})
+
+    with serving(reply) as server:
+        summary, (one,) = made(remote(tmp_path, server.url), tmp_path / "d.jsonl")
+    assert (summary.kept, one.turns[0].observations[0].text) == (1, "30")
 
 
 def test_the_key_comes_from_the_environment_and_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

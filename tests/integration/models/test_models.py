@@ -120,6 +120,7 @@ def test_nothing_is_left_of_a_conversion_that_failed(tmp_path: Path, home: Path)
         ("acme/thing", "if it is a model of the hub, run `retcon model get acme/thing`"),
         ("acme/thing@v1.0", "if it is a model of the hub, run `retcon model get acme/thing@v1.0`"),
         ("runs/modell", r"no model runs/modell \(did you mean 'model'\?\)"),
+        ("localhost:8000/v1", "the URL of a server is written with http:// before it: http://localhost:8000/v1"),
         ("xyzzy", r"neither a folder nor a name of `retcon model list`; folders in /.*: runs"),
     ],
 )

@@ -19,9 +19,12 @@ ANSWER = 1024
 CHARS = 2000
 
 
-def conversing(model: str, tools: Sequence[str], overrides: Sequence[str]) -> tuple[Recipe, Path]:
+def conversing(
+    model: str, tools: Sequence[str], overrides: Sequence[str], *, answer_tokens: int = ANSWER
+) -> tuple[Recipe, Path]:
     """The recipe, of the lengths that the model takes unless `overrides` say otherwise, and the folder of the model; of
-    one behind a URL that of model.path, whose tokenizer counts, the base model's where it is not given.
+    one behind a URL that of model.path, whose tokenizer counts, the base model's where it is not given. answer_tokens:
+    of one message of a server, 0 where requests say it.
 
     Raises RecipeError, CheckpointError where there is no such model, MissingExtra where it computes here and that needs
     packages which are not installed.
@@ -30,7 +33,7 @@ def conversing(model: str, tools: Sequence[str], overrides: Sequence[str]) -> tu
 
     served = is_url(model)
     folder = locate(BASE if served else model)
-    recipe = _recipe(model if served else None, folder, tools, overrides)
+    recipe = _recipe(model if served else None, folder, tools, overrides, answer_tokens)
     if served and "path" in recipe.model.model_fields_set:
         folder = locate(recipe.model.path)
     if recipe.engine.in_process:
@@ -38,14 +41,18 @@ def conversing(model: str, tools: Sequence[str], overrides: Sequence[str]) -> tu
     return recipe, folder
 
 
-def _recipe(url: str | None, folder: Path, tools: Sequence[str], overrides: Sequence[str]) -> Recipe:
+def _recipe(
+    url: str | None, folder: Path, tools: Sequence[str], overrides: Sequence[str], answer_tokens: int
+) -> Recipe:
     """url: of a server of chat completions, None for the model in `folder`."""
     from retcon.config.load import load_recipe
     from retcon.rollout.lengths import context_of
 
     given = [f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}"]
     if url is not None:
-        given += ["engine.kind=openai", f"engine.url={url}", f"engine.answer_tokens={ANSWER}"]
+        given += ["engine.kind=openai", f"engine.url={url}"]
+        if load_recipe(None, [*given, *overrides]).engine.kind == "openai":  # other kinds have a patience of their own
+            given += [f"engine.answer_tokens={answer_tokens}", "engine.patience=0"]
     recipe = load_recipe(None, [*given, *overrides])
     room = min(ROOM, recipe.engine.room() or context_of(folder))
     lengths = [f"rollout.max_tokens={2 * room // 3}", f"rollout.lookahead_tokens={room - 2 * room // 3}"]

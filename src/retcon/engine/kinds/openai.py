@@ -38,6 +38,8 @@ class OpenAISection(EngineSection):
     seconds: Rate = Field(120.0, description="wall seconds of a request")
     attempts: Positive = Field(4, description="attempts at a request, if the connection to the server fails")
     at_once: Positive = Field(16, description="requests at a time")
+    patience: NonNegative = Field(300, description="seconds for which a server that went away during the work (no "
+                                  "connection, 429, 502, 503, 504) is asked again, beyond these attempts")  # fmt: skip
 
     _url = field_validator("url")(api_url)
 
@@ -69,6 +71,6 @@ class OpenAISection(EngineSection):
             raise EngineError("engine.kind = 'openai' speaks messages: it takes the chat of `build_chat` alone")
         settings = OpenAISettings(
             self.url, self.model, self.calls, self.key_env, self.seconds, self.attempts, self.at_once,
-            seeds=self.seeds, answer_tokens=self.answer_tokens,
+            seeds=self.seeds, answer_tokens=self.answer_tokens, patience=self.patience,
         )  # fmt: skip
         return OpenAIEngine(settings, setup.tokenizer)

@@ -3,20 +3,31 @@ inference. Nothing can be trained with it: it gives no ids, and no log-probs of 
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from retcon.core.errors import EngineError, InfrastructureFault, nearest
-from retcon.engine.openai.messages import Manner, pieces_of, request_of
+from retcon.core.errors import EngineError, InfrastructureFault
+from retcon.engine.openai.messages import Manner, pieces_of, request_of, with_objects
+from retcon.engine.openai.served import served_by
 from retcon.engine.openai.standin import END, StandIn
 from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams, check_params
-from retcon.models.remote import USUAL_KEY, Refused, RemoteModel
+from retcon.models.refusals import Said
+from retcon.models.remote import USUAL_KEY, Failed, Refused, RemoteModel, TooLong
 
-TOO_LONG = "context_length_exceeded"
-"""What a server calls a conversation that is longer than its model takes."""
+log = logging.getLogger(__name__)
+
+FULL_SAMPLING = {
+    "vllm": {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
+    "sglang": {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
+    "llamacpp": {"top_k": -1, "min_p": 0.0},
+}
+"""By who a server says owns its models: what it has to be told to sample as it is asked to. What is left out, these
+servers take from the model's generation_config.json, and llama.cpp from defaults of its own (top_k 40, min_p 0.05)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +46,19 @@ class OpenAISettings:
     wait: float = 0.5
     seeds: bool = True
     answer_tokens: int = 0
+    patience: float = 0.0
 
 
 @dataclass(slots=True)
 class OpenAIStats:
     """Counters since the engine was made. requests: that were answered; retried: after a fault of the way. told,
-    generated: tokens, as the server counts them."""
+    generated: tokens, as the server counts them. cut: messages that the server had ended and that did not fit."""
 
     requests: int = 0
     retried: int = 0
     told: int = 0
     generated: int = 0
+    cut: int = 0
 
     def since(self, before: OpenAIStats) -> OpenAIStats:
         """The difference to an earlier copy."""
@@ -73,6 +86,8 @@ class OpenAIEngine:
         self.encoded_by = tokenizer.name
         self.model = settings.model
         self._remote: RemoteModel | None = None
+        self._always: Mapping[str, object] = {}
+        self._only_objects = False
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
@@ -84,7 +99,9 @@ class OpenAIEngine:
             at_once=about.at_once, wait=about.wait,
         )  # fmt: skip
         try:
-            remote.model = self.model = await _served(remote)
+            remote.model, owner = await served_by(remote)
+            self.model, self._always = remote.model, FULL_SAMPLING.get(owner, {})
+            remote.patience = about.patience
             self._remote = remote
             yield
         finally:
@@ -94,22 +111,46 @@ class OpenAIEngine:
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
         """What the model says next to `ids`, (T,), its stop id among it. Raises EngineError where the server refuses,
-        InfrastructureFault where it stays away or gives no message."""
+        InfrastructureFault where it stays away, gives no message, or refuses this request and has answered others."""
         check_params(request_id, params)
         if self._remote is None:
             raise EngineError(f"request {request_id}: the engine is not connected: see `OpenAIEngine.connected`")
         request = request_of(self.tokenizer, ids, self.settings.manner)
-        messages = request.pop("messages")
         try:
-            choice = await self._remote.message(messages, **request, **self._params(params))
+            choice = await self._told(self._remote, request, self._params(params))
+        except TooLong:
+            return Generation((), None, "length")
         except Refused as refused:
-            if refused.code == TOO_LONG:
-                return Generation((), None, "length")
-            raise EngineError(f"request {request_id}: {refused}") from refused
+            said, why = refused.said, f"request {request_id}: {refused}{_advice(refused.said, request)}"
+            if said.filtered or (self.stats.requests and said.status not in (401, 402)):
+                raise InfrastructureFault(why) from refused
+            raise EngineError(why) from refused
+        except Failed as failed:  # llama.cpp refuses with status 500, too
+            raise InfrastructureFault(f"{failed}{_advice(failed.said, request)}") from failed
         self.stats.requests += 1
-        self.stats.told += choice["usage"].get("prompt_tokens") or 0
-        self.stats.generated += choice["usage"].get("completion_tokens") or 0
+        self.stats.told += _count(choice, "prompt_tokens")
+        self.stats.generated += _count(choice, "completion_tokens")
         return self._generation(choice, params)
+
+    async def _told(self, remote: RemoteModel, request: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+        """The server's choice. Most servers that render a chat template take no history in which the arguments of a
+        call are not a JSON object, and say so with status 400 or 500: theirs are told as one, from then on."""
+        whole = with_objects(request)
+        if whole is None or self._only_objects:
+            return await remote.message(**(whole or request), **params)
+        try:
+            return await remote.message(**request, **params)
+        except TooLong:
+            raise
+        except (Refused, Failed) as refused:
+            if refused.said.away:
+                raise
+            try:
+                choice = await remote.message(**whole, **params)
+            except (Refused, InfrastructureFault):
+                raise refused from None
+            self._only_objects = True
+            return choice
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> None:
         """None: what it would have said with which probability, the server does not tell."""
@@ -118,13 +159,13 @@ class OpenAIEngine:
     async def release(self, request_id: str) -> None:
         """Nothing is kept."""
 
-    def _params(self, params: SamplingParams) -> dict[str, object]:
+    def _params(self, params: SamplingParams) -> dict[str, Any]:
         """The request's parameters; those that OpenAI's own API lacks only where they do something."""
-        most = self.settings.answer_tokens or params.max_tokens
         found: dict[str, object] = {
+            **self._always,
             "temperature": params.temperature,
             "top_p": params.top_p,
-            "max_tokens": min(most, params.max_tokens),
+            "max_tokens": min(filter(None, (params.max_tokens, params.message_tokens, self.settings.answer_tokens))),
         }
         if params.top_k:
             found["top_k"] = params.top_k
@@ -133,6 +174,16 @@ class OpenAIEngine:
         if self.settings.seeds:
             found["seed"] = params.seed % 2**31
         return found
+
+    def _tell_cut(self, tokens: int, room: int) -> None:
+        """A message that is whole, and for which there is no room, is no shortcoming of the model."""
+        if not self.stats.cut:
+            log.warning(
+                "a message that the server had ended is cut, since it has %d tokens as %s counts them, and there is "
+                "room for %d: raise engine.context or rollout.max_tokens, or set model.path to the server's own model, "
+                "whose tokenizer then counts", tokens, self.encoded_by, room,
+            )  # fmt: skip
+        self.stats.cut += 1
 
     def _generation(self, choice: Mapping[str, Any], params: SamplingParams) -> Generation:
         assert self._remote is not None
@@ -150,29 +201,23 @@ class OpenAIEngine:
         if whole:
             ids.append(END)
         if len(ids) > params.max_tokens:
+            if whole:
+                self._tell_cut(len(ids), params.max_tokens)
             ids, whole = ids[: params.max_tokens], False
         return Generation(tuple(ids), None, "stop" if whole else "length")
 
 
-async def _served(remote: RemoteModel) -> str:
-    """The name of the model, found where it was not given. Raises EngineError."""
-    try:
-        listed = await remote.get("/models")
-    except Refused as refused:
-        if refused.status in (401, 403):
-            raise EngineError(f"{refused}; the key is that of the variable that key_env names") from refused
-        if remote.model:
-            return remote.model  # a server that lists none
-        raise EngineError(f"{refused}: it does not say what it serves; name the model") from refused
-    except InfrastructureFault as fault:
-        raise EngineError(str(fault)) from fault
-    try:
-        names = [str(one["id"]) for one in listed["data"]]
-    except (LookupError, TypeError) as error:
-        raise EngineError(f"{remote.no_answer('no list of models')}: is {remote.url} the base of its API?") from error
-    if remote.model in names or (remote.model and not names):
-        return remote.model
-    if not remote.model and len(names) == 1:
-        return names[0]
-    wanted = f"no model '{remote.model}'{nearest(remote.model, names)}" if remote.model else "several models: name one"
-    raise EngineError(f"the server at {remote.url} serves {wanted}; there are: {', '.join(names) or 'none'}")
+def _count(choice: Mapping[str, Any], name: str) -> int:
+    number = choice["usage"].get(name)
+    return number if isinstance(number, int) else 0
+
+
+def _advice(said: Said, request: Mapping[str, object]) -> str:
+    """What to set where the server does not take what was sent."""
+    if "tools" in request and re.search(r"\btool", said.text):
+        return "; engine.calls = 'fence' asks without the API's tools"
+    if re.search(r"\bseed\b", said.text):
+        return "; engine.seeds = false sends none"
+    if re.search(r"\btemperature\b", said.text):
+        return "; rollout.temperature says which is asked for"
+    return ""

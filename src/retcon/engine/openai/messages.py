@@ -20,6 +20,7 @@ from retcon.chat.jsons import as_json
 from retcon.chat.types import TURN_END, TURN_START, Answer, FoundCall, Piece, Told, glue, words
 from retcon.core.schema import ToolSpec
 from retcon.engine.openai.standin import StandIn
+from retcon.models.remote import text_of
 
 Manner = Literal["native", "fence"]
 Message = dict[str, Any]
@@ -164,13 +165,37 @@ def _as_given(call: FoundCall) -> str:
     return json.dumps(call.arguments, ensure_ascii=False)
 
 
+def with_objects(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The request, the arguments of every call in it a JSON object: those that are none stand as text within one. None
+    where they all are already."""
+    changed = False
+    messages: list[Message] = []
+    for message in request["messages"]:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            about = call["function"]
+            if not _is_object(about["arguments"]):
+                changed = True
+                about = {**about, "arguments": json.dumps({"arguments": about["arguments"]}, ensure_ascii=False)}
+            calls.append({**call, "function": about})
+        messages.append({**message, "tool_calls": calls} if calls else message)
+    return {**request, "messages": messages} if changed else None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def pieces_of(message: Mapping[str, Any], manner: Manner) -> list[str]:
     """What a server's message adds to the history, in pieces that begin on ids of their own: its words, then each call.
 
     With `fence` the message ends with its first block, as what follows was said before the program ran. Raises
     LookupError, TypeError or AttributeError for what is no message.
     """
-    said = _text(message.get("content") or "")
+    said = text_of(message.get("content") or "")
     if manner == "fence":
         call = next(markdown.find_calls(said), None)
         if call is None or isinstance(call.arguments, str):
@@ -181,15 +206,6 @@ def pieces_of(message: Mapping[str, Any], manner: Manner) -> list[str]:
         return [said]
     separate = (piece for call in calls[1:] for piece in ("\n", call))
     return [f"{said}\n" if said else "", calls[0], *separate]
-
-
-def _text(content: object) -> str:
-    """A message's text; of one in parts (Mistral's, with reasoning among them), that of those that are text."""
-    if isinstance(content, list):
-        content = "".join(part["text"] for part in content if part["type"] == "text")
-    if not isinstance(content, str):
-        raise TypeError(f"a {type(content).__name__} in place of a text")
-    return content
 
 
 def _end_of_block(said: str, call: FoundCall) -> int:

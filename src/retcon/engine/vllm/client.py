@@ -54,7 +54,7 @@ class VLLMClient:
     def __init__(self, remote: Remote, wanted: Wanted, weights: Weights) -> None:
         self.remote, self._wanted, self._weights = remote, wanted, weights
         self._model = ""
-        self._checked = False
+        self._checked = self._was_usable = False
         self._has: str | None = None  # the version of its weights, as far as we know
         self.capacity: int | None = None  # tokens of keys and values that it holds, where it tells
         self._preparing = asyncio.Lock()
@@ -65,7 +65,7 @@ class VLLMClient:
         async with self._preparing:
             if not self._checked:
                 await self._check()
-                self._checked = True
+                self._checked = self._was_usable = True
             await self._update()
 
     def lost(self) -> None:
@@ -81,7 +81,9 @@ class VLLMClient:
             told = {"model": self._model, "prompt": PROBE, "add_special_tokens": False}
             tokens = (await self.remote.post("/tokenize", told))["tokens"]
         except (Refused, LookupError, TypeError) as error:
-            raise EngineError(f"{url} is not a usable vLLM server: {error}") from error
+            self._may_be_away(error)
+            other = "" if wanted.trained else "; engine.kind = 'openai' asks any server of chat completions"
+            raise EngineError(f"{url} is not a usable vLLM server: {error}{other}") from error
         if _numbers(version) < OLDEST:
             raise EngineError(f"{url} is vLLM {version}; {'.'.join(map(str, OLDEST))} or later is needed")
         if tokens != wanted.tokenizer.encode(PROBE):
@@ -95,6 +97,12 @@ class VLLMClient:
                 f"--max-model-len {wanted.max_len}, or lower rollout.max_tokens and rollout.lookahead_tokens"
             )
         await self._check_how_started()
+
+    def _may_be_away(self, error: Exception) -> None:
+        """Raises InfrastructureFault where a way that was there is not: while a server is started anew, what stands
+        before it may answer in its place."""
+        if self._was_usable and isinstance(error, Refused) and error.said.status in (404, 405):
+            raise InfrastructureFault(str(error)) from error
 
     async def _check_how_started(self) -> None:
         wanted = self._wanted
@@ -134,7 +142,11 @@ class VLLMClient:
         body: dict[str, object] = {"model": self._model, "token_ids": list(ids), "sampling_params": dict(params)}
         if salt is not None:
             body["cache_salt"] = salt
-        answer = await self.remote.post(GENERATE, body)
+        try:
+            answer = await self.remote.post(GENERATE, body)
+        except Refused as refused:
+            self._may_be_away(refused)  # what it is now, it says when it is looked at anew
+            raise
         try:
             choice = dict(answer["choices"][0])
             spans = [(str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ()]

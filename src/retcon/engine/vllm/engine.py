@@ -15,9 +15,10 @@ values lie, as far as those of all that are there fit.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -160,14 +161,15 @@ class VLLMEngine:
         choice, versions = await self._ask(request_id, ids, asked, params.max_tokens)
         try:
             found = tuple(int(i) for i in choice["token_ids"])
-            logprobs = tuple(min(0.0, float(one["logprob"])) for one in choice["logprobs"]["content"])
+            logprobs = tuple(_logprob(one) for one in choice["logprobs"]["content"])
             stopped = choice["finish_reason"] == "stop"
         except (LookupError, TypeError, ValueError) as error:
             raise InfrastructureFault(f"request {request_id}: vLLM's answer cannot be read: {error!r}") from error
-        if len(versions) != len(found):
-            raise InfrastructureFault(
-                f"request {request_id}: vLLM tells the weights of {len(versions)} tokens, and there are {len(found)}"
-            )
+        for what, many in (("weights", len(versions)), ("log-probs", len(logprobs))):
+            if many != len(found):
+                raise InfrastructureFault(
+                    f"request {request_id}: vLLM tells the {what} of {many} tokens, and there are {len(found)}"
+                )
         self.stats.generated += len(found)
         return Generation(
             found,
@@ -190,12 +192,12 @@ class VLLMEngine:
         choice, _ = await self._ask(request_id, before, asked, 1)
         try:
             told = choice["prompt_logprobs"]
-            scores = [float(told[n][str(ids[n])]["logprob"]) for n in range(start, len(before))]
-            scores.append(float(choice["logprobs"]["content"][0]["logprob"]))
+            scores = [_logprob(told[n][str(ids[n])]) for n in range(start, len(before))]
+            scores.append(_logprob(choice["logprobs"]["content"][0]))
         except (LookupError, TypeError, ValueError) as error:
             raise InfrastructureFault(f"request {request_id}: vLLM's scores cannot be read: {error!r}") from error
         self.stats.scored += len(scores)
-        return tuple(min(0.0, score) for score in scores)
+        return tuple(scores)
 
     async def release(self, request_id: str) -> None:
         """The trajectory is over; its server evicts what nobody asks for."""
@@ -277,3 +279,11 @@ class VLLMEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """What is open belongs to `connected`."""
+
+
+def _logprob(told: Mapping[str, Any]) -> float:
+    """In nats, at most 0 but for rounding. Raises ValueError for what is no number: it would count as certain."""
+    found = float(told["logprob"])
+    if not math.isfinite(found):
+        raise ValueError(f"a log-prob is {found}")
+    return min(0.0, found)

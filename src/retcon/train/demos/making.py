@@ -109,8 +109,8 @@ async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: O
         made = await source.make(journal.stop, journal.stop + count, len(journal.kept))
         if made.rejected.get(LOST, 0) > MOST_LOST * made.seen:
             raise SandboxUnavailable(
-                f"the sandbox lost {made.rejected[LOST]} of {made.seen} demonstrations; what was made is kept. See "
-                "`retcon doctor`"
+                f"{made.rejected[LOST]} of {made.seen} demonstrations were lost to faults of the sandbox or the model; "
+                "what was made is kept. See `retcon doctor`, then run the same command again"
             )
         if made.seen:
             journal.add(replace(made, kept=tuple(map(_repeatable, made.kept))))

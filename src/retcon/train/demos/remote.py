@@ -15,7 +15,7 @@ from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.openai.messages import PRINTED
 from retcon.engine.types import Generation, SamplingParams
-from retcon.models.remote import RemoteModel, key_is_missing
+from retcon.models.remote import Refused, RemoteModel, key_is_missing
 from retcon.rollout.prompts import fitting
 from retcon.rollout.teacher import as_generation
 from retcon.tasks.types import Task
@@ -119,8 +119,8 @@ async def open_remote(section: OpenAI, setup: DemoSetup) -> AsyncIterator[Remote
 
 async def _ask_first(model: RemoteModel) -> None:
     try:
-        await model.chat([{"role": "user", "content": "Say yes."}], max_tokens=8)
-    except InfrastructureFault as fault:
+        await model.message([{"role": "user", "content": "Say yes."}], max_tokens=16)  # of which reasoning may take all
+    except (Refused, InfrastructureFault) as fault:
         raise EngineError(f"demos.url: {fault}") from fault
     finally:
         await model.close()

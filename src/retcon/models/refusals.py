@@ -1,0 +1,172 @@
+"""What servers of models say where they give no answer: in as many ways as there are servers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from retcon.http.asking import Answer
+
+SHOWN = 400
+"""Characters of a server's words that a message repeats."""
+_AGAIN = frozenset({408, 409, 425, 429})
+_NEVER = frozenset({501, 505})
+_AWAY = frozenset({429, 502, 503, 504, *range(520, 531)})
+_SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
+_FILTERED = frozenset({"content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation"})
+_PASSING = re.compile(r"overloaded|rate_?limit|server_?error|unavailable|timeout|internal", re.IGNORECASE)
+_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_LONG = re.compile(
+    r"context (?:length|size|window)|maximum (?:number|amount) of (?:input )?tokens|prompt is too long|prompt too long"
+    r"|`inputs` tokens|too large for model|longer than the (?:model|context)",
+    re.IGNORECASE,
+)
+_MOST = re.compile(
+    r"max_(?:completion_|output_|new_)?tokens`?'?(?: value| is|,| must| or| exceeds| to| cannot| should)|"
+    r"max(?:imum)? (?:completion|output) tokens",
+    re.IGNORECASE,
+)
+_BOUND = re.compile(
+    r"at most (\d+) completion tokens|valid range of `?max_\w*tokens`? is \[\d+, ?(\d+)]"
+    r"|must be less than or equal to `?(\d+)",
+    re.IGNORECASE,
+)
+_LIMIT = re.compile(r"(?:context (?:length|window|size)(?: is| of|:)|must be <=)\D{0,3}(\d+)", re.IGNORECASE)
+_TOLD = re.compile(
+    r"(\d+) (?:input tokens|tokens from the input|in the (?:messages|prompt)|of text input|`inputs` tokens)"
+    r"|(?:prompt|input|messages)\D{0,30}?(\d+) (?:input )?tokens",
+    re.IGNORECASE,
+)
+_TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """status: of HTTP, or that which the body names in an answer of status 200. text: in words. code: a word for it,
+    where there is one. param: the request's parameter that it is about, where the server tells."""
+
+    status: int
+    text: str
+    code: str | None = None
+    param: str | None = None
+
+    @property
+    def passes(self) -> bool:
+        """Whether it says nothing about the request: the same one may be answered the next time."""
+        if self.code in _SPENT:
+            return False
+        return self.status in _AGAIN or (self.status >= 500 and self.status not in _NEVER)
+
+    @property
+    def away(self) -> bool:
+        """Whether the server, or what stands before it, is not there for now."""
+        return self.passes and self.status in _AWAY
+
+    @property
+    def filtered(self) -> bool:
+        """Whether it is the server's rules, and not the request's form, that stand against it."""
+        return self.code in _FILTERED
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the conversation, alone or with `max_tokens`, is more than the model takes."""
+        return self.code in _TOO_LONG or (self.status in (400, 413, 422, 500) and bool(_LONG.search(self.text)))
+
+    @property
+    def asks_for_less(self) -> bool:
+        """Whether a smaller `max_tokens` may do."""
+        return self.too_long or (self.status in (400, 422) and bool(_MOST.search(self.text)))
+
+    @property
+    def wants_new_name(self) -> bool:
+        """Whether `max_tokens` has to be called `max_completion_tokens`, as OpenAI's reasoning models want it."""
+        return self.status == 400 and "max_completion_tokens' instead" in self.text
+
+    @property
+    def bound(self) -> int | None:
+        """The largest `max_tokens` that is ever taken, where it tells."""
+        found = _BOUND.search(self.text)
+        return int(next(filter(None, found.groups()))) if found else None
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that the conversation leaves of the model's context, where it tells both."""
+        text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", self.text)
+        limit, told = _LIMIT.search(text), _TOLD.search(text)
+        if limit is None or told is None:
+            return None
+        return int(limit[1]) - int(next(filter(None, told.groups())))
+
+
+def said_by(answer: Answer) -> Said | None:
+    """What an answer says that is none: by its status, or, of status 200, by an `error` in place of what was asked for.
+    None for one that is."""
+    if answer.ok:
+        return _within(answer)
+    if 300 <= answer.status < 400:
+        return Said(answer.status, f"it redirects to {answer.headers.get('Location', 'nowhere')}: give that URL")
+    error = _error(answer)
+    code, param = error.get("code"), error.get("param")
+    if not isinstance(code, str) or code.isdecimal():
+        code = error.get("type")
+    return Said(
+        answer.status,
+        _words(error, answer.text),
+        code if isinstance(code, str) else None,
+        param if isinstance(param, str) else None,
+    )
+
+
+def plain(text: str) -> str:
+    """What a body says, of a page without its tags, in one line and not too long."""
+    if text.lstrip()[:1] == "<":
+        text = _TAG.sub(" ", text)
+    return " ".join(text.split())[:SHOWN]
+
+
+def _within(answer: Answer) -> Said | None:
+    if b'"error"' not in answer.body[:2000]:
+        return None
+    try:
+        body = answer.json()
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, dict) or not body.get("error") or body.get("choices") or body.get("data"):
+        return None
+    error = _error(answer)
+    word = error.get("type")
+    named = error.get("code")
+    code = named if isinstance(named, str) and not named.isdecimal() else word
+    code = code if isinstance(code, str) else None
+    text = _words(error, answer.text)
+    number = str(named)
+    if number.isdecimal() and 400 <= int(number) < 600:
+        return Said(int(number), text, code)
+    return Said(503 if code and _PASSING.search(code) else 400, text, code)
+
+
+def _error(answer: Answer) -> dict[str, Any]:
+    """The error object of a body, in OpenAI's shape or in a server's own."""
+    try:
+        body = answer.json()
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(body, dict):
+        return {}
+    error = body.get("error", body)
+    if isinstance(error, str):
+        return {"message": error, "type": body.get("error_type"), "code": body.get("code")}
+    return error if isinstance(error, dict) else {}
+
+
+def _words(error: dict[str, Any], text: str) -> str:
+    """The message, and where a provider behind the server gave the reason, that too."""
+    said = error.get("message") or error.get("detail")
+    if not said:
+        return plain(text)
+    words = said if isinstance(said, str) else json.dumps(said)
+    about = error.get("metadata")
+    raw = about.get("raw") if isinstance(about, dict) else None
+    return plain(f"{words}: {raw}" if isinstance(raw, str) and raw else words)
