@@ -187,6 +187,11 @@ def test_sft_refuses_a_folder_that_is_taken_before_it_writes_demonstrations(tmp_
     assert sorted(p.name for p in tmp_path.iterdir()) == ["taken"]
 
 
+def test_sft_takes_changes_without_a_recipe(tmp_path: Path) -> None:
+    done = retcon("sft", "sft.stps=1", "--out", tmp_path / "run")
+    assert "unknown key 'stps' in [sft] (did you mean 'steps'?)" in done.stderr
+
+
 def test_eval_refuses_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

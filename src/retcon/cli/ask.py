@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, Overrides
+from retcon.cli.common.arguments import ModelOrURL, ModelOverrides
 from retcon.cli.common.conversing import conversing
 from retcon.core.errors import EngineError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def ask(
     model: ModelOrURL,
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question.", show_default=False)],
-    overrides: Overrides = None,
+    overrides: ModelOverrides = None,
     *,
     repair: Annotated[
         bool, typer.Option("--repair/--no-repair", help="Repair failed calls as they happen, by SAAR.")

@@ -25,6 +25,8 @@ SplitName = Annotated[str, typer.Option("--split", help="Read only the rows of t
 
 data = typer.Typer(name="data", no_args_is_help=True, help="Inspect the problems that a run will train on.")
 PLACES = 5
+FLAGS: dict[object, str] = {"columns": "column"}
+"""Of settings that are called otherwise on the command line."""
 
 
 @data.command("check")
@@ -75,7 +77,9 @@ def settings_of(**values: object) -> FileTaskSettings:
         return FileTaskSettings.model_validate({"evaluation_share": 0, **values})
     except ValidationError as error:
         said = error.errors()[0]
-        raise RecipeError(f"--{said['loc'][0]}: {said['msg'].removeprefix('Value error, ')}") from None
+        raise RecipeError(
+            f"--{FLAGS.get(said['loc'][0], said['loc'][0])}: {said['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
 def columns_of(given: Sequence[str]) -> dict[str, str]:

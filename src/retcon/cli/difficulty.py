@@ -39,7 +39,7 @@ def difficulty(
         typer.Option(
             "--stage",
             metavar="NAME",
-            help="Of a recipe with stages the one whose tasks and limits count, by name or number; without it, the "
+            help="Of a recipe with stages, the one whose tasks and limits count, by name or number; without it, the "
             "recipe's own do.",
             show_default=False,
         ),

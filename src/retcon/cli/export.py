@@ -79,7 +79,7 @@ def export(
     drawn = _drawn(tasks, evaluation, count, seed)
     name: Split = "evaluation" if evaluation else "train"
     wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))
-    plain_console().print(f"{wrote:,} tasks of {tasks.name}, to {name}: {verl}")
+    plain_console().print(f"{wrote:,} tasks of {tasks.name} to {'evaluate' if evaluation else 'train'} on: {verl}")
 
 
 def _drawn(tasks: TaskSet, evaluation: bool, count: int | None, seed: int) -> Iterator[Task]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, Overrides, is_url
+from retcon.cli.common.arguments import ModelOrURL, ModelOverrides, is_url
 from retcon.cli.common.conversing import conversing
 from retcon.cli.common.serving import Host, Port, TokenFile, need_serving, token_of, token_option
 from retcon.core.errors import RecipeError
@@ -28,7 +28,7 @@ LAST_SECONDS = 35
 
 def serve_agent(
     model: ModelOrURL,
-    overrides: Overrides = None,
+    overrides: ModelOverrides = None,
     *,
     repair: Annotated[
         str,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="A trajectory file (JSON Lines).")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trajectory file (JSON Lines).")],
     id: Annotated[
         str | None,
         typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),

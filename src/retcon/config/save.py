@@ -57,7 +57,7 @@ def _stages_explained() -> list[str]:
     return [
         "# [[stages]]",
         *(f"# {key} = {toml_of(shown[key])}  # {notes[key]}" for key in OWN),
-        f"# rollout.max_tokens = 160  # and any key of {', '.join(CHANGED)} that it has otherwise than above",
+        f"# rollout.max_tokens = 160  # and any key of {', '.join(CHANGED)} whose value differs from the above",
     ]
 
 

@@ -51,7 +51,7 @@ class RunSection(Section):
 class ModelSection(Section):
     matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("style",)}
     path: str = Field("base", description="a folder, a file or a name (docs/models/models.md); `base` is the "
-                      "packaged model, `scratch` its configuration with fresh weights")  # fmt: skip
+                      "packaged model, `scratch`, for sft, its configuration with fresh weights")  # fmt: skip
     style: str = Field("auto", description="how the model is prompted and writes tool calls: `auto` (by its own chat "
                        "template), the name of a family, or an import path such as "
                        "`my_package.my_module:MINE`")  # fmt: skip

@@ -16,9 +16,11 @@ TOKENIZER = "tokenizer.json"
 """Beside a GGUF file, it goes before the one in it."""
 BASE = Path(__file__).parent.parent / "assets" / "base"
 """The model inside the package."""
-_HOST = re.compile(r"[\w.-]+:\d+(/|$)")
+SCRATCH = "scratch"
+"""Of a recipe's `model.path`: that one's configuration with fresh weights."""
 FINAL = "final"
 """In a run folder: the model that its training came to."""
+_HOST = re.compile(r"[\w.-]+:\d+(/|$)")
 
 
 def locate(path: str | Path) -> Path:
@@ -30,6 +32,9 @@ def locate(path: str | Path) -> Path:
     Raises CheckpointError for what is none of these, with the nearest name or the command that fetches it.
     """
     text, folder = str(path), Path(path)
+    if text.startswith(("http://", "https://")):
+        others = "`retcon ask`, `eval` and `serve-agent` also take a server"
+        raise CheckpointError(f"{text} is a server's URL, and this needs the model itself ({others})")
     if text == "base":
         return BASE
     for found in (folder, folder / FINAL):
@@ -45,6 +50,8 @@ def locate(path: str | Path) -> Path:
         raise CheckpointError(f"the model {text} has not been fetched: run `retcon model get {text}`")
     if hub_name(text) is not None and (of_hub := cached(text)) is not None:
         return of_hub
+    if text == SCRATCH:
+        raise CheckpointError("scratch is for `retcon sft` alone, and there is no folder of that name: name a model")
     raise CheckpointError(f"there is no model {text}{_advice(folder)}")
 
 

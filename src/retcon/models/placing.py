@@ -12,13 +12,11 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
 from retcon.models.devices import USES, Placement, Use, place
 from retcon.models.loading import load_config, load_model
-from retcon.models.locating import BASE, locate
+from retcon.models.locating import BASE, SCRATCH, locate
 from retcon.models.lora import check_lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-SCRATCH = "scratch"
 
 
 def model_folder(path: str | Path) -> Path:

@@ -45,8 +45,8 @@ def client_tools(specs: Sequence[ToolSpec], family: Family) -> ClientTools:
     if len(runs) != 1:
         raise wrong(
             "tools",
-            f"this model's calls are blocks of Python that name no tool (chat style '{family.name}'): one tool that "
-            f"takes 'code' is what they can be for, and there are {len(runs)}",
+            f"this model's calls are blocks of Python that name no tool (chat style '{family.name}'): there must be "
+            f"exactly one tool that takes 'code', and there are {len(runs)}",
         )
     return ClientTools({PYTHON: ClientTool(replace(runs[0], name=PYTHON))}, {PYTHON: runs[0].name})
 

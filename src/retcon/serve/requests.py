@@ -70,7 +70,7 @@ def read(body: bytes, model: str) -> Asked:
     for field, neutral in NEUTRAL.items():
         value = getattr(asked, field)
         if value is not None and value not in neutral:
-            raise wrong(field, f"{field} is not served{_but(neutral)}", "unsupported")
+            raise wrong(field, f"{field} is {_served(neutral)}", "unsupported")
     limits = [v for v in (asked.max_tokens, asked.max_completion_tokens) if v is not None]
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     return Asked(
@@ -90,8 +90,8 @@ def read(body: bytes, model: str) -> Asked:
     )
 
 
-def _but(neutral: tuple[object, ...]) -> str:
-    return f" but as {neutral[0]!r}" if neutral else ""
+def _served(neutral: tuple[object, ...]) -> str:
+    return f"served only as {neutral[0]!r}" if neutral else "not served"
 
 
 def _check_numbers(asked: ChatBody) -> None:

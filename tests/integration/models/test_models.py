@@ -121,6 +121,8 @@ def test_nothing_is_left_of_a_conversion_that_failed(tmp_path: Path, home: Path)
         ("acme/thing@v1.0", "if it is a model of the hub, run `retcon model get acme/thing@v1.0`"),
         ("runs/modell", r"no model runs/modell \(did you mean 'model'\?\)"),
         ("localhost:8000/v1", "the URL of a server is written with http:// before it: http://localhost:8000/v1"),
+        ("http://127.0.0.1:8000/v1", "is a server's URL, and this needs the model itself"),
+        ("scratch", "scratch is for `retcon sft` alone"),
         ("xyzzy", r"neither a folder nor a name of `retcon model list`; folders in /.*: runs"),
     ],
 )

@@ -31,6 +31,18 @@ def checked(*words: str, code: int = 0) -> str:
     return result.output
 
 
+def test_columns_are_named_as_the_command_line_does(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"text": "What is 1 plus 1?", "label": "2"}])
+    assert "1 graded by math" in checked(file, "--column", "question=text", "--column", "answer=label")
+    for words, told in (
+        ([], "--column question=… --column answer=…"),
+        (["--column", "qestion=text"], r"--column: no field 'qestion'"),
+    ):
+        refused = CliRunner().invoke(app, ["data", "check", file, *words])
+        assert isinstance(refused.exception, RetconError)
+        assert told in str(refused.exception)
+
+
 def test_it_prints_what_there_is_within_eighty_columns(tmp_path: Path) -> None:
     rows = [*questions(9), {"question": "What is  1 plus 1?", "answer": "5"}, {"question": "none", "answer": None}]
     printed = checked(write(tmp_path / "a.jsonl", rows))

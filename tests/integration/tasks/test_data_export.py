@@ -24,7 +24,10 @@ def export(out: Path, *words: object) -> list[dict[str, Any]]:
         raise result.exception
     assert result.exit_code == 0, result.output
     rows: list[dict[str, Any]] = pyarrow.parquet.read_table(out).to_pylist()
-    assert f"{len(rows)} tasks" in result.output
+    purpose = "evaluate on" if "--evaluation" in words else "train on"
+    said = " ".join(result.output.split())
+    assert f"{len(rows)} tasks of " in said
+    assert f" to {purpose}: " in said
     return rows
 
 

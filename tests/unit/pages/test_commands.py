@@ -146,3 +146,23 @@ def test_helps_show_every_word() -> None:
     helps += [command.help for command in every_command(tool()) if command.help]
     styles = {str(span.style) for text in helps for span in Text.from_markup(text).spans}
     assert styles <= {"bold", "b", "dim"}
+
+
+def test_examples_in_helps_are_of_keys_that_the_command_reads() -> None:
+    """`retcon ask` takes no step of training."""
+    examples = [
+        (command.name, key)
+        for command in every_command(tool())
+        for given in command.params
+        if given.param_type_name == "argument"
+        for key in OVERRIDE.findall(given.help or "")
+    ]
+    assert [key for _, key in examples if wrong_key(f"{key}=")] == []
+    without = {"demos", "sft", "ask", "serve-agent"}
+    assert [(name, key) for name, key in examples if name in without and key.startswith("rl.")] == []
+
+
+def test_helps_name_arguments_in_capitals() -> None:
+    given = [(command.name, one) for command in every_command(tool()) for one in command.params]
+    named = [(name, one.metavar or one.name) for name, one in given if one.param_type_name == "argument"]
+    assert [pair for pair in named if re.search(r"[a-z]{2}", pair[1])] == []

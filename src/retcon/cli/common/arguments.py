@@ -15,12 +15,16 @@ from retcon.core.installing import how_to_install
 if TYPE_CHECKING:
     from rich.console import Console
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE", help="Changes to the recipe, such as [bold]rl.steps=40[/].", show_default=False
-    ),
-]
+
+def _changes(of: str, example: str) -> object:
+    return typer.Argument(metavar="KEY=VALUE", help=f"{of}, such as [bold]{example}[/].", show_default=False)
+
+
+_RECIPE, _KEYS = "Changes to the recipe", "Keys of a recipe to set"
+Overrides = Annotated[list[str] | None, _changes(_RECIPE, "rl.steps=40")]
+DemosOverrides = Annotated[list[str] | None, _changes(_RECIPE, "sft.demonstrations=1000")]
+SFTOverrides = Annotated[list[str] | None, _changes(_RECIPE, "sft.steps=400")]
+ModelOverrides = Annotated[list[str] | None, _changes(_KEYS, "rollout.temperature=1")]
 RecipeName = Annotated[
     str,
     typer.Argument(

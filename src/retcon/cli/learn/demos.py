@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Overrides, RecipeName, command_line, plain_console
+from retcon.cli.common.arguments import DemosOverrides, RecipeName, command_line, plain_console
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def demos(
     recipe: RecipeName,
-    overrides: Overrides = None,
+    overrides: DemosOverrides = None,
     *,
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="Where they go; repeating the command continues the file.")

@@ -10,12 +10,13 @@ import typer
 from retcon.cli.common.arguments import (
     DryRun,
     Out,
-    Overrides,
     RecipeName,
+    SFTOverrides,
     command_line,
     kept_run,
     need_training,
     refuse_several,
+    split_overrides,
     tell_trained,
 )
 from retcon.cli.common.interrupt import interruptible
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from retcon.train.sampled import Samples
     from retcon.train.trainer import Metrics, OnStep
 
+COLD_START = "quickstart/cold_start"
+
 
 def sft(
-    recipe: RecipeName = "quickstart/cold_start",
-    overrides: Overrides = None,
+    recipe: RecipeName = COLD_START,
+    overrides: SFTOverrides = None,
     out: Out = Path("runs/cold_start"),
     demonstrations: Annotated[
         list[Path] | None,
@@ -47,7 +50,8 @@ def sft(
     from retcon.config.load import named_recipe
 
     refuse_several("--demonstrations", demonstrations or ())
-    settings = named_recipe(recipe, overrides or ())
+    name, changes = split_overrides([recipe, *(overrides or ())])
+    settings = named_recipe(name or COLD_START, changes)
     need_training()
     from retcon.cli.common.demonstrations import ensure_demonstrations
     from retcon.runs.folder import check_run

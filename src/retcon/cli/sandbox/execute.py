@@ -52,8 +52,8 @@ def execute(
 ) -> None:
     """Run a program in the sandbox.
 
-    Prints what it printed, then the value of its last expression. The exit code is the program's (128 + n where signal
-    n ended it); 124: out of time, 125: out of memory, 126: the sandbox failed.
+    Prints what the program prints, then the value of its last expression. The exit code is the program's (128 + n
+    where signal n ended it); 124: out of time, 125: out of memory, 126: the sandbox failed.
     """
     from retcon.sandbox.types import Limits
 

@@ -19,7 +19,7 @@ _FIRST = 5
 
 
 def diff(
-    file: Annotated[Path, typer.Argument(help="An audit of `retcon purify`, or a trajectory file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An audit of `retcon purify`, or a trajectory file.")],
     id: Annotated[
         str | None,
         typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),

@@ -96,7 +96,7 @@ def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Conventio
     raise DataError(
         f"{where}: no known convention: the row {has}; the nearest is {close.name}, of which it {lacks}"
         f"{hints[0] if hints else ''}. Say which columns hold what: "
-        'columns = { question = "…", answer = "…" }'
+        'columns = { question = "…", answer = "…" } (of `retcon data`: --column question=… --column answer=…)'
     )
 
 

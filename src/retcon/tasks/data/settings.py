@@ -28,8 +28,8 @@ class _Reading(BaseModel):
     )  # fmt: skip
     grader: str = Field("", description="of rows that name none: math, exact, choice, code, or my_package.my_module:"
                         "my_grade; empty: the convention's own")  # fmt: skip
-    split: str = Field("", description="train on rows whose column `split` says so; of a hub data set, its split "
-                       "(empty: train)")  # fmt: skip
+    split: str = Field("", description="train only on rows with this in their column `split`; of a hub data set, its "
+                       "split (empty: train)")  # fmt: skip
     subset: str = Field("", description="of a hub data set: its configuration, such as main")
     revision: str = Field("", description="of a hub data set: branch, tag or commit")
 
