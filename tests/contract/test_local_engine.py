@@ -224,6 +224,44 @@ def test_broken_weights_are_an_error_not_a_generation() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("how", ["cancelled", "released", "gives way", "scored", "cancelled in its prompt"])
+def test_what_is_broken_in_one_request_reaches_no_other(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of nan leaves nan in its request's slot, which the next one there must not attend to."""
+    model = make_model("qwen3")
+    embedding = model.get_input_embeddings().weight
+    model.lm_head.weight = torch.nn.Parameter(embedding.detach().clone())  # else no logits are sound
+    with torch.no_grad():
+        embedding[3] = float("nan")
+    if how.endswith("prompt"):
+        monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 4)
+        monkeypatch.setattr("retcon.engine.local.scheduler.FORWARD_IDS", 4)
+    monkeypatch.setattr("retcon.engine.local.engine.GATHER_FORWARDS", 0.0)
+    ids, healthy = [1, 2, 3] * 6, [5, 6, 7, 8]
+
+    async def main() -> Generation:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        if how == "scored":
+            with pytest.raises(EngineError, match="nan"):
+                await engine.score("a", ids, 1)
+            assert await engine.score("b", ids, len(ids)) == []
+        else:
+            broken = asyncio.create_task(engine.generate("a", ids, SamplingParams(temperature=0, max_tokens=40)))
+            while not (engine.stats.prefilled >= 12 if how.endswith("prompt") else engine.stats.steps):
+                await asyncio.sleep(0)
+            if how == "gives way":
+                async with engine.suspended():
+                    pass
+            elif how == "released":
+                await engine.release("a")
+            else:
+                broken.cancel()
+            await engine.release("a")
+            await asyncio.gather(broken, return_exceptions=True)
+        return await engine.generate("c", healthy, GREEDY)
+
+    assert_exact(model, healthy, run(main()))
+
+
 def test_a_fault_in_the_model_reaches_every_caller() -> None:
     model = make_model("gpt2")
 

@@ -238,6 +238,17 @@ def test_a_call_that_had_to_wait_for_too_long_is_not_run_and_not_the_programs_fa
     assert "no worker was free" in result.stderr
 
 
+def test_a_call_that_may_not_wait_at_all_takes_a_worker_that_is_free(opened: Opener) -> None:
+    async def work(sandbox: Sandbox) -> Result:
+        await sandbox.run("1")
+        for wrong in (-1.0, float("nan")):
+            with pytest.raises(ValueError, match="wait is "):
+                await sandbox.run("1", wait=wrong)
+        return await sandbox.run("print(1)", wait=0.0)
+
+    assert using(opened, work).stdout == "1\n"
+
+
 def test_a_call_may_wait_for_a_worker_as_long_as_it_likes(opened: Opener) -> None:
     assert run(opened, "print(1)", wait=600).stdout == "1\n"
 

@@ -248,6 +248,70 @@ class Slow(Stuck):
         return Generation((len(ids),), None, "length")
 
 
+def test_a_call_whose_trajectory_is_released_ends_wherever_it_is() -> None:
+    """One that waits for a place, and one that an engine computes which knows nothing of it."""
+    pool = PoolEngine([Stuck()], [100.0])
+
+    async def work() -> Generation:
+        asking = [asyncio.create_task(pool.generate(name, [1] * 40, LONG)) for name in ("first", "second")]
+        while not Stuck.asked:
+            await asyncio.sleep(0)
+        for name, call in zip(("second", "first"), reversed(asking), strict=True):
+            await pool.release(name)
+            with pytest.raises(EngineError, match=f"request {name} was released"):
+                await call
+        return await pool.generate("third", [1] * 40, LONG)
+
+    Stuck.asked.clear()
+    assert within(pool, work).ids == (7,)
+
+
+def test_a_caller_that_is_gone_does_not_keep_an_engine_from_forgetting() -> None:
+    """The second call waits until what the engine kept of the first is gone, and is cancelled meanwhile."""
+
+    class Forgetful(Slow):
+        forgot = 0
+
+        async def release(self, request_id: str) -> None:
+            await self.go.wait()
+            self.forgot += 1
+
+    slow = Forgetful()
+    pool = PoolEngine([slow], [None])
+
+    async def work() -> None:
+        pool._forget("a", 0)
+        call = asyncio.create_task(pool.generate("a", [1], LONG))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.wait([call])
+        slow.go.set()
+
+    within(pool, work)
+    assert slow.forgot == 2  # and once more when the pool was left
+
+
+def test_where_one_engine_cannot_be_entered_the_others_are_left() -> None:
+    class Entered(Stuck):
+        def __init__(self, fails: bool) -> None:
+            self.fails, self.inside = fails, False
+
+        async def __aenter__(self) -> Entered:
+            if self.fails:
+                raise EngineError("no room")
+            self.inside = True
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            self.inside = False
+
+    engines = [Entered(fails=False), Entered(fails=True)]
+    pool = PoolEngine(engines, [None, None])
+    with pytest.raises(EngineError, match="no room"):
+        within(pool, lambda: pool.generate("a", [5], GREEDY))
+    assert not engines[0].inside
+
+
 def test_it_is_asked_within_its_connections_alone_and_one_call_at_a_time() -> None:
     pool = PoolEngine([scripted()], [None])
     with pytest.raises(EngineError, match="request a: the pool is not connected"):

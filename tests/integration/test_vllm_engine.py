@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +23,7 @@ from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.engine.kinds.vllm import dtype_of
 from retcon.engine.types import EngineSetup, SamplingParams
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
+from retcon.engine.vllm.weights import write_weights
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
 from retcon.tasks.types import Task
@@ -346,3 +350,18 @@ def test_a_server_of_our_own_decodes_with_the_weights_dtype_unless_the_recipe_sa
     assert dtype_of(setup, tmp_path) == "bfloat16"
     assert dtype_of(replace(setup, trained=True), tmp_path) == "float32"
     assert dtype_of(replace(setup, trained=True, dtype="float16"), tmp_path) == "float16"
+
+
+@pytest.mark.torch
+def test_weights_of_a_trainer_that_was_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engines import model_of
+
+    monkeypatch.setattr("retcon.engine.vllm.weights.MEMORY", tmp_path)
+    script = "import pathlib, sys; from engines import model_of; from retcon.engine.vllm import weights\n"
+    script += "weights.MEMORY = pathlib.Path(sys.argv[1]); weights.write_weights(model_of('llama'))"
+    path = os.pathsep.join(filter(None, sys.path))
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env={**os.environ, "PYTHONPATH": path})
+    (left,) = tmp_path.iterdir()
+    first, second = (write_weights(model_of("llama")) for _ in range(2))
+    assert not left.exists()
+    assert sorted(tmp_path.iterdir()) == sorted((first, second))

@@ -100,7 +100,8 @@ class Program:
 
     In the tier `namespaces` files and fetch may name absolute paths too, below the folders `pool.paths.WRITABLE`.
 
-    Raises ValueError, by name, for a limit as `Limits` does, and code, stdin or files that are no text or no bytes.
+    Raises ValueError, by name, for a limit as `Limits` does, a wait below 0, and code, stdin or files that are no text
+    or no bytes.
     """
 
     code: str
@@ -130,6 +131,8 @@ class Program:
             if not isinstance(content, bytes | bytearray | memoryview):
                 raise ValueError(f"the content of file {path!r} is a {type(content).__name__}: it must be bytes")
         check_seed(self.seed)
+        if self.wait is not None and not self.wait >= 0:
+            raise ValueError(f"wait is {self.wait}: it must be 0 or more")
         if self.timeout is not None or self.memory is not None:
             Limits().with_(self.timeout, self.memory)
 

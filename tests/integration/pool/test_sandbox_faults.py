@@ -234,6 +234,22 @@ def test_a_worker_that_is_given_back_after_its_zygote_died_keeps_nobody_waiting(
     using(work, workers=1)
 
 
+def test_a_call_whose_profile_was_given_up_meanwhile_goes_to_bare(python: str) -> None:
+    async def work(pool: SandboxPool) -> None:
+        first = await pool.run("import broken\nprint(1)")
+        assert (first.status, list(pool.faults)) == ("error", ["broken"]), first
+        for _ in range(2):
+            async with asyncio.timeout(SOON):
+                worker = await pool.fleet.take("broken")
+            assert worker.profile == "bare"
+            pool.fleet.give(worker, keep=True)
+        worker = await pool.fleet.extra("broken")
+        assert worker.profile == "bare"
+        worker.kill()
+
+    using(work, workers=1, python=python, packages=("broken",))
+
+
 def test_a_cancelled_call_ends() -> None:
     async def work(pool: SandboxPool) -> None:
         call = asyncio.create_task(pool.run("import time\ntime.sleep(60)"))

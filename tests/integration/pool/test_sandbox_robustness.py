@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.doctor import look
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, SessionBounds
 
@@ -162,3 +163,22 @@ def test_a_pool_in_the_event_loop_of_a_thread_beside_another_one() -> None:
     for thread in threads:
         thread.join(SOON)
     assert sorted(said) == ["one\n", "two\n"]
+
+
+def test_workers_look_for_a_cgroup_where_they_are_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers that are gone have left there is removed. The folder itself has no kernel behind it."""
+    (tmp_path / "cgroup.controllers").write_text("memory pids\n")
+    (tmp_path / "cgroup.subtree_control").write_text("memory pids\n")
+    (tmp_path / "cgroup.procs").write_text("")
+    (tmp_path / "retcon-1").mkdir()
+    monkeypatch.setenv("RETCON_CGROUP", str(tmp_path))
+
+    async def main() -> str:
+        async with SandboxPool(workers=1) as pool:
+            return (await pool.run("import os\nprint('RETCON_CGROUP' in os.environ)")).stdout
+
+    assert asyncio.run(main()) == "False\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cgroup.controllers", "cgroup.procs", "cgroup.subtree_control"
+    ]  # fmt: skip
+    assert look().cgroup

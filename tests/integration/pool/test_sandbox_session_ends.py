@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 
 import pytest
@@ -103,6 +104,56 @@ def test_a_cancelled_cell_ends_its_session() -> None:
             async with asyncio.timeout(0.1):
                 await session.run("import time\ntime.sleep(60)")
         assert "cancelled" in str(await lost(session))
+
+    using(work)
+
+
+def test_a_session_that_is_closed_while_its_worker_starts_leaves_none() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        cell = asyncio.create_task(session.run("1"))
+        await asyncio.sleep(0)  # now one is being forked
+        await session.close()
+        result = await cell
+        assert (result.status, result.value) == ("infrastructure", None)
+        assert "it was closed" in result.stderr
+        assert not session.worker.alive  # type: ignore[attr-defined]
+
+    using(work)
+
+
+def test_where_no_worker_can_be_made_the_first_cell_says_why() -> None:
+    """The machine's descriptors are used up, say."""
+
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        os.close(free := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, most[1]))
+        try:
+            result = await session.run("1")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        assert result.status == "infrastructure"
+        assert "Too many open files" in result.stderr
+        assert (await (await pool.session()).run("1")).value == "1"
+
+    using(work)
+
+
+def test_a_state_that_its_own_code_kept_from_being_kept_is_lost_by_own_code() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run("import os\nx, pid = 1, os.getpid()")
+        early = await session.checkpoint()
+        await session.run("os.register_at_fork(before=lambda: os.getpid() != pid and os._exit(0))")
+        state = await session.checkpoint()
+        await session.rollback(state)  # whose copy ends when it is to copy itself
+        with pytest.raises(SessionLost, match="kept from being copied again") as error:
+            await session.rollback(state)
+        assert error.value.by_own_code
+        await session.rollback(early)
+        assert (await session.run("x")).value == "1"
 
     using(work)
 

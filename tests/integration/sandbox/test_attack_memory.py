@@ -9,6 +9,7 @@ import pytest
 
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, Jail, contained_by
 from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, number
+from retcon.sandbox.types import MOST
 
 MACHINE = os.uname().machine
 EXIT, MREMAP = {"x86_64": (60, 25), "aarch64": (93, 216)}.get(MACHINE, (0, 0))
@@ -32,6 +33,23 @@ def most_memory(worker: int) -> int:
     found = [worker, *map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split())]
     lines = [line for pid in found for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
     return max(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+
+@contained_by(NAMESPACES)
+def test_processes_cannot_outgrow_it_however_long_the_call_may_take(jail: Jail) -> None:
+    result = jail.attack(
+        """
+        import os, time
+        for _ in range(4):
+            if os.fork() == 0:
+                held = bytearray(60 << 20)
+                time.sleep(60)
+        time.sleep(60)
+        """,
+        memory_mb=128,
+        wall_seconds=MOST,
+    )
+    assert (result.status, result.error_type) == ("limit", "MemoryError"), result
 
 
 @contained_by(NAMESPACES)

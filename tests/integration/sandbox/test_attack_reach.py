@@ -191,6 +191,17 @@ for name, work in tries.items():
     assert (result.status, result.stdout) == ("ok", "")
 
 
+@contained_by(*CONTAINED)
+def test_nor_by_a_program_that_it_becomes(jail: Jail) -> None:
+    """Which owns its files in /proc, where the call itself does not."""
+    result = jail.attack("""
+        import os
+        os.execv("/bin/sh", ["sh", "-c", "for score in 0 1 600; do echo $score > /proc/self/oom_score_adj && echo done; done"])
+    """)
+    assert "done" not in result.stdout, result
+    assert "cannot create" in result.stderr
+
+
 @contained_by(*ALL)
 @pytest.mark.parametrize("how", ["kill", "thread", "timer"])
 def test_a_call_that_ends_itself_by_sigkill_is_to_blame(jail: Jail, how: str) -> None:

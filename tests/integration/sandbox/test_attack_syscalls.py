@@ -7,7 +7,7 @@ import os
 import pytest
 
 from jail import ALL, CALL, CONTAINED, Jail, contained_by
-from retcon.sandbox.jail.confine.seccomp import ABSENT, DENIED, UNSUPPORTED
+from retcon.sandbox.jail.confine.seccomp import ABSENT, DENIED, SKIPPED, UNSUPPORTED
 from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, HIGHEST, number
 
 MACHINE = os.uname().machine
@@ -24,6 +24,14 @@ def test_what_no_program_needs_is_refused(jail: Jail, names: list[str], answer: 
     wanted = numbers(names)
     result = jail.attack(CALL + f"for name, n in {wanted}.items(): print(name, call(n, 0, 0, 0, 0, 0, 0))")
     assert result.stdout.splitlines() == [f"{name} {answer}" for name in wanted]
+
+
+@contained_by(*ALL)
+def test_no_file_system_of_the_machine_is_made_to_write(jail: Jail) -> None:
+    """What does nothing does not even find that there is no such descriptor."""
+    wanted = numbers(SKIPPED)
+    result = jail.attack(CALL + f"for name, n in {wanted}.items(): print(name, call(n, -1))")
+    assert result.stdout.splitlines() == [f"{name} ok" for name in wanted]
 
 
 @contained_by(*ALL)

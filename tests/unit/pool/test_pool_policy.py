@@ -255,3 +255,17 @@ def test_no_more_calls_than_a_replica_takes() -> None:
     assert sorted(sent(policy, 0.0).values()) == [0, 0, 1, 1]
     policy.answered(0, 5, 1.0)
     assert len(sent(policy, 1.0)) == 1
+
+
+def test_nothing_is_kept_of_groups_that_are_gone_before_they_were_let_in() -> None:
+    policy = pool(100)
+    policy.ask("first", 50, 50, 0.0, "a group")
+    assert sent(policy, 0.0) == {"first": 0}
+    for n in range(20):
+        policy.ask(n, 50, 50, 1.0, group=n)
+    for n in range(20):
+        policy.released(n, 2.0)
+    policy.answered("first", 1, 3.0)
+    policy.released("first", 3.0)
+    assert policy.due(3.0) == []
+    assert policy._waiting._groups == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,46 @@ def test_a_transcript_at_hand_keeps_what_no_standard_knows(odd: Any) -> None:
     assert isinstance(clean, dict)
     assert clean["score"] == odd
     assert FIXED in json.loads(clean["messages"][1]["tool_calls"][0]["function"]["arguments"])["code"]
+
+
+LONG = "9" * 5000
+"""Digits, more than Python makes a number of."""
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        f"Traceback (most recent call last):\n<ipython-input-1> in <module>\n----> {LONG} f()\nNameError: f",
+        f"Traceback (most recent call last):\nCell In[1], line {LONG}\n    1 f()\nNameError: f",
+        f'Traceback (most recent call last):\n  File "a.py", line {LONG}, in <module>\n    f()\nNameError: f',
+    ],
+)
+def test_an_output_may_have_numbers_without_end(output: str) -> None:
+    assert (
+        purified(json.dumps(messages((user("?"), works("f()", output), works("f(2)", "1"), answer("1"))))).failed == 1
+    )
+
+
+def test_an_exit_code_of_autogen_without_end_is_none() -> None:
+    record = json.dumps(FORMATS["autogen_chat"](REPAIRED))
+    assert "exitcode: 1 " in record
+    assert purified(record.replace("exitcode: 1 ", f"exitcode: {LONG} ")).failed == 0
+
+
+@pytest.mark.parametrize("more", [{"value": "1"}, {"tool_calls": ["x"]}, {}], ids=["sharegpt", "messages", "none"])
+@pytest.mark.parametrize("format", ["auto", "messages", "mathcoder", "hermes"])
+def test_a_role_may_be_anything_where_others_say_from(format: str, more: dict[str, Any]) -> None:
+    items = [
+        {"from": "human", "value": "?"},
+        {"from": "gpt", "role": ["x"], **more},
+        {"from": "x", "role": "execution"},
+    ]
+    with contextlib.suppress(RecordError):  # it may be no transcript
+        purify_transcript({"conversations": items}, format=format)
+
+
+def test_half_an_emoji_in_the_place_of_an_observation_is_named() -> None:
+    record = FORMATS["ours"](REPAIRED)
+    record["turns"][0]["observations"][0] = HALF
+    with pytest.raises(RecordError, match=r"turns\[0\]\.observations\[0\]"):
+        purified(json.dumps(record))

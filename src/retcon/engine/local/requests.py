@@ -81,9 +81,7 @@ class GenerateCall:
         if self.done.done():
             return sound
         if not sound:
-            self.done.set_exception(
-                EngineError(f"request {request_id}: the model's log-probs are nan; its weights are broken")
-            )
+            self.done.set_exception(_broken(request_id))
             return False
         if version is not None:
             self.stamp(version)
@@ -123,6 +121,15 @@ class ScoreCall:
     def room(self) -> int:
         return len(self.ids)
 
+    def answer(self, request_id: str) -> None:
+        """Hand the result to the caller, unless it is gone."""
+        if self.done.done():
+            return
+        if any(map(math.isnan, self.values)):
+            self.done.set_exception(_broken(request_id))
+        else:
+            self.done.set_result(self.values)
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -141,10 +148,19 @@ class Request:
     def waiting(self) -> bool:
         return self.call is not None and not self.call.done.done()
 
+    @property
+    def unsound(self) -> bool:
+        """Whether the last id was drawn from nan: so is something that is cached, which no mask hides from others."""
+        return isinstance(self.call, GenerateCall) and self.call.made != [] and math.isnan(self.call.logprobs[-1])
+
     def fail(self, error: EngineError) -> None:
         """Raise `error` in the caller that waits, if one does."""
         if self.call is not None and not self.call.done.done():
             self.call.done.set_exception(error)
+
+
+def _broken(request_id: str) -> EngineError:
+    return EngineError(f"request {request_id}: the model's log-probs are nan; its weights are broken")
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

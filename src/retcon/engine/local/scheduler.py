@@ -99,9 +99,9 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """The request is over; its slot is free."""
+        self._evict(request)
         for group in (self._waiting, self._new, self._feeding, self._decoding, self._resting):
             group.pop(request.id, None)
-        self._evict(request)
         self._changed = True
 
     def forget(self) -> None:
@@ -268,21 +268,18 @@ class Scheduler:
             while request.place is not None and len(request.cached) >= request.place.capacity:
                 assert isinstance(request.call, GenerateCall)
                 if not self._grown(request, request.call.room, self._victims(request)):
-                    self._preempt(self._last(request))
+                    self._stats.preempted += 1
+                    self._set_back(self._last(request))
 
     def _last(self, request: Request) -> Request:
         """Of the requests that are computed, the one that came last, if it came after this one."""
         decoding = (r for r in self._decoding.values() if isinstance(r.call, GenerateCall) and r.call.made)
         return max((*decoding, *self._feeding.values(), request), key=lambda r: r.arrived)
 
-    def _preempt(self, request: Request) -> None:
-        self._stats.preempted += 1
-        self._set_back(request)
-
     def _set_back(self, request: Request) -> None:
+        self._evict(request)
         self._decoding.pop(request.id, None)
         self._feeding.pop(request.id, None)
-        self._evict(request)
         if isinstance(request.call, ScoreCall):
             request.call.values.clear()  # it begins anew
         self._waiting[request.id] = request
@@ -290,6 +287,8 @@ class Scheduler:
 
     def _evict(self, request: Request) -> None:
         if request.place is not None:
+            if request.id in self._feeding or (request.id in self._decoding and request.unsound):
+                request.place.slab.wipe(request.place.slot)
             self._memory.give(request.place)
         request.place, request.cached = None, []
         self._prompts.leave(request)
@@ -347,12 +346,14 @@ class Scheduler:
                 self._score(call, stretch, own)
             if len(request.cached) < len(call.to_feed):
                 continue
-            del self._feeding[request.id]
             if isinstance(call, ScoreCall):
-                if not call.done.done():
-                    call.done.set_result(call.values)
+                call.answer(request.id)
+                if own[-1].isnan().any():
+                    self._evict(request)
+                del self._feeding[request.id]
                 self._rest(request)
                 continue
+            del self._feeding[request.id]
             self._decoding[request.id] = request
             self._changed = True
             if not call.made:
@@ -387,11 +388,10 @@ class Scheduler:
         self._stats.generated += len(requests)
 
     def _end(self, request: Request, call: GenerateCall) -> None:
+        if not call.answer(request.id, self.version):
+            self._evict(request)
         del self._decoding[request.id]
         self._changed = True
-        if not call.answer(request.id, self.version) and request.place is not None:
-            request.place.slab.wipe(request.place.slot)
-            self._evict(request)
         self._rest(request)
 
     def _rest(self, request: Request) -> None:

@@ -77,8 +77,9 @@ class Slab:
 
     def wipe(self, slot: int) -> None:
         """Remove what is not finite, which no mask hides."""
-        for tensor in self.tensors:
-            tensor[slot] = 0
+        with torch.inference_mode():  # also where a caller is gone, between two forwards
+            for tensor in self.tensors:
+                tensor[slot] = 0
 
 
 @dataclass(slots=True, eq=False)

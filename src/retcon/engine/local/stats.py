@@ -10,11 +10,12 @@ class EngineStats:
     """Counters since the engine was made. Ids: generated; fed in prefills; scored; found cached; copied from an equal
     prompt.
 
-    steps: forwards that decoded. rows: ids that they decoded, so rows / steps is the mean batch. preempted: decoding
-    requests that gave their room to others. carried: requests that went on with other weights. evicted: requests at
-    rest that lost their keys and values. seconds: wall time in the model, the sampler and their bookkeeping. gathered:
-    wall time in which a thin batch waited for company. starved: wall time in which requests were open and none of them
-    had a call, as all waited for their tools. kv_used, kv_peak, kv_budget: bytes of keys and values, allocated.
+    steps: forwards that decoded. rows: ids that they decoded, so rows / steps is the mean batch. preempted: requests
+    under way that gave their room to others. carried: requests that went on with other weights. evicted: requests at
+    rest, or waiting, that lost their keys and values. seconds: wall time in the model, the sampler and their
+    bookkeeping. gathered: wall time in which a thin batch waited for company. starved: wall time in which requests were
+    open and none of them had a call, as all waited for their tools. kv_used, kv_peak, kv_budget: bytes of keys and
+    values, allocated.
     """
 
     generated: int = 0

@@ -40,12 +40,13 @@ class PoolStats:
 @dataclass(slots=True, eq=False)
 class _Call:
     """placed: resolved with a replica. began: by the loop's clock. work: what runs there. evicted: whether the policy
-    gave that up. last: the last fault."""
+    gave that up. released: whether its trajectory is over. last: the last fault."""
 
     placed: asyncio.Future[int]
     began: float
     work: asyncio.Future[Any] | None = None
     evicted: bool = False
+    released: bool = False
     last: str = ""
 
 
@@ -77,7 +78,7 @@ class Dispatcher:
 
         A fault of a replica (`FAULTS`) sends the call to the next one; another error is the caller's. made: tokens that
         were generated. Raises InfrastructureFault where all replicas are down and patience is at its end, EngineError
-        where the trajectory already has a call.
+        where the trajectory already has a call, or is released meanwhile.
         """
         if id in self._calls:
             raise EngineError(f"request {id} already waits for an answer; one call at a time")
@@ -98,8 +99,14 @@ class Dispatcher:
             self._act()
 
     def release(self, id: Hashable) -> None:
-        """The trajectory is over. Unknown ids are ignored."""
+        """The trajectory is over, and its call, if it has one. Unknown ids are ignored."""
         self._homes.pop(id, None)
+        if (call := self._calls.get(id)) is not None:
+            call.released = True
+            if call.work is not None:
+                call.work.cancel()
+            elif not call.placed.done():
+                call.placed.set_exception(_released(id))
         self.policy.released(id, self._loop.time())
         self._act()
 
@@ -112,6 +119,8 @@ class Dispatcher:
         """Wait for a place and try there; None where the call has to find another one."""
         asked, placed = self._loop.time(), call.placed
         replica = await placed
+        if call.released:
+            raise _released(id)
         if placed is not call.placed:
             return None  # it had to give way before it began
         self.stats.waited += self._loop.time() - asked
@@ -130,7 +139,11 @@ class Dispatcher:
             return None
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if call.evicted and not (task is not None and task.cancelling()):
+            if task is not None and task.cancelling():
+                raise
+            if call.released:
+                raise _released(id) from None
+            if call.evicted:
                 return None
             raise
         finally:
@@ -163,3 +176,7 @@ class Dispatcher:
         self.close()
         wake = self.policy.wake(now)
         self._timer = None if wake is None else self._loop.call_at(wake, self._act)
+
+
+def _released(id: Hashable) -> EngineError:
+    return EngineError(f"request {id} was released while it waited")

@@ -84,10 +84,12 @@ class PoolEngine:
 
     async def release(self, request_id: str) -> None:
         """The trajectory is over, wherever it was."""
-        for replica in self._served.pop(request_id, ()):
-            await self.engines[replica].release(request_id)
-        if self._dispatcher is not None:
-            self._dispatcher.release(request_id)
+        try:
+            for replica in self._served.pop(request_id, ()):
+                await self.engines[replica].release(request_id)
+        finally:
+            if self._dispatcher is not None:
+                self._dispatcher.release(request_id)
 
     def invalidate(self) -> None:
         """Of all engines that share their weights with somebody. Raises EngineError while one computes."""
@@ -102,7 +104,7 @@ class PoolEngine:
     async def _engine_for(self, request_id: str, replica: int) -> Generator:
         self._served.setdefault(request_id, set()).add(replica)
         if (release := self._releases.get((request_id, replica))) is not None:
-            await release  # of an earlier stay there
+            await asyncio.wait([release])  # of an earlier stay there; it goes on where this caller is cancelled
         return self.engines[replica]
 
     def _dispatching(self, request_id: str) -> Dispatcher:
@@ -117,10 +119,11 @@ class PoolEngine:
         release.add_done_callback(lambda _: self._releases.pop(key, None))
 
     async def __aenter__(self) -> PoolEngine:
-        self._stack = AsyncExitStack()
-        for engine in self.engines:
-            if isinstance(engine, AbstractAsyncContextManager):
-                await self._stack.enter_async_context(engine)
+        async with AsyncExitStack() as stack:  # where one cannot be entered, those before it are left
+            for engine in self.engines:
+                if isinstance(engine, AbstractAsyncContextManager):
+                    await stack.enter_async_context(engine)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(

@@ -66,8 +66,8 @@ class Waiting:
             group.tokens += one.tokens
         if group.waiting:
             self._rank(one.group, group)
-        elif group.left == group.admitted:
-            del self._groups[one.group]
+        else:
+            self._drop(one.group, group)
 
     def first(self) -> Trajectory | None:
         """Who is next."""
@@ -86,6 +86,7 @@ class Waiting:
                 return one
             self._gone.remove(group.waiting.popleft().arrived)
             self._rank(name, group)
+            self._drop(name, group)
         return None
 
     def placed(self, one: Trajectory) -> None:
@@ -98,6 +99,11 @@ class Waiting:
         group.waiting.popleft()
         group.admitted += 1
         self._rank(one.group, group)
+
+    def _drop(self, name: Hashable, group: _Group) -> None:
+        """Forget the group where none of it is there any more."""
+        if not group.waiting and group.left == group.admitted:
+            del self._groups[name]
 
     def _rank(self, name: Hashable, group: _Group) -> None:
         group.version += 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retcon.sandbox.doctor.probing import Probe
+from retcon.sandbox.jail.confine import cgroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,10 @@ def _unprivileged() -> bool | None:
 
 
 def _cgroup() -> bool:
-    """Whether this process's own cgroup can have limited children."""
-    own = next((line[3:] for line in (_text("/proc/self/cgroup") or "").splitlines() if line.startswith("0::")), None)
-    if own is None:
+    """Whether the cgroup that workers would be in can have limited children."""
+    try:
+        group = Path(os.environ.get(cgroup.VARIABLE) or cgroup.own())
+    except OSError:
         return False
-    group = Path("/sys/fs/cgroup") / own.lstrip("/")
     controllers = (_text(str(group / "cgroup.controllers")) or "").split()
     return {"memory", "pids"} <= set(controllers) and os.access(group / "cgroup.procs", os.W_OK)

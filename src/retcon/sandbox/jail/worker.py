@@ -201,7 +201,7 @@ class Running:
             now = time.monotonic()
             if now >= self.watchdog.due and not self.late and self.watchdog.look():
                 os.kill(self.pid, signal.SIGKILL)
-                self.watchdog.due = deadline + SWEEP_SECONDS
+                self.watchdog.due = now + SWEEP_SECONDS
             left = deadline - now
             if left <= 0:
                 os.kill(self.pid, signal.SIGKILL if self.late else signal.SIGXCPU)

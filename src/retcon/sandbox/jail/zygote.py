@@ -8,7 +8,6 @@ code; it holds the workers it forked, and when it ends, by whatever cause, none 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -19,10 +18,10 @@ import time
 from importlib import import_module
 from typing import NamedTuple
 
+from retcon.sandbox.jail import kernel
 from retcon.sandbox.jail.leftovers import remove_abandoned
 from retcon.sandbox.jail.messages import Failed, Forked, ForkOrder, Imported, Message, decoded, encoded
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OOM_SCORE = "500"  # if the machine runs out of memory, sooner one of ours than the process that uses the sandbox
 MESSAGE_BYTES = 1 << 16
 FIRST_FD = 3
@@ -49,8 +48,8 @@ def main(fd: int, folder: str, exercise: str, modules: list[str]) -> Order:
     zygote = _Zygote(socket.socket(fileno=fd))
     try:
         signal.signal(signal.SIGTERM, zygote.stop)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a killed worker leaves behind comes here to be ended
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a killed worker leaves behind comes here to be ended
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(OOM_SCORE)
         problem = preload(modules, exercise)
@@ -188,8 +187,3 @@ class _Zygote:
 def _children() -> set[int]:
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return {int(pid) for pid in file.read().split()}
-
-
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(f"prctl {option} failed")

@@ -143,6 +143,7 @@ class Fleet:
         """
         if self._folder is None:
             raise _closed()
+        profile = self._served_by(profile)
         if not self._waiting.count(profile) and (worker := self._pop_idle(profile)) is not None:
             self._busy.add(worker)
             return worker
@@ -165,8 +166,8 @@ class Fleet:
         for _ in range(ATTEMPTS):
             try:
                 return await self._start_worker(await self._zygote(profile))
-            except SandboxUnavailable as error:
-                fault = error
+            except (SandboxUnavailable, OSError) as error:  # of the machine's descriptors, say, none may be left
+                fault = SandboxUnavailable(str(error))
         raise fault
 
     async def _zygote(self, profile: str) -> ZygoteHandle:
@@ -175,15 +176,18 @@ class Fleet:
         Raises SandboxUnavailable where neither can be had, or the fleet is closed.
         """
         while self._folder is not None:
+            profile = self._served_by(profile)
             zygote = self._zygotes.get(profile)
             if zygote is not None and zygote.alive:
                 return zygote
             await self._heated(profile).wait()
-            if profile not in self._ready() and profile in self.faults:
-                if profile == BARE.name:
-                    raise SandboxUnavailable(self.faults[profile])
-                profile = BARE.name
+            if profile == BARE.name and profile not in self._ready() and profile in self.faults:
+                raise SandboxUnavailable(self.faults[profile])
         raise _closed()
+
+    def _served_by(self, profile: str) -> str:
+        """That profile, or `bare` where it was given up: a call may have chosen it before, or be run once more."""
+        return BARE.name if profile in self.faults and profile not in self._ready() else profile
 
     def _heated(self, profile: str) -> asyncio.Event:
         """Start the profile's zygote, unless that is under way; set once it is ready, or once it has failed."""

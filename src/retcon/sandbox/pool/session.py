@@ -91,6 +91,8 @@ class PoolSession:
     async def _start(self, code: str) -> WorkerHandle:
         """Raises SandboxUnavailable, SessionLost."""
         self.worker = worker = await self._sessions.start(code)
+        if self._ended:  # meanwhile, when there was no worker to end
+            worker.kill()
         await self._ask(worker, OpenSession(bounds(self._limits), self._seed), OPERATION_SECONDS)
         for name in self._checkpoints:
             await self._keep(worker, name)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import retcon
 from retcon.core.errors import SandboxUnavailable
+from retcon.sandbox.jail.confine import cgroup
 from retcon.sandbox.jail.messages import Failed, Forked, ForkOrder, Imported, Message, decoded, encoded
 from retcon.sandbox.pool.profiles import Profile
 from retcon.sandbox.pool.worker_handle import WorkerHandle
@@ -37,6 +38,8 @@ ENVIRONMENT = {
     "NUMEXPR_NUM_THREADS": "1",
     "MPLBACKEND": "Agg",
 }
+PASSED = ("LD_LIBRARY_PATH", cgroup.VARIABLE)
+"""Of our own environment."""
 
 
 class ZygoteHandle:
@@ -80,14 +83,14 @@ class ZygoteHandle:
     async def fork(self, root: Path, tier: str, uids: range | None = None) -> WorkerHandle:
         """A worker that is ready. root: its folder on the host. tier: asked for, "" for the best. uids: see the pool.
 
-        Raises SandboxUnavailable, with nothing left running.
+        Raises SandboxUnavailable, and OSError where the machine lacks what it takes, with nothing left running.
         """
         if not self.alive:
             raise SandboxUnavailable(f"the zygote of sandbox profile {self.profile!r} is gone")
-        root.mkdir(mode=0o711)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
+                root.mkdir(mode=0o711)
                 order = encoded(ForkOrder(str(root), tier, [uids.start, len(uids)] if uids else None))
                 try:
                     socket.send_fds(self._channel, [order], [theirs.fileno()])
@@ -191,13 +194,13 @@ def _why(answer: Message) -> str:
 
 
 def _spawn(profile: Profile, python: str, folder: Path, log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the process; (it, our end of its channel). It gets none of our environment, files or signals."""
+    """Start the process; (it, our end of its channel). It gets no file or signal of ours, and `PASSED`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     source = str(Path(retcon.__file__).parents[1])
     command = [python, "-s", "-P", "-X", "utf8", "-c", BOOT]
     command += [str(theirs.fileno()), source, str(folder), profile.exercise, *profile.modules]
-    environment = ENVIRONMENT | {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"}
+    environment = ENVIRONMENT | {name: os.environ[name] for name in PASSED if name in os.environ}
     with theirs, log.open("wb") as stderr:
         try:
             process = subprocess.Popen(

@@ -65,8 +65,11 @@ _SYNTAX = re.compile(
     r"(?:[^\n]*\n){0,3}?(?P<type>SyntaxError|IndentationError|TabError): ",
     re.MULTILINE,
 )
-_CELL = re.compile(r'Cell In ?\[\d+\], line (?P<cell>\d+)|File "[^"\n]*", line (?P<file>\d+), in <(?:module|cell line)')
-_ARROW = re.compile(r"^-+> ?(\d+)", re.MULTILINE)
+# Numbers of lines are short here, as Python makes no number of very many digits.
+_CELL = re.compile(
+    r'Cell In ?\[\d+\], line (?P<cell>\d{1,9})|File "[^"\n]*", line (?P<file>\d{1,9}), in <(?:module|cell line)'
+)
+_ARROW = re.compile(r"^-+> ?(\d{1,9})", re.MULTILINE)
 _OWN_TRACEBACK = re.compile(r"print_exc|format_exc|exc_info|excepthook|showtraceback|\.exception\(|Traceback|print_tb")
 _LEFT = re.compile(r"\bSystemExit(?:: ?(?:0|None)?|\((?:0|None)?\))?\s*\Z")
 """A program that ended itself without an exit code, as `sys.exit()` does: that is no failure."""

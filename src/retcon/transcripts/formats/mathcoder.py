@@ -13,7 +13,7 @@ from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Json, Reading
 
 Item = dict[str, Json]
-_SAID = frozenset({"text", "assistant", "thought", "reasoning"})
+_SAID = ("text", "assistant", "thought", "reasoning")  # no set: a role may be anything, where others say `from`
 
 
 class Blocks:

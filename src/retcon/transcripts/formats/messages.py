@@ -10,13 +10,13 @@ from retcon.core.errors import RecordError
 from retcon.core.types import Status
 from retcon.transcripts.failures.rules import Verdict, looks_clean
 from retcon.transcripts.reading.in_messages import ItemsReading
-from retcon.transcripts.reading.items import context_of, find_items, text_of, with_text
+from retcon.transcripts.reading.items import context_of, find_items, no_items, text_of, with_text
 from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, shown_call
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
 Item = dict[str, Json]
-_OUTPUT = frozenset({"tool", "function"})
+_OUTPUT = ("tool", "function")  # no set: a role may be anything, where others say `from`
 _ARGUMENTS = msgspec.json.Decoder(Mapping[str, msgspec.Raw])
 _TYPES: dict[str, Status] = {"timeout": "timeout", "parsing": "malformed", "output_limit": "limit", "limit": "limit"}
 _STATUSES: dict[str, Status] = {
@@ -82,7 +82,7 @@ class Messages:
     def read(self, record: Json, id: str) -> Reading:
         found = find_items(record)
         if found is None:
-            raise RecordError("no list of messages: none of messages, completion, trajectory holds one")
+            raise no_items()
         path, items = found
         context = context_of(record) if path == ("completion",) else ""
         pieces: list[Piece] = []

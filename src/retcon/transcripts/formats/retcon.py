@@ -46,7 +46,7 @@ class Ours:
     def clean(self, record: Json) -> int | None:
         try:
             read = msgspec.convert(record, _Quick)
-        except msgspec.ValidationError:  # a full reading names the field
+        except (msgspec.ValidationError, UnicodeEncodeError):  # a full reading names the field
             return None
         statuses = [o.status for turn in read.turns for o in turn.observations]
         return len(statuses) if set(statuses) <= {"ok"} else None

@@ -13,7 +13,7 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.dialects import Dialect, JsonCall
-from retcon.transcripts.reading.items import context_of, find_items, replaced, text_of, with_text
+from retcon.transcripts.reading.items import context_of, find_items, no_items, replaced, text_of, with_text
 from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading
 from retcon.transcripts.reading.stale import without_stale
 from retcon.transcripts.registry import dialects
@@ -124,7 +124,7 @@ class InMessages:
     def read(self, record: Json, id: str) -> Reading:
         found = find_items(record)
         if found is None:
-            raise RecordError(f"no list of messages: none of {', '.join(_NAMES)} holds one")
+            raise no_items()
         path, items = found
         pieces = list(self._pieces(items))
         apart = any(self.kind(item) == "call" for item in items)
@@ -189,11 +189,13 @@ def in_messages(dialect: Dialect, *, marks: Sequence[str] = ()) -> InMessages:
     """The format of messages (`role`, `content`) whose calls are written in a dialect."""
 
     def accepts(items: Sequence[Item]) -> bool:
-        said = (text_of(i.get("content")) for i in items if i.get("role") in _SAID)
-        told = (text_of(i.get("content")) for i in items if i.get("role") not in _SAID)
+        said = (text_of(i.get("content")) for i in items if _is_said(i))
+        told = (text_of(i.get("content")) for i in items if not _is_said(i))
         return dialect.used(said, told)
 
     return InMessages(dialect.name, "role", "content", dialect.certainty, accepts, dialect, tuple(marks))
 
 
-_NAMES = ("messages", "conversations", "completion", "history", "debug_result")
+def _is_said(item: Item) -> bool:
+    role = item.get("role")
+    return isinstance(role, str) and role in _SAID

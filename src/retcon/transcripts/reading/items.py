@@ -31,6 +31,11 @@ def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | 
     return None
 
 
+def no_items() -> RecordError:
+    """What is said of a record in which `find_items` finds none."""
+    return RecordError(f"no list of messages: none of {', '.join(map('.'.join, _PLACES))} holds one")
+
+
 def has_no_items(record: Json) -> bool:
     """Whether the record has a list of messages with nothing in it, as of a rollout that broke off before the first."""
     found = (record.get(path[0]) for path in _PLACES if len(path) == 1) if isinstance(record, dict) else ()

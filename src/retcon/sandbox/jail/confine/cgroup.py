@@ -67,8 +67,9 @@ class Group:
 
 
 def join(name: str, pids: int) -> Group:
-    """A group of this process's own, entered. Raises OSError that says why there is none."""
-    group = Group(os.environ.get(VARIABLE) or own(), name)
+    """A group of this process's own, entered; the variable is not for its calls. Raises OSError that says why there is
+    none."""
+    group = Group(os.environ.pop(VARIABLE, "") or own(), name)
     try:
         group.join(pids)
     except OSError:

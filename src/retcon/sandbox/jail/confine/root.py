@@ -159,9 +159,12 @@ def _make_writable(point: str, home: str, given: list[str], owner: int | None) -
 
 
 def _mount_proc(folder: str) -> bool:
-    """A /proc of this pid namespace, of processes alone where the kernel has that; none where it is not allowed."""
+    """A /proc of this pid namespace, of processes alone where the kernel has that; none where it is not allowed.
+
+    To be read alone: a program that a call becomes by `exec` owns its files there, `oom_score_adj` among them.
+    """
     os.mkdir(folder)
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
     for options in ("subset=pid", None):
         with contextlib.suppress(OSError):  # some containers cover parts of theirs, and then a new one may not be had
             kernel.mount("proc", folder, "proc", flags, options)

@@ -65,6 +65,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
+    "io_setup": (206, 0),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -129,6 +130,8 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "fallocate": (285, 47),
     "fcntl": (72, 25),
     "flock": (73, 32),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
     # objects that outlive their makers
     "shmget": (29, 194),
     "shmat": (30, 196),

@@ -223,7 +223,9 @@ class Keeper:
         self._copies[name] = self._freeze(None)
 
     def _rollback(self, name: str) -> None:
-        copy = self._copies[name]
+        copy = self._copies.get(name)
+        if copy is None:  # see `_keep_again`
+            raise InterpreterGone(f"{name} was gone back to, and kept from being copied again")
         self._end_interpreter()
         if self._dying is None:  # else there was nothing but it, and nothing ran since all was seen stopped
             if not self._tree.end(self._frozen()):

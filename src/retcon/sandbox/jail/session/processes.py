@@ -94,11 +94,6 @@ class Tree:
             for number in self.below():
                 self.signal(number, signal.SIGSTOP)
 
-    def go_on(self, apart: Collection[int]) -> None:
-        """Wake what is stopped, but for the children in `apart`."""
-        for number in list(self.below(apart)):
-            self.signal(number, signal.SIGCONT)
-
     def settle(self, still: Collection[int] = ()) -> list[int]:
         """Stop all of it; its numbers, once nothing runs.
 
@@ -173,18 +168,6 @@ def pid_of(proc: int, number: int) -> int:
     if os.readlink("self", dir_fd=proc) == str(os.getpid()):
         return number
     return int(_status(proc, number, b"NSpid:") or 0)
-
-
-def signal_below(proc: int, keep: Collection[int], sent: int) -> None:
-    """To every process below this one, as far as it is found, but to the children in `keep`."""
-    left = [number for number in children(proc) if number not in keep]
-    while left:
-        number = left.pop()
-        pid = pid_of(proc, number)
-        if pid:
-            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
-                os.kill(pid, sent)
-        left += children(proc, number)
 
 
 def cpu_nanoseconds(pid: int) -> int:

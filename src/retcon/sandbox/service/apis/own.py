@@ -26,8 +26,9 @@ from retcon.sandbox.types import MOST, SEEDS, Limits, Program, Result
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(gt=0, le=MOST)]
 Output = Annotated[int, Meta(gt=0, le=64 << 20)]
-Seed = Annotated[int, Meta(ge=0, le=SEEDS - 1)]
 """Bytes: held by the worker and by this process until the answer is sent."""
+Wait = Annotated[float, Meta(ge=0)]
+Seed = Annotated[int, Meta(ge=0, le=SEEDS - 1)]
 STRENGTH = {"rlimits": 0, "landlock": 1, "namespaces": 2}
 NUL = "SyntaxError: source code string cannot contain null bytes"
 NDJSON = "application/x-ndjson"
@@ -62,7 +63,7 @@ class Call(Cell, forbid_unknown_fields=True, kw_only=True):
     seed: of the generators of random numbers, another one in each call where absent."""
 
     fetch: list[str] = []
-    wait: Seconds | None = None
+    wait: Wait | None = None
     seed: Seed | None = None
     tier: Literal["namespaces", "landlock", "rlimits"] | None = None
 

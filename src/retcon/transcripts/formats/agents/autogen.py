@@ -23,7 +23,7 @@ from retcon.transcripts.types import Json
 
 _CALLS = ("ToolCallRequestEvent", "CodeGenerationEvent")
 _BLOCK = re.compile(r"```[ \t]*(?P<language>\w*)[ \t]*\r?\n(?P<code>.*?)\r?\n?```", re.DOTALL)
-_EXIT = re.compile(r"exitcode: (?P<code>-?\d+) \((?P<words>[^)]*)\)\s*Code output:[ \t]*\n?", re.IGNORECASE)
+_EXIT = re.compile(r"exitcode: (?P<code>-?\d{1,10}) \((?P<words>[^)]*)\)\s*Code output:[ \t]*\n?", re.IGNORECASE)
 
 
 class Team(Itemwise):
