@@ -7,9 +7,9 @@
 
 The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes what the
 finished cells came to: docs/results/grid.json, in which cells of earlier sessions stay unless they were made again, the
-table docs/results/grid.md and the pictures docs/img/grid.png and grid_phase.png. The third trains the baseline, or the
-arms that are named, on a seed and problems that the results never use, and says where each ends: a cell's problems and
-our arm are chosen by that.
+table docs/results/grid.md, the pictures docs/img/grid.png and grid_phase.png, and what `make figures` puts into
+docs/results.md. The third trains the baseline, or the arms that are named, on a seed and problems that the results
+never use, and says where each ends: a cell's problems and our arm are chosen by that.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from retcon.report.compared.reading import read_compared
 from retcon.runs.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
-from parts.compared import FIGURES, difference, differences, table
+from parts.compared import FIGURES, difference, differences, interval, table
 from parts.forest import draw_forest
 from parts.phase import draw_phase
-from parts.results import ROOT, checked_out, machine
+from parts.results import RESULTS, ROOT, checked_out, machine, save
+
+from retcon.report.tables import cell
 
 REGIMES = {
     "frequent": ("task.steps=3", "task.first_failure=0.7", "task.retry_failure=0.3"),
@@ -54,6 +56,8 @@ COMMON = (*TRAINING, "evaluate.samples=8", "evaluate.top_p=1.0")
 CALIBRATION = (*TRAINING, "run.seed=100", "evaluate.seed=2000")
 AGAINST = {"pass1_t1": 3, "pass1_equal_tokens": 3, "curve_area": 3, "failed_calls_t1": 2, "tokens_t1": 1}
 """Figures in which ours is set against every other arm, and their digits."""
+OVERVIEW = {"pass1_t1": max, "pass1_equal_tokens": max, "pass8_t1": max, "failed_calls_t1": min, "sampled_tokens": min}
+"""Figures of which a table shows all cells, and which of its arms is the best."""
 WANTED = (0.4, 0.7)
 """Where the baseline is to end."""
 
@@ -117,6 +121,13 @@ def write(out: Path, names: Sequence[str], commit: str) -> None:
     grid = {"ours": OURS.rpartition("/")[2], "matched": next(iter(found.values()))["matched"], "cells": told}
     (folder / "grid.json").write_text(json.dumps(grid, indent=1) + "\n")
     (folder / "grid.md").write_text("\n\n".join(["# The grid", *map(shown, told)]) + "\n")
+    save(
+        RESULTS / "compared" / "grid.json",
+        {name: overview(told, name) for name in OVERVIEW},
+        command="python benchmarks/studies/grid.py --write",
+        measures=[f"src/retcon/{folder}" for folder in ("engine", "purify", "rollout", "select", "train")],
+        commit=commit,
+    )
     draw_forest(
         {one["name"]: differences(one["arms"]) for one in told}, "pass@1 at T = 1, less the baseline's",
         ROOT / "docs" / "img" / "grid.png",
@@ -146,6 +157,18 @@ def cell_of(folder: Path, arms: Mapping[str, Any]) -> dict[str, Any]:
                 one = less.difference
                 more[arm][figure.name] = {"mean": -one.mean, "low": -one.high, "high": -one.low}
     return {"name": folder.name, "arms": arms, "ours_less": more}
+
+
+def overview(cells: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """One figure of all cells, a row each, that of the best arm in bold."""
+    digits, rows = FIGURES[name][1], []
+    for one in cells:
+        found = {arm: told[name] for arm, told in one["arms"].items()}
+        best = OVERVIEW[name](told["mean"] for told in found.values())
+        texts = [cell(interval(told), digits) for told in found.values()]
+        bold = [told["mean"] == best for told in found.values()]
+        rows.append([f"`{one['name']}`", *(f"**{text}**" if b else text for text, b in zip(texts, bold, strict=True))])
+    return {"head": ["", *cells[0]["arms"]], "rows": rows}
 
 
 def earlier(file: Path) -> dict[str, Any]:
