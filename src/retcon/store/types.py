@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -62,3 +62,8 @@ class Source:
     frame: Mapping[str, bytes] = field(default_factory=dict)
     tail: list[bytes] = field(default_factory=list)
     table: object = None
+
+    def close(self) -> None:
+        """Let go of the file where it has not been read to its end."""
+        if isinstance(self.records, Generator):
+            self.records.close()

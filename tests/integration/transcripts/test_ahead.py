@@ -157,6 +157,7 @@ def test_where_a_process_is_killed_what_was_done_is_kept_and_whoever_asked_for_i
     with pytest.raises(Stopped) as stopped:
         Purification(one)(lambda *_: None, stop)
     assert isinstance(stopped.value.__cause__, ProcessKilled) is not asked
+    assert one.inputs[0] not in {fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
     assert stopped.value.kept is not None
     assert json.loads(stopped.value.kept.read_bytes())["records"] >= 1
     Purification(replace(one, jobs=1), resume=True)(lambda *_: None, never)

@@ -145,7 +145,10 @@ class Purification:
         assignment = self.assignment
         first = self._opened(index, kept)
         if first is not None:
-            self._records(index, first, kept, tell, stop)
+            try:
+                self._records(index, first, kept, tell, stop)
+            finally:
+                first.source.close()
         if self._writing is None or not (assignment.into_folder or index + 1 == len(assignment.inputs)):
             return
         try:
