@@ -45,12 +45,11 @@ _TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECAS
 @dataclass(frozen=True, slots=True)
 class Said:
     """status: of HTTP, or that which the body names in an answer of status 200. text: in words. code: a word for it,
-    where there is one. param: the request's parameter that it is about, where the server tells."""
+    where there is one."""
 
     status: int
     text: str
     code: str | None = None
-    param: str | None = None
 
     @property
     def passes(self) -> bool:
@@ -107,16 +106,8 @@ def said_by(answer: Answer) -> Said | None:
         return _within(answer)
     if 300 <= answer.status < 400:
         return Said(answer.status, f"it redirects to {answer.headers.get('Location', 'nowhere')}: give that URL")
-    error = _error(answer)
-    code, param = error.get("code"), error.get("param")
-    if not isinstance(code, str) or code.isdecimal():
-        code = error.get("type")
-    return Said(
-        answer.status,
-        _words(error, answer.text),
-        code if isinstance(code, str) else None,
-        param if isinstance(param, str) else None,
-    )
+    error = _error(_body(answer))
+    return Said(answer.status, _words(error, answer.text), _code(error))
 
 
 def plain(text: str) -> str:
@@ -129,36 +120,39 @@ def plain(text: str) -> str:
 def _within(answer: Answer) -> Said | None:
     if b'"error"' not in answer.body[:2000]:
         return None
-    try:
-        body = answer.json()
-    except (ValueError, RecursionError):
+    body = _body(answer)
+    if not body.get("error") or body.get("choices") or body.get("data"):
         return None
-    if not isinstance(body, dict) or not body.get("error") or body.get("choices") or body.get("data"):
-        return None
-    error = _error(answer)
-    word = error.get("type")
-    named = error.get("code")
-    code = named if isinstance(named, str) and not named.isdecimal() else word
-    code = code if isinstance(code, str) else None
-    text = _words(error, answer.text)
-    number = str(named)
+    error = _error(body)
+    code, text, number = _code(error), _words(error, answer.text), str(error.get("code"))
     if number.isdecimal() and 400 <= int(number) < 600:
         return Said(int(number), text, code)
     return Said(503 if code and _PASSING.search(code) else 400, text, code)
 
 
-def _error(answer: Answer) -> dict[str, Any]:
-    """The error object of a body, in OpenAI's shape or in a server's own."""
+def _body(answer: Answer) -> dict[str, Any]:
+    """Empty where it is no object of JSON."""
     try:
         body = answer.json()
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(body, dict):
-        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _error(body: dict[str, Any]) -> dict[str, Any]:
+    """The error object of a body, in OpenAI's shape or in a server's own."""
     error = body.get("error", body)
     if isinstance(error, str):
         return {"message": error, "type": body.get("error_type"), "code": body.get("code")}
     return error if isinstance(error, dict) else {}
+
+
+def _code(error: dict[str, Any]) -> str | None:
+    """Its word for what is wrong; some have a number there, and the word as the type."""
+    code = error.get("code")
+    if not isinstance(code, str) or code.isdecimal():
+        code = error.get("type")
+    return code if isinstance(code, str) else None
 
 
 def _words(error: dict[str, Any], text: str) -> str:
