@@ -14,7 +14,7 @@ from retcon.config.schema import Recipe, SandboxSection
 from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.schema import ToolSpec
-from retcon.engine.types import Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
+from retcon.engine.types import Adapters, Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
 from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
@@ -251,6 +251,7 @@ def build_engine(
     folder: Path | None = None,
     trained: bool = False,
     least: int = 0,
+    adapters: Adapters | None = None,
 ) -> Generator:
     """The recipe's engine. model: gives the weights, in this process, to an engine that asks for them. least: tokens
     that a request may have at any rate, though the recipe's own rollouts have fewer. The others: as in `EngineSetup`.
@@ -266,6 +267,7 @@ def build_engine(
         dtype=recipe.compute.rollout_dtype,
         threads=recipe.run.threads,
         trained=trained,
+        adapters=adapters,
     )
     engine: Generator = recipe.engine.build(setup)
     return engine
@@ -280,6 +282,7 @@ def build_training_engine(
     reserved: int = 0,
     folder: Path | None = None,
     least: int = 0,
+    adapters: Adapters | None = None,
 ) -> TrainableEngine:
     """As `build_engine`, over weights that change. Raises RecipeError for an engine that cannot follow them."""
     engine = build_engine(
@@ -291,6 +294,7 @@ def build_training_engine(
         folder=folder,
         trained=True,
         least=least,
+        adapters=adapters,
     )
     if not isinstance(engine, TrainableEngine):
         raise RecipeError(

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from keys.acting import Lab, acts, run
-from retcon.build import build_chat, build_engine, build_engine_chat, build_policy, open_context, settle
+from retcon.build import (
+    build_chat,
+    build_engine,
+    build_engine_chat,
+    build_policy,
+    build_training_engine,
+    open_context,
+    settle,
+)
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe, RolloutSection
 from retcon.core.errors import EngineError, RetconError
@@ -231,3 +239,35 @@ def a_server_that_is_away_for_a_while(recipe: Recipe, lab: Lab) -> str:
         url = server.url.removesuffix("/v1")
         stop = run(main(recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"url": (url,)})})))
     return "infrastructure" if stop == "infrastructure" else "turns"
+
+
+def handed_over(recipe: Recipe, lab: Lab) -> VLLM:
+    """A server that was given what the recipe trains."""
+    import torch
+
+    from retcon.models.lora import Adapter
+    from retcon.models.placing import start_model
+    from retcon.train.sync import EngineWeights
+
+    server_is, model = VLLM({"max_model_len": 4096, "rank": 8}), start_model(lab.base, 0)
+    weights = EngineWeights(model, torch.float32, Adapter(model, recipe.lora, seed=0) if recipe.lora.rank else None)
+
+    async def main(url: str) -> None:
+        own = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"url": (url,)})})
+        engine = build_training_engine(own, weights.model, Chat(TOKENIZER), max_requests=1, adapters=weights.adapters)
+        async with engine.connected():  # type: ignore[attr-defined]
+            await engine.follow()  # type: ignore[attr-defined]
+
+    with serving(server_is, ()) as server:
+        run(main(server.url.removesuffix("/v1")))
+    return server_is
+
+
+@acts("engine.lora", (False, 0), (True, 1), given=(*VLLM_HERE, "lora.rank=4"))
+def adapters_that_go_to_servers_as_such(recipe: Recipe, lab: Lab) -> int:
+    return len(handed_over(recipe, lab).adapters)
+
+
+@acts("engine.weights_folder", ("", False), ("/var/tmp", True), given=VLLM_HERE)
+def the_folder_by_which_weights_go(recipe: Recipe, lab: Lab) -> bool:
+    return handed_over(recipe, lab).loaded[0].startswith("/var/tmp/")

@@ -14,6 +14,7 @@ from retcon.build import build_tasks
 from retcon.chat.opening import open_chat
 from retcon.config.load import load_recipe
 from retcon.config.shipped import find_recipe
+from retcon.engine.types import Adapters
 from retcon.engine.vllm.process import Launch, Server
 from retcon.models.locating import BASE, locate
 from retcon.train.demos.making import write_demonstrations
@@ -31,11 +32,11 @@ def python() -> str:
 
 @pytest.fixture
 def start(python: str) -> Iterator[Start]:
-    """Starts servers of a folder, in a dtype; they end with the test."""
+    """Starts servers of a folder, in a dtype, that take adapters; they end with the test."""
     started: list[Server] = []
 
-    def begin(folder: Path, *, dtype: str = "float32", max_len: int = 640, arguments: tuple[str, ...] = ()) -> Server:
-        launch = Launch(python, folder, dtype, max_len, arguments=(*ARGUMENTS, *arguments))
+    def begin(folder: Path, *, dtype: str = "float32", max_len: int = 640, adapters: Adapters | None = None) -> Server:
+        launch = Launch(python, folder, dtype, max_len, arguments=ARGUMENTS, adapters=adapters)
         started.append(Server(launch, 600))
         asyncio.run(started[-1].start())
         return started[-1]

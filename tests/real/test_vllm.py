@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from retcon.build import build_tasks
 from retcon.chat.opening import open_chat
@@ -23,7 +24,7 @@ from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.types import Trajectory
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.types import Generation, Generator, SamplingParams
+from retcon.engine.types import Adapters, Generation, Generator, SamplingParams
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
 from retcon.engine.vllm.process import Server
 from retcon.evaluate.result import read_result
@@ -180,13 +181,15 @@ def test_an_evaluation_is_the_same_within_its_interval_and_saar_works_through_it
     for name, keys in (
         ("here", ()),
         ("there", served(server)),
+        ("repaired here", ("evaluate.repair=saar",)),
         ("repaired", (*served(server), "evaluate.repair=saar")),
     ):
         run_evaluation(on_numbers(*size, *keys), beginner, tmp_path / name)
-    here, there = (read_result(tmp_path / name / "result.json").settings["t1"] for name in ("here", "there"))
-    print(f"\npass@1: {fmean(here.passes(1)):.3f} here, {fmean(there.passes(1)):.3f} there")
-    apart = [a - b for a, b in zip(here.passes(1), there.passes(1), strict=True)]
-    assert abs(fmean(apart)) <= 3 * stdev(apart) / len(apart) ** 0.5
+    for pair in (("here", "there"), ("repaired here", "repaired")):
+        here, there = (read_result(tmp_path / name / "result.json").settings["t1"] for name in pair)
+        print(f"\npass@1, {pair[0]}: {fmean(here.passes(1)):.3f}, and {fmean(there.passes(1)):.3f} from vLLM")
+        apart = [a - b for a, b in zip(here.passes(1), there.passes(1), strict=True)]
+        assert abs(fmean(apart)) <= 3 * stdev(apart) / len(apart) ** 0.5
     repaired: list[Trajectory] = list(jsonl.read(tmp_path / "repaired/trajectories-t1.jsonl"))
     decisions = [turn.repair.decision for one in repaired for turn in one.turns if turn.repair]
     print(f"repairs: { {d: decisions.count(d) for d in set(decisions)} }")
@@ -263,6 +266,39 @@ def test_five_steps_with_new_weights_at_each(start: Start, beginner: Path, tmp_p
     ]
     assert max(moved) > 1e-3
     print(f"seconds to hand weights over: {[line['sync_seconds'] for line in lines]}")
+
+
+LORA = ("lora.rank=12", "engine.lora=true", "rl.lr=1e-2")
+
+
+def assert_adapters_moved(run: Path) -> None:
+    """A is drawn and B begins as zeros: under the first adapters log-probs would be those of the model alone."""
+    moved = load_file(run / "final/adapter/adapter_model.safetensors")
+    assert max(tensor.abs().max().item() for name, tensor in moved.items() if "lora_B" in name) > 1e-2
+
+
+def test_adapters_follow_as_such(start: Start, beginner: Path, tmp_path: Path) -> None:
+    layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    server = start(beginner, adapters=Adapters(12, layers, lambda _: None))
+    lines = trained(beginner, tmp_path / "run", *served(server), *LORA)
+    assert_followed(lines)
+    assert_adapters_moved(tmp_path / "run")
+    print(f"seconds to hand adapters over: {[line['sync_seconds'] for line in lines]}")
+
+
+def test_adapters_go_on_with_what_they_began_where_rollouts_run_ahead(
+    python: str, beginner: Path, tmp_path: Path
+) -> None:
+    """On a server of our own. A generation that is under way has one version from its first token to its last."""
+    own = ("engine.kind=vllm", f"engine.python={python}", "engine.arguments=--enforce-eager", "rl.max_staleness=1")
+    lines = trained(beginner, tmp_path / "run", *own, *LORA)
+    assert [(line["rollouts"], line["infrastructure"]) for line in lines] == [(8, 0)] * 5
+    assert [line["staleness_max"] for line in lines] == [0, 1, 1, 1, 1]
+    assert_adapters_moved(tmp_path / "run")
+    for trajectory in jsonl.read(tmp_path / "run/trajectories/step-000005.jsonl"):
+        for segment in trajectory.segments:
+            if segment.kind == "sampled":
+                assert set(segment.versions or (-1,)) in ({3}, {4})
 
 
 def test_rollouts_run_ahead_over_changes_of_weights(start: Start, beginner: Path, tmp_path: Path) -> None:

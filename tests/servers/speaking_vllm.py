@@ -15,13 +15,16 @@ TOKENIZER = ByteTokenizer()
 @dataclass
 class VLLM:
     """What a vLLM server answers: of every prompt the last id again and again, up to an id that stops it. about: of
-    what it says of itself. weights: the version that it has; loaded: folders that it was given. down: whether it
-    breaks off. answers: to requests for tokens, in place of its own, in order. paused: whether it was told to wait;
-    lost: paths whose next request does not arrive."""
+    what it says of itself. weights: the version that it has; loaded: folders that it was given. adapters: those that it
+    has, and where they were; runtime: whether it takes any. down: whether it breaks off. answers: to requests for
+    tokens, in place of its own, in order. paused: whether it was told to wait; lost: paths whose next request does not
+    arrive."""
 
     about: dict[str, Any] = field(default_factory=dict)
     weights: str = "default"
     loaded: list[str] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+    runtime: bool = True
     down: bool = False
     answers: list[Answer] = field(default_factory=list)
     paused: bool = False
@@ -34,6 +37,10 @@ class VLLM:
             return Answer(status=None)
         if path in ("/pause", "/resume"):
             self.paused = path == "/pause"
+        if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            return self.adapter(path, asked.body)
+        if path == "/inference/v1/generate" and asked.body["model"] not in {self.said_id(), *self.adapters}:
+            return Answer({"error": {"message": f"The model {asked.body['model']} does not exist."}}, 404)
         if path == "/inference/v1/generate" and "logprobs" not in asked.body["sampling_params"]:
             return self.tokens(asked.body)  # asked whether it can, before any work
         if path == "/inference/v1/generate":
@@ -45,13 +52,36 @@ class VLLM:
             self.weights = asked.body["weight_version"]
         return Answer(self.said().get(path, {}))
 
+    def said_id(self) -> str:
+        return str(self.about.get("id", "small"))
+
+    def adapter(self, path: str, body: dict[str, Any]) -> Answer:
+        if not self.runtime:
+            return Answer({"detail": "Not Found"}, 404)
+        if "lora_name" not in body:
+            return Answer({"error": {"message": "a field is missing"}}, 400)
+        if path.startswith("/v1/unload"):
+            del self.adapters[body["lora_name"]]
+        else:
+            folder = Path(body["lora_path"])
+            assert {file.name for file in folder.iterdir()} == {"adapter_model.safetensors", "adapter_config.json"}
+            self.adapters[body["lora_name"]] = str(folder)
+            self.loaded.append(str(folder))
+        return Answer("Success: what vLLM says is a sentence.")
+
     def said(self) -> dict[str, Any]:
         about = {"version": "0.32.0", "max_model_len": 64, "chunked": False, "backend": "retcon", "id": "small",
-                 "device": "cpu", "logprobs": "raw_logprobs", "tokens": None} | self.about  # fmt: skip
+                 "device": "cpu", "logprobs": "raw_logprobs", "tokens": None, "rank": 0,
+                 "targets": ["q_proj"]} | self.about  # fmt: skip
         probe = "def area(r):\n    return 3.14 * r**2  # Größe 東京\n"
         return {
             "/version": {"version": about["version"]},
-            "/v1/models": {"data": [{"id": about["id"], "max_model_len": about["max_model_len"], "root": "/small"}]},
+            "/v1/models": {
+                "data": [
+                    {"id": about["id"], "max_model_len": about["max_model_len"], "root": "/small", "parent": None},
+                    *({"id": name, "root": at, "parent": about["id"]} for name, at in self.adapters.items()),
+                ]
+            },
             "/tokenize": {"tokens": about["tokens"] or TOKENIZER.encode(probe)},
             "/weight_info": {"weight_version": self.weights},
             "/server_info": {
@@ -60,6 +90,9 @@ class VLLM:
                     "scheduler_config": {"enable_chunked_prefill": about["chunked"]},
                     "model_config": {"logprobs_mode": about["logprobs"]},
                     "weight_transfer_config": {"backend": about["backend"]},
+                    "lora_config": {"max_lora_rank": about["rank"], "target_modules": about["targets"]}
+                    if about["rank"]
+                    else None,
                 }
             },
         }

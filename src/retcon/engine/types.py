@@ -211,13 +211,23 @@ class TrainableEngine(Generator, TakesWeights, TellsStatistics, AbstractAsyncCon
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters:
+    """That are trained in place of a model's weights (`retcon.models.lora`). rank: theirs. targets: last names of the
+    layers that have one. save: writes them into a folder, in peft's format."""
+
+    rank: int
+    targets: tuple[str, ...]
+    save: Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSetup:
     """What an engine is built for. model: gives the weights, in this process, in evaluation mode, on their device; an
     engine that has its own does not call it. max_len: tokens of a request, generated ones included. max_requests: that
     are open at a time at most. kv_memory_mb: MiB for keys and values, 0 for as much as fits. reserved: bytes that
     whoever shares the device has yet to take. folder: of a model with this tokenizer and configuration, for an engine
     that loads it elsewhere; dtype: of its weights then, auto for the folder's own. threads: of a CPU. trained: whether
-    the weights will change."""
+    the weights will change. adapters: what changes of them, where it is not all; `model` has them merged."""
 
     model: Callable[[], PreTrainedModel]
     tokenizer: Tokenizer
@@ -229,3 +239,4 @@ class EngineSetup:
     dtype: str = "auto"
     threads: int = 1
     trained: bool = False
+    adapters: Adapters | None = None

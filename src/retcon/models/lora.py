@@ -52,6 +52,7 @@ class Adapter:
             torch.manual_seed(derive("lora", seed))
             self._model = peft.get_peft_model(model, config)
         self._model.eval()
+        self.rank = section.rank
 
     def save(self, folder: Path) -> None:
         """The adapters in peft's format, which `PeftModel.from_pretrained` loads, into `folder`."""

@@ -123,7 +123,14 @@ async def open_rollouts(
     chat = build_chat(recipe, tokenizer, tasks)
     side_by_side = recipe.rl.prompts * recipe.select.made(recipe.rl.group) * (1 + recipe.rl.max_staleness)
     engine = build_training_engine(
-        recipe, weights.model, chat, max_requests=side_by_side, reserved=reserved, folder=tokenizer, least=least
+        recipe,
+        weights.model,
+        chat,
+        max_requests=side_by_side,
+        reserved=reserved,
+        folder=tokenizer,
+        least=least,
+        adapters=weights.adapters,
     )
     async with engine, open_context(recipe, engine, chat) as context, open_graded(tasks) as graded:
         _tell_version(recipe, engine, version)

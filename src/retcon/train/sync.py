@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from retcon.engine.types import Adapters
 from retcon.models.lora import Adapter, merged_weight
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ class EngineWeights:
     without adapters, in which `sync` puts what training has made of the weights.
 
     Decoding thus never runs adapters, which costs a copy of every weight that they change; weights that do not change
-    and have that dtype already are shared.
+    and have that dtype already are shared. adapters: those that are merged into it, for an engine elsewhere that takes
+    them as they are.
     """
 
     def __init__(self, trained: PreTrainedModel, dtype: torch.dtype, adapter: Adapter | None = None) -> None:
@@ -30,6 +32,10 @@ class EngineWeights:
         cast = {n for n, p in parameters.items() if p.dtype != dtype}
         changing = {f"{name}.base_layer.weight" for name in layers} if adapter is not None else cast
         self.model = trained
+        self.adapters = None
+        if adapter is not None:
+            targets = sorted({name.rpartition(".")[2] for name in layers})
+            self.adapters = Adapters(adapter.rank, tuple(targets), adapter.save)
         self._pairs: list[tuple[Tensor, Callable[[], Tensor]]] = []
         if not cast and adapter is None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,6 +39,10 @@ class VLLMSection(EngineSection):
     seconds: Rate = Field(600.0, description="wall seconds of a request")
     patience: Rate = Field(300.0, description="seconds that a request waits while all servers are down")
     at_once: Positive = Field(256, description="requests of a server at a time")
+    lora: bool = Field(False, description="with lora.rank: give the servers the adapters as such, in place of merged "
+                       "weights")  # fmt: skip
+    weights_folder: str = Field("", description="a folder by which weights go to the servers, for those on other "
+                                "machines that see it under the same path; empty: this machine's memory")  # fmt: skip
 
     @field_validator("url")
     @classmethod
@@ -46,13 +51,17 @@ class VLLMSection(EngineSection):
 
     def refuse_training(self, recipe: Recipe) -> None:
         self._check()
+        if self.lora and not recipe.lora.rank:
+            raise RecipeError("engine.lora gives servers adapters, and lora.rank is 0: set a rank, or leave it out")
+        if self.weights_folder and not os.access(self.weights_folder, os.W_OK | os.X_OK):
+            raise RecipeError(f"engine.weights_folder: {self.weights_folder} is no folder that can be written to")
 
     def subject(self, folder: Path) -> str:
         return super().subject(folder) if self.python else f"{' '.join(self.url)} {self.model}".strip()
 
     def build(self, setup: EngineSetup) -> VLLMEngine:
         self._check()
-        own = None
+        own, adapters = None, setup.adapters if self.lora else None
         if self.python:
             if setup.folder is None:
                 raise EngineError("engine.python: a server is started with a model's folder, and there is none")
@@ -64,13 +73,27 @@ class VLLMSection(EngineSection):
                 setup.kv_memory_mb,
                 setup.threads,
                 self.arguments,
+                adapters,
             )
             own = Server(launch, self.start_seconds)
         settings = VLLMSettings(
-            self.url, self.model, self.key_env, self.seconds, self.patience, self.at_once, self.seeds
+            self.url,
+            self.model,
+            self.key_env,
+            self.seconds,
+            self.patience,
+            self.at_once,
+            self.seeds,
+            Path(self.weights_folder) if self.weights_folder else None,
         )
         return VLLMEngine(
-            settings, setup.tokenizer, max_len=setup.max_len, model=setup.model, own=own, trained=setup.trained
+            settings,
+            setup.tokenizer,
+            max_len=setup.max_len,
+            model=setup.model,
+            own=own,
+            trained=setup.trained,
+            adapters=adapters,
         )
 
     def _check(self) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError, InfrastructureFault
-from retcon.engine.vllm.process import EXTENSION, start_line
-from retcon.models.remote import Refused, Remote
+from retcon.engine.types import Adapters
+from retcon.engine.vllm.process import start_line
+from retcon.models.remote import Failed, Refused, Remote, Unreadable
 
 OLDEST = (0, 32)
 """The first version that tells of each token by which weights it was sampled."""
 GENERATE = "/inference/v1/generate"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 PROBE = "def area(r):\n    return 3.14 * r**2  # Größe 東京\n"
 
 
@@ -35,13 +37,15 @@ class Weights:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a server is to be. model: its name there, empty for the only one. tokenizer: of the model. max_len: tokens
-    of a request. seeds: whether requests have one. trained: whether it will have to take weights."""
+    of a request. seeds: whether requests have one. trained: whether it will have to take weights. adapters: that it
+    will have to take in their place."""
 
     model: str
     tokenizer: Tokenizer
     max_len: int
     seeds: bool
     trained: bool
+    adapters: Adapters | None = None
 
 
 class VLLMClient:
@@ -76,7 +80,7 @@ class VLLMClient:
         url, wanted = self.remote.url, self._wanted
         try:
             version = str((await self.remote.get("/version"))["version"])
-            card = _only((await self.remote.get("/v1/models"))["data"], wanted.model, url)
+            card = _only(await self._cards(), wanted.model, url)
             self._model = str(card["id"])
             told = {"model": self._model, "prompt": PROBE, "add_special_tokens": False}
             tokens = (await self.remote.post("/tokenize", told))["tokens"]
@@ -98,6 +102,11 @@ class VLLMClient:
             )
         await self._check_how_started()
 
+    async def _cards(self) -> Sequence[Mapping[str, Any]]:
+        """Of the models that the server has, and of the adapters, each with its model as its `parent`."""
+        cards: Sequence[Mapping[str, Any]] = (await self.remote.get("/v1/models"))["data"]
+        return cards
+
     def _may_be_away(self, error: Exception) -> None:
         """Raises InfrastructureFault where a way that was there is not: while a server is started anew, what stands
         before it may answer in its place."""
@@ -107,7 +116,7 @@ class VLLMClient:
     async def _check_how_started(self) -> None:
         wanted = self._wanted
         url = self.remote.url
-        how = f"PYTHONPATH={EXTENSION} VLLM_SERVER_DEV_MODE=1 vllm serve … {shlex.join(start_line(wanted.max_len))}"
+        how = start_line(wanted.max_len, wanted.adapters)
         try:
             one = {
                 "model": self._model,
@@ -130,18 +139,37 @@ class VLLMClient:
         blocks, size = cache.get("num_gpu_blocks"), cache.get("block_size")
         self.capacity = int(blocks) * int(size) if blocks and size else None
         backend = (about.get("weight_transfer_config") or {}).get("backend")
-        if wanted.trained and backend != "retcon":
+        if wanted.adapters is not None:
+            why_not = await self._takes_not(wanted.adapters, about.get("lora_config") or {}, on_cpu=on_cpu)
+            if why_not:
+                raise EngineError(f"{url} {why_not}; start it as {how}")
+        elif wanted.trained and backend != "retcon":
             raise EngineError(f"{url} cannot be given weights (its backend is {backend}); start it as {how}")
 
+    async def _takes_not(self, adapters: Adapters, about: Mapping[str, Any], *, on_cpu: bool) -> str | None:
+        """Why a server cannot be given adapters. about: what it says of those that it takes."""
+        if int(about.get("max_lora_rank") or 0) < adapters.rank:
+            return f"takes no adapters of rank {adapters.rank}"
+        if on_cpu and not about.get("target_modules"):
+            return "adapts its output layer, too, and on a CPU vLLM's engine ends where it then scores a prompt"
+        try:
+            await self.remote.post(LOAD, {})
+        except Refused as refused:  # a route that is there says that this is no request
+            if refused.said.status in (404, 405):
+                return "takes no adapters while it runs"
+        return None
+
     async def generate(
-        self, ids: Sequence[int], params: Mapping[str, object], *, salt: str | None
+        self, ids: Sequence[int], params: Mapping[str, object], *, version: str | None
     ) -> tuple[dict[str, Any], list[str]]:
         """The first choice, with `prompt_logprobs` and `usage` in it, and the version of the weights that sampled each
-        of its tokens. Raises InfrastructureFault, also for tokens of weights that are not to be taken; Refused."""
+        of its tokens. version: that is asked for. Raises InfrastructureFault, also for tokens of weights that are not
+        to be taken; Refused."""
         await self.ready()
         body: dict[str, object] = {"model": self._model, "token_ids": list(ids), "sampling_params": dict(params)}
-        if salt is not None:
-            body["cache_salt"] = salt
+        adapter = None if self._wanted.adapters is None else version
+        if version is not None:
+            body |= {"cache_salt": version, "model": adapter or self._model}
         try:
             answer = await self.remote.post(GENERATE, body)
         except Refused as refused:
@@ -150,6 +178,8 @@ class VLLMClient:
         try:
             choice = dict(answer["choices"][0])
             spans = [(str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ()]
+            if adapter is not None:  # what the server tells is the version of the weights below it
+                spans = [(adapter, 0, len(choice["token_ids"]))]
             choice |= {"prompt_logprobs": answer.get("prompt_logprobs"), "usage": answer.get("usage") or {}}
         except (LookupError, TypeError, ValueError) as error:
             raise self.remote.no_answer("no generation") from error
@@ -170,21 +200,44 @@ class VLLMClient:
         if wanted is None or self._has == wanted:
             return
         try:
-            if (await self.remote.get("/weight_info"))["weight_version"] != wanted:
-                if self._weights.carried:
-                    await self.remote.post("/pause?mode=keep", {})
-                await self.remote.post("/init_weight_transfer_engine", {"init_info": {}})
-                await self.remote.post("/start_weight_update", {})
-                await self.remote.post("/update_weights", {"update_info": {"folder": str(folder)}})
-                await self.remote.post("/finish_weight_update", {"weight_version": wanted})
-            if self._weights.carried:  # not before: half of the weights would sample under the old name
-                await self.remote.post("/resume", {})  # also where it has them: it may have been lost the last time
+            await (self._load if self._wanted.adapters else self._transfer)(wanted, folder)
         except (Refused, LookupError, TypeError) as error:
             raise InfrastructureFault(f"{self.remote.url} does not take weights: {error}") from error
         self._has = wanted
 
+    async def _transfer(self, wanted: str, folder: Path | None) -> None:
+        if (await self.remote.get("/weight_info"))["weight_version"] != wanted:
+            if self._weights.carried:
+                await self.remote.post("/pause?mode=keep", {})
+            await self.remote.post("/init_weight_transfer_engine", {"init_info": {}})
+            await self.remote.post("/start_weight_update", {})
+            await self.remote.post("/update_weights", {"update_info": {"folder": str(folder)}})
+            await self.remote.post("/finish_weight_update", {"weight_version": wanted})
+        if self._weights.carried:  # not before: half of the weights would sample under the old name
+            await self.remote.post("/resume", {})  # also where it has them: it may have been lost the last time
+
+    async def _load(self, wanted: str, folder: Path | None) -> None:
+        """An adapter more: requests under way go on with theirs. Of this run's the server keeps the one before."""
+        there = [str(card["id"]) for card in await self._cards() if card.get("parent") is not None]
+        if wanted in there:
+            return
+        try:
+            await self._tell(LOAD, {"lora_name": wanted, "lora_path": str(folder)})
+        except Failed as failed:
+            if failed.said.status != 500:
+                raise
+            raise EngineError(f"{self.remote.url} cannot load the run's adapters: {failed}") from failed
+        run = wanted.rpartition("-")[0]
+        for old in [name for name in there if name.rpartition("-")[0] == run][:-1]:
+            await self._tell(UNLOAD, {"lora_name": old})
+
+    async def _tell(self, path: str, body: Mapping[str, object]) -> None:
+        with suppress(Unreadable):  # its yes is a sentence, no JSON
+            await self.remote.post(path, body)
+
 
 def _only(cards: Sequence[Mapping[str, Any]], model: str, url: str) -> Mapping[str, Any]:
+    cards = [card for card in cards if card.get("parent") is None]  # the others are adapters
     found = [card for card in cards if not model or card["id"] == model]
     if not found or (not model and len(found) > 1):
         names = ", ".join(str(card["id"]) for card in cards)

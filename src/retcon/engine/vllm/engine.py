@@ -1,9 +1,10 @@
 """vLLM servers, token ids both ways, whose weights follow the trainer's without a restart.
 
 **Weights.** After an update the trainer's weights are written to a folder in memory, once, and every server reads them
-through vLLM's own weight transfer (`extension/retcon_vllm.py`). A version has a name that no other run uses; each
-answer says which weights sampled its tokens, and one of other weights is not taken: a server that was started anew in
-between is given the weights again first. What the server has cached is salted with the version.
+through vLLM's own weight transfer (`extension/retcon_vllm.py`); or its adapters, as one more of those that vLLM serves.
+A version has a name that no other run uses; each answer says which weights sampled its tokens, and one of other weights
+is not taken: a server that was started anew in between is given the weights again first. What the server has cached is
+salted with the version.
 
 **Several servers.** `retcon.engine.pool` says which one a request goes to, and when: where the trajectory's keys and
 values lie, as far as those of all that are there fit.
@@ -18,9 +19,11 @@ import asyncio
 import math
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +31,7 @@ from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.pool.dispatch import Dispatcher
 from retcon.engine.pool.policy import Policy
-from retcon.engine.types import Generation, SamplingParams, check_params
+from retcon.engine.types import Adapters, Generation, SamplingParams, check_params
 from retcon.engine.vllm.client import VLLMClient, Wanted, Weights
 from retcon.engine.vllm.process import Server
 from retcon.models.remote import Refused, Remote
@@ -40,7 +43,8 @@ if TYPE_CHECKING:  # it brings torch
 @dataclass(frozen=True, slots=True)
 class VLLMSettings:
     """urls: of servers that run already, their roots. model: its name there, empty for the only one. seconds: of a
-    request. patience: seconds that a request waits while all servers are down. at_once: requests of one server."""
+    request. patience: seconds that a request waits while all servers are down. at_once: requests of one server.
+    weights_folder: by which weights go to servers, None for memory, which those on this machine alone see."""
 
     urls: tuple[str, ...] = ()
     model: str = ""
@@ -49,6 +53,7 @@ class VLLMSettings:
     patience: float = 300.0
     at_once: int = 256
     seeds: bool = True
+    weights_folder: Path | None = None
 
 
 @dataclass(slots=True)
@@ -75,8 +80,8 @@ class VLLMStats:
 class VLLMEngine:
     """A `Generator` over servers, and what training needs of one. model: gives the weights that `follow` sends.
 
-    trained: whether the servers will have to take weights. own: a server that is started and ended with the
-    connections, or None. It works within `connected`.
+    trained: whether the servers will have to take weights. adapters: that they take in place of these. own: a server
+    that is started and ended with the connections, or None. It works within `connected`.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class VLLMEngine:
         model: Callable[[], PreTrainedModel],
         own: Server | None = None,
         trained: bool = False,
+        adapters: Adapters | None = None,
     ) -> None:
         self.settings, self.max_len, self.stats = settings, max_len, VLLMStats()
         self._tokenizer, self._model, self._own = tokenizer, model, own
@@ -96,7 +102,9 @@ class VLLMEngine:
         self._clients: list[VLLMClient] = []
         self._dispatcher: Dispatcher | None = None
         self._restarting = asyncio.Lock()
-        self._trained = trained
+        self._trained, self._adapters = trained, adapters
+        self._folders: dict[str, Path] = {}  # of each version that a server may yet have to read
+        self._open: Counter[str | None] = Counter()  # requests, by the version that they ask for
         self.version: int | None = None  # see `CarriesOver`
 
     @property
@@ -120,7 +128,7 @@ class VLLMEngine:
             if self._own is not None:
                 await self._own.start()
             about = self.settings
-            wanted = Wanted(about.model, self._tokenizer, self.max_len, about.seeds, self._trained)
+            wanted = Wanted(about.model, self._tokenizer, self.max_len, about.seeds, self._trained, self._adapters)
             self._clients = [VLLMClient(self._remote(url), wanted, self._weights) for url in urls]
             faults = [fault for client in self._clients if (fault := await self._prepare(client)) is not None]
             if len(faults) == len(self._clients):
@@ -137,7 +145,7 @@ class VLLMEngine:
             self._clients = []
             if self._own is not None:
                 await self._own.stop()
-            self._forget_folder()
+            self._forget_folders()
 
     def _remote(self, url: str) -> Remote:
         about = self.settings
@@ -214,9 +222,11 @@ class VLLMEngine:
         self._count += 1
         from retcon.engine.vllm.weights import write_weights
 
-        folder = await asyncio.to_thread(write_weights, self._model())
-        self._forget_folder()
+        save = self._model().save_pretrained if self._adapters is None else self._adapters.save
+        folder = await asyncio.to_thread(write_weights, save, self.settings.weights_folder)
+        self._forget_folders()
         self._weights.folder, self._weights.version = folder, f"{self._run}-{self._count}"
+        self._folders[self._weights.version] = folder
         self._weights.carried = self.version is not None
         if self.version is not None:
             self._weights.steps[self._weights.version] = self.version
@@ -240,12 +250,16 @@ class VLLMEngine:
         async def ask(number: int) -> tuple[dict[str, Any], list[str]]:
             client = self._clients[number]
             await self._restart()
+            version = self._weights.version
+            self._open[version] += 1
             try:
-                found = await client.generate(ids, params, salt=self._weights.version)
+                found = await client.generate(ids, params, version=version)
             except InfrastructureFault:
                 client.lost()
                 self.stats.retried += 1
                 raise
+            finally:
+                self._open[version] -= 1
             dispatcher.policy.resized(number, client.capacity)  # it may have been down when we connected
             self.stats.prefilled += found[0]["usage"].get("prompt_tokens") or 0
             return found
@@ -263,14 +277,14 @@ class VLLMEngine:
             return
         async with self._restarting:
             if not self._own.alive:
-                await self._own.stop()
                 await self._own.start()
                 self.stats.restarted += 1
 
-    def _forget_folder(self) -> None:
-        if self._weights.folder is not None:
-            shutil.rmtree(self._weights.folder, ignore_errors=True)
-            self._weights.folder = None
+    def _forget_folders(self) -> None:
+        """A server reads weights once. Adapters that it holds no more it reads again, for a request that has them."""
+        for version in [v for v in self._folders if self._adapters is None or not self._open[v]]:
+            shutil.rmtree(self._folders.pop(version), ignore_errors=True)
+        self._weights.folder = None
 
     async def __aenter__(self) -> VLLMEngine:
         return self

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -19,10 +18,14 @@ from typing import IO
 from urllib.request import ProxyHandler, build_opener
 
 from retcon.core.errors import EngineError
+from retcon.engine.types import Adapters
 
 NO_PROXY = build_opener(ProxyHandler({}))  # a server on this machine
 
 EXTENSION = Path(__file__).parent / "extension"
+RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Of adapters, as vLLM rounds them."""
 NAME = "retcon"
 """What the server calls the model."""
 GRACE = 10.0
@@ -33,7 +36,7 @@ GRACE = 10.0
 class Launch:
     """python: of an environment that has vLLM. folder: of the model. dtype: of its weights.
     max_len: tokens of a request. kv_memory_mb: MiB for keys and values on a CPU, 0 for 1024. arguments: further ones of
-    the server, which win."""
+    the server, which win. adapters: that it is to take."""
 
     python: str
     folder: Path
@@ -42,6 +45,7 @@ class Launch:
     kv_memory_mb: int = 0
     threads: int = 1
     arguments: tuple[str, ...] = ()
+    adapters: Adapters | None = None
 
     def command(self, port: int) -> list[str]:
         """What starts it. Prefills are whole: on a CPU a request's own seed together with a chunked prefill ends
@@ -52,7 +56,7 @@ class Launch:
             NAME, "--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--max-model-len",
             str(self.max_len), "--enable-scale-out", "--enable-prefix-caching", "--no-enable-chunked-prefill",
             "--max-num-batched-tokens", str(max(2048, self.max_len)), "--weight-transfer-config", transfer,
-            "--worker-extension-cls", "retcon_vllm.Extension", *self.arguments,
+            "--worker-extension-cls", "retcon_vllm.Extension", *for_adapters(self.adapters), *self.arguments,
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
@@ -63,7 +67,14 @@ class Launch:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }  # fmt: skip
         path = os.pathsep.join(filter(None, (str(EXTENSION), os.environ.get("PYTHONPATH", ""))))
-        return {**ours, **os.environ, "PYTHONPATH": path, "VLLM_SERVER_DEV_MODE": "1", "RETCON_OWNER": str(os.getpid())}
+        return {
+            **ours,
+            **os.environ,
+            "PYTHONPATH": path,
+            "VLLM_SERVER_DEV_MODE": "1",
+            "RETCON_OWNER": str(os.getpid()),
+            **({RUNTIME: "1"} if self.adapters else {}),
+        }
 
 
 class Server:
@@ -94,8 +105,9 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
-        """Returns once it answers. Raises EngineError, with what it said last, where it does not."""
-        self._close_log()
+        """Returns once it answers; one that was started before is ended. Raises EngineError, with what it said last,
+        where it does not."""
+        await self.stop()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         began = time.monotonic()
         try:
@@ -165,9 +177,21 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_line(max_len: int) -> Sequence[str]:
-    """The arguments that a server needs which the user starts."""
-    return (
-        "--enable-scale-out", "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(2048, max_len)),
-        "--weight-transfer-config", '{"backend": "retcon"}', "--worker-extension-cls", "retcon_vllm.Extension",
-    )  # fmt: skip
+def for_adapters(adapters: Adapters | None) -> tuple[str, ...]:
+    """The arguments by which a server takes adapters: those of two versions at a time, as rollouts may run ahead. Their
+    layers are named, as it would otherwise adapt its output layer too, and score no prompt on a CPU."""
+    if adapters is None:
+        return ()
+    rank = next((one for one in RANKS if one >= adapters.rank), adapters.rank)  # it says itself that none is larger
+    return ("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2",
+            "--lora-target-modules", *adapters.targets)  # fmt: skip
+
+
+def start_line(max_len: int, adapters: Adapters | None = None) -> str:
+    """How a user starts a server. adapters: that it has to take in place of weights."""
+    transfer = ("--weight-transfer-config", '{"backend": "retcon"}', "--worker-extension-cls", "retcon_vllm.Extension")
+    taking = for_adapters(adapters) or transfer
+    environment = f"{RUNTIME}=1" if adapters else f"PYTHONPATH={EXTENSION}"
+    tokens = str(max(2048, max_len))
+    words = ("--enable-scale-out", "--no-enable-chunked-prefill", "--max-num-batched-tokens", tokens, *taking)
+    return f"{environment} VLLM_SERVER_DEV_MODE=1 vllm serve … {shlex.join(words)}"

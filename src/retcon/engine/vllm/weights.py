@@ -1,38 +1,39 @@
-"""The trainer's weights in a folder in memory, for servers on this machine to read."""
+"""The trainer's weights in a folder, for servers to read: in memory, or where servers on other machines see it, too."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from retcon.core.errors import EngineError
-
-if TYPE_CHECKING:  # they bring torch
-    from transformers import PreTrainedModel
 
 MEMORY = Path("/dev/shm")
 PREFIX = "retcon-weights-"
 
 
-def write_weights(model: PreTrainedModel) -> Path:
-    """A new folder with the weights of `model`, named as in a checkpoint; in shared memory where the machine has that.
-    What trainers that were killed have left there is removed.
+def write_weights(save: Callable[[Path], object], parent: Path | None = None) -> Path:
+    """A new folder in `parent` with what `save` writes into it; without one in shared memory, where the machine has
+    that. What trainers of this machine that were killed have left there is removed.
 
-    Raises EngineError where they cannot be written.
+    Raises EngineError where it cannot be written.
     """
     from safetensors import SafetensorError
 
     from retcon.models.loading import without_bars
 
-    _sweep()
-    name = f"{PREFIX}{_process(os.getpid())}-"
-    folder = Path(tempfile.mkdtemp(prefix=name, dir=MEMORY if MEMORY.is_dir() else None))
+    parent = parent or (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))
     try:
+        _sweep(parent)
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_process(os.getpid())}-", dir=parent))
+    except OSError as error:
+        raise EngineError(f"no folder for the weights can be made in {parent}: {error}") from error
+    try:
+        folder.chmod(0o755)  # a server may be another user's
         with without_bars():
-            model.save_pretrained(folder)
+            save(folder)
     except (OSError, SafetensorError) as error:
         free = shutil.disk_usage(folder).free
         shutil.rmtree(folder, ignore_errors=True)
@@ -42,15 +43,17 @@ def write_weights(model: PreTrainedModel) -> Path:
     return folder
 
 
-def _sweep() -> None:
-    """Remove from memory what processes have left that are gone, of those whose ids can be told."""
-    for folder in MEMORY.glob(f"{PREFIX}*-*-*"):
+def _sweep(parent: Path) -> None:
+    """Remove what processes have left that are gone, of those whose ids can be told."""
+    for folder in parent.glob(f"{PREFIX}*-*-*"):
         pid = folder.name.split("-")[-2]
         if pid.isdecimal() and folder.name.startswith(f"{PREFIX}{_process(pid)}-") and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _process(pid: int | str) -> str:
-    """A process by its id and whose ids these are: containers that share a folder number theirs apart."""
-    space = Path("/proc/self/ns/pid")
-    return f"{space.stat().st_ino}-{pid}" if space.exists() else "unknown"
+    """A process by its id and whose ids these are: containers and machines that share a folder number theirs apart."""
+    space, boot = Path("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id")
+    if not (space.exists() and boot.exists()):
+        return "unknown"
+    return f"{boot.read_text()[:8]}-{space.stat().st_ino}-{pid}"

@@ -62,7 +62,10 @@ class FolderEngine(WeightTransferEngine[NoInit, FromFolder]):  # type: ignore[mi
         """Raises FileNotFoundError for a folder that this machine does not have, or that has no weights."""
         files = sorted(Path(update_info.folder).glob("*.safetensors"))
         if not files:
-            raise FileNotFoundError(f"{update_info.folder} has no *.safetensors: is the trainer on another machine?")
+            raise FileNotFoundError(
+                f"{update_info.folder} has no *.safetensors: is the trainer on another machine? "
+                "engine.weights_folder names a folder that both see"
+            )
         self.model.load_weights(_tensors(files))
 
     def finish_weight_update(self) -> None:

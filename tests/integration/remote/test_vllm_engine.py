@@ -358,10 +358,10 @@ def test_weights_of_a_trainer_that_was_killed_are_removed(tmp_path: Path, monkey
 
     monkeypatch.setattr("retcon.engine.vllm.weights.MEMORY", tmp_path)
     script = "import pathlib, sys; from engines import model_of; from retcon.engine.vllm import weights\n"
-    script += "weights.MEMORY = pathlib.Path(sys.argv[1]); weights.write_weights(model_of('llama'))"
+    script += "weights.MEMORY = pathlib.Path(sys.argv[1]); weights.write_weights(model_of('llama').save_pretrained)"
     path = os.pathsep.join(filter(None, sys.path))
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env={**os.environ, "PYTHONPATH": path})
     (left,) = tmp_path.iterdir()
-    first, second = (write_weights(model_of("llama")) for _ in range(2))
+    first, second = (write_weights(model_of("llama").save_pretrained) for _ in range(2))
     assert not left.exists()
     assert sorted(tmp_path.iterdir()) == sorted((first, second))
