@@ -162,8 +162,9 @@ def test_dapo(run: Run) -> None:
 
 
 def test_cleaner(run: Run) -> None:
-    made = run("mini/cleaner")
+    made, in_part = run("mini/cleaner"), run("mini/cleaner/saar-70")
     assert all(t.provenance.purified for t in made.rollouts)
+    assert {t.provenance.purified for t in in_part.rollouts} == {True, False}
     assert made.lines[0]["shallow"] + made.lines[0]["deep"] > 0
     assert made.lines[0]["spliced_share"] > 0
     assert made.lines[0]["failures"] < made.lines[0]["raw_failures"]
