@@ -11,9 +11,9 @@ from verl.workers.rollout.replica import TokenOutput
 @ray.remote
 class Replica:
     """Takes and gives what verl's `vLLMHttpServer.generate` does. model: a folder. max_len: tokens that it takes.
-    losing: requests whose number, counted from 0, is one of these meet an engine that is gone."""
+    losing: so many of the requests with the first prompt that it sees meet an engine that is gone."""
 
-    def __init__(self, model: str, max_len: int, *, losing: tuple[int, ...] = ()) -> None:
+    def __init__(self, model: str, max_len: int, *, losing: int = 0) -> None:
         import torch
 
         from retcon.engine.local.engine import LocalEngine
@@ -22,7 +22,7 @@ class Replica:
         torch.set_num_threads(1)
         weights = load_model(model, "float32")
         self._engine = LocalEngine(weights, max_len=max_len, max_requests=256)
-        self._losing, self._asked = frozenset(losing), 0
+        self._losing, self._first = losing, list[int]()
         self.params: list[dict[str, Any]] = []
 
     async def generate(
@@ -31,9 +31,10 @@ class Replica:
     ) -> TokenOutput:  # fmt: skip
         from retcon.engine.types import SamplingParams
 
-        number, self._asked = self._asked, self._asked + 1
         self.params.append(sampling_params)
-        if number in self._losing:
+        self._first = self._first or list(prompt_ids)
+        if self._losing and list(prompt_ids) == self._first:
+            self._losing -= 1
             raise RuntimeError("the engine is dead")
         if len(prompt_ids) >= self._engine.max_len:
             raise ValueError(f"{len(prompt_ids)} tokens leave no room")

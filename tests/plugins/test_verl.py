@@ -206,9 +206,9 @@ def test_64_prompts_of_16_rollouts(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_here")
 def test_a_fault_is_no_reward_and_its_prompt_is_drawn_anew(model: Path, data: Path) -> None:
-    """The first prompt loses all of its rollouts but one, in their first generations; others lose none."""
+    """One prompt loses all of its rollouts but one, in their first generations; others lose none."""
     config = configured(model, data, *SAAR, "repair.kind=none", verl=("actor_rollout_ref.rollout.agent.num_workers=1",))
-    training = Training(config, replicas(model, 480, losing=tuple(range(GROUP - 1))))
+    training = Training(config, replicas(model, 480, losing=GROUP - 1))
     try:
         batch, told = training.step(1)
         assert told["retcon/lost_to_faults"] == GROUP - 1
