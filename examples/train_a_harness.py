@@ -15,7 +15,6 @@ import httpx
 
 from retcon.build import build_chat, build_repair, build_tasks, build_training_engine, open_context
 from retcon.config.load import load_recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.types import Trajectory
 from retcon.http.server import listen, served
 from retcon.models.loading import load_model
@@ -48,7 +47,7 @@ def reward(trajectory: Trajectory) -> float:
 
 
 async def main() -> None:
-    recipe = load_recipe(find_recipe("quickstart/saar"), RECIPE)
+    recipe = load_recipe("quickstart/saar", RECIPE)
     folder = locate("base")
     model, chat = load_model(folder), build_chat(recipe, folder)
     optimizer = adamw(model, lr=recipe.rl.lr, weight_decay=0.0)

@@ -118,7 +118,7 @@ def test_each_stage_is_planned(base: Path, tmp_path: Path, monkeypatch: pytest.M
     said = dry("train", "mine.toml", *SMALL, "rollout.max_tokens=120", rates, "--from", base, "--out", tmp_path / "o")
     for part in (
         "stage 2, long: rates.jsonl is not there yet: the run will stop before this stage",
-        "stage 1, short: steps 1 to 3\n", "a step: 1 prompts × 4 rollouts, 480 tokens at most; 3 steps",
+        "stage 1, short: steps 1 to 3\n", "a step: 1 prompt × 4 rollouts, 480 tokens at most; 3 steps",
         "stage 2, long: steps 4 to 7, with a new optimiser\n", "2 prompts × 4 rollouts, 1,200 tokens at most; 4 steps",
         "\n3 steps: ", "\n4 steps: ", "7 steps in all: ",
     ):  # fmt: skip
@@ -142,7 +142,7 @@ def test_the_stage_that_may_not_fit_is_named(base: Path, tmp_path: Path, monkeyp
 def test_an_evaluation_of_a_file_is_planned(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = dry("eval", base, "--data", PROBLEMS, "evaluate.samples=1", "rollout.max_turns=1", "rollout.max_tokens=200")
-    assert "problems: 50 of problems × 1 rollouts in each of 2 settings" in said
+    assert "problems: 50 of problems × 1 rollout in each of 2 settings" in said
     assert "100 rollouts in all: " in said
     assert not list(tmp_path.iterdir())
 
@@ -153,7 +153,7 @@ def test_the_plan_of_an_evaluation_refuses_what_the_evaluation_would(
     monkeypatch.chdir(tmp_path)
     words = ("eval", base, "--data", PROBLEMS, "evaluate.samples=1", "rollout.max_turns=1", "evaluate.top_p=1.0")
     said = dry(*words, "rollout.max_tokens=200", "evaluate.problems=5")
-    assert "problems: 5 of problems × 1 rollouts\n" in said
+    assert "problems: 5 of problems × 1 rollout\n" in said
     assert "5 rollouts in all: " in said
     with pytest.raises(RecipeError, match=r"leave no room"):
         dry(*words, "rollout.max_tokens=20")

@@ -145,6 +145,12 @@ def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
         view(tmp_path / "quikc", "x")
     with pytest.raises(CheckpointError, match="is not a run folder; there are runs in it: saar"):
         view(tmp_path / "quick", "x")
+    audit = tmp_path / "audit"
+    audit.mkdir()
+    for name in ("audit.json", "result.json"):
+        (audit / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=r"is an audit, whose tables are in .*table\.md"):
+        view(audit, "audit")
     with pytest.raises(CheckpointError, match="named twice"):
         named([tmp_path, tmp_path])
     (tmp_path / "quick/saar/metrics.jsonl").write_bytes(b'{"step": "\xe9"}\n{"step": 2}\n')

@@ -47,7 +47,7 @@ def test_unscored_ids_are_refused_for_training_and_are_unknown_otherwise(traject
     if not unscored:
         to_sample(trajectory)
         return
-    with pytest.raises(UnscoredTokens, match=r"t1: \d+ spliced tokens"):
+    with pytest.raises(UnscoredTokens, match=r"t1: \d+ spliced tokens?"):
         to_sample(trajectory)
     sample = to_sample(trajectory, scored=False)
     for spliced, logprob in zip(sample.spliced, sample.logprobs, strict=True):
@@ -105,9 +105,9 @@ def test_only_generated_ids_have_log_probs_and_each_has_one(kind: str, data: st.
         with pytest.raises(ValueError, match="has no log-probs"):
             replace(segment, logprobs=(0.0,) * len(segment.ids))
     else:
-        with pytest.raises(ValueError, match="log-probs for"):
+        with pytest.raises(ValueError, match=r"log-probs? for"):
             replace(segment, logprobs=(*segment.logprobs, 0.0))
-        with pytest.raises(ValueError, match="log-probs for 0 tokens"):
+        with pytest.raises(ValueError, match=r"log-probs? for 0 tokens"):
             replace(segment, ids=None)
 
 

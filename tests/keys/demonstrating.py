@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -164,6 +166,21 @@ def a_slow_teacher_is_given_up(recipe: Recipe, lab: Lab) -> bool:
         finally:
             released.set()
     return False
+
+
+@acts("demos.patience", (0, "1/0"), (30, "0/0"), given=OPENAI)
+def try_that_a_teacher_answers_who_goes_away_for_four_requests(recipe: Recipe, lab: Lab) -> str:
+    count = itertools.count()
+
+    def reply(messages: Messages) -> str | int:
+        if 1 <= next(count) <= 4:
+            return 503
+        numbers = [int(n) for n in re.findall(r"\d+", messages[-1]["content"])]
+        return f"\\boxed{{{(numbers[0] // 2 + numbers[2]) * 3 if numbers else 'yes'}}}"
+
+    with teacher_at(reply) as server:
+        (made,) = shown(recipe.model_copy(update={"demos": recipe.demos.model_copy(update={"url": server.url})}), lab)
+    return made.id[-3:]
 
 
 def learnt(recipe: Recipe, lab: Lab) -> tuple[Path, list[dict[str, float]]]:

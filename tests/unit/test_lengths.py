@@ -44,6 +44,12 @@ def test_a_large_context_leaves_the_room_that_is_usual(tmp_path: Path) -> None:
     assert derived(recipe(tmp_path, "rollout.max_turns=2"), 8192)["sandbox.output_chars"] == 250
 
 
+def test_what_a_server_writes_has_a_quarter_of_the_context_that_is_counted_in_short_tokens(tmp_path: Path) -> None:
+    served = recipe(tmp_path, "engine.kind=openai")
+    assert derived(served, 32768)["rollout.max_tokens"] == 100 + 8192
+    assert derived(served, 2000)["rollout.max_tokens"] == 100 + 1024
+
+
 def test_a_small_context_is_never_exceeded(tmp_path: Path) -> None:
     found = derived(recipe(tmp_path), 400)
     assert found["rollout.max_tokens"] == 100 + 200
@@ -87,7 +93,7 @@ def test_one_odd_prompt_in_a_hundred_does_not_decide_for_all() -> None:
 def test_a_stream_without_end_none_of_which_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "PATIENCE", 5)
     tasks = (Task(str(n), "x" * max(1, 20 - n), "") for n in range(50))
-    with pytest.raises(RecipeError, match=rf"5 prompts in a row leave no room .* has {GLUE + 16} tokens"):
+    with pytest.raises(RecipeError, match=rf"no room for an answer in 5 prompts in a row; .* has {GLUE + 16} tokens"):
         next(fitting(tasks, CHAT, GLUE + 1))
     assert len(list(islice(tasks, 50))) == 45, "nobody looks further"
 

@@ -12,6 +12,7 @@ import typer
 from retcon.cli.common.arguments import Model, command_line, need_training, plain_console, split_overrides
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
+from retcon.core.texts import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,14 +50,14 @@ def difficulty(
     ] = Path("runs/pass_rates.jsonl"),
 ) -> None:
     """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
-    from retcon.config.load import named_recipe
+    from retcon.config.load import load_recipe
     from retcon.config.stages import stage_named
     from retcon.models.locating import locate
     from retcon.store.outputs import refuse_special
 
     refuse_special(out, "--out")
     name, overrides = split_overrides(words or [])
-    recipe = named_recipe(name, overrides)
+    recipe = load_recipe(name, overrides)
     if stage:
         recipe = stage_named(recipe, stage, f"--stage {stage}").recipe
     folder = locate(checkpoint)
@@ -74,7 +75,8 @@ def difficulty(
     console = plain_console()
     console.print(_table(measured))
     console.print(
-        f"{len(measured)} tasks measured, {within} within [{section.min_pass_rate:g}, {section.max_pass_rate:g}]: {out}"
+        f"{counted(len(measured), 'task')} measured, {within} within "
+        f"[{section.min_pass_rate:g}, {section.max_pass_rate:g}]: {out}"
     )
     if len(measured) < tasks:
         console.print(

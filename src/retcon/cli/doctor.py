@@ -17,6 +17,7 @@ from retcon.cli.sandbox.doctor import mark, print_advice, sandbox_rows
 from retcon.core.cores import usable_cores
 from retcon.core.installing import how_to_install, requirements
 from retcon.core.memory import available_memory
+from retcon.core.texts import counted
 
 if TYPE_CHECKING:
     from retcon.sandbox.doctor import Probe
@@ -122,7 +123,7 @@ def _print(diagnosis: Diagnosis) -> None:
     table.add_row("python", f"{diagnosis.python} ({sys.executable})")
     table.add_row("system", diagnosis.system)
     memory = "unknown" if machine.memory_gb is None else f"{machine.memory_gb} GiB free"
-    table.add_row("machine", f"{machine.cores} cores, {memory}, disk {machine.disk_gb} GiB free here")
+    table.add_row("machine", f"{counted(machine.cores, 'core')}, {memory}, disk {machine.disk_gb} GiB free here")
     table.add_row("torch threads", f"{machine.threads} unless a recipe says otherwise (run.threads)")
     for extra, names in diagnosis.packages.items():
         known = ", ".join(f"{name} {diagnosis.versions[name] or 'absent'}" for name in names)

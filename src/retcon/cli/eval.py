@@ -13,13 +13,13 @@ from retcon.cli.common.arguments import (
     ModelOrURL,
     Out,
     command_line,
-    is_url,
     need_training,
     plain_console,
     split_overrides,
 )
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
+from retcon.core.texts import is_url
 
 
 def evaluate(
@@ -55,7 +55,7 @@ def evaluate(
 ) -> None:
     """Measure a checkpoint on problems that no training saw, with purification off by default."""
     from retcon.build import build_repair
-    from retcon.config.load import apply_override, named_recipe
+    from retcon.config.load import apply_override, load_recipe
     from retcon.models.locating import locate
 
     name, overrides = split_overrides(words or [])
@@ -63,7 +63,7 @@ def evaluate(
     served = is_url(checkpoint)
     if served:
         given = ["engine.kind=openai", f"engine.url={checkpoint}", *given]
-    recipe = named_recipe(name, given)
+    recipe = load_recipe(name, given)
     if repair:
         kind = "saar" if build_repair(recipe) is None else recipe.repair.kind
         recipe = apply_override(recipe, f"evaluate.repair={kind}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retcon.cli.data import Columns, GraderName, SplitName, columns_of, settings_of
+from retcon.core.texts import counted
 
 if TYPE_CHECKING:
     from retcon.tasks.registry import TaskSet
@@ -55,7 +56,7 @@ def export(
     """Write tasks for verl's trainer, in the order in which `retcon train` with that seed would draw them."""
     from retcon.build import build_tasks
     from retcon.cli.common.arguments import plain_console
-    from retcon.config.load import named_recipe
+    from retcon.config.load import load_recipe
     from retcon.core.errors import RecipeError
     from retcon.tasks.data.export import verl_rows, write_verl
 
@@ -65,7 +66,7 @@ def export(
         raise RecipeError("name files of tasks, or a recipe that has some (--recipe): one of the two")
     tasks: TaskSet
     if recipe:
-        found = named_recipe(recipe)
+        found = load_recipe(recipe)
         if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
             found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
         tasks = build_tasks(found)
@@ -79,7 +80,9 @@ def export(
     drawn = _drawn(tasks, evaluation, count, seed)
     name: Split = "evaluation" if evaluation else "train"
     wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))
-    plain_console().print(f"{wrote:,} tasks of {tasks.name} to {'evaluate' if evaluation else 'train'} on: {verl}")
+    plain_console().print(
+        f"{counted(wrote, 'task')} of {tasks.name} to {'evaluate' if evaluation else 'train'} on: {verl}"
+    )
 
 
 def _drawn(tasks: TaskSet, evaluation: bool, count: int | None, seed: int) -> Iterator[Task]:

@@ -113,11 +113,11 @@ def _table(done: Sequence[Regraded]) -> Table:
         groups.setdefault(str(path.parent if path.parent.name == "trajectories" else path), []).append(one)
     if len(groups) > 1:
         groups["all"] = list(done)
-    table = Table(box=box.HORIZONTALS, pad_edge=False)
+    table = Table(box=box.HORIZONTALS, pad_edge=False, collapse_padding=True)
     table.add_column("", overflow="fold")
     columns = ("rollouts", "before", "now", "became right", "became wrong", "lost", "found")
     for name in ("rollouts", "right before", "right now", *columns[3:]):
-        table.add_column(name, justify="right")
+        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)  # so the name has room
     for name, group in groups.items():
         found = counts(group)
         table.add_row(name, *(str(found[column]) for column in columns))

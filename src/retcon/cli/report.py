@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import command_line, is_url, plain_console
+from retcon.cli.common.arguments import command_line, plain_console
+from retcon.core.texts import is_url
 
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe

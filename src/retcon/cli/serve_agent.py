@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, ModelOverrides, is_url
+from retcon.cli.common.arguments import ModelOrURL, ModelOverrides
 from retcon.cli.common.conversing import conversing
 from retcon.cli.common.serving import Host, Port, TokenFile, need_serving, token_of, token_option
 from retcon.core.errors import RecipeError
+from retcon.core.texts import is_url
 
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe

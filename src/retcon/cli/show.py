@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retcon.core.errors import RecordError
+from retcon.core.texts import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +58,7 @@ def _list(console: Console, file: Path, limit: int) -> list[str]:
     console.print(_table(found.trajectories))
     if found.more:
         console.print(f"and {found.more} more: --limit 0 lists all", style="dim")
-    more = [f"and {len(found.bad) - BAD} more lines"] if len(found.bad) > BAD else []
+    more = [f"and {counted(len(found.bad) - BAD, 'more line')}"] if len(found.bad) > BAD else []
     return found.bad[:BAD] + more
 
 

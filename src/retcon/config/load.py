@@ -27,26 +27,23 @@ _SHORT_NUMBER = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
 Data = dict[str, Any]
 
 
-def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in `path` (all defaults where None), with overrides such as `rl.steps=40` on top; the last wins.
+def load_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe, with overrides such as `rl.steps=40` on top; the last wins.
 
-    An override's value is TOML; what TOML cannot read is taken as a bare string. Raises RecipeError: it names the file
-    and the line (or the override), the key, and the nearest valid key or the allowed values.
+    recipe: its file, the text that names a file or a shipped recipe, such as `quickstart/saar`, or None for all
+    defaults. An override's value is TOML; what TOML cannot read is taken as a bare string. Raises RecipeError: it names
+    the file and the line (or the override), the key, and the nearest valid key or the allowed values; or the nearest
+    recipe.
     """
+    path = find_recipe(recipe) if isinstance(recipe, str) else recipe
     text = "" if path is None else _read(path)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         hint = "" if path is None or path.suffix == ".toml" else "; a recipe names its file of problems as task.path"
         raise RecipeError(f"{path}: not a recipe, as it is not valid TOML: {error}{hint}") from error
-    recipe = _validate(data, lambda place: f"{path}, line {find_line(text, *place)}")
-    return _with_overrides(recipe, overrides) if overrides else recipe
-
-
-def named_recipe(name: str | None, overrides: Sequence[str] = ()) -> Recipe:
-    """As `load_recipe`, of a file's path or the name of a shipped recipe (all defaults where None). Raises RecipeError,
-    for an unknown name with the nearest."""
-    return load_recipe(None if name is None else find_recipe(name), overrides)
+    read = _validate(data, lambda place: f"{path}, line {find_line(text, *place)}")
+    return _with_overrides(read, overrides) if overrides else read
 
 
 def apply_override(recipe: Recipe, override: str) -> Recipe:

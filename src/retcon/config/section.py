@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, Val
 
 from retcon.core.errors import RecipeError
 from retcon.core.registry import Registry
+from retcon.core.texts import is_url
 
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
@@ -46,14 +47,14 @@ Several = Annotated[tuple[str, ...], BeforeValidator(_one_or_several)]
 def server_urls(value: tuple[str, ...]) -> tuple[str, ...]:
     """The same. Raises ValueError for one that is no URL."""
     for url in value:
-        if not url.startswith(("http://", "https://")):
+        if not is_url(url):
             raise ValueError(f"'{url}' is not the URL of a server: write it as http://host:port")
     return value
 
 
 def api_url(value: str) -> str:
     """The same. Raises ValueError unless it is empty or a URL of an OpenAI-compatible API."""
-    if value and not value.startswith(("http://", "https://")):
+    if value and not is_url(value):
         raise ValueError("it is not the URL of a server: write it as http://host:port/v1")
     return value
 

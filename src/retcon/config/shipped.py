@@ -24,7 +24,8 @@ def shipped_recipes() -> Mapping[str, Path]:
 
 
 def find_recipe(name_or_path: str) -> Path:
-    """The file of a recipe: a path, or the name of a shipped one. Raises RecipeError with the nearest name."""
+    """The file of a recipe: a path, or the name of a shipped one. Raises RecipeError with the nearest name, or, of an
+    override in its place, with what comes before one."""
     path = Path(name_or_path)
     if path.is_file():
         return path
@@ -32,5 +33,10 @@ def find_recipe(name_or_path: str) -> Path:
     name = name_or_path.removesuffix(".toml").removeprefix("recipes/")
     if name in shipped:
         return shipped[name]
+    if "=" in name:
+        raise RecipeError(
+            f"'{name_or_path}' changes a recipe, and none is named before it: write RECIPE KEY=VALUE, such as "
+            f"quickstart/saar {name_or_path} (`retcon recipes` lists all)"
+        )
     hint = nearest(name, shipped)
     raise RecipeError(f"no recipe '{name_or_path}'{hint}: it is neither a file nor a name that `retcon recipes` lists")

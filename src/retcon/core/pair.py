@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from retcon.core.texts import counted
+
 Message = Mapping[str, object]
 Written = str | tuple[Message, ...]
 """Text as the model saw it, template and all; or chat messages, each with `role` and `content`."""
@@ -24,7 +26,7 @@ class Completion:
 
     def __post_init__(self) -> None:
         if self.mask is not None and (self.ids is None or len(self.mask) != len(self.ids)):
-            raise ValueError(f"a mask of {len(self.mask)} for {len(self.ids or ())} tokens")
+            raise ValueError(f"a mask of {len(self.mask)} for {counted(len(self.ids or ()), 'token')}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from retcon.core.errors import MissingIds, UnscoredTokens
+from retcon.core.texts import counted
 from retcon.core.types import TRAINED, Sample, Segment, Trajectory
 
 
@@ -51,7 +52,7 @@ def to_sample(trajectory: Trajectory, *, scored: bool = True) -> Sample:
         learnt = segment.kind in TRAINED
         if learnt and scored and segment.logprobs is None and count:
             raise UnscoredTokens(
-                f"trajectory {trajectory.id}: {count} {segment.kind} tokens have no log-probs; "
+                f"trajectory {trajectory.id}: {counted(count, f'{segment.kind} token')} without log-probs; "
                 "score them under the purified prefix first"
             )
         mask.extend([int(learnt)] * count)

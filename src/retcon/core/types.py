@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from retcon.core.texts import counted
+
 Kind = Literal["prompt", "scaffold", "sampled", "spliced", "observation"]
 Status = Literal["ok", "error", "timeout", "limit", "malformed", "infrastructure"]
 TurnStop = Literal["call", "answer", "length"]
@@ -50,9 +52,11 @@ class Segment:
             if self.kind not in TRAINED:
                 raise ValueError(f"a {self.kind} segment has no log-probs")
             if self.ids is None or len(self.logprobs) != len(self.ids):
-                raise ValueError(f"{len(self.logprobs)} log-probs for {len(self.ids or ())} tokens")
+                raise ValueError(
+                    f"{counted(len(self.logprobs), 'log-prob')} for {counted(len(self.ids or ()), 'token')}"
+                )
         if self.versions is not None and len(self.versions) != len(self.ids or ()):
-            raise ValueError(f"{len(self.versions)} versions for {len(self.ids or ())} tokens")
+            raise ValueError(f"{counted(len(self.versions), 'version')} for {counted(len(self.ids or ()), 'token')}")
 
 
 @dataclass(frozen=True, slots=True)

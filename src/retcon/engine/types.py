@@ -75,6 +75,8 @@ class Generation:
     token, from an engine that carries a generation over a change of weights (`CarriesOver`).
     entropies: (up to SamplingParams.entropies,) nats, of the untempered, untruncated distributions that the first
     tokens were drawn from; None where none were asked for, or the engine does not know them.
+    too_long: what a server said of a history that leaves no room, which only it could tell: nothing was generated, and
+    stop is `length`. Empty otherwise.
     """
 
     ids: tuple[int, ...]
@@ -84,6 +86,7 @@ class Generation:
     version: str | None = None
     versions: tuple[int, ...] | None = None
     entropies: tuple[float, ...] | None = None
+    too_long: str = ""
 
 
 class Generator(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from retcon.core.texts import counted
 from retcon.http.refusal import RequestRefused
 
 RETRY_AFTER_SECONDS = 1
@@ -32,7 +33,7 @@ class Gate:
             raise RequestRefused(
                 503,
                 "busy",
-                f"{self.inside} calls are running or queued, which is all that this server takes: try again later",
+                f"this server takes {counted(self.inside, 'call')} at a time, running or queued: try again later",
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         self.inside += 1

@@ -13,8 +13,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from retcon.chat.chat import Chat
+from retcon.chat.opening import open_chat
 from retcon.chat.template import Refused, Template, read_template
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.sample import ids_of
 from retcon.models.loading import load_config, load_model
 
 QUESTION = "What is the capital of France?"
@@ -35,9 +38,10 @@ CONTINUATION = 24
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """parameters: their number. vocabulary: tokens of the tokenizer. continuation: what the model answers to
-    QUESTION, greedily. nats: mean loss over the tokens of plain English. warnings: what will not work as
-    one might expect."""
+    """parameters: their number. vocabulary: tokens of the tokenizer. continuation: what the model answers to QUESTION,
+    greedily, asked as by every other command. nats: mean loss over the tokens of plain English. warnings: what will not
+    work as one might expect.
+    """
 
     folder: Path
     architecture: str
@@ -66,12 +70,13 @@ def check_model_folder(folder: Path) -> Checked:
         )
     source = read_template(folder)
     template = None if source is None else source.compiled()
-    warnings = [*_special_tokens(folder, tokenizer, config), *_round_trip(tokenizer), *_template(template)]
+    chat, said = _chat(folder)
+    warnings = [*_special_tokens(folder, tokenizer, config), *_round_trip(tokenizer), *_template(template), *said]
     model = load_model(folder)
     _whole(folder, model)
     with torch.inference_mode():
         nats = _loss(model, tokenizer)
-        continuation = _continuation(model, tokenizer, template)
+        continuation = _continuation(model, tokenizer, chat)
     if not math.isfinite(nats):
         raise CheckpointError(f"{folder}: its logits are not finite")
     if nats > 0.9 * math.log(size):
@@ -139,10 +144,20 @@ def _round_trip(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
         yield f"its tokenizer changes text: {TEXT[at : at + 12]!r} comes back as {back[at : at + 12]!r}"
 
 
+def _chat(folder: Path) -> tuple[Chat | None, list[str]]:
+    """The chat through which the model is asked, None where its family cannot be told; and what is odd about it."""
+    try:
+        chat = open_chat(folder)
+    except RecipeError as error:
+        return None, [str(error)]
+    if read_template(folder) is None:
+        return chat, [f"it has no chat template: prompts are rendered in the style {chat.style}, by its control tokens"]
+    return chat, []
+
+
 def _template(template: Template | None) -> Iterator[str]:
     """Raises CheckpointError for a template that cannot be rendered. Yields what it leaves out."""
     if template is None:
-        yield "it has no chat template: prompts are rendered as ChatML"
         return
     user = {"role": "user", "content": QUESTION}
     if QUESTION not in template.render([user]):
@@ -171,9 +186,9 @@ def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
     return float(cross_entropy(logits[:-1], ids[0, 1:]))
 
 
-def _continuation(model: Any, tokenizer: PreTrainedTokenizerFast, template: Template | None) -> str:
-    text = QUESTION if template is None else template.render([{"role": "user", "content": QUESTION}])
-    ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+def _continuation(model: Any, tokenizer: PreTrainedTokenizerFast, chat: Chat | None) -> str:
+    asked = tokenizer.encode(QUESTION, add_special_tokens=False) if chat is None else ids_of(chat.prompt(QUESTION))
+    ids = torch.tensor([asked])
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=CONTINUATION, do_sample=False,
         pad_token_id=tokenizer.pad_token_id or 0,

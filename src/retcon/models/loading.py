@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from retcon.core.errors import CheckpointError, nearest
+from retcon.core.texts import counted
 from retcon.models.locating import locate
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
     model: PreTrainedModel = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):  # transformers makes them up, at random
-        said = f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}"
+        said = f"the weights in {folder} lack {counted(len(missing), 'tensor')} of the model, such as {missing[0]}"
         if strange := sorted(loaded[1]["unexpected_keys"]):
             said += f", and have {len(strange)} that it has not, such as {strange[0]}: are they another model's?"
         raise CheckpointError(said)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from retcon.core.errors import CheckpointError, nearest
+from retcon.core.texts import is_url
 from retcon.models.catalogue import PACKAGED, kept, models_folder
 from retcon.models.hub import cached, hub_name
 from retcon.models.keeping import once
@@ -32,7 +33,7 @@ def locate(path: str | Path) -> Path:
     Raises CheckpointError for what is none of these, with the nearest name or the command that fetches it.
     """
     text, folder = str(path), Path(path)
-    if text.startswith(("http://", "https://")):
+    if is_url(text):
         others = "`retcon ask`, `eval` and `serve-agent` also take a server"
         raise CheckpointError(f"{text} is a server's URL, and this needs the model itself ({others})")
     if text == "base":

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from retcon.build import build_tasks, mixing, settle
-from retcon.config.load import named_recipe
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
 from retcon.core.sample import to_sample, token_count
@@ -66,7 +66,7 @@ class Rollouts:
     """
 
     def __init__(self, recipe: str | Path, overrides: Sequence[str] = (), *, model: str | Path = "") -> None:
-        settings = named_recipe(str(recipe), overrides)
+        settings = load_recipe(str(recipe), overrides)
         settings.engine.refuse_training(settings)
         if settings.stages:
             raise RecipeError(f"{recipe} has stages, and TRL's trainer has none: train with a recipe of one of them")

@@ -19,7 +19,7 @@ from datasets import Dataset
 
 from retcon.build import build_repair, build_specs, build_tasks, build_tools, open_graded, open_sandbox
 from retcon.chat.jsons import read_arguments
-from retcon.config.load import named_recipe
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault, RecipeError, SandboxUnavailable
 from retcon.core.types import REPLACED, Segment, ToolCall, Trajectory, Turn
@@ -48,7 +48,7 @@ def load_environment(
     [repair] count; of repairs there are none and SAAR. train, evaluation: tasks of each. system_prompt: of tasks that
     bring none. more: what else verifiers' ToolEnv takes. Raises RecipeError, and what reading the tasks raises.
     """
-    read = named_recipe(recipe or None, overrides)
+    read = load_recipe(recipe or None, overrides)
     return RetconEnvironment(read, build_tasks(read, None), train, evaluation, system_prompt, **more)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from retcon.core.texts import counted
 from retcon.evaluate.replay.audit import Audit
 from retcon.evaluate.replay.rules import Verdict
 from retcon.report.compared.sheet import Sheet
@@ -38,7 +39,8 @@ def audit_sheets(audit: Audit) -> list[Sheet]:
                 "Counted where the tokens made a difference in the replays. Gain: sign × difference in the chance to "
                 "pass, mean over all.",
                 f"Brackets: 95 % intervals, bootstrap over {len({one.task for one in audit.calls})} problems. "
-                f"{audit.rollouts} rollouts, {audit.failed} with a failed call; {audit.lost} replays lost to faults.",
+                f"{counted(audit.rollouts, 'rollout')}, {audit.failed} with a failed call; "
+                f"{counted(audit.lost, 'replay')} lost to faults.",
             ),
         ),
     ]

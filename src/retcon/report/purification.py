@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from retcon.core.texts import counted
 from retcon.purify.offline import REASONS
 from retcon.transcripts.failures.rules import RULES
 from retcon.transcripts.purifying.count import Count, total
@@ -35,7 +36,7 @@ def remarks(files: Sequence[Path], counts: Sequence[Count]) -> Iterator[str]:
     """What is to be known of files beyond their counts: records that were not read, formats that are mixed."""
     for file, count in zip(files, counts, strict=True):
         if count.bad:
-            yield f"{file}: {count.bad} records could not be read: {_places(count.bad_at, count.bad)}"
+            yield f"{file}: {counted(count.bad, 'record')} could not be read: {_places(count.bad_at, count.bad)}"
         if len(count.formats) > 1:
             mixed = ", ".join(f"{name} {number:,}" for name, number in count.formats.most_common())
             yield f"{file}: mixed formats: {mixed}; --format NAME reads all as one"
@@ -46,7 +47,7 @@ def remarks(files: Sequence[Path], counts: Sequence[Count]) -> Iterator[str]:
                 f"have signs of tool use ({signs}): {_places(count.unread_at, count.unread)}"
             )
         elif count.transcripts and not count.calls:
-            yield f"{file}: no calls in {count.transcripts} transcripts: nothing to purify"
+            yield f"{file}: no calls in {counted(count.transcripts, 'transcript')}: nothing to purify"
 
 
 def _places(numbers: Sequence[int], of: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from retcon.core.errors import CheckpointError, nearest
 from retcon.core.types import Trajectory
+from retcon.evaluate.replay.audit import ABOUT
 from retcon.evaluate.result import Result, read_result
 from retcon.report.choose import repaired, showcase
 from retcon.runs.manifest import NAME
@@ -48,6 +49,8 @@ def view(folder: Path, name: str) -> Viewed:
     for metrics that cannot be read."""
     if (folder / NAME).is_file():
         return _training(folder, name)
+    if (folder / ABOUT).is_file():
+        raise CheckpointError(f"{folder} is an audit, whose tables are in {folder / 'table.md'}")
     if (folder / "result.json").is_file():
         result = read_result(folder / "result.json")
         return Viewed(folder, name, "eval", result.recipe, None, (), True, "", (), result)

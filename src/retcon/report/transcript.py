@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
+from retcon.core.texts import counted
 from retcon.core.types import Observation, RepairRecord, Trajectory, Turn
 from retcon.report.rows import Beside, Row, plain, written
 
@@ -78,7 +79,7 @@ def _header(trajectory: Trajectory) -> RenderableType:
         *left,
         _calls(trajectory.calls, trajectory.failures),
         f"as sampled: {_calls(trajectory.raw_calls, trajectory.raw_failures)}",
-        f"{trajectory.sampled_tokens} tokens sampled",
+        f"{counted(trajectory.sampled_tokens, 'token')} sampled",
         "purifier armed" if trajectory.provenance.purified else "no purifier",
     ]
     return Group(Rule(plain(f"trajectory {trajectory.id}", "bold"), style="bold"), plain(" · ".join(facts), "dim"))

@@ -105,9 +105,9 @@ class _Group:
         try:
             while self._running:
                 done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                self._running -= done
                 for one in done:
                     one.result()
+                self._running -= done
         except BaseException:
             await cancelled(self._running)
             for tool in self._forkable:

@@ -3,8 +3,10 @@
     context ├ prompt ┤├──────── room ────────┤├─ lookahead ─┤
             └────────── max_tokens ──────────┘
 
-Room for what the model writes is ROOM tokens, or two thirds of what the longest prompt leaves of the context, where
-that is less; a lookahead gets half as much again. Observations may fill half of the room, shared by the turns.
+Room for what the model writes is ROOM tokens (of a server whose own tokens are not known a quarter of its context,
+where that is more: those of the tokenizer that stands in are short), or two thirds of what the longest prompt leaves of
+the context, where that is less; a lookahead gets half as much again. Observations may fill half of the room, shared by
+the turns.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
+from retcon.core.texts import counted
 from retcon.rollout.prompts import prompt_ids
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
@@ -73,16 +76,18 @@ def derive_lengths(recipe: Recipe, chat: Chat, tasks: TaskSet, context: int) -> 
     found: list[Derived] = []
     if "rollout.max_tokens" in missing:
         rest = context - prompts.longest
-        whole = prompts.longest + min(ROOM, 2 * rest // 3)
+        most = ROOM if recipe.engine.room() is None else max(ROOM, context // 4)
+        whole = prompts.longest + min(most, 2 * rest // 3)
         if whole <= prompts.longest:
             raise RecipeError(
                 f"the prompts of the tasks have up to {prompts.longest} tokens and the model takes {context}: there is "
                 "no room for an answer; leave long ones out (task.max_prompt_tokens) or use another model"
             )
         why = (
-            f"the longest of {prompts.looked} prompts has {prompts.longest} tokens; {whole - prompts.longest} more for "
+            f"the longest of {counted(prompts.looked, 'prompt')} has {counted(prompts.longest, 'token')}; "
+            f"{whole - prompts.longest} more for "
         )
-        limit = "what the model writes" if whole - prompts.longest == ROOM else f"an answer, of a context of {context}"
+        limit = "what the model writes" if whole - prompts.longest == most else f"an answer, of a context of {context}"
         found.append(Derived("rollout.max_tokens", whole, why + limit))
     room = max(1, whole - prompts.longest)
     if "rollout.lookahead_tokens" in missing:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from retcon.chat.chat import Chat
 from retcon.core.errors import RecipeError
 from retcon.core.sample import token_count
+from retcon.core.texts import counted
 from retcon.tasks.types import Task
 
 PATIENCE = 10_000
@@ -36,8 +37,8 @@ def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task
             break
     if left_out and (left_out == PATIENCE or not any_fitted):
         raise RecipeError(
-            f"rollout.max_tokens = {max_tokens}: {left_out} prompts in a row leave no room for an answer; the "
-            f"shortest has {shortest} tokens: raise rollout.max_tokens"
+            f"rollout.max_tokens = {max_tokens}: no room for an answer in {counted(left_out, 'prompt')} in a "
+            f"row; the shortest has {counted(shortest, 'token')}: raise rollout.max_tokens"
         )
 
 

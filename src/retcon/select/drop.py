@@ -1,4 +1,4 @@
-"""Which rollouts of a group can be trained on at all, and the plainest selection."""
+"""Which rollouts of a group can be trained on at all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,3 @@ def drop_infrastructure(group: Sequence[Trajectory]) -> list[Trajectory]:
     """
     left = [t for t in group if t.stop != "infrastructure"]
     return left if len(left) > 1 else []
-
-
-def take(group: Sequence[Trajectory], keep: int) -> list[Trajectory]:
-    """Selection `none`: the first `keep`, which say nothing of how they went."""
-    return list(group[:keep])

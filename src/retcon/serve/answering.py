@@ -6,12 +6,13 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from retcon.core.sample import token_count
 from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Trajectory, Turn
-from retcon.engine.types import SamplingParams, SpeaksText
+from retcon.engine.types import Generation, SamplingParams, SpeaksText
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.faults import Faults
 from retcon.rollout.loop import run_rollout
@@ -95,6 +96,7 @@ class Agent:
             id=id,
             seed=self._seed(asked, place),
             after=before,
+            watch=partial(_refuse_too_long, turns),
         )
         if made.stop == "infrastructure":
             raise unavailable(f"it was lost in the middle of an answer ({faults.first})")
@@ -205,6 +207,13 @@ class Agent:
     async def _freed(self, session: AgentSession) -> None:
         while session.engines:  # of which a request that is cancelled meanwhile takes out its own
             await self.engine.end(session.engines.pop())
+
+
+async def _refuse_too_long(turns: int, history: Trajectory, generation: Generation) -> None:
+    """Raises RequestRefused where a server that counts for itself has no room for what the client sent, turns: so many
+    of them; what tools have added since is cut off with what was made, as by this server's own limit."""
+    if generation.too_long and len(history.turns) == turns:
+        raise wrong("messages", generation.too_long, TOO_LONG)
 
 
 def _begins(asked: Asked) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from retcon.core.seeds import derive
+from retcon.core.texts import counted
 from retcon.core.types import Provenance, Trajectory
 from retcon.http.gate import RETRY_AFTER_SECONDS
 from retcon.http.refusal import RequestRefused
@@ -177,7 +178,7 @@ class Sessions:
             raise RequestRefused(
                 503,
                 "busy",
-                f"{len(self._open)} sessions are open, which is all that this server keeps: end some, or try again",
+                f"this server keeps {counted(len(self._open), 'session')}, and all are open: end some, or try again",
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         id = id or secrets.token_hex(8)

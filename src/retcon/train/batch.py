@@ -13,6 +13,7 @@ from torch import Tensor
 
 from retcon.core.errors import UnscoredTokens
 from retcon.core.seeds import derive
+from retcon.core.texts import counted
 from retcon.core.types import Sample
 from retcon.train.kernels.buckets import Size, buckets
 
@@ -72,8 +73,8 @@ def check_scored(sample: Sample) -> None:
     missing = sum(m and p is None for m, p in zip(sample.mask, sample.logprobs, strict=True))
     if missing:
         raise UnscoredTokens(
-            f"trajectory {sample.source}: {missing} tokens in the loss mask have no log-prob; score them under the "
-            "purified prefix first"
+            f"trajectory {sample.source}: {counted(missing, 'token')} of the loss mask without log-prob; "
+            "score them under the purified prefix first"
         )
 
 

@@ -69,10 +69,10 @@ def run_rl(
 
     Everything random derives from (seed, step, …), so that the weights, the optimiser's state, the step and how many
     prompts were drawn are the whole state. A run that was interrupted goes on from its newest checkpoint in `out`;
-    Ctrl-C makes one first, of the last whole step while a step waits for its rollouts, after that at the step's end; a
-    run that is finished returns at once. tasks: a task set of your own, in place of the one that the recipe names;
-    run.json keeps its name, and a hash of the tasks themselves. on_step gets each step's metrics, on_place where it
-    computes, before it does.
+    Ctrl-C makes one first, of the last whole step while a step waits for its rollouts, after that at the step's end; so
+    does what ends a run for want of rollouts. A run that is finished returns at once. tasks: a task set of your own, in
+    place of the one that the recipe names; run.json keeps its name, and a hash of the tasks themselves. on_step gets
+    each step's metrics, on_place where it computes, before it does.
 
     Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
     RecipeError or RecordError for tasks or pass rates that do not serve (see `RunStages`), MissingExtra,
@@ -124,8 +124,8 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
     began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
         drawn = await draw_groups(stream, step=step)
-    except asyncio.CancelledError:
-        trainer.save()  # Ctrl-C: the weights are those of the last whole step
+    except BaseException:  # Ctrl-C, or a sandbox or server that is gone: the weights are those of the last whole step
+        trainer.save()
         raise
     with trainer.interruptible():  # from here on the weights are those of no whole step, until it is done
         async with rollouts.paused():
@@ -186,7 +186,7 @@ def _learn(
     )
 
 
-async def _held_out(stretch: Stretch, stream: GroupStream, step: int, *, last: bool) -> dict[str, float]:
+async def _held_out(stretch: Stretch, stream: GroupStream, step: int, *, last: bool) -> Metrics:
     """The policy on the evaluation's problems, where the recipe asks for that after this step, or this is the last: the
     same problems, with the same limits and tools, whatever the stage. What training draws depends on none of it, and it
     is not part of what the run cost."""

@@ -31,6 +31,8 @@ from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 from retcon.train.sync import EngineWeights
 
+EVALUATED = ("eval_pass_rate", "eval_failed_calls", "eval_first_try_failure_rate", "eval_tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingRollouts:
@@ -53,13 +55,14 @@ class TrainingRollouts:
             grade=self.tasks.grade,
         )
 
-    async def evaluated(self) -> dict[str, float]:
+    async def evaluated(self) -> dict[str, float | None]:
         """What the weights do on the evaluation's problems, `evaluate.every_samples` rollouts each, all as [evaluate]
         says: the same problems and random streams whenever it is asked. Purification is off unless evaluate.repair says
         otherwise.
 
         eval_pass_rate: the mean over problems of pass@1; eval_failed_calls, eval_tokens (sampled): of a rollout, as
-        they happened; eval_first_try_failure_rate: see `retcon.core.tries`; eval_rollouts: those that no fault ended.
+        they happened; eval_first_try_failure_rate: see `retcon.core.tries`; eval_rollouts: those that no fault ended;
+        where there are none, nothing is known of the others: None.
         """
         section = self.recipe.evaluate
         groups = await rollout_groups(
@@ -72,14 +75,15 @@ class TrainingRollouts:
         )
         kept = [[t for t in group if t.reward is not None] for group in groups]
         graded = [t for group in kept for t in group]
+        if not (count := len(graded)):
+            return {**dict.fromkeys(EVALUATED), "eval_rollouts": 0}
         tries = [first_tries(t) for t in graded]
-        count = max(1, len(graded))
         return {
-            "eval_pass_rate": _mean([_mean([(t.reward or 0) > 0 for t in group]) for group in kept if group]),
+            "eval_pass_rate": fmean(fmean((t.reward or 0) > 0 for t in group) for group in kept if group),
             "eval_failed_calls": sum(t.raw_failures for t in graded) / count,
             "eval_first_try_failure_rate": sum(t.failed for t in tries) / max(1, sum(t.made for t in tries)),
             "eval_tokens": sum(t.sampled_tokens for t in graded) / count,
-            "eval_rollouts": len(graded),
+            "eval_rollouts": count,
         }
 
     @asynccontextmanager
@@ -156,7 +160,3 @@ async def rollouts_for(
 def _tell_version(recipe: Recipe, engine: TrainableEngine, version: int) -> None:
     if recipe.rl.max_staleness and isinstance(engine, CarriesOver):
         engine.version = version
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0

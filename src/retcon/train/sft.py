@@ -14,6 +14,7 @@ from retcon.config.learning import SFTSection
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
+from retcon.core.texts import counted
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace
 from retcon.models.loading import load_config
@@ -109,7 +110,7 @@ def split(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Samp
     learnt = [sample for sample in samples if sample.ids not in chosen]
     if not learnt:
         raise RecipeError(
-            f"sft.validation_share = {share}: of {len(samples)} demonstrations none is left to learn from"
+            f"sft.validation_share = {share}: of {counted(len(samples), 'demonstration')} none is left to learn from"
         )
     return learnt, [sample for sample in samples if sample.ids in chosen]
 

@@ -227,15 +227,17 @@ class Trainer:
     def interruptible(self) -> Iterator[None]:
         """Within, a first Ctrl-C waits for the end of the step and its checkpoint, and says so; a second one does not.
 
-        Does nothing outside the main thread, where signals do not arrive.
+        Does nothing outside the main thread, where signals do not arrive, nor where this one is ignored, as in what a
+        script runs behind itself.
         """
-        if threading.current_thread() is not threading.main_thread():
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        if ignored or threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def wait(*_: object) -> None:
             self._interrupted = True
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop's own would wait for an await
             with suppress(OSError):
                 os.write(2, WAITING)  # a print of what was interrupted may be under way
 

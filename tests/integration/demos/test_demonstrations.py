@@ -107,7 +107,7 @@ def test_what_was_begun_with_another_recipe_is_not_gone_on_with(tmp_path: Path) 
 
 def test_solutions_without_annotations_are_refused(tmp_path: Path) -> None:
     recipe = annotated_recipe(tmp_path, [{"question": "two and two?", "answer": "It is 4.\n#### 4"}])
-    with pytest.raises(RecipeError, match=r"none of the 1 training tasks of .* has a solution that is annotated"):
+    with pytest.raises(RecipeError, match=r"of 1 training task of .* none has a solution that is annotated"):
         write_demonstrations(recipe, CHAT, tmp_path / "d.jsonl")
 
 

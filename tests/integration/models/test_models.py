@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from ggufs import tiny, write_gguf
+from retcon.chat import registry
 from retcon.chat.opening import open_chat
 from retcon.core.errors import CheckpointError
 from retcon.models.catalogue import HOME, models_folder
@@ -21,6 +22,8 @@ from retcon.models.loading import empty_model, load_config, load_model
 from retcon.models.locating import BASE, locate
 
 pytestmark = pytest.mark.torch
+
+SHOWS_TOOLS = registry.named("qwen").template
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +157,14 @@ def test_a_whole_folder_passes(whole: Path) -> None:
     assert checked.architecture == "LlamaForCausalLM"
     assert checked.vocabulary == 263
     assert checked.parameters == sum(p.numel() for p in tiny("llama").parameters())
-    untrained, tools = sorted(checked.warnings, reverse=True)
+    untrained, tools, family = sorted(checked.warnings, reverse=True)
+    assert "the chat template is of no known family; the nearest is" in family
     assert untrained.startswith("plain English costs it")
     assert "does not show tools" in tools
 
 
 def test_a_template_that_shows_tools_gives_no_warning(folder: Path) -> None:
-    template = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(template)
+    (folder / "chat_template.jinja").write_text(SHOWS_TOOLS)
     assert not [w for w in check_model_folder(folder).warnings if "template" in w]
 
 
@@ -189,12 +192,21 @@ def test_a_template_that_cannot_ask_is_refused(template: str, said: str, folder:
             "{{ m.content }}{% endfor %}{{ tools }}",
             "refuses a system prompt: no system here",
         ),
-        (None, "has no chat template"),
+        (None, "which has no chat template: the tokenizer is of no known family"),
     ],
 )
 def test_a_template_without_a_system_prompt_is_a_warning(template: str | None, said: str, folder: Path) -> None:
     edit(folder / "tokenizer_config.json", chat_template=template)
     assert any(said in warning for warning in check_model_folder(folder).warnings)
+
+
+def test_without_a_template_it_is_said_how_the_model_is_asked(tmp_path: Path) -> None:
+    base = Path(shutil.copytree(BASE, tmp_path / "base"))
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    (base / "tokenizer_config.json").write_text("{}")
+    text = (base / "tokenizer.json").read_text()
+    (base / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<tool_call>"))
+    assert any("prompts are rendered in the style " in said for said in check_model_folder(base).warnings)
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(folder: Path) -> None:
@@ -224,7 +236,7 @@ def test_weights_that_are_not_finite_or_lack_are_refused(folder: Path) -> None:
         check_model_folder(folder)
     del weights[name]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=rf"lack 1 tensors of the model, such as {name}"):
+    with pytest.raises(CheckpointError, match=rf"lack 1 tensor of the model, such as {name}"):
         check_model_folder(folder)
     save_file({f"transformer.{key}": value for key, value in weights.items()}, folder / "model.safetensors")
     with pytest.raises(
@@ -291,7 +303,7 @@ def test_a_file_that_cannot_be_read_is_named(name: str, folder: Path) -> None:
 
 
 def test_of_several_templates_the_default_one_is_tried(folder: Path) -> None:
-    named = [{"name": "default", "template": "{{ messages }}{{ tools }}"}, {"name": "rag", "template": "{% if %}"}]
+    named = [{"name": "default", "template": SHOWS_TOOLS}, {"name": "rag", "template": "{% if %}"}]
     edit(folder / "tokenizer_config.json", chat_template=named)
     assert not [w for w in check_model_folder(folder).warnings if "template" in w]
 
@@ -300,18 +312,18 @@ def test_of_templates_in_files_of_their_own_the_one_for_tools_is_tried_with_tool
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     assert any("does not show tools" in warning for warning in check_model_folder(folder).warnings)
     (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}{{ tools }}")
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(SHOWS_TOOLS)
     assert not [w for w in check_model_folder(folder).warnings if "template" in w]
 
 
-@pytest.mark.parametrize("named", [None, [], [{"name": "tool_use", "template": "{{ messages }}{{ tools }}"}]])
+@pytest.mark.parametrize("named", [None, [], [{"name": "tool_use", "template": SHOWS_TOOLS}]])
 def test_a_model_whose_only_template_is_that_for_tools_has_one(
     named: list[dict[str, str]] | None, folder: Path
 ) -> None:
     edit(folder / "tokenizer_config.json", chat_template=named)
     if not named:
         (folder / "additional_chat_templates").mkdir()
-        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}{{ tools }}")
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(SHOWS_TOOLS)
     assert not [w for w in check_model_folder(folder).warnings if "template" in w]
 
 

@@ -208,6 +208,20 @@ def test_a_killed_zygote_costs_no_call() -> None:
     using(work, workers=3)
 
 
+def test_a_zygote_that_is_asked_for_more_workers_than_its_socket_holds_is_not_given_up() -> None:
+    async def work(pool: SandboxPool) -> None:
+        zygote = pool.fleet.zygotes["bare"]
+        os.kill(zygote, signal.SIGSTOP)
+        asked = [asyncio.create_task(pool.fleet.extra("bare")) for _ in range(300)]
+        await asyncio.sleep(0.1)  # all that are taken have been asked for
+        os.kill(zygote, signal.SIGCONT)
+        for worker in asyncio.as_completed(asked):
+            (await worker).kill()
+        assert pool.fleet.zygotes["bare"] == zygote
+
+    using(work, workers=1)
+
+
 def test_a_session_that_begins_under_a_killed_zygote_waits_for_the_next_one() -> None:
     async def work(pool: SandboxPool) -> None:
         for number in range(5):  # no call between, which would start a zygote of its own

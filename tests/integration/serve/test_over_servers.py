@@ -52,6 +52,23 @@ def test_a_message_is_as_long_as_the_server_and_not_the_stand_in_counts_and_a_fa
     assert server.asked[0].body["max_tokens"] == 5
 
 
+def test_a_conversation_that_the_server_has_no_room_for_is_refused_as_it_refuses_it() -> None:
+    long = answering.Answer({"error": {"message": "8 tokens too many", "code": "context_length_exceeded"}}, 400)
+
+    async def main(server: answering.Server) -> None:
+        standin = StandIn(ByteTokenizer(), "bytes")
+        engine = OpenAIEngine(OpenAISettings(server.url, attempts=1), standin)
+        context = replace(context_of(engine), chat=Chat(standin, style="retcon.engine.openai.messages:NATIVE"))
+        async with engine.connected(), serving(context) as url, httpx.AsyncClient(base_url=url, timeout=120) as http:
+            body = {"model": MODEL, "messages": [user("What is it?")]}
+            refused = await http.post("/v1/chat/completions", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+            assert "8 tokens too many" in refused.json()["error"]["message"]
+
+    with answering.serving(lambda _: long) as server:
+        asyncio.run(asyncio.wait_for(main(server), 300))
+
+
 def test_a_conversation_goes_on_in_ids_and_a_lost_server_is_a_503() -> None:
     vllm = VLLM(about={"max_model_len": 4000})
 

@@ -19,6 +19,7 @@ from retcon.engine.scripted import ScriptedEngine
 from retcon.sandbox.client import SandboxClient, SandboxRouter
 from retcon.sandbox.types import Limits
 from retcon.tools.python import PythonTool
+from servers import answering
 from servers.serving import server
 
 
@@ -82,6 +83,32 @@ def test_a_wrong_token_and_a_wrong_server_are_told_apart() -> None:
                 await SandboxClient(url).start()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("page", ["<html>Welcome!</html>", "[]", {"status": "ok"}])
+def test_a_server_of_something_else_is_told_by_name_and_no_connection_stays(page: object) -> None:
+    async def main(url: str) -> None:
+        for sandbox in (SandboxClient(url), SandboxRouter([url])):
+            with pytest.raises(SandboxUnavailable, match=rf"{url} is not a retcon sandbox server"):
+                await sandbox.start()
+            with pytest.raises(SandboxUnavailable, match="is not open"):
+                await sandbox.run("1")
+
+    with answering.serving(lambda _: answering.Answer(page)) as server:
+        asyncio.run(main(server.url.removesuffix("/v1")))
+
+
+@pytest.mark.parametrize("page", ["<html>Welcome!</html>", {"tier": "landlock"}])
+def test_a_session_that_something_else_opens_is_no_session(page: object) -> None:
+    async def main(url: str) -> None:
+        async with SandboxClient(url, tries=1) as sandbox:
+            pages["/v1/sessions"] = page
+            with pytest.raises(SandboxUnavailable, match=r"no session: .* it tells no session"):
+                await sandbox.session()
+
+    pages: dict[str, object] = {"/health": {"tier": "landlock"}, "/v1/ping": "pong"}
+    with answering.serving(lambda asked: answering.Answer(pages[asked.path])) as server:
+        asyncio.run(main(server.url.removesuffix("/v1")))
 
 
 def test_a_busy_server_is_asked_again() -> None:

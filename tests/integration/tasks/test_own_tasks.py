@@ -80,7 +80,7 @@ def test_prompts_that_are_too_long_are_counted_and_left_out(base, tmp_path):
 
 
 def test_where_all_are_too_long_nothing_begins(base, tmp_path):
-    with pytest.raises(RecipeError, match=r"rollout\.max_tokens = 5: 3 prompts in a row leave no room"):
+    with pytest.raises(RecipeError, match=r"rollout\.max_tokens = 5: no room for an answer in 3 prompts in a row"):
         run(base, tmp_path / "run", Few(), max_tokens=5)
     assert not (tmp_path / "run").exists()
 

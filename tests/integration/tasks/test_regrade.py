@@ -14,11 +14,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from comparing import answer, trajectory, turn
 from datafiles import write
 from retcon.cli.app import app
+from retcon.cli.regrade import _table
 from retcon.core.errors import RecipeError, RecordError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
@@ -264,3 +266,9 @@ def test_a_setting_that_is_none_is_refused(run: Path, word: str) -> None:
 )
 def test_changes(before: float | None, reward: float | None, change: str) -> None:
     assert Regraded("f", 0, "t", before, reward, None, "", None, "answer").change == change
+
+
+def test_the_names_of_an_evaluations_files_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [f"trajectories-{setting}.jsonl" for setting in ("t1", "top_p")]
+    Console(width=80).print(_table([Regraded(file, 0, "t", 1.0, 1.0, None, "", None, "answer") for file in files]))
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if ".jsonl" in line] == files

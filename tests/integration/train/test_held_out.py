@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
+from retcon.core.types import Trajectory
+from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
 from training import Ones, make_base, make_demonstrations, small_recipe
@@ -84,3 +86,20 @@ def test_what_an_evaluation_costs_is_not_counted(start: tuple[Path, Path], tmp_p
     steps = [line["step_seconds"] for line in lines]
     assert lines[-1]["eval_rollouts"] == 800
     assert lines[-1]["wall_s"] - lines[-2]["wall_s"] < 2 * steps[-1] + 1
+
+
+class Ungradable(Ones):
+    """Faults take all rollouts of the evaluation."""
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        return trajectory if task.id.startswith("ones/evaluation") else super().grade(task, trajectory)
+
+
+def test_of_an_evaluation_that_is_lost_nothing_is_known(start: tuple[Path, Path], tmp_path: Path) -> None:
+    base, cold = start
+    recipe = small_recipe(base, rl={"steps": 1}, evaluate={"problems": 1, "every_samples": 1, "every": 1})
+    lines: list[dict[str, Any]] = []
+    run_rl(recipe, cold, tmp_path / "out", tasks=Ungradable(), on_step=lines.append)
+    measured = {name: value for name, value in lines[0].items() if name.startswith("eval_")}
+    assert measured.pop("eval_rollouts") == 0
+    assert set(measured.values()) == {None}, measured

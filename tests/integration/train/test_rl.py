@@ -219,6 +219,21 @@ def test_an_interrupt_loses_no_step(zygote, base, tmp_path):
     assert 3 <= done < 1000
 
 
+def test_a_sandbox_or_server_that_is_gone_loses_no_step(base, tmp_path, monkeypatch):
+    draw = rl.draw_groups
+
+    async def gone(stream, *, step):
+        if step == 3:
+            raise SandboxUnavailable("the machine is gone")
+        return await draw(stream, step=step)
+
+    monkeypatch.setattr(rl, "draw_groups", gone)
+    recipe = small_recipe(base, rl={**SMALL, "steps": 4, "checkpoint_every": 1000}, rollout={"max_tokens": 16})
+    with pytest.raises(SandboxUnavailable, match="the machine is gone"):
+        run_rl(recipe, base, tmp_path / "run", tasks=Ones())
+    assert [one.name for one in (tmp_path / "run/checkpoints").iterdir()] == ["step-000002"]
+
+
 class Interrupting(Ones):
     """Ctrl-C while an evaluation is graded."""
 
@@ -250,6 +265,39 @@ def test_an_interrupt_after_a_step_has_its_rollouts_loses_no_step(base, tmp_path
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["eval_rollouts"] == 1, "the step was finished"
     assert "this step is finished and kept first" in capfd.readouterr().err
+
+
+def test_a_second_interrupt_does_not_wait_for_the_end_of_an_update(base, tmp_path, monkeypatch):
+    updated = rl.update
+
+    def update(*args, **kwargs):
+        for _ in range(2 if kwargs["step"] == 2 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+        return updated(*args, **kwargs)
+
+    monkeypatch.setattr(rl, "update", update)
+    recipe = small_recipe(base, rl={**SMALL, "steps": 4, "checkpoint_every": 1}, rollout={"max_tokens": 16})
+    with pytest.raises(KeyboardInterrupt):
+        run_rl(recipe, base, tmp_path / "run", tasks=Ones())
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 1
+    monkeypatch.undo()
+    assert run_rl(recipe, base, tmp_path / "run", tasks=Ones()).is_dir(), "it goes on"
+
+
+def test_an_interrupt_that_is_ignored_around_a_run_does_not_end_it(base, tmp_path, monkeypatch):
+    updated = rl.update
+
+    def update(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        return updated(*args, **kwargs)
+
+    monkeypatch.setattr(rl, "update", update)
+    recipe = small_recipe(base, rl={**SMALL, "steps": 2}, rollout={"max_tokens": 16})
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts what is to run behind a script
+    try:
+        assert run_rl(recipe, base, tmp_path / "run", tasks=Ones()).is_dir()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_keys_and_values_take_no_memory_while_weights_are_updated(base, tmp_path, monkeypatch):

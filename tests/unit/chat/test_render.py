@@ -132,7 +132,7 @@ def test_the_roles_of_a_prompt_that_is_kept_apart_stay(tmp_path):
 
 def test_demonstrations_that_all_do_without_a_tool_are_warned_of(tmp_path):
     talk = {"messages": [message("user", "U"), message("assistant", "A")]}
-    with pytest.warns(TaskWarning, match="none of its 2 demonstrations calls a tool"):
+    with pytest.warns(TaskWarning, match="of 2 demonstrations none calls a tool"):
         read(tmp_path, talk, talk)
     with pytest.warns(
         TaskWarning, match="if these are problems with their answers, `retcon demos` writes demonstrations"
@@ -186,6 +186,10 @@ def test_ids_of_another_model_and_text_without_ids_are_refused_by_line(tmp_path)
     assert shown(sample).endswith("assistant\n[A<|im_end|>]"), "ours go by their ids"
     with pytest.raises(RecordError, match=r"ours\.jsonl, line 1: id \d+, and the model has 50"):
         read_samples(file, chat(), vocabulary=50)
+    padded = Segment("sampled", "A", (-100, 1), None)
+    jsonl.write(file, [Trajectory("t", "t", chat().prompt("U"), (Turn((padded,)),))])
+    with pytest.raises(RecordError, match=r"ours\.jsonl, line 1: id -100, and the model has"):
+        read_samples(file, chat(), vocabulary=TOKENIZER.size)
     jsonl.write(file, [Trajectory("t", "t", (Segment("prompt", "U"),), (Turn((Segment("sampled", "A"),)),))])
     with pytest.raises(RecordError, match=r"ours\.jsonl, line 1: .*has no ids"):
         read_samples(file, chat(), vocabulary=TOKENIZER.size)

@@ -28,13 +28,23 @@ def test_each_shipped_recipe_parses(name: str) -> None:
     assert isinstance(load_recipe(find_recipe(name)), Recipe)
 
 
+def test_a_text_names_a_file_or_a_shipped_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[rl]\nsteps = 3\n")
+    assert load_recipe(str(tmp_path / "mine.toml")).rl.steps == 3
+    assert load_recipe("quickstart/saar", ["rl.steps=3"]).repair.kind == "saar"
+    with pytest.raises(RecipeError, match=r"no recipe 'quickstart/sar' \(did you mean 'quickstart/saar'\?\)"):
+        load_recipe("quickstart/sar")
+    with pytest.raises(RecipeError, match=r"none is named before it: .* such as quickstart/saar rl\.steps=3 \("):
+        load_recipe("rl.steps=3")
+
+
 def test_there_is_no_shipped_recipe_that_is_not_parsed() -> None:
     for path in shipped_recipes().values():
         load_recipe(path)
 
 
 def test_the_arms_differ_in_repair_and_selection_only() -> None:
-    arms = [load_recipe(find_recipe(f"quickstart/{arm}")) for arm in ("baseline", "saar", "roc")]
+    arms = [load_recipe(f"quickstart/{arm}") for arm in ("baseline", "saar", "roc")]
     for section in set(SECTIONS) - {"repair", "select"}:
         assert len({getattr(arm, section).model_dump_json() for arm in arms}) == 1, section
     assert [(a.repair.kind, a.select.kind) for a in arms] == [("none", "none"), ("saar", "none"), ("none", "roc")]

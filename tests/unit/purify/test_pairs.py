@@ -132,7 +132,7 @@ def test_what_is_no_pair_is_refused_by_name():
     text = Completion("a")
     with pytest.raises(ValueError, match="pair x mixes text and messages"):
         Pair("x", ({"role": "user", "content": "?"},), text, text)
-    with pytest.raises(ValueError, match="a mask of 2 for 1 tokens"):
+    with pytest.raises(ValueError, match="a mask of 2 for 1 token"):
         Completion("a", (1,), (0, 1))
     with pytest.raises(RecordError, match=r"pair x.*own: tokens"):
         pair_line(Pair("x", "?", text, text, about={"tokens": 1}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -343,6 +344,16 @@ def test_the_first_error_ends_the_group():
     (session,) = tool.opened
     assert session.events[-1] == "close"
     assert not session.kept
+
+
+def test_errors_that_come_together_are_all_taken_note_of(caplog: pytest.LogCaptureFixture):
+    def refuses(id: str, text: str, n: int) -> str:
+        raise EngineError("no such id")
+
+    with pytest.raises(EngineError, match="no such id"):
+        grow(At(start=3), 3, replies=refuses)
+    gc.collect()
+    assert not caplog.records, "an exception that was never retrieved"
 
 
 @pytest.mark.parametrize("passes", range(9))

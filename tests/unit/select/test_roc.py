@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.core.types import Observation, RepairRecord, Segment, Trajectory, Turn
-from retcon.select.drop import drop_infrastructure, take
+from retcon.select.drop import drop_infrastructure
+from retcon.select.kinds.none import NoSelection
 from retcon.select.roc import penalty, roc
 
 
@@ -232,4 +233,4 @@ def test_rollouts_lost_to_the_infrastructure_are_dropped():
 
 
 def test_no_selection_takes_the_first():
-    assert names(take([made("a", 0), made("b", 1), made("c", 1)], 2)) == ["a", "b"]
+    assert names(NoSelection().select([made("a", 0), made("b", 1), made("c", 1)], 2, seed=0)) == ["a", "b"]

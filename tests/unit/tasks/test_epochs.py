@@ -84,7 +84,7 @@ def test_a_stream_of_which_nothing_fits_is_given_up():
     with pytest.raises(RecipeError, match=f"3 prompts in a row.* shortest has {shortest} tokens"):
         next(fitting(worded(9, 7, 8), CHAT, 10))
     endless = (Task(str(n), "x" * 20, "") for n in count())
-    with pytest.raises(RecipeError, match=f"{PATIENCE} prompts in a row"):
+    with pytest.raises(RecipeError, match=f"{PATIENCE:,} prompts in a row"):
         next(fitting(endless, CHAT, 10))
 
 

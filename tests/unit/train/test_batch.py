@@ -41,7 +41,7 @@ def test_an_id_that_nothing_predicts_is_refused():
 def test_ids_without_logprobs_are_refused():
     scored = sample(3)
     check_scored(scored)
-    with pytest.raises(UnscoredTokens, match="1 tokens"):
+    with pytest.raises(UnscoredTokens, match="1 token of"):
         check_scored(Sample(scored.ids, scored.mask, (None, None, None), scored.spliced))
 
 

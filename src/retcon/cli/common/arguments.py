@@ -96,11 +96,6 @@ TierName = Annotated[
 ]
 
 
-def is_url(model: str) -> bool:
-    """Whether a MODEL is served elsewhere."""
-    return model.startswith(("http://", "https://"))
-
-
 def split_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Words after a command: a name, such as a recipe's, if the first is no `key=value`, and the overrides.
 

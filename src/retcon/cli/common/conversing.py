@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retcon.cli.common.arguments import is_url, need_training
+from retcon.cli.common.arguments import need_training
+from retcon.core.texts import is_url
 
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
 
 ROOM = 8192
-"""Tokens of a conversation at most, where the model takes more."""
+"""Tokens of a conversation at most, where a model in a folder takes more."""
 ANSWER = 1024
 """Of one message, of a server."""
 CHARS = 2000
@@ -54,6 +55,6 @@ def _recipe(
         if load_recipe(None, [*given, *overrides]).engine.kind == "openai":  # other kinds have a patience of their own
             given += [f"engine.answer_tokens={answer_tokens}", "engine.patience=0"]
     recipe = load_recipe(None, [*given, *overrides])
-    room = min(ROOM, recipe.engine.room() or context_of(folder))
+    room = recipe.engine.room() or min(ROOM, context_of(folder))
     lengths = [f"rollout.max_tokens={2 * room // 3}", f"rollout.lookahead_tokens={room - 2 * room // 3}"]
     return load_recipe(None, [*given, *lengths, *overrides])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.config.keys import homes
-from retcon.config.load import named_recipe
+from retcon.config.load import load_recipe
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.stages import stages_of
 
@@ -17,8 +17,8 @@ def refuse_unless_taken(override: str, recipes: Sequence[str]) -> None:
     """Raises RecipeError where the override is wrong, or of a kind that none of the recipes is of."""
     taking = [recipe for recipe in recipes if takes(recipe, override)]
     if not taking and override.startswith("stages."):
-        taking = [recipe for recipe in recipes if named_recipe(recipe).stages]
-    named_recipe((taking or recipes)[0], [override])
+        taking = [recipe for recipe in recipes if load_recipe(recipe).stages]
+    load_recipe((taking or recipes)[0], [override])
 
 
 def takes(recipe: str, override: str) -> bool:
@@ -26,10 +26,10 @@ def takes(recipe: str, override: str) -> bool:
     such as SAAR's γ where nothing repairs, or of a stage that it does not have."""
     section, _, key = override.partition("=")[0].strip().partition(".")
     if section == "stages":
-        return _of_a_stage(named_recipe(recipe), key)
+        return _of_a_stage(load_recipe(recipe), key)
     if section not in SECTIONS or not (kinds := homes(section, key)):
         return True
-    about = getattr(named_recipe(recipe), section)
+    about = getattr(load_recipe(recipe), section)
     return getattr(about, about.chosen_by) in kinds
 
 

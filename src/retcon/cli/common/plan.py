@@ -18,6 +18,7 @@ from retcon.config.schema import Recipe
 from retcon.config.stages import Stage
 from retcon.core.errors import RecipeError
 from retcon.core.memory import available_memory
+from retcon.core.texts import counted
 from retcon.core.types import Sample
 from retcon.evaluate.runner import held_by, settings_of
 from retcon.models.loading import load_config
@@ -65,7 +66,8 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
         measured = measure_rl(stage.recipe, folder, stages.stream(stage), place)
         seconds += _time(show, measured, stage.steps, _evaluated(show, recipe, stage, measured, len(problems)))
     if recipe.stages:
-        show.print(Text(f"{recipe.rl.steps} steps in all: {duration(seconds)} to {duration(SHARED * seconds)}", "bold"))
+        steps = counted(recipe.rl.steps, "step")
+        show.print(Text(f"{steps} in all: {duration(seconds)} to {duration(SHARED * seconds)}", "bold"))
 
 
 def _stage(show: Console, stage: Stage, tasks: TaskSet, needs: Needs) -> None:
@@ -77,8 +79,8 @@ def _stage(show: Console, stage: Stage, tasks: TaskSet, needs: Needs) -> None:
         show.print(Text(f"\n{stage}: steps {stage.before + 1} to {stage.last}{anew}", "bold"))
     show.print(f"tasks: {tasks.name}{_counted(tasks)}; nothing is fetched")
     show.print(
-        f"a step: {recipe.rl.prompts} prompts × {group} rollouts, {most:,} tokens at most; {stage.steps} steps, a "
-        f"checkpoint every {recipe.rl.checkpoint_every}"
+        f"a step: {counted(recipe.rl.prompts, 'prompt')} × {counted(group, 'rollout')}, {most:,} tokens at most; "
+        f"{counted(stage.steps, 'step')}, a checkpoint every {recipe.rl.checkpoint_every}"
     )
     _memory(show, needs)
 
@@ -124,7 +126,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     settings = len(settings_of(recipe))
     count = settings * len(problems) * recipe.evaluate.samples
     each = f" in each of {settings} settings" if settings > 1 else ""
-    asked = f"problems: {len(problems):,} of {tasks.name} × {recipe.evaluate.samples} rollouts{each}"
+    asked = f"problems: {len(problems):,} of {tasks.name} × {counted(recipe.evaluate.samples, 'rollout')}{each}"
     if not recipe.engine.in_process:
         show.print(f"model: {recipe.engine.subject(folder)}, which computes elsewhere: its time is not known\n{asked}")
         _derived(show, derived)
@@ -140,7 +142,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     kind = "" if measured.whole else " at most: not all rollouts of the measurement came to their end"
     total = (measured.rollout_seconds or 0.0) * count
     show.print(
-        f"{measured.sampled_per_second:,.0f} tokens/s sampled; {count:,} rollouts in all: "
+        f"{measured.sampled_per_second:,.0f} tokens/s sampled; {counted(count, 'rollout')} in all: "
         f"{duration(total)} to {duration(SHARED * total)}{kind}"
     )
 
@@ -154,7 +156,9 @@ def _plan_updates(
     needs = needs_of(kind, recipe, folder, place, longest=longest)
     show = plain_console()
     _head(show, folder, out, needs, place.line, ())
-    show.print(f"samples: {len(samples):,}, the longest of {longest:,} tokens; {batch} a step, {steps} steps")
+    show.print(
+        f"samples: {len(samples):,}, the longest of {longest:,} tokens; {batch} a step, {counted(steps, 'step')}"
+    )
     _memory(show, needs)
     refuse_unfit(needs, out)
     show.print("measuring an update …", style="dim")
@@ -212,7 +216,7 @@ def _evaluated(show: Console, recipe: Recipe, stage: Stage, measured: Measured, 
     rollouts = problems * section.every_samples
     made = stage.recipe.rl.prompts * stage.recipe.select.made(stage.recipe.rl.group)
     each = (measured.rollout_seconds or 0.0) * rollouts / made
-    show.print(f"evaluations on the way: {count} of {rollouts:,} rollouts, {each:,.1f} s each")
+    show.print(f"evaluations on the way: {count} of {counted(rollouts, 'rollout')}, {each:,.1f} s each")
     return count * each
 
 
@@ -232,7 +236,7 @@ def _time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -
     )
     total = steps * measured.step_seconds + besides
     show.print(
-        Text(f"{steps} steps: {duration(total)} to {duration(SHARED * total)}", "bold"),
+        Text(f"{counted(steps, 'step')}: {duration(total)} to {duration(SHARED * total)}", "bold"),
         Text(f"; measured peak {gib(measured.peak)}"),
         sep="",
     )

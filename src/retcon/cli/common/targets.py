@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retcon.cli.common.jobs import Job
-from retcon.config.load import named_recipe
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
@@ -72,16 +72,16 @@ def evaluation(
     target = folder / into
     words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
     job = Job(name or f"{made.job.name}, evaluation", words, _log(out, target), needs=(made.job.name,))
-    return Target(job, named_recipe(recipe, overrides), target / "result.json", tuple(overrides))
+    return Target(job, load_recipe(recipe, overrides), target / "result.json", tuple(overrides))
 
 
 def _settled(out: Path, folder: Path, recipe: str, overrides: Sequence[str]) -> tuple[Recipe, Sequence[str]]:
     """The recipe, and the overrides that make it. Its trackers know the run by its place in `out`, where no name is
     given: the folders alone are called seed-1 in every arm."""
-    settings = named_recipe(recipe, overrides)
+    settings = load_recipe(recipe, overrides)
     if settings.track.to and not settings.track.name:
         overrides = (*overrides, f"track.name={_named(out, folder)}")
-        settings = named_recipe(recipe, overrides)
+        settings = load_recipe(recipe, overrides)
     return settings, overrides
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retcon.cli.common.overriding import refuse_unless_taken, takes
-from retcon.config.load import named_recipe
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError
+from retcon.core.texts import counted
 from retcon.runs.comparing import differing
 
 MEASURED_ALIKE = ("task", "evaluate")
@@ -45,7 +46,7 @@ class Arm:
 
 def arm_of(name: str, recipe: str, overrides: Sequence[str]) -> Arm:
     """Raises RecipeError for an unknown recipe, with the nearest, and for a wrong override."""
-    return Arm(name, recipe, tuple(overrides), named_recipe(recipe, overrides))
+    return Arm(name, recipe, tuple(overrides), load_recipe(recipe, overrides))
 
 
 def read_arms(words: Sequence[str]) -> list[Arm]:
@@ -123,7 +124,7 @@ def _refuse_apart(one: Arm, other: Arm, sections: Sequence[str], what: str, advi
         for arm in (one, other)
     )
     if changed := sorted(differing(old, new), key=lambda told: " was None" in told):  # keys of one kind last
-        more = f"; and {len(changed) - TOLD} keys more" if len(changed) > TOLD else ""
+        more = f"; and {counted(len(changed) - TOLD, 'key')} more" if len(changed) > TOLD else ""
         raise RecipeError(
             f"{one.recipe} and {other.recipe} cannot be {what}: from the first to the second, "
             f"{'; '.join(changed[:TOLD])}{more}. Set the same for all on the command line, such as "

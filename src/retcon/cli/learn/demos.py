@@ -25,9 +25,9 @@ def demos(
 ) -> None:
     """Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a teacher, a model,
     annotated solutions or transcripts."""
-    from retcon.config.load import named_recipe
+    from retcon.config.load import load_recipe
 
-    settings = named_recipe(recipe, overrides or ())
+    settings = load_recipe(recipe, overrides or ())
     from retcon.cli.common.demonstrations import ensure_demonstrations
 
     kept = f"what was made is kept beside {out}; the same command makes the rest"

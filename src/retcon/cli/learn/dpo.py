@@ -40,12 +40,12 @@ def dpo(
     dry_run: DryRun = False,
 ) -> None:
     """Train on pairs of a failed call and its fix (direct preference optimisation)."""
-    from retcon.config.load import named_recipe
+    from retcon.config.load import load_recipe
     from retcon.models.locating import locate
 
     refuse_several("--pairs", pairs)
     name, overrides = split_overrides(words or [])
-    recipe = named_recipe(name, overrides)
+    recipe = load_recipe(name, overrides)
     folder = locate(start or recipe.model.path)
     need_training()
     if dry_run:

@@ -47,11 +47,11 @@ def sft(
     dry_run: DryRun = False,
 ) -> None:
     """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
-    from retcon.config.load import named_recipe
+    from retcon.config.load import load_recipe
 
     refuse_several("--demonstrations", demonstrations or ())
     name, changes = split_overrides([recipe, *(overrides or ())])
-    settings = named_recipe(name or COLD_START, changes)
+    settings = load_recipe(name or COLD_START, changes)
     need_training()
     from retcon.cli.common.demonstrations import ensure_demonstrations
     from retcon.runs.folder import check_run

@@ -28,10 +28,10 @@ def train(
 ) -> None:
     """Reinforcement learning from a checkpoint, with or without purification, in one stage or several, as the recipe
     says."""
-    from retcon.config.load import named_recipe
+    from retcon.config.load import load_recipe
     from retcon.models.locating import locate
 
-    settings = named_recipe(recipe, overrides or ())
+    settings = load_recipe(recipe, overrides or ())
     folder = locate(start or settings.model.path)
     need_training()
     if dry_run:

@@ -17,6 +17,7 @@ from retcon.build import build_repair
 from retcon.cli.common.arguments import command_line
 from retcon.cli.doctor import look_at_machine
 from retcon.cli.quickstart.plan import Plan
+from retcon.core.texts import counted
 from retcon.core.types import Trajectory
 from retcon.report.choose import showcase_in
 from retcon.report.pages.comparison import write_page
@@ -77,7 +78,7 @@ def _repeat(command: str) -> list[str]:
     machine = look_at_machine()
     return [
         f"# retcon {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
-        f"{machine.cores} cores",
+        f"{counted(machine.cores, 'core')}",
         command,
     ]
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from retcon.config.load import named_recipe
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RetconError
 
@@ -125,4 +125,4 @@ def _ids(model: PreTrainedModel, seed: int) -> tuple[int, ...]:
 
 if __name__ == "__main__":
     name, *overrides = sys.argv[1:]
-    print(json.dumps(asdict(_measured(named_recipe(name, overrides)))))
+    print(json.dumps(asdict(_measured(load_recipe(name, overrides)))))

@@ -8,7 +8,7 @@ from pathlib import Path
 from retcon.cli.common.arguments import split_overrides
 from retcon.cli.common.overriding import refuse_unless_taken, takes
 from retcon.cli.compare.arms import Arm, arm_of, refuse_incomparable, with_curve
-from retcon.config.load import named_recipe
+from retcon.config.load import load_recipe
 from retcon.config.save import recipe_to_toml
 from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError, nearest
@@ -99,7 +99,7 @@ def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[
     """A recipe of two stages: the variant's own, then with the other's [repair]."""
     before = arm_of(variant.name, recipes[variant.role], overrides)
     base = with_curve(before, before).settings  # written out whole, where nothing can be left to be added
-    other = named_recipe(recipes[variant.switches_to])
+    other = load_recipe(recipes[variant.switches_to])
     if base.stages:
         raise RecipeError(f"{recipes[variant.role]} has stages already: {variant.name} cannot switch its [repair]")
     half = base.rl.steps // 2

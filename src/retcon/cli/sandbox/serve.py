@@ -10,6 +10,7 @@ import typer
 
 from retcon.cli.common.arguments import TierName
 from retcon.cli.common.serving import Host, Port, TokenFile, need_serving, token_of, token_option
+from retcon.core.texts import counted
 
 if TYPE_CHECKING:
     from retcon.http.server import StopSignals
@@ -135,7 +136,7 @@ async def _serve(opened: socket.socket, settings: Settings, sandbox: SandboxPool
     async with sandbox:
         url = server.address_of(opened)
         typer.echo(
-            f"listening on {url} · tier {sandbox.tier} · {settings.workers} workers · "
+            f"listening on {url} · tier {sandbox.tier} · {counted(settings.workers, 'worker')} · "
             f"{'a token is asked for' if settings.token else 'no token'} · up to {files} open files"
         )
         if not server.is_local(opened) and settings.token is None:

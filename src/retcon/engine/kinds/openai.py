@@ -32,7 +32,7 @@ class OpenAISection(EngineSection):
                           "block of Python in its text)")  # fmt: skip
     instructions: str = Field(INSTRUCTIONS, description="with calls = 'fence': what the model is told about tools")
     key_env: str = Field(USUAL_KEY, description="environment variable that holds the API's key; empty for none")
-    context: Positive = Field(8192, description="tokens that the server takes, as model.path counts them")
+    context: Positive = Field(32768, description="tokens that the server takes, as model.path counts them")
     answer_tokens: NonNegative = Field(0, description="most tokens of one message; 0: what rollout.max_tokens leaves")
     seeds: bool = Field(True, description="send each request's seed; not every server takes one")
     seconds: Rate = Field(120.0, description="wall seconds of a request")

@@ -55,14 +55,14 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     A weight of zero is never chosen, also not at uniform 0 or 1. Of nan weights some index: no fault.
     """
     vocab = weights.shape[-1]
-    cumulative = _cells(weights, "sum").cumsum(-1)
+    cumulative = _cumulative(_cells(weights, "sum"))
     cell, target = _passes(cumulative, cumulative[:, -1], uniform * cumulative[:, -1])
     target = target - pad(cumulative, (1, 0)).gather(1, cell[:, None]).squeeze(1)
     within = _cell_ids(cell, vocab)
     inner = weights.gather(1, within.clamp(max=vocab - 1))
     if vocab % CELL:
         inner = inner.masked_fill(within >= vocab, 0.0)
-    cumulative = inner.cumsum(-1)
+    cumulative = _cumulative(inner)
     place, _ = _passes(cumulative, cumulative[:, -1], target)
     return (cell * CELL + place).clamp_(max=vocab - 1)
 
@@ -96,6 +96,17 @@ def _cells(values: Tensor, reduction: str) -> Tensor:
 def _cell_ids(cell: Tensor, vocab: int) -> Tensor:
     """The ids of each row's cell: (B,) → (B, CELL), or (B, V) where the vocabulary is smaller."""
     return cell[:, None] * CELL + torch.arange(min(CELL, vocab), device=cell.device)
+
+
+def _cumulative(weights: Tensor) -> Tensor:
+    """The cumulative weights, which rise at positive weights and nowhere else: (B, N) → (B, N)."""
+    return risen(weights.cumsum(-1), weights)
+
+
+def risen(sums: Tensor, weights: Tensor) -> Tensor:
+    """Cumulative `sums` of weights ≥ 0, held where a weight is zero and where they fall: (B, N) → (B, N). Some GPUs add
+    in another order for each place, so that rounding alone lifts a sum, or lowers it; of a CPU's nothing changes."""
+    return sums.masked_fill(weights == 0, 0.0).cummax(-1).values
 
 
 def _passes(cumulative: Tensor, total: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +164,7 @@ def _look(probs: Tensor, keep: Truncation, uniform: Tensor, width: int) -> tuple
         ranked = probs.gather(1, order)
     else:
         ranked, order = probs.topk(width, dim=-1)
-    reached = ranked.cumsum(-1)
+    reached = _cumulative(ranked)
     place = torch.arange(width, device=probs.device)
     fits = (place < keep.top_k[:, None]) & (ranked >= keep.min_p[:, None] * ranked[:, :1])
     fitting = fits.sum(-1).clamp_(min=1)  # 0 only where probs are nan

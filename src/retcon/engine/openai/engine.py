@@ -118,8 +118,8 @@ class OpenAIEngine:
         request = request_of(self.tokenizer, ids, self.settings.manner)
         try:
             choice = await self._told(self._remote, request, self._params(params))
-        except TooLong:
-            return Generation((), None, "length")
+        except TooLong as refused:
+            return Generation((), None, "length", too_long=str(refused))
         except Refused as refused:
             said, why = refused.said, f"request {request_id}: {refused}{_advice(refused.said, request)}"
             if said.filtered or (self.stats.requests and said.status not in (401, 402)):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retcon.config.load import named_recipe
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.engine.types import SamplingParams
@@ -27,7 +27,7 @@ def recipe_of(section: Mapping[str, Any] | None) -> Recipe:
         raise RecipeError(f"verl's configuration names no recipe: set {SECTION}.recipe to a file or a shipped name")
     if unknown := sorted(set(section) - set(KEYS)):
         raise RecipeError(f"{SECTION}.{unknown[0]} is no key of that section; there are: {', '.join(KEYS)}")
-    recipe = named_recipe(str(section["recipe"]), [str(one) for one in section.get("overrides") or ()])
+    recipe = load_recipe(str(section["recipe"]), [str(one) for one in section.get("overrides") or ()])
     if recipe.stages:
         raise RecipeError(f"{section['recipe']} has stages, and verl's trainer has none: name a recipe of one of them")
     return recipe

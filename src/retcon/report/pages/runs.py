@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retcon.core.texts import counted
 from retcon.core.types import Trajectory
 from retcon.evaluate.result import PASS_AT
 from retcon.evaluate.statistics import over_problems
@@ -160,7 +161,7 @@ def _one(trajectory: Trajectory) -> str:
     return (
         f"<h3>{'Passed' if good else 'Failed'}</h3>"
         f'<p class="soft"><code>{escape(trajectory.id)}</code>, reward {trajectory.reward:g}, stop {trajectory.stop}, '
-        f"{trajectory.calls} calls, {trajectory.failures} failed.</p>{prompt_of(trajectory)}{said}"
+        f"{counted(trajectory.calls, 'call')}, {trajectory.failures} failed.</p>{prompt_of(trajectory)}{said}"
     )
 
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
+from retcon.core.texts import is_url
 from retcon.http.asking import Answer
 from retcon.sandbox.client.remote import (
     Remote,
@@ -66,7 +67,7 @@ class SandboxClient:
     ) -> None:
         if tries < 1:
             raise ValueError(f"{tries} tries: it must be 1 or more")
-        if not url.startswith(("http://", "https://")):
+        if not is_url(url):
             raise ValueError(f"{url!r} is not the URL of a sandbox server: write it as http://host:port")
         self.url = url
         self._tries = tries
@@ -91,11 +92,10 @@ class SandboxClient:
         self.connect()
         try:
             await repeated(self._tries, self.probe)
-        except ServerUnavailable as error:
+        except BaseException as error:
             await self.close()
-            raise SandboxUnavailable(f"no sandbox server answers: {error}") from error
-        except SandboxUnavailable:
-            await self.close()
+            if isinstance(error, ServerUnavailable):
+                raise SandboxUnavailable(f"no sandbox server answers: {error}") from error
             raise
 
     def connect(self) -> None:
@@ -106,11 +106,13 @@ class SandboxClient:
     async def probe(self) -> None:
         """Raises ServerUnavailable where the server does not answer, SandboxUnavailable where it is no sandbox's."""
         remote = self._connected()
-        answer = (await remote.ask("GET", "/health", patience=PROBE_SECONDS)).json()
+        health = await remote.ask("GET", "/health", patience=PROBE_SECONDS)
+        try:
+            tier: Tier = health.json()["tier"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise SandboxUnavailable(f"{self.url} is not a retcon sandbox server") from error
         await remote.ask("GET", "/v1/ping", patience=PROBE_SECONDS)  # wants the token, unlike /health
-        if not isinstance(answer, dict) or "tier" not in answer:
-            raise SandboxUnavailable(f"{self.url} is not a retcon sandbox server")
-        self._tier = answer["tier"]
+        self._tier = tier
 
     async def close(self) -> None:
         remote, self._remote = self._remote, None
@@ -161,9 +163,9 @@ class SandboxClient:
         body = {} if limits is None else {"limits": msgspec.to_builtins(limits)}
         if seed is not None:
             body["seed"] = seed
-        answer = (await remote.ask("POST", "/v1/sessions", body)).json()
-        self._tier = answer["tier"]
-        return ClientSession(remote, answer["session"], self._tries, on_end)
+        opened = await remote.ask("POST", "/v1/sessions", body)
+        id, self._tier = told(opened, "session"), told(opened, "tier")
+        return ClientSession(remote, id, self._tries, on_end)
 
     def _connected(self) -> Remote:
         if self._remote is None:
@@ -192,8 +194,11 @@ class ClientSession:
             return Result("infrastructure", stderr=str(error))
 
     async def checkpoint(self) -> str:
-        name: str = (await self._stated("POST", "/checkpoints")).json()["checkpoint"]
-        return name
+        made = await self._stated("POST", "/checkpoints")
+        try:
+            return str(told(made, "checkpoint"))
+        except ServerUnavailable as error:
+            raise SessionLost(f"session {self.id}: {error}") from error
 
     async def rollback(self, checkpoint: str) -> None:
         await self._stated("POST", "/rollback", {"checkpoint": checkpoint})
@@ -235,6 +240,14 @@ class ClientSession:
 
 def token_from_environment() -> str | None:
     return os.environ.get(TOKEN) or None
+
+
+def told(response: Answer, name: str) -> Any:
+    """Raises ServerUnavailable as `read_result`."""
+    try:
+        return response.json()[name]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ServerUnavailable(f"{response.url}: it tells no {name}: {error}") from error
 
 
 def read_result(response: Answer) -> Result:

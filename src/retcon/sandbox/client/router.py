@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from retcon.core.errors import SandboxUnavailable
+from retcon.core.together import together
 from retcon.sandbox.client.client import FIRST_PAUSE, LONGEST_PAUSE, ClientSession, SandboxClient, repeated
 from retcon.sandbox.client.remote import ServerUnavailable, with_limits
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program, check_seed
@@ -60,7 +61,11 @@ class SandboxRouter:
         if self._is_open:
             return
         self._is_open = True
-        await asyncio.gather(*(self._first_probe(server) for server in self._servers))
+        try:
+            await together(self._first_probe(server) for server in self._servers)
+        except BaseException:
+            await self.close()
+            raise
         if not self.up:
             why = "; ".join(server.why for server in self._servers)
             await self.close()

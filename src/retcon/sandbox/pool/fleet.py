@@ -7,7 +7,6 @@ that forked it; when all places are taken, an idle one of another profile gives 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import warnings
 from collections import Counter
@@ -15,6 +14,7 @@ from collections.abc import Coroutine, Iterable
 from functools import partial
 from pathlib import Path
 
+from retcon.core.cores import usable_cores
 from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.sandbox.pool.folders import PoolFolder
 from retcon.sandbox.pool.profiles import BARE, Chooser
@@ -23,7 +23,7 @@ from retcon.sandbox.pool.worker_handle import WorkerHandle
 from retcon.sandbox.pool.zygote_handle import ZygoteHandle
 from retcon.sandbox.types import Tier
 
-FORKS = max(2, os.cpu_count() or 1)  # of one profile at a time: more at once would all come later
+FORKS = max(2, usable_cores())  # of one profile at a time: more at once would all come later
 ATTEMPTS = 2  # at what a worker's death ends
 ZYGOTE_DEATHS = 3  # in a row, with no worker in between, after which a profile is given up
 

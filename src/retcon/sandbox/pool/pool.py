@@ -15,6 +15,7 @@ from typing import Self, Unpack
 
 import msgspec
 
+from retcon.core.cores import usable_cores
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.sandbox.jail.messages import CallEnded, RunCall
 from retcon.sandbox.pool.fleet import Fleet
@@ -220,6 +221,6 @@ def _busy() -> SandboxBusy:
 def default_workers(limits: Limits) -> int:
     """Calls at a time where nobody said how many: several to a core, so that endless loops leave room for short calls,
     but no more than fit into half of the machine's memory if each takes all that it may."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     fit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // (limits.memory_mb << 20)
     return max(cores, min(64, max(16, 4 * cores), fit))

@@ -12,6 +12,7 @@ from typing import Unpack
 import msgspec
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost, nearest
+from retcon.core.texts import counted
 from retcon.sandbox.jail.messages import (
     CHECKPOINTS,
     TOO_MANY,
@@ -219,7 +220,7 @@ class Sessions:
                 await self._places.acquire()
         except TimeoutError:
             raise SandboxUnavailable(
-                f"all {self._bounds.open} sessions of the sandbox are in use, and none was closed within "
+                f"the sandbox has {counted(self._bounds.open, 'session')} at a time, and none was closed within "
                 f"{self._bounds.wait_seconds:g} s: close some, or open the pool with more (sessions=SessionBounds(…))"
             ) from None
         session = PoolSession(limits, seed, self)

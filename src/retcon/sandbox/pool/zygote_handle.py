@@ -20,6 +20,7 @@ from retcon.sandbox.pool.worker_handle import WorkerHandle
 
 START_SECONDS = 120.0  # importing large packages from a cold disk
 END_SECONDS = 10.0
+FULL_SECONDS = 0.01
 MESSAGE_BYTES = 1 << 16
 SAID_BYTES = 4000
 BOOT = (
@@ -92,13 +93,7 @@ class ZygoteHandle:
             with theirs:
                 root.mkdir(mode=0o711)
                 order = encoded(ForkOrder(str(root), tier, [uids.start, len(uids)] if uids else None))
-                try:
-                    socket.send_fds(self._channel, [order], [theirs.fileno()])
-                except OSError as error:
-                    self._lose()
-                    raise SandboxUnavailable(
-                        f"the zygote of sandbox profile {self.profile!r} takes no orders: {error}"
-                    ) from error
+                await self._order(order, theirs.fileno())
             answer, process = await self._answer()
             if process is None or not isinstance(answer, Forked):
                 raise SandboxUnavailable(f"sandbox profile {self.profile!r}: {_why(answer)}")
@@ -131,6 +126,20 @@ class ZygoteHandle:
                 os.close(process)
         self._process.kill()  # no more than a safeguard, but where this was cancelled
         self._process.wait()
+
+    async def _order(self, order: bytes, channel: int) -> None:
+        """Raises SandboxUnavailable where the zygote takes none any more."""
+        while True:
+            try:
+                socket.send_fds(self._channel, [order], [channel])
+                return
+            except BlockingIOError:  # so many wait that no more fit: it takes them one after another
+                await asyncio.sleep(FULL_SECONDS)
+            except OSError as error:
+                self._lose()
+                raise SandboxUnavailable(
+                    f"the zygote of sandbox profile {self.profile!r} takes no orders: {error}"
+                ) from error
 
     async def _answer(self) -> tuple[Message, int | None]:
         """The zygote's next message to nobody yet, and the pidfd that came with it."""

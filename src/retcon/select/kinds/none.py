@@ -1,4 +1,4 @@
-"""No selection: all rollouts of a prompt are trained on."""
+"""No selection: all rollouts of a prompt are trained on; of more, the first, which says nothing of how they went."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from retcon.config.schema import SelectSection
 from retcon.core.types import Trajectory
-from retcon.select.drop import take
 
 
 class NoSelection(SelectSection):
     """`kind = "none"`."""
 
     def select(self, group: Sequence[Trajectory], keep: int, *, seed: int) -> list[Trajectory]:
-        return take(group, keep)
+        return list(group[:keep])

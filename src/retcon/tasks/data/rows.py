@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from retcon.core.errors import RecordError, nearest
+from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.foreign.records import Record, open_source
 from retcon.tasks.data.fields import Columns, DataError, Row, text
@@ -168,8 +169,9 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
             for values in reader:
                 where = f"{path}, line {number}"
                 if values and len(values) != len(header):
-                    raise DataError(f"{where}: {len(values)} values, where the header names {len(header)} columns "
-                                    f"({', '.join(header)}): is a comma unquoted?")  # fmt: skip
+                    raise DataError(f"{where}: {counted(len(values), 'value')}, where the header names "
+                                    f"{counted(len(header), 'column')} ({', '.join(header)}): is a "
+                                    "comma unquoted?")  # fmt: skip
                 if values:
                     yield Row(dict(zip(header, values, strict=True)), number, where)
                 number = reader.line_num + 1

@@ -17,6 +17,7 @@ from retcon.chat.types import Told
 from retcon.core.codec import from_dict
 from retcon.core.errors import MissingIds, RecordError, TaskWarning, located
 from retcon.core.sample import to_sample
+from retcon.core.texts import counted
 from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.store.foreign.records import Record, open_source
 from retcon.transcripts.detection.detector import Detector
@@ -56,7 +57,7 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
     if not samples:
         raise RecordError(f"{file} holds no trajectory to learn from")
     if not calling:
-        said = f"{file}: none of its {len(samples)} demonstrations calls a tool: the model learns to do without"
+        said = f"{file}: of {counted(len(samples), 'demonstration')} none calls a tool: the model learns to do without"
         if turns == len(samples):
             said += (
                 "; if these are problems with their answers, `retcon demos` writes demonstrations of how to solve them"
@@ -67,8 +68,10 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
 
 def refuse_other_vocabulary(ids: Sequence[int], vocabulary: int, where: str) -> None:
     """Raises RecordError where the model has not all of these ids."""
-    if max(ids, default=0) >= vocabulary:
-        raise RecordError(f"{where}: id {max(ids)}, and the model has {vocabulary}: another model's")
+    least, most = min(ids, default=0), max(ids, default=0)
+    if least < 0 or most >= vocabulary:
+        wrong = least if least < 0 else most
+        raise RecordError(f"{where}: id {wrong}, and the model has {vocabulary}, from 0 on: another model's")
 
 
 def short_enough(found: list[T], length: Callable[[T], int], most: int | None, file: Path, what: str) -> list[T]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
+from retcon.core.texts import counted
 from retcon.core.types import Trajectory
 from retcon.rollout.teacher import Teacher
 from retcon.tasks.types import Lesson, Task
@@ -177,9 +178,9 @@ async def open_annotated(section: Annotated, setup: DemoSetup) -> AsyncIterator[
     drawn = list(islice(tasks.train(derive("annotated", recipe.run.seed)), MOST_TASKS))
     if not any(OPEN in str(task.meta.get("reference", "")) for task in drawn):
         raise RecipeError(
-            f"demos.kind = 'annotated': none of the {len(drawn)} training tasks of '{tasks.name}' has a solution that "
-            "is annotated, as in `She sold 48/2 = <<48/2=24>>24 clips.`; columns of worked solutions are named by "
-            'task.columns, as { solution = "…" }'
+            f"demos.kind = 'annotated': of {counted(len(drawn), 'training task')} of '{tasks.name}' none has a "
+            "solution that is annotated, as in `She sold 48/2 = <<48/2=24>>24 clips.`; columns of worked "
+            'solutions are named by task.columns, as { solution = "…" }'
         )
     style = Style(section.reasoning, section.answer, section.failed_share, section.failed_twice_share)
     async with open_roller(setup, tasks, Teacher({}, setup.chat), model="annotated") as roller:

@@ -106,7 +106,7 @@ async def open_remote(section: OpenAI, setup: DemoSetup) -> AsyncIterator[Remote
     recipe, tasks = setup.recipe, setup.tasks()
     about: dict[str, Any] = {"key_env": section.key_env, "seconds": section.seconds}
     await _ask_first(RemoteModel("teacher", section.url, section.model, attempts=1, **about))
-    model = RemoteModel("teacher", section.url, section.model, **about)
+    model = RemoteModel("teacher", section.url, section.model, patience=section.patience, **about)
     nobody = RemoteTeacher(model, setup.chat, section.instructions, {})
     fit = Drawn(fitting(drawn_tasks(tasks, recipe.run.seed), setup.chat, recipe.rollout.max_tokens))
     try:

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from retcon.core.errors import RecordError
+from retcon.core.texts import counted
 from retcon.store.types import Record, Source
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.hints import nearest_format, tool_use
@@ -93,7 +94,7 @@ def _refuse_unknown(source: Source, detector: Detector, values: dict[int, Json])
     first = min(seen)
     where = ", ".join(map(str, sorted(seen)[:8]))
     raise RecordError(
-        f"{source.path}: no call can be read, though {len(seen)} of {len(values)} records looked at have signs of tool "
-        f"use ({seen[first]}): {where}{', …' if len(seen) > 8 else ''}; its format is unknown"
+        f"{source.path}: no call can be read, though {len(seen)} of {counted(len(values), 'record')} looked at show "
+        f"signs of tool use ({seen[first]}): {where}{', …' if len(seen) > 8 else ''}; its format is unknown"
         f"{nearest_format(values[first], formats())}"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, field_validator
 
 from retcon.config.learning import DemosSection
-from retcon.config.section import Positive, Rate, api_url
+from retcon.config.section import NonNegative, Positive, Rate, api_url
 from retcon.engine.openai.messages import INSTRUCTIONS
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ class OpenAI(DemosSection):
     model: str = Field("", description="the teacher's name there")
     key_env: str = Field("OPENAI_API_KEY", description="environment variable that holds the API's key; empty for none")
     seconds: Rate = Field(120.0, description="wall seconds of a request")
+    patience: NonNegative = Field(300, description="as engine.patience: seconds for which a teacher that went away is "
+                                  "asked again")  # fmt: skip
     instructions: str = Field(INSTRUCTIONS, description="what the teacher is told first; those who learn are not")
     tries: Positive = Field(4, description="attempts at a problem, until one is right")
 
