@@ -11,7 +11,7 @@ from verl.workers.rollout.replica import TokenOutput
 @ray.remote
 class Replica:
     """Takes and gives what verl's `vLLMHttpServer.generate` does. model: a folder. max_len: tokens that it takes.
-    losing: so many of the requests with the first prompt that it sees meet an engine that is gone."""
+    losing: so many of its first requests meet an engine that is gone."""
 
     def __init__(self, model: str, max_len: int, *, losing: int = 0) -> None:
         import torch
@@ -22,7 +22,7 @@ class Replica:
         torch.set_num_threads(1)
         weights = load_model(model, "float32")
         self._engine = LocalEngine(weights, max_len=max_len, max_requests=256)
-        self._losing, self._first = losing, list[int]()
+        self._losing = losing
         self.params: list[dict[str, Any]] = []
 
     async def generate(
@@ -32,8 +32,7 @@ class Replica:
         from retcon.engine.types import SamplingParams
 
         self.params.append(sampling_params)
-        self._first = self._first or list(prompt_ids)
-        if self._losing and list(prompt_ids) == self._first:
+        if self._losing:
             self._losing -= 1
             raise RuntimeError("the engine is dead")
         if len(prompt_ids) >= self._engine.max_len:

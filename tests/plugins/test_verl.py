@@ -206,14 +206,15 @@ def test_64_prompts_of_16_rollouts(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_here")
 def test_a_fault_is_no_reward_and_its_prompt_is_drawn_anew(model: Path, data: Path) -> None:
-    """One prompt loses all of its rollouts but one, in their first generations; others lose none."""
-    config = configured(model, data, *SAAR, "repair.kind=none", verl=("actor_rollout_ref.rollout.agent.num_workers=1",))
+    """A step's only prompt loses all of its rollouts but one, in their first generations; the one in its place none."""
+    one = ("actor_rollout_ref.rollout.agent.num_workers=1", "data.train_batch_size=1")
+    config = configured(model, data, *SAAR, "repair.kind=none", "rl.prompts=1", verl=one)
     training = Training(config, replicas(model, 480, losing=GROUP - 1))
     try:
         batch, told = training.step(1)
         assert told["retcon/lost_to_faults"] == GROUP - 1
         assert (told["retcon/groups_skipped"], told["retcon/extra_groups"]) == (1.0, 1.0)
-        assert len(batch.keys) == PROMPTS * 4
+        assert len(batch.keys) == 4
         assert all(score.tolist()[-1] != 0 for score in training.read(batch, "rm_scores")["rm_scores"])
     finally:
         training.close()
