@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -266,6 +267,26 @@ def test_five_steps_with_new_weights_at_each(start: Start, beginner: Path, tmp_p
     ]
     assert max(moved) > 1e-3
     print(f"seconds to hand weights over: {[line['sync_seconds'] for line in lines]}")
+
+
+def test_an_update_that_a_killed_trainer_left_unfinished_is_begun_anew(start: Start) -> None:
+    server, (prompt, *_) = start(BASE), some_prompts(BASE)
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+        http.post("/pause?mode=keep", json={}).raise_for_status()
+        http.post("/init_weight_transfer_engine", json={"init_info": {}}).raise_for_status()
+        http.post("/start_weight_update", json={}).raise_for_status()
+    chat, model = open_chat(BASE, style="markdown"), load_model(BASE)
+    settings = VLLMSettings((server.url,))
+    engine = VLLMEngine(settings, chat.tokenizer, max_len=MAX_LEN, model=lambda: model, trained=True)
+
+    async def there() -> Generation:
+        async with engine.connected():
+            await engine.follow()
+            return await engine.generate("a", prompt, GREEDY)
+
+    made = asyncio.run(asyncio.wait_for(there(), 300))
+    local = asyncio.run(generated(LocalEngine(model, max_len=MAX_LEN), [prompt], GREEDY))
+    assert made.ids == local[0].ids
 
 
 LORA = ("lora.rank=12", "engine.lora=true", "rl.lr=1e-2")

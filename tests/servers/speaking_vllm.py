@@ -15,14 +15,15 @@ TOKENIZER = ByteTokenizer()
 @dataclass
 class VLLM:
     """What a vLLM server answers: of every prompt the last id again and again, up to an id that stops it. about: of
-    what it says of itself. weights: the version that it has; loaded: folders that it was given. adapters: those that it
-    has, and where they were; runtime: whether it takes any. down: whether it breaks off. answers: to requests for
-    tokens, in place of its own, in order. paused: whether it was told to wait; lost: paths whose next request does not
-    arrive."""
+    what it says of itself. weights: the version that it has; loaded: folders that it was given; updating: whether an
+    update has begun. adapters: those that it has, and where they were; runtime: whether it takes any. down: whether it
+    breaks off. answers: to requests for tokens, in place of its own, in order. paused: whether it was told to wait;
+    lost: paths whose next request does not arrive."""
 
     about: dict[str, Any] = field(default_factory=dict)
     weights: str = "default"
     loaded: list[str] = field(default_factory=list)
+    updating: bool = False
     adapters: dict[str, str] = field(default_factory=dict)
     runtime: bool = True
     down: bool = False
@@ -45,6 +46,12 @@ class VLLM:
             return self.tokens(asked.body)  # asked whether it can, before any work
         if path == "/inference/v1/generate":
             return self.answers.pop(0) if self.answers else self.tokens(asked.body)
+        if path in ("/start_weight_update", "/finish_weight_update"):
+            if self.updating == (path == "/start_weight_update"):
+                return Answer(
+                    {"error": {"message": f"{path}: an update is {'' if self.updating else 'not '}active"}}, 500
+                )
+            self.updating = not self.updating
         if path == "/update_weights":
             assert list(Path(asked.body["update_info"]["folder"]).glob("*.safetensors"))
             self.loaded.append(asked.body["update_info"]["folder"])

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,37 +18,16 @@ from retcon.chat.chat import Chat
 from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.engine.kinds.vllm import dtype_of
-from retcon.engine.types import EngineSetup, SamplingParams
+from retcon.engine.types import EngineSetup
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
-from retcon.engine.vllm.weights import write_weights
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
 from retcon.tasks.types import Task
-from servers.answering import Answer, Asked, Server, serving
+from servers.answering import Answer, Asked, serving
+from servers.asking_vllm import GREEDY, connected, engine_of, run
 from servers.speaking_vllm import TOKENIZER, VLLM, tokens_asked
 
-GREEDY = SamplingParams(temperature=0, max_tokens=3)
 END = TOKENIZER.special_id("<|im_end|>")
-
-
-def engine_of(*servers: Server, **about: Any) -> VLLMEngine:
-    def model() -> Any:
-        from engines import model_of
-
-        return model_of("qwen3")
-
-    urls = tuple(server.url.removesuffix("/v1") for server in servers)
-    trained = about.pop("trained", False)
-    return VLLMEngine(VLLMSettings(urls, **about), TOKENIZER, max_len=64, model=model, trained=trained)
-
-
-def run(work: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 60))
-
-
-async def connected(engine: VLLMEngine, work: Callable[[], Any]) -> Any:
-    async with engine.connected():
-        return await work()
 
 
 def test_ids_go_both_ways_with_the_requests_own_parameters() -> None:
@@ -181,103 +157,6 @@ def test_an_aborted_request_is_asked_again() -> None:
         assert run(connected(engine, lambda: engine.generate("a", [5], GREEDY))).ids == (5, 5, 5)
 
 
-@pytest.mark.torch
-def test_weights_follow_and_tokens_of_others_are_not_taken() -> None:
-    """A server that was started anew between two requests, which nobody noticed, has its first weights again."""
-    pytest.importorskip("torch", reason="weights need the [train] extra")
-    server_is = VLLM()
-
-    async def work(engine: VLLMEngine) -> list[str | None]:
-        seen: list[str | None] = []
-        async with engine.connected():
-            for anew in (False, False, True):
-                await engine.follow()
-                if anew:
-                    server_is.weights = "default"
-                seen.append((await engine.generate("a", [5], GREEDY)).version)
-                assert seen[-1] == engine.weights == server_is.weights
-        return seen
-
-    with serving(server_is, models=()) as server:
-        engine = engine_of(server, trained=True)
-        versions = run(work(engine))
-    assert len(set(versions)) == 3
-    assert len(server_is.loaded) == 4
-    assert [body["cache_salt"] for body in tokens_asked(server)] == [*versions, versions[-1]]
-    assert engine.stats.retried == 1
-    assert not any(Path(folder).exists() for folder in server_is.loaded)  # they lie in memory
-
-
-@pytest.mark.torch
-def test_a_generation_that_weights_of_two_steps_made_says_which_token_is_whose() -> None:
-    """Where rollouts run ahead. Tokens of weights that this run has not made are not taken there either."""
-    pytest.importorskip("torch", reason="weights need the [train] extra")
-    server_is = VLLM()
-
-    def told(*spans: tuple[str | None, int, int]) -> Answer:
-        body = json.loads(json.dumps(server_is.tokens({"token_ids": [5], "sampling_params": {"max_tokens": 3}}).body))
-        body["choices"][0]["weight_versions"] = [{"version": v, "start": a, "end": b} for v, a, b in spans]
-        return Answer(body)
-
-    async def work(engine: VLLMEngine) -> list[Any]:
-        names = []
-        async with engine.connected():
-            for step in (4, 5):
-                engine.version = step
-                await engine.follow()
-                names.append(engine.weights)
-            both = told((names[0], 0, 1), (names[1], 1, 3))
-            foreign = told((names[0], 0, 1), ("default", 1, 3))
-            server_is.answers = [both, foreign, told((names[1], 0, 3))]
-            return [await engine.generate("a", [5], GREEDY) for _ in range(2)]
-
-    with serving(server_is, models=()) as server:
-        engine = engine_of(server, trained=True)
-        made = run(work(engine))
-    assert [g.versions for g in made] == [(4, 5, 5), (5, 5, 5)]
-    assert [g.version for g in made] == [None, engine.weights]
-    assert engine.stats.retried == 1
-    update = ["/pause?mode=keep", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
-              "/finish_weight_update", "/resume"]  # fmt: skip
-    assert [asked.path for asked in server.asked if asked.path in update] == [*update * 2, "/resume"], "looked at anew"
-
-
-@pytest.mark.torch
-def test_a_server_that_was_down_when_weights_changed_gets_them_before_it_is_asked() -> None:
-    pytest.importorskip("torch", reason="weights need the [train] extra")
-    server_is = VLLM()
-
-    async def work(engine: VLLMEngine) -> None:
-        async with engine.connected():
-            server_is.down = True
-            await engine.follow()
-            assert server_is.loaded == []
-            server_is.down = False
-            assert (await engine.generate("a", [5], GREEDY)).version == engine.weights
-
-    with serving(server_is, models=()) as server:
-        run(work(engine_of(server, trained=True)))
-    assert len(server_is.loaded) == 1
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("path", ["/pause", "/update_weights", "/finish_weight_update", "/resume"])
-def test_no_server_stays_paused_though_a_request_of_the_update_was_lost(path: str) -> None:
-    pytest.importorskip("torch", reason="weights need the [train] extra")
-    server_is = VLLM()
-
-    async def work(engine: VLLMEngine) -> None:
-        async with engine.connected():
-            engine.version = 1
-            server_is.lost = {path}
-            await engine.follow()
-            assert (await engine.generate("a", [5], GREEDY)).version == engine.weights
-            assert not server_is.paused
-
-    with serving(server_is, models=()) as server:
-        run(work(engine_of(server, trained=True)))
-
-
 def test_log_probs_that_are_missing_or_no_numbers_are_a_fault_and_not_certain() -> None:
     def told(change: Callable[[list[Any]], Any]) -> Answer:
         body = json.loads(json.dumps(VLLM().tokens({"token_ids": [5], "sampling_params": {"max_tokens": 3}}).body))
@@ -350,18 +229,3 @@ def test_a_server_of_our_own_decodes_with_the_weights_dtype_unless_the_recipe_sa
     assert dtype_of(setup, tmp_path) == "bfloat16"
     assert dtype_of(replace(setup, trained=True), tmp_path) == "float32"
     assert dtype_of(replace(setup, trained=True, dtype="float16"), tmp_path) == "float16"
-
-
-@pytest.mark.torch
-def test_weights_of_a_trainer_that_was_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engines import model_of
-
-    monkeypatch.setattr("retcon.engine.vllm.weights.MEMORY", tmp_path)
-    script = "import pathlib, sys; from engines import model_of; from retcon.engine.vllm import weights\n"
-    script += "weights.MEMORY = pathlib.Path(sys.argv[1]); weights.write_weights(model_of('llama').save_pretrained)"
-    path = os.pathsep.join(filter(None, sys.path))
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env={**os.environ, "PYTHONPATH": path})
-    (left,) = tmp_path.iterdir()
-    first, second = (write_weights(model_of("llama").save_pretrained) for _ in range(2))
-    assert not left.exists()
-    assert sorted(tmp_path.iterdir()) == sorted((first, second))

@@ -11,10 +11,13 @@ from typing import Any
 
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError, InfrastructureFault
+from retcon.core.together import cancelled
 from retcon.engine.types import Adapters
 from retcon.engine.vllm.process import start_line
 from retcon.models.remote import Failed, Refused, Remote, Unreadable
 
+GRACE = 10.0
+"""Seconds that an update has to end by itself when its engine does."""
 OLDEST = (0, 32)
 """The first version that tells of each token by which weights it was sampled."""
 GENERATE = "/inference/v1/generate"
@@ -61,16 +64,29 @@ class VLLMClient:
         self._checked = self._was_usable = False
         self._has: str | None = None  # the version of its weights, as far as we know
         self.capacity: int | None = None  # tokens of keys and values that it holds, where it tells
-        self._preparing = asyncio.Lock()
+        self._preparing: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
         """Sees that the server is what it should be, and has the weights. Raises EngineError where it cannot serve what
-        it is asked for, InfrastructureFault where it does not answer."""
-        async with self._preparing:
-            if not self._checked:
-                await self._check()
-                self._checked = self._was_usable = True
-            await self._update()
+        it is asked for, InfrastructureFault where it does not answer. It goes on where who asked is cancelled: half of
+        an update leaves a server paused."""
+        while not (self._checked and self._weights.version in (None, self._has)):
+            if self._preparing is None or self._preparing.done():
+                self._preparing = asyncio.create_task(self._prepare())
+            await asyncio.shield(self._preparing)
+
+    async def close(self) -> None:
+        """Connections end, once an update that has begun is over."""
+        if self._preparing is not None:
+            await asyncio.wait([self._preparing], timeout=GRACE)
+            await cancelled([self._preparing])
+        await self.remote.close()
+
+    async def _prepare(self) -> None:
+        if not self._checked:
+            await self._check()
+            self._checked = self._was_usable = True
+        await self._update()
 
     def lost(self) -> None:
         """Nothing is known of it any more."""
@@ -210,11 +226,16 @@ class VLLMClient:
             if self._weights.carried:
                 await self.remote.post("/pause?mode=keep", {})
             await self.remote.post("/init_weight_transfer_engine", {"init_info": {}})
-            await self.remote.post("/start_weight_update", {})
+            try:
+                await self.remote.post("/start_weight_update", {})
+            except Failed:  # one has begun that nobody ended: its trainer was killed, perhaps
+                await self.remote.post("/finish_weight_update", {"weight_version": "unfinished"})
+                await self.remote.post("/start_weight_update", {})
             await self.remote.post("/update_weights", {"update_info": {"folder": str(folder)}})
             await self.remote.post("/finish_weight_update", {"weight_version": wanted})
-        if self._weights.carried:  # not before: half of the weights would sample under the old name
-            await self.remote.post("/resume", {})  # also where it has them: it may have been lost the last time
+        # Not before: half of the weights would sample under the old name. And also where it was not paused, or has them
+        # already: whoever paused it may be gone.
+        await self.remote.post("/resume", {})
 
     async def _load(self, wanted: str, folder: Path | None) -> None:
         """An adapter more: requests under way go on with theirs. Of this run's the server keeps the one before."""

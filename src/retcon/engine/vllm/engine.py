@@ -141,7 +141,7 @@ class VLLMEngine:
                 self._dispatcher.close()
             self._dispatcher = None
             for client in self._clients:
-                await client.remote.close()
+                await client.close()
             self._clients = []
             if self._own is not None:
                 await self._own.stop()
