@@ -78,6 +78,10 @@ def test_derived_lengths_are_as_if_they_were_written_in_it(tmp_path: Path) -> No
 def test_a_prompt_that_fills_the_context_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"up to 1\d\d tokens and the model takes 100: .*task\.max_prompt_tokens"):
         derived(recipe(tmp_path, characters=150), 100)
+    with pytest.raises(RecipeError, match="up to 100 tokens and the model takes 101: there is no room"):
+        derived(recipe(tmp_path), 101)
+    full = recipe(tmp_path, "rollout.max_tokens=100")
+    assert derived(full, 8192) == {"rollout.lookahead_tokens": 0, "sandbox.output_chars": 100}
 
 
 def test_one_odd_prompt_in_a_hundred_does_not_decide_for_all() -> None:

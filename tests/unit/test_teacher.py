@@ -11,8 +11,11 @@ import pytest
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError
+from retcon.core.types import Stop, Trajectory
 from retcon.engine.types import Generation, SamplingParams
 from retcon.rollout.teacher import Teacher
+from retcon.train.demos.rolling import TOO_LONG, UNANSWERED, WRONG, why_rejected
+from retcon.train.demos.types import LOST
 
 CHAT = Chat(ByteTokenizer())
 
@@ -50,3 +53,20 @@ def test_a_teacher_has_no_probabilities():
     assert taught().logprobs is None
     with pytest.raises(EngineError, match="no probabilities"):
         asyncio.run(Teacher({}, CHAT).score("a", [1, 2], 1))
+
+
+@pytest.mark.parametrize(
+    ("stop", "reward", "why"),
+    [
+        ("answer", 1.0, None),
+        ("answer", 0.0, WRONG),
+        ("answer", -1.0, WRONG),
+        ("turns", 1.0, UNANSWERED),
+        ("length", 1.0, TOO_LONG),
+        ("infrastructure", None, LOST),
+    ],
+)
+def test_a_demonstration_is_rejected_by_how_it_ended_and_then_by_its_reward(
+    stop: Stop, reward: float | None, why: str | None
+) -> None:
+    assert why_rejected(Trajectory("t", "t", (), (), reward=reward, stop=stop)) == why

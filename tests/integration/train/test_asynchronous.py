@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import pytest
 
 from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
-from retcon.core.types import TRAINED
+from retcon.core.types import TRAINED, Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
-from retcon.train.ahead import beside
+from retcon.train.ahead import GroupStream, beside
 from retcon.train.rl import run_rl
 from training import Graded, Ones, make_base, small_recipe
 
@@ -100,6 +102,28 @@ def test_prompts_are_those_of_a_run_that_waits_in_the_same_order(base: Path, tmp
     lines, _ = run(base, tmp_path / "ahead", 2)
     assert drawn(tmp_path / "ahead") == drawn(tmp_path / "waits")
     assert [line["rollouts"] for line in lines] == [8] * RL["steps"]
+
+
+@dataclass(frozen=True)
+class Playing:
+    """In the place of `TrainingRollouts`: a group of one rollout."""
+
+    recipe: Recipe
+
+    async def of(self, tasks: Sequence[Task], *, step: int) -> list[list[Trajectory]]:
+        return [[Trajectory(f"{task.id}/{step}/0", task.id, (), ())] for task in tasks]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_groups_come_in_the_order_of_their_tasks_beside_them_and_named_after_their_step(ahead: int) -> None:
+    recipe = Recipe.model_validate({"rl": {"prompts": 2, "steps": 4, "max_staleness": ahead}})
+
+    async def taken() -> list[list[tuple[Task, list[Trajectory]]]]:
+        async with GroupStream(Playing(recipe), Ones().train(0)) as stream:  # type: ignore[arg-type]
+            return [await stream.take(2, step=step) for step in (1, 2, 3)]
+
+    found = [(task.id, t.id) for groups in asyncio.run(taken()) for task, group in groups for t in group]
+    assert found == [(f"ones/0/{n}", f"ones/0/{n}/{1 + n // 2}/0") for n in range(6)]
 
 
 def test_beyond_the_last_step_nothing_is_begun(base: Path, tmp_path: Path) -> None:

@@ -170,6 +170,11 @@ def test_text_is_encoded_as_it_stands(tmp_path):
 ROW = {"prompt": "U", "chosen": "good", "rejected": "bad"}
 
 
+def test_an_id_that_nothing_predicts_is_not_compared(tmp_path):
+    (pair,) = read(tmp_path, {**ROW, "prompt": ""})
+    assert (pair.chosen.mask, pair.rejected.mask) == ((0, 1, 1, 1), (0, 1, 1))
+
+
 @pytest.mark.parametrize(
     ("row", "part"),
     [
@@ -179,6 +184,7 @@ ROW = {"prompt": "U", "chosen": "good", "rejected": "bad"}
         ({"prompt": ASKED, "chosen": [], "rejected": []}, "line 2: no message of the model"),
         ({**ROW, "tokens": {"prompt": [1], "chosen": [2], "chosen_mask": [1, 1], "rejected": [3]}}, "a mask of 2"),
         ({**ROW, "tokens": {"prompt": [1], "chosen": [999], "rejected": [3]}}, "line 2: id 999"),
+        ({**ROW, "tokens": {"prompt": [1], "chosen": [2], "rejected": [999]}}, "line 2: id 999"),
     ],
 )
 def test_what_is_no_pair_is_refused_by_line(tmp_path, row, part):
@@ -223,3 +229,17 @@ def test_a_run_draws_every_pair_once_an_epoch_and_compares_it_with_its_own_refer
     assert len({*first[0], *first[1]}) == 4
     assert max(apart) < 1e-5, "a policy that stays where it was is its reference"
     assert run(1)[0] != first
+
+
+def test_a_run_is_computed_as_its_recipe_says(tmp_path, monkeypatch):
+    """π_ref, the forward that weighs both sides, and the one that learns."""
+    base = make_base(tmp_path / "base")
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(ROW) + "\n")
+    computed: list[Computing] = []
+    forwards = module.forwards
+    monkeypatch.setattr(module, "forwards", lambda model, samples, computing: (
+        computed.append(computing), forwards(model, samples, computing)
+    )[1])  # fmt: skip
+    keys = ["compute.micro_batch_tokens=32", "compute.logits_chunk=4096", "compute.device=cpu"]
+    run_dpo(load_recipe(None, ["dpo.steps=1", *keys]), tmp_path / "pairs.jsonl", base, tmp_path / "out")
+    assert [(one.micro_batch_tokens, one.logits_chunk) for one in computed] == [(32, 4096)] * 3

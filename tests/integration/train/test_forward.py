@@ -30,7 +30,7 @@ from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards, why_not_packed
-from retcon.train.kernels.linear import product, product_for
+from retcon.train.kernels.linear import product, product_for, quick_linears
 from retcon.train.kernels.norms import quick_norms
 from retcon.train.update import minibatch_update
 
@@ -311,3 +311,14 @@ def test_products_go_to_the_quicker_library_and_agree() -> None:
         x = torch.randn(40, 300)
         ways = [product_for(layer.weight, at_home)(x, layer.weight, layer.bias) for at_home in (True, False)]
         torch.testing.assert_close(*ways)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_layer_has_its_bias_whatever_computes_it(autocast: bool) -> None:
+    """Those of new models are 0, by which a lost one would not be seen."""
+    torch.manual_seed(0)
+    layer, x = nn.Sequential(nn.Linear(8, 4)), torch.randn(3, 8)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        plain = layer(x)
+        with quick_linears(layer):
+            torch.testing.assert_close(layer(x), plain)

@@ -10,10 +10,13 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from retcon.core.types import Trajectory
+from retcon.runs.folder import RunFolder
+from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
+from retcon.train.sampled import Samples, sample_final
 from retcon.train.sft import run_sft
-from training import Ones, make_base, make_demonstrations, small_recipe
+from training import Graded, Ones, make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
 
@@ -103,3 +106,12 @@ def test_of_an_evaluation_that_is_lost_nothing_is_known(start: tuple[Path, Path]
     measured = {name: value for name, value in lines[0].items() if name.startswith("eval_")}
     assert measured.pop("eval_rollouts") == 0
     assert set(measured.values()) == {None}, measured
+
+
+def test_samples_of_a_final_model_are_greedy_and_counted_once(start: tuple[Path, Path]) -> None:
+    base, cold = start
+    run, recipe = RunFolder(cold.parent), small_recipe(base, sft={"samples": 4})
+    found = sample_final(recipe, run, Graded(rewards=((1.0,), (-1.0,), (None,), (1.0,))))
+    assert found == Samples(passed=2, total=4, lost=1, file=run.trajectories(60))
+    assert len({t.text for t in jsonl.read(found.file)}) == 1, "of one prompt, whatever is drawn"
+    assert sample_final(recipe, run, Graded(rewards=((-1.0,),))) == found, "those that a finished run has are read"

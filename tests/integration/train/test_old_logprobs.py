@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,6 +94,15 @@ def test_recomputed_log_probs_are_the_trainers(model: Qwen3ForCausalLM) -> None:
         assert found[n].logprobs[:3] == (None,) * 3
         assert found[n].logprobs[3:] == pytest.approx(right[n].logprobs[3:], abs=1e-5)
     assert found[2] is wrong[2], "what has no advantage is not computed"
+
+
+def test_what_is_recomputed_is_weighed_by_how_much_likelier_the_trainer_finds_it(model: Qwen3ForCausalLM) -> None:
+    plain = samples(model, off=-0.5)[0]
+    given = [plain, replace(plain, weights=(3.0,) * len(plain.ids))]
+    found = recompute(model, given, Mismatch(), Computing(), weighing=("token_truncate", 9.0))
+    for one, had in zip(found, (1.0, 3.0), strict=True):
+        assert one.weights is not None
+        assert one.weights[3:] == pytest.approx((had * math.exp(0.5),) * (len(plain.ids) - 3), rel=1e-4)
 
 
 def test_the_ratio_starts_at_one_only_where_they_are_recomputed(model: Qwen3ForCausalLM) -> None:

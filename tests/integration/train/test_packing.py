@@ -141,3 +141,4 @@ def test_micro_batches_keep_to_the_budget(samples, max_tokens, share):
         assert packing.ids.numel() <= max_tokens or len(batch) == 1
     padded = micro_batches(samples, max_tokens)
     assert sorted(id(s) for batch in padded for s in batch) == sorted(map(id, samples))
+    assert all(len(b) == 1 or len(b) * max(len(s.ids) for s in b) <= max_tokens for b in padded)

@@ -12,14 +12,16 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning, TrainingDiverged, UnscoredTokens
 from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.train.algorithms.aepo import Aepo
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate, minibatches
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
+from retcon.train.objective import entropy_weights, old_logprobs, reference
 from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, apply
-from retcon.train.update import minibatch_update, to_samples, update
+from retcon.train.update import minibatch_update, rate_of, to_samples, update
 
 pytestmark = pytest.mark.torch
 CONFIG = Dapo(max_grad_norm=1e9, lr=0.1)
@@ -224,6 +226,47 @@ def test_the_learning_rate_of_a_step_is_that_of_the_schedule(model):
     (less, rate), (whole, full) = change(config), change(still)
     assert (rate, full) == (pytest.approx(0.075), 0.1)
     assert_moved_alike({k: v / 0.75 for k, v in less.items()}, whole)
+
+
+def test_imitation_adds_the_share_of_it_that_the_recipe_says(model):
+    samples = [sample(9, 1.0, spliced=2)]
+    configs = [CONFIG.model_copy(update={"imitate_spliced": share}) for share in (0.5, 1.0)]
+    half, whole = (moved(model, samples, config)[1]["imitation"] for config in configs)
+    assert half == pytest.approx(whole / 2) != 0
+
+
+def test_a_minibatch_that_is_skipped_leaves_no_gradient_to_the_next(model):
+    trained = copy.deepcopy(model)
+    far = replace(sample(9, -1.0), logprobs=(None,) * 5 + (-9.0,) * 4)
+    metrics = minibatch_update(
+        trained, torch.optim.SGD(trained.parameters()), [far], CONFIG.model_copy(update={"max_kl": 1e-3})
+    )
+    assert (metrics["skipped"], metrics["grad_norm"]) == (1.0, 0.0)
+    assert not any(p.grad is not None and p.grad.any() for p in trained.parameters())
+
+
+def test_a_stage_has_a_course_of_its_own():
+    config = CONFIG.model_copy(update={"lr": 1.0, "warmup_steps": 2, "schedule": "linear"})
+    assert [rate_of(config, step, (4, 8)) for step in (5, 6, 7, 8)] == pytest.approx([0.5, 1.0, 1.0, 0.5])
+
+
+def test_what_comes_before_the_updates_is_computed_as_they_are(model, monkeypatch):
+    """Old log-probs, weights by entropy, and the log-probs of the reference, by that alone."""
+    computed = []
+    for place in (old_logprobs, entropy_weights, reference):
+        monkeypatch.setattr(place, "forwards", lambda of, samples, how, kept=place.forwards, **named: (
+            computed.append((of, how)), kept(of, samples, how, **named)
+        )[1])  # fmt: skip
+    config = Aepo(max_grad_norm=1e9, lr=0.1, old_logprobs="recompute", max_staleness=1)
+    trained, first, how = copy.deepcopy(model), copy.deepcopy(model), Computing(micro_batch_tokens=64)
+    samples = [
+        replace(one, logprobs=tuple(p and -9.0 for p in one.logprobs)) for one in (sample(9, 1.0), sample(12, -1.0))
+    ]
+    sgd = torch.optim.SGD(trained.parameters())
+    update(trained, sgd, samples, config, seed=0, step=1, computing=how, reference=first)
+    assert computed == [(trained, how), (trained, how), (first, how)]
+    with pytest.warns(ComputeWarning, match="differ from the trainer's"):  # none of log-probs that may be old
+        update(trained, sgd, samples, config.model_copy(update={"max_staleness": 0}), seed=0, step=1)
 
 
 def trajectory(reward, logprobs=(-1.0,)):

@@ -113,9 +113,9 @@ def test_every_format_is_learnt_in_the_models_own_words(tmp_path, record, style)
 
 
 def test_what_has_no_calls_is_learnt_too(tmp_path):
-    talk = {"messages": [message("user", "U"), message("assistant", "A")]}
-    asked, answered = "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n", "[A<|im_end|>]"
-    assert read(tmp_path, talk, {"prompt": "U", "completion": "A"}) == [asked + answered] * 2
+    talk = {"messages": [message("user", "U"), message("assistant", "It is 4.")]}
+    asked, answered = "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n", "[It is 4.<|im_end|>]"
+    assert read(tmp_path, talk, {"prompt": "U", "completion": "It is 4."}) == [asked + answered] * 2
     assert read(tmp_path, talk, {"messages": []}) == [asked + answered]
 
 

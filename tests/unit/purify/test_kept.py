@@ -145,12 +145,14 @@ def test_a_fix_that_lost_the_plan_runs_nothing_or_tells_of_an_error_is_none(fix:
     assert reasons(purify(ASK, first, works(fix, output)))[0][0] in (reason, "unclear")
 
 
-def test_words_with_ids_are_never_cut() -> None:
-    (raw,) = MINT.read(
-        FORMATS["mint"]([ASK, FAIL, works(FIXED), answer("That error is gone. It is 4 now.")]), "t"
-    ).trajectories
+def test_words_with_ids_or_of_a_failure_that_stays_are_never_cut() -> None:
+    fix, said = works(FIXED, "4.0", "sqrt it is"), "After fixing the error we see it. The root of 16 is 4."
+    assert [cut.text for cut in purify(ASK, FAIL, fix, answer(said)).cuts] == ["After fixing the error we see it."]
+    (raw,) = MINT.read(FORMATS["mint"]([ASK, FAIL, fix, answer(said)]), "t").trajectories
     last = replace(raw.turns[-1], segments=(Segment("sampled", raw.turns[-1].text, (1, 2)),))
     assert reasons(Offline()(replace(raw, turns=(*raw.turns[:-1], last)))) == [("words", "error")]
+    stays = fails("f(", "NameError", 1, said)
+    assert reasons(purify(ASK, FAIL, fix, stays, answer("It is 4."))) == [("words", "error"), ("answered", "")]
 
 
 COMMENTED = FIXED.replace("root =", "# Fixed: sqrt instead of sqroot\nroot =")

@@ -63,6 +63,11 @@ def test_goals_are_what_the_end_and_the_failing_line_are_about() -> None:
     assert goals("if") == frozenset()
 
 
+def test_what_a_print_is_given_is_worked_out_and_what_another_call_is_given_is_not() -> None:
+    assert works_out("print(area(3), x + 12)") == {"area(3)", "x + 12"}
+    assert works_out("show(area(3), x + 12)") == {"show(area(3), x + 12)"}
+
+
 def test_assertions_and_handlers_are_counted() -> None:
     assert assertions("assert f(1) == 2, 'no'\nassert g") == {"f(1) == 2", "g"}
     assert handlers("try:\n    pass\nexcept A:\n    pass\nexcept B:\n    pass") == 2

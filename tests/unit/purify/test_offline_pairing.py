@@ -165,6 +165,8 @@ def test_a_number_of_the_failed_program_itself_was_told_by_nobody() -> None:
     fix = works("x = 7\ntotal = x + 7\nprint(total)", "14")
     assert reasons(purify(ASK, failure, fix)) == [(0, "avoided")]
     assert purify(user("Take 7 for x."), failure, fix).splices
+    among_others = replace(fix, code="n, *others = 1, 2, 3\n" + fix.code)
+    assert reasons(purify(ASK, failure, among_others)) == [(0, "avoided")]
 
 
 def test_the_calls_of_a_later_turn_are_read_in_their_order() -> None:
@@ -223,6 +225,7 @@ def test_a_clean_trajectory_is_the_same_object() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Offline(**wrong)  # type: ignore[arg-type]
+    assert Offline(gamma=0.0) != Offline(gamma=1.0), "both bounds are settings"
 
 
 FIRST = "values = [n * n for n in range(1, 100)]\nbest = max(values) / (len(values) - 99)\nprint(best)"

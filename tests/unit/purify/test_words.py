@@ -129,6 +129,7 @@ def test_sentences_end_where_they_end() -> None:
         "We add them up as planned. The corrected answer is 4.",
         "We add these up as planned.\n1. Sorry.\n2. We go on then.",
         "Here is the corrected sum: we add all of them up as planned.",
+        "We add these up as planned. <solution>Sorry for that.</solution>",  # of a solution, from its first word on
     ],
 )
 def test_what_cannot_be_cut(text: str) -> None:

@@ -12,7 +12,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError
 from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Trajectory
+from retcon.core.types import Segment, Trajectory, Turn
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import Generation
 from retcon.purify.mixing import purified
@@ -21,6 +21,7 @@ from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group, rollout_groups
 from retcon.rollout.lookahead import TurnLookahead
 from retcon.rollout.loop import run_rollout
+from retcon.rollout.turns import within
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 
@@ -384,3 +385,8 @@ def test_a_script_begins_anew_for_a_rollout_of_the_same_name():
     first, again = run(engine), run(engine)
     assert first.text == again.text
     assert first.text.count("bat") == 1
+
+
+def test_what_is_too_much_is_cut_off_the_last_of_several_turns():
+    one, last = (Turn((Segment("sampled", text, tuple(text.encode())),)) for text in ("first", "second"))
+    assert [turn.text for turn in within([one, last], 8, Chat(ByteTokenizer()))] == ["first", "sec"]

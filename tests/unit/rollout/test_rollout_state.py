@@ -103,6 +103,13 @@ def test_no_checkpoint_is_left_over():
     assert tool.opened[0].kept == {}
 
 
+def test_a_state_that_is_that_before_a_failure_and_that_after_it_is_freed_once():
+    tool = sessions()
+    play(["```python\nprint(", call("a = 1"), call("a"), DONE], tool=tool, repair=Saar(attempts=1))
+    freed = [event for event in tool.opened[0].events if event.startswith("discard")]
+    assert freed == ["discard 1", "discard 2"]
+
+
 def test_a_failure_that_reached_no_stateful_tool_is_frozen_when_an_attempt_does():
     tool = sessions()
     p = play(["```python\nprint(", call("a = 1; oops"), call("a"), call("b"), DONE], tool=tool, repair=Saar(attempts=2))

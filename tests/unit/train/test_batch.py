@@ -46,10 +46,10 @@ def test_ids_without_logprobs_are_refused():
 
 
 def test_micro_batches_hold_everything_within_the_budget():
-    samples = [sample(n) for n in (5, 30, 6, 5, 12, 4, 11)]
+    samples = [sample(n) for n in (5, 30, 6, 5, 12, 4, 12, 11)]
     batches = micro_batches(samples, max_tokens=24)
-    assert sorted(len(s.ids) for b in batches for s in b) == [4, 5, 5, 6, 11, 12, 30]
-    assert [[len(s.ids) for s in b] for b in batches] == [[30], [12, 11], [6, 5, 5], [4]]
+    assert sorted(len(s.ids) for b in batches for s in b) == [4, 5, 5, 6, 11, 12, 12, 30]
+    assert [[len(s.ids) for s in b] for b in batches] == [[30], [12, 12], [11], [6, 5, 5], [4]]
 
 
 def test_minibatches_split_evenly_by_seed_and_step():

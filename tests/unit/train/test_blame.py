@@ -51,6 +51,10 @@ def test_what_is_too_long_to_be_aligned_is_to_blame_from_where_the_two_part(monk
     assert to_blame(made) == ["a"]
     monkeypatch.setattr(blame, "MOST_ALIGNED", 5)
     assert to_blame(made) == [call(failed).removeprefix("```python\n") + "<end>"]
+    monkeypatch.setattr(blame, "MOST_ALIGNED", 30)
+    assert to_blame(made) == ["a"]
+    longer = rollout(call(failed), call(right + " + [4]" * 9), DONE, fails={failed: "error"})
+    assert to_blame(longer) == [call(failed).removeprefix("```python\n") + "<end>"], "of either of the two"
 
 
 def test_reasoning_is_not_to_blame() -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from retcon.config.learning import RLSection
 from retcon.train.algorithms.aepo import Aepo
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
@@ -181,6 +182,18 @@ def test_an_algorithm_has_its_own_mean_its_clip_and_the_tokens_that_are_masked(a
         found = config.loss(logprobs, batch, Totals.of(mask), masked=muting)
         wanted = surrogate(logprobs, old, advantages, mask, clip=(0.05, 0.2), aggregate=aggregate, masked=muting)
         assert (found.value, found.clipped) == (wanted.value, wanted.clipped)
+
+
+@pytest.mark.parametrize("algorithm", RLSection.kinds.names)
+def test_no_algorithm_has_a_term_of_what_is_masked(algorithm):
+    """Of tokens that are all alike, half leaves half."""
+    mask, logprobs = torch.ones(2, 4, dtype=torch.bool), torch.full((2, 4), -1.0)
+    batch = Batch(mask.long(), mask, mask, logprobs, torch.ones(2, 4), None)
+    config = RLSection.kinds.find(algorithm)(**({"loss_tokens": 4} if algorithm == "dr_grpo" else {}))
+    whole, half = (
+        config.loss(logprobs, batch, Totals.of(mask), masked=m) for m in (None, torch.tensor([0, 1, 0, 1]) > 0)
+    )
+    assert half.value.item() == pytest.approx(whole.value.item() / 2) != 0
 
 
 def test_totals_count_the_sequences_that_are_learnt_somewhere():

@@ -36,12 +36,42 @@ def test_repairs_are_counted_by_decision_and_those_that_could_not_be_cut():
     assert metrics["raw_failures"] == pytest.approx((1 + 2 + 1) / 3)
     assert metrics["failures"] == pytest.approx((0 + 1 + 0) / 3)
     assert metrics["raw_calls"] == pytest.approx((2 + 2 + 2) / 3)
+    assert metrics["call_failure_rate"] == pytest.approx(4 / 6)
     assert metrics["pass_rate"] == pytest.approx(2 / 3)
     everything = [*group, shallow]  # the one without a reward was sampled as well
     assert metrics["sampled_tokens"] == sum(t.sampled_tokens for t in everything)
     learnt = [s for t in group for s in t.segments if s.kind in ("sampled", "spliced")]
     spliced = sum(len(s.ids) for s in learnt if s.kind == "spliced")
     assert metrics["spliced_share"] == pytest.approx(spliced / sum(len(s.ids) for s in learnt))
+
+
+def test_a_rollout_that_faults_took_changes_no_mean():
+    """It was made, and sampled: what is counted in all has it."""
+    outcomes = {"print(x)": "error"}
+    right = play([call("print(x)"), call("print(y)"), "42"], outcomes, repair=Saar()).trajectory
+    wrong = play([call("print(z)"), "It is 42, as I said."], outcomes).trajectory
+    group = [replace(right, reward=1.0), replace(wrong, reward=0.0)]
+    lost = play([call("print(x)"), call("print(x)"), call("print(y)"), "42"], outcomes, repair=Saar()).trajectory
+    bare, found = rollout_metrics([group]), rollout_metrics([[*group, lost]])
+    in_all = {"total_tokens", "sampled_tokens", "rollouts", "infrastructure", "purified", "shallow"}
+    assert {name for name, value in found.items() if value != bare[name]} == in_all
+    assert found["total_tokens"] == sum(len(s.ids) for t in (*group, lost) for s in t.segments)
+
+
+def test_rollouts_that_ended_for_want_of_tokens_or_turns_are_cut_off():
+    one = replace(play(["42"]).trajectory, reward=0.0)
+    ends = ("length", "turns", "answer", "answer", "answer")
+    assert rollout_metrics([[replace(one, stop=stop) for stop in ends]])["cut_off"] == 2 / 5
+
+
+def test_first_tries_are_counted_in_all_and_rewards_spread_within_groups():
+    one = play([call("print(1)"), call("print(2)"), call("print(x)"), "42"], {"print(x)": "error"}).trajectory
+    metrics = rollout_metrics(
+        [[replace(one, reward=r) for r in rewards] for rewards in ((0.0, 1.0), (0.0, 3.0), (9.0,))]
+    )
+    assert (metrics["first_tries"], metrics["first_try_failures"]) == (5 * 3, 5)
+    assert metrics["first_try_failure_rate"] == pytest.approx(1 / 3)
+    assert metrics["reward_std"] == pytest.approx((1 + 3) / 2**0.5 / 2)
 
 
 def test_groups_that_their_lengths_tell_apart_teach_something():
@@ -84,6 +114,16 @@ def test_branches_are_counted_and_what_they_share():
     assert found["branch_shared_tokens"] == 3 * sum(len(s.ids) for s in shared)
     assert found["branch_shared_calls"] == 6
     assert rollout_metrics([[root, *two]])["sampled_tokens"] == root.sampled_tokens + 2 * len(own[0].segments[0].ids)
+
+
+def test_points_of_one_rollout_are_told_apart_and_a_repair_that_is_shared_is_counted_once():
+    said = [call("print(x)"), call("print(1)"), call("print(2)"), "42"]
+    root = replace(play(said, {"print(x)": "error"}, repair=Saar()).trajectory, reward=1.0)
+    group = [root, *(replace(root, id=f"b{n}", branch=Branch(root.id, root.id, n, 50, 4.0, 3.0)) for n in (1, 2))]
+    found, metrics = branch_metrics([group]), rollout_metrics([group])
+    assert (found["branches"], found["branch_points"]) == (2, 2)
+    assert found["branch_shared_calls"] == 2 + (2 + 1), "the failed call and its fix, then one more"
+    assert (metrics["shallow"], metrics["turns"]) == (1, 3)
 
 
 def test_nothing_is_known_of_where_nothing_branched():
