@@ -86,7 +86,7 @@ async def open_graded(tasks: TaskSet) -> AsyncIterator[TaskSet]:
     what they need when a task first asks for it. Raises RecipeError for a grader that is unknown."""
     if isinstance(tasks, Ungraded):
         async with Grading(GradeSettings(rewards=tasks.rewards)) as grading:
-            yield tasks.graded_by(grading.grade)
+            yield tasks.graded_by(grading.reward)
     else:
         yield tasks
 

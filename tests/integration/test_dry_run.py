@@ -80,7 +80,7 @@ class Counter:
 """
 
 
-def test_where_faults_take_every_rollout_neither_plan_nor_run_goes_on(
+def test_where_faults_take_every_rollout_neither_plan_nor_run_goes_on_and_both_say_why(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ungradable.py").write_text(UNGRADABLE)
@@ -96,6 +96,7 @@ def test_where_faults_take_every_rollout_neither_plan_nor_run_goes_on(
     assert "faults took all rollouts of the measurement" in str(planned.exception)
     assert isinstance(run.exception, SandboxUnavailable), run.output
     assert "step 1: infrastructure faults left fewer than two rollouts" in str(run.exception)
+    assert all("no judge" in str(said.exception) for said in (planned, run))
 
 
 STAGES = """

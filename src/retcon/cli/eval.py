@@ -78,7 +78,7 @@ def evaluate(
     from retcon.evaluate.result import read_result
     from retcon.evaluate.runner import run_evaluation
 
-    kept = f"a finished setting is kept in {out}; the same command continues"
+    kept = f"the problems that are measured are kept in {out}; the same command continues"
     with interruptible(kept), telling(f"evaluating {checkpoint}") as tell:
         path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=tell_place)
     from retcon.report.tables import result_table

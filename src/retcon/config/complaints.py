@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
@@ -23,7 +23,7 @@ def complaint(error: ErrorDetails, data: Mapping[str, Any]) -> tuple[Place, str]
     at = error["loc"]
     if at[:1] != ("stages",):
         place = _place(error, at)
-        return place, _said(error, place, data.get(str(place[0])) if place else None)
+        return place, _said(error, place, at[2:], data.get(str(place[0])) if place else None)
     if len(at) < 2:
         return at, "stages: write each as [[stages]], a table with a name, steps, and what it changes"
     number, stage = int(at[1]), data["stages"][int(at[1])]
@@ -42,7 +42,7 @@ def complaint(error: ErrorDetails, data: Mapping[str, Any]) -> tuple[Place, str]
         given = SECTIONS[section].with_changes(whole, changes)
     # What the stage does not set itself goes wrong with what it sets.
     shown = at[:2] if not isinstance(changes, Mapping) or (place[1:] and place[1] not in changes) else (*at[:2], *place)
-    return shown, f"{title}: {_said(error, place, given)}"
+    return shown, f"{title}: {_said(error, place, inner[2:], given)}"
 
 
 def _place(error: ErrorDetails, at: Place) -> tuple[str, ...]:
@@ -66,14 +66,22 @@ def _of_a_stage(error: ErrorDetails, key: str) -> str:
     return _not_allowed(error, key)
 
 
-def _said(error: ErrorDetails, place: tuple[str, ...], given: object) -> str:
-    """given: what was written in the section."""
+def _said(error: ErrorDetails, place: tuple[str, ...], within: Place, given: object) -> str:
+    """within: where in the key's value. given: what was written in the section."""
     section, key = ([*place, "", ""])[:2]
     if section not in SECTIONS:
         return f"unknown section '{section}'{nearest(section, SECTIONS)}; sections: {', '.join(SECTIONS)}"
     if not key:
         # The section as a whole: a rule over its keys, or a plain value where a table belongs.
         return f"{section}: {error['msg'].removeprefix(LEFT_OUT).removeprefix(f'{section}: ')}"
+    if len(within) > 1 and isinstance(within[-1], str):  # a key of a table in a list
+        table, inner = within[:-1], within[-1]
+        where = f"{section}.{key}" + "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in table)
+        if error["type"] != "extra_forbidden":
+            return _not_allowed(error, f"{where}.{inner}")
+        (about, *_) = get_args(_kind(section, given if isinstance(given, Mapping) else {}).model_fields[key].annotation)
+        known = about.model_fields
+        return f"unknown key '{inner}' in {where}{nearest(inner, known)}; keys: {', '.join(known)}"
     if error["type"] == "extra_forbidden" and isinstance(given, Mapping) and key in given:
         known = _kind(section, given).model_fields
         about = SECTIONS[section]

@@ -96,6 +96,9 @@ def at_path(path: str) -> Any:
     name, _, attribute = path.partition(":")
     try:
         module = imported(name)
+    except ModuleNotFoundError as error:
+        here = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py"]
+        raise ModuleNotFoundError(f"{error}{nearest(name, here)}", name=error.name) from error
     except (AttributeError, ValueError) as error:
         raise ImportError(str(error)) from error
     found: Any = module

@@ -100,7 +100,7 @@ async def measure(
     async with open_context(recipe, engine, chat) as context, open_graded(family or build_tasks(recipe)) as graders:
 
         async def counted(task: Task, trajectory: Trajectory) -> Trajectory:
-            done = await graded(task, trajectory, graders.grade)
+            done = await graded(task, trajectory, graders.grade, context.faults.add)
             passed[task.id].append((done.reward or 0) > 0)
             if len(passed[task.id]) == rollouts:
                 on_task(task.id, sum(passed[task.id]))
@@ -118,7 +118,7 @@ async def measure(
             lost += sum(t.reward is None for group in groups for t in group)
             if lost > MOST_LOST * len(tasks) * rollouts:
                 raise SandboxUnavailable(
-                    f"{lost} of {len(tasks) * rollouts} rollouts were lost to faults of the sandbox or the "
-                    f"engine{context.faults.why}; what was measured is kept. See `retcon doctor`, then run the same "
-                    "command again"
+                    f"{lost} of {len(tasks) * rollouts} rollouts were lost to faults of the sandbox, the engine "
+                    f"or a grader{context.faults.why}; what was measured is kept. See `retcon doctor`, then run the "
+                    "same command again"
                 )

@@ -71,6 +71,10 @@ class Result(msgspec.Struct, frozen=True):
     inputs: dict[str, str] = {}
     format: int = RESULT_FORMAT
 
+    def without_settings(self) -> Result:
+        """What it is a result of, without what came out."""
+        return Result(self.checkpoint, self.recipe, {}, inputs=self.inputs)
+
     def with_setting(self, name: str, setting: Setting) -> Result:
         """This result with one more setting and the means brought up to date."""
         settings = {**self.settings, name: setting}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -26,13 +25,14 @@ from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, ComputeWarning, SandboxUnavailable
 from retcon.core.seeds import derive
+from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
+from retcon.evaluate.begun import Begun, BegunFile, evaluation_of, partial
 from retcon.evaluate.result import Result, Setting, read_result, score, write_result
 from retcon.rollout.faults import Faults
-from retcon.rollout.group import rollout_groups
+from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import refuse_long
-from retcon.runs.cost import cpu_seconds
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint, template_fingerprint
 from retcon.tasks.registry import TaskSet
@@ -70,10 +70,12 @@ def run_evaluation(
 ) -> Path:
     """Rolls out `recipe.evaluate` and writes, in `out`, `trajectories-<setting>.jsonl` and `result.json`; its path.
 
-    A setting that `out` already holds is kept. checkpoint: the model's folder; where an engine elsewhere is measured,
-    that whose tokenizer counts. Raises CheckpointError for a missing or broken checkpoint and for an
-    `out` that holds another evaluation, be it of other weights or chat templates in the same folder, or of other
-    problems in the same file; RecipeError for problems whose prompts leave no room to answer,
+    A setting that `out` already holds is kept, and of one that was interrupted the problems that are done. checkpoint:
+    the model's folder; where an engine elsewhere is measured, that whose tokenizer counts.
+
+    Raises CheckpointError for a missing or broken checkpoint and for an `out` that holds another evaluation, be it of
+    other weights or chat templates in the same folder, or of other problems in the same file; RecordError where `out`
+    cannot be written to; RecipeError for problems whose prompts leave no room to answer,
     SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
     MissingExtra without torch.
     """
@@ -100,19 +102,21 @@ def run_evaluation(
                 on_progress(before + done, count * len(settings))
 
         faults = Faults()
-        work = evaluate(
-            recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
-            faults=faults,
-        )  # fmt: skip
-        groups, setting = asyncio.run(work)
-        if setting.lost > MOST_LOST * count:
-            raise SandboxUnavailable(
-                f"{setting.lost} of {count} rollouts were lost to faults of the sandbox or the engine"
-                f"{faults.why}, too many for an evaluation; see `retcon doctor`, then run the same command again"
-            )
-        jsonl.write(_trajectories(out, name), [t for group in groups for t in group])
-        result = result.with_setting(name, setting)
-        write_result(out / "result.json", result)
+        with BegunFile(_trajectories(out, name), result.without_settings()) as begun:
+            work = evaluate(
+                recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
+                faults=faults, begun=begun,
+            )  # fmt: skip
+            groups, setting = asyncio.run(work)
+            if setting.lost > MOST_LOST * count:
+                raise SandboxUnavailable(
+                    f"{setting.lost} of {count} rollouts were lost to faults of the sandbox, the engine or a grader"
+                    f"{faults.why}, too many for an evaluation; see `retcon doctor`, then run the same command again"
+                )
+            jsonl.write(_trajectories(out, name), [t for group in groups for t in group])
+            result = result.with_setting(name, setting)
+            write_result(out / "result.json", result)
+            begun.remove()
         tell(count)
     return out / "result.json"
 
@@ -128,14 +132,16 @@ async def evaluate(
     on_progress: Callable[[int], None],
     family: TaskSet | None = None,
     faults: Faults | None = None,
+    begun: Begun | None = None,
 ) -> tuple[list[list[Trajectory]], Setting]:
     """Rolls out one setting with the recipe's sandbox: the graded rollouts of each task, and their figures. family:
-    that the tasks are of, None for the recipe's. faults: told why rollouts are lost.
+    that the tasks are of, None for the recipe's. faults: told why rollouts are lost. begun: the problems
+    that are done already, and those that will be.
 
     The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
     """
-    done = 0
-    wall, cpu = time.perf_counter(), cpu_seconds()
+    begun = begun or Begun()
+    done = sum(map(len, begun.groups.values()))
     async with open_context(recipe, engine, chat) as context, open_graded(family or build_tasks(recipe)) as graders:
 
         def graded(task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:
@@ -144,20 +150,25 @@ async def evaluate(
             on_progress(done)
             return graders.grade(task, trajectory)
 
-        groups = await rollout_groups(
-            tasks,
-            replace(measuring(recipe, context, params), faults=faults or context.faults),
-            count=recipe.evaluate.samples,
-            seed=derive("evaluation", recipe.evaluate.seed, name),
-            step=0,
-            grade=graded,
-        )
+        measured = replace(measuring(recipe, context, params), faults=faults or context.faults)
+        seed = derive("evaluation", recipe.evaluate.seed, name)
+
+        async def group_of(task: Task) -> list[Trajectory]:
+            if task.id in begun.groups:
+                return begun.groups[task.id]
+            count = recipe.evaluate.samples
+            group = await rollout_group(task, measured, count=count, seed=seed, step=0, grade=graded)
+            begun.add(task.id, group)
+            return group
+
+        groups = await together(group_of(task) for task in tasks)
+    cost = begun.meter.read()
     setting = score(
         zip((t.id for t in tasks), groups, strict=True),
         temperature=params.temperature,
         top_p=params.top_p,
-        cpu_s=round(cpu_seconds() - cpu, 2),
-        wall_s=round(time.perf_counter() - wall, 2),
+        cpu_s=round(cost.cpu_s, 2),
+        wall_s=round(cost.wall_s, 2),
     )
     return groups, setting
 
@@ -184,15 +195,22 @@ def held_by(recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task]) 
     sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
     relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in sections}
     new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=_inputs(recipe, checkpoint, tasks))
-    if not (out / "result.json").exists():
+    held = read_result(out / "result.json") if (out / "result.json").exists() else None
+    if held is None:
         _refuse_foreign(out, recipe)
-        return new
-    old = read_result(out / "result.json")
+    begun = (evaluation_of(partial(_trajectories(out, name))) for name in settings_of(recipe))
+    for old in filter(None, (held, *begun)):
+        _refuse_other(old, new, out)
+    return held or new
+
+
+def _refuse_other(old: Result, new: Result, out: Path) -> None:
+    """Raises CheckpointError where the two are of different evaluations."""
     if old.checkpoint != new.checkpoint:
         raise CheckpointError(f"{out} evaluates {old.checkpoint}, not {new.checkpoint}: choose another --out")
     changed = [
         f"{section}.{key} = {old.recipe.get(section, {}).get(key)!r}, now {value!r}"
-        for section, keys in relevant.items()
+        for section, keys in new.recipe.items()
         for key, value in keys.items()
         if old.recipe.get(section, {}).get(key) != value
     ]
@@ -203,7 +221,6 @@ def held_by(recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task]) 
             raise CheckpointError(
                 f"{out} holds an evaluation of other {name} ({was}, now {value}): choose another --out"
             )
-    return old
 
 
 def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task]) -> dict[str, str]:
@@ -216,7 +233,8 @@ def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task]) -> dict[str
 
 def _refuse_foreign(out: Path, recipe: Recipe) -> None:
     """Raises CheckpointError where it is a file, or holds what no evaluation made."""
-    own = {_trajectories(out, name).name for name in settings_of(recipe)}
+    files = [_trajectories(out, name) for name in settings_of(recipe)]
+    own = {path.name for file in files for path in (file, partial(file))}
     try:
         inside = out.iterdir() if out.exists() else ()
         foreign = sorted(p.name for p in inside if not p.name.startswith(".") and p.name not in own)

@@ -140,11 +140,11 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         said = Turn((Segment("sampled", _text(last) if answered else ""),))
         task = self._known[state["info"][OWN]]
         made = Trajectory(state["trajectory_id"], task.id, (), (said,), stop="answer" if answered else "turns")
-        found = await graded(task, made, self._grading.grade)
-        if found.reward is None:
-            state["error"] = vf.InfraError(f"{task.id} could not be graded")
-            return 0.0
-        return found.reward
+
+        def lost(_: str, why: str) -> None:
+            state["error"] = vf.InfraError(f"{task.id} could not be graded: {why}")
+
+        return (await graded(task, made, self._grading.grade, lost)).reward or 0.0
 
     async def _repaired(self, state: Any, step: Any) -> Turn:
         """The turn of a step, its calls run; where it failed and was repaired, the step has the fix's message."""

@@ -183,5 +183,6 @@ def _outcome(trajectory: Trajectory) -> RenderableType:
     style = "bold green" if good else "bold" if trajectory.reward is None else "bold red"
     line = plain(reward, style)
     line.append(f" · stop {trajectory.stop} · ", "dim")
-    line.append_text(plain("no answer" if trajectory.answer is None else f"answer {trajectory.answer}", ""))
+    none = "no marked answer" if trajectory.stop == "answer" else "no answer"  # which may be right all the same
+    line.append_text(plain(none if trajectory.answer is None else f"answer {trajectory.answer}", ""))
     return Group(Rule(style="dim"), line)

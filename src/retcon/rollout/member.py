@@ -42,7 +42,7 @@ async def rollout_member(
         after=after,
         watch=watch,
     )
-    return await graded(task, trajectory, grade)
+    return await graded(task, trajectory, grade, context.faults.add)
 
 
 def member_id(task: Task, step: int, index: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Literal, Protocol, runtime_checkable
 
 from retcon.config.schema import TaskSection
+from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.tasks.types import Lesson, Task
@@ -39,20 +41,26 @@ class TaskSet(Protocol):
 
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:
         """The trajectory with its answer and reward, above 0 where it is right. No reward after an infrastructure
-        fault. Awaited where the grader runs something."""
+        fault. Awaited where the grader runs something. Raises InfrastructureFault, which says why, where nobody can
+        tell."""
         ...
 
 
 Grade = Callable[[Task, Trajectory], Trajectory | Awaitable[Trajectory]]
-"""The trajectory with its reward and answer filled in; awaited where the grader runs something."""
+"""As `TaskSet.grade`."""
 
 
-async def graded(task: Task, trajectory: Trajectory, grade: Grade) -> Trajectory:
-    """What `grade` makes of it. A rollout that an infrastructure fault ended keeps reward None."""
+async def graded(task: Task, trajectory: Trajectory, grade: Grade, lost: Callable[[str, str], None]) -> Trajectory:
+    """What `grade` makes of it. A rollout that an infrastructure fault ended, before or in grading, has reward None.
+    lost: told the id of one that could not be graded, and why."""
     if trajectory.stop == "infrastructure":
         return trajectory
-    given = grade(task, trajectory)
-    return await given if isinstance(given, Awaitable) else given
+    try:
+        given = grade(task, trajectory)
+        return await given if isinstance(given, Awaitable) else given
+    except InfrastructureFault as fault:
+        lost(trajectory.id, str(fault))
+        return replace(trajectory, reward=None, stop="infrastructure")
 
 
 @runtime_checkable

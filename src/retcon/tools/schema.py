@@ -80,7 +80,8 @@ def _validator(schema: bytes, name: str) -> Validator:
         for reference in _references(decoded):
             list(made.evolve(schema={"$ref": reference}).iter_errors(None))
     except SchemaError as error:
-        raise _none(name, error.message) from error
+        where = error.json_path.removeprefix("$").removeprefix(".")
+        raise _none(name, f"{where}: {error.message}" if where else error.message) from error
     except Unresolvable as error:
         raise _none(name, f"{reference!r}, to which it refers, is not in it") from error
     except RecursionError as error:

@@ -170,7 +170,8 @@ async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompt
     samples = [sample for group in groups for t in group if t.reward is not None and any((sample := to_sample(t)).mask)]
     if not samples:
         raise SandboxUnavailable(
-            "infrastructure faults took all rollouts of the measurement: so would they in the run; see `retcon doctor`"
+            f"infrastructure faults took all rollouts of the measurement{rollouts.context.faults.why}: so would they "
+            "in the run; see `retcon doctor`"
         )
     return _Rolled(seconds, True, rate, samples)
 

@@ -132,6 +132,59 @@ def test_other_weights_in_the_same_folder_and_other_problems_in_the_same_file_ar
 
 
 @pytest.mark.torch
+def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_path: Path) -> None:
+    from retcon.basemodel.tokenizer import build_tokenizer
+
+    model, file, out = tmp_path / "model", tmp_path / "problems.jsonl", tmp_path / "eval"
+    model.mkdir()
+    build_tokenizer().save_pretrained(model)
+    file.write_text("".join(f'{{"question": "What is {n} plus 1?", "answer": "{n + 1}"}}\n' for n in range(8)))
+    recipe = load_recipe(
+        None,
+        ["task.kind=file", f'task.path="{file}"', "task.evaluation_share=1", "task.grader=exact",
+         "engine.kind=scripted", r"engine.replies=['\boxed{4}']", "rollout.max_tokens=200",
+         "rollout.lookahead_tokens=0", "sandbox.output_chars=100", "sandbox.workers=1",
+         "evaluate.samples=2", "evaluate.top_p=1.0"],
+    )  # fmt: skip
+    told: list[int] = []
+
+    def tell(done: int, total: int) -> None:
+        told.append(done)
+        if len(told) == 11:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run_evaluation(recipe, model, out, on_progress=tell)
+    (begun,) = out.iterdir()
+    kept = len(begun.read_text().splitlines()) - 1
+    assert 0 < kept < 8
+    file.rename(tmp_path / "kept.jsonl")
+    file.write_text('{"question": "What is 2 plus 2?", "answer": "4"}\n')
+    with pytest.raises(CheckpointError, match=r"eval holds an evaluation of other problems \("):
+        run_evaluation(recipe, model, out)
+    (tmp_path / "kept.jsonl").rename(file)
+    with begun.open("a") as cut:
+        cut.write('{"task": "problems/')
+    told.clear()
+    resumed = read_result(run_evaluation(recipe, model, out, on_progress=lambda done, _: told.append(done)))
+    assert told == [*range(2 * kept + 1, 17), 16]
+    assert sorted(path.name for path in out.iterdir()) == ["result.json", "trajectories-t1.jsonl"]
+    whole = read_result(run_evaluation(recipe, model, tmp_path / "whole"))
+    assert resumed.settings["t1"].problems == whole.settings["t1"].problems
+    assert resumed.pass1 == {"t1": 0.125}
+    name = "trajectories-t1.jsonl"
+    assert [t.id for t in jsonl.read(out / name)] == [t.id for t in jsonl.read(tmp_path / "whole" / name)]
+
+
+@pytest.mark.torch
+def test_what_was_begun_and_cannot_be_read_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "trajectories-t1.jsonl.partial").write_text("mine\n")
+    task = Task("t/0", "1 + 1?", "2")
+    with pytest.raises(CheckpointError, match=r"trajectories-t1\.jsonl\.partial is broken \(.*\): remove it"):
+        held_by(RECIPE, tmp_path, tmp_path, [task])
+
+
+@pytest.mark.torch
 def test_a_setting_whose_trajectories_are_gone_is_made_again(done: Path) -> None:
     (done / "trajectories-t1.jsonl").unlink()
     with pytest.raises(CheckpointError, match="model does not exist"):

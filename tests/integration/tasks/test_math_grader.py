@@ -73,6 +73,9 @@ def grading() -> Iterator[Grading]:
         (r"90^\circ", r"\boxed{90}"),
         (r"\pi/2", r"\boxed{\frac{\pi}{2}}"),
         ("2", r"\boxed{1} no, wait: \boxed{2}"),
+        ("52_8", r"\boxed{52_{\text{eight}}}"),
+        ("24_{10}", r"\boxed{24}"),
+        ("110111", r"\boxed{110111_2}"),
     ],
 )
 def test_equal(grading: Grading, answer: str, reply: str) -> None:
@@ -92,6 +95,9 @@ def test_equal(grading: Grading, answer: str, reply: str) -> None:
         ("2", r"\boxed{2} no, wait: \boxed{3}"),
         (r"\{1, 2\}", r"\boxed{\{1, 2, 3\}}"),
         ("7", r"\boxed{" + "7" * 100_000 + "}"),
+        ("52_8", r"\boxed{52_9}"),
+        ("52_8", r"\boxed{52}"),
+        ("24_{10}", r"\boxed{25}"),
     ],
 )
 def test_different(grading: Grading, answer: str, reply: str) -> None:

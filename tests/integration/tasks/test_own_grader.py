@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from comparing import answer, trajectory
-from retcon.build import build_tasks
+from retcon.build import build_tasks, open_graded
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
+from retcon.core.types import Trajectory
 from retcon.models.locating import BASE
+from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.types import Fault, Outcome, Verdict
+from retcon.tasks.registry import graded
 from retcon.tasks.types import Task
 
 MODULE = """
@@ -91,8 +94,9 @@ def test_one_that_fails_is_a_fault_of_its_rollout_alone(module: str) -> None:
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("my_rewards:sam", "cannot be imported: AttributeError"),
+        ("my_rewards:sam", r"cannot be imported: .* \(did you mean 'same'\?\)"),
         ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
+        ("my_reward:same", r"cannot be imported: .* \(did you mean 'my_rewards'\?\)"),
         ("my_rewards:NUMBER", "TypeError: my_rewards:NUMBER is not a function"),
         ("my_rewards:other", "its parameter 'mood' is not known; there are: answer, reply"),
     ],
@@ -117,6 +121,21 @@ def test_a_grader_that_cannot_be_had_is_refused_with_the_tasks_and_not_once_a_ro
     recipe = load_recipe(None, ["task.kind=file", "task.path=problems.jsonl", f"task.grader={grader}"])
     with pytest.raises(RecipeError, match=told):
         build_tasks(recipe, BASE)
+
+
+def test_why_a_rollout_of_a_file_could_not_be_graded_reaches_whoever_made_it(module: str) -> None:
+    Path("problems.jsonl").write_text('{"question": "What is 6 times 7?", "answer": "42"}\n')
+    tasks = FileTaskSettings(path="problems.jsonl", evaluation_share=0.0, grader=f"{module}:odd").open()
+    told: list[str] = []
+
+    async def main() -> Trajectory:
+        async with open_graded(tasks) as grading:
+            made = trajectory("t/0", answer("raise"), reward=None)
+            return await graded(next(tasks.train(0)), made, grading.grade, lambda _, why: told.append(why))
+
+    assert (lost := asyncio.run(main())).reward is None
+    assert lost.stop == "infrastructure"
+    assert told == ["my_rewards:odd: it raised ValueError: no idea"]
 
 
 def test_no_process_is_left(module: str) -> None:

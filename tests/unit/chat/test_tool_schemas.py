@@ -184,7 +184,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     made.made = Search()
     made.Bare = type("Bare", (), {"name": "bare"})
     made.Other = type("Other", (Search,), {"name": "other"})
-    made.NoSchema = type("NoSchema", (Search,), {"spec": ToolSpec("search", "", {"type": "strin"})})
+    made.NoSchema = type(
+        "NoSchema", (Search,), {"spec": ToolSpec("search", "", {"properties": {"q": {"type": "strin"}}})}
+    )
     return made
 
 
@@ -202,7 +204,10 @@ def test_tools_by_import_path(module: types.ModuleType) -> None:
         (["no_such_module:Search"], "cannot be imported: No module named"),
         (["own_tools:Bare"], "is not a tool: it needs a `spec`"),
         (["own_tools:Other"], "is called 'other' and 'search'"),
-        (["own_tools:NoSchema"], "the tool 'search': its parameters are not a JSON schema: 'strin' is not valid"),
+        (
+            ["own_tools:NoSchema"],
+            "the tool 'search': its parameters are not a JSON schema: properties.q.type: 'strin' is not valid",
+        ),
         (["own_tools:Search", "own_tools:made"], "has the name of another tool, 'search'"),
     ],
 )

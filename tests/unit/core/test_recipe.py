@@ -103,6 +103,20 @@ def test_a_bad_value_names_key_value_and_what_is_allowed(tmp_path: Path, line: s
         assert part in message
 
 
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("wieght = 2", "unknown key 'wieght' in task.sources[1] (did you mean 'weight'?); keys: format, columns, "),
+        ("weight = -2", "task.sources[1].weight = -2 is not allowed: input should be greater"),
+        ("columns = { question = 3 }", "task.sources[1].columns.question = 3 is not allowed: input should be a valid"),
+        ("columns = { qestion = 'q' }", 'task.sources[1].columns = {"qestion": "q"} is not allowed: no field'),
+    ],
+)
+def test_a_key_of_one_of_several_sources_is_named(tmp_path: Path, keys: str, told: str) -> None:
+    text = f"[task]\nkind = 'file'\nsources = [\n  'a.csv',\n  {{ path = 'b.csv', {keys} }},\n]\n"
+    assert f"mine.toml, line 3: {told}" in complaint(tmp_path, text)
+
+
 def test_a_rule_over_a_section_names_the_section(tmp_path: Path) -> None:
     message = complaint(tmp_path, "[rl]\ngroup = 1\n")
     assert "line 1: rl: a group of 1 has no variance" in message

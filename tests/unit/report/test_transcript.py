@@ -189,6 +189,8 @@ def test_what_is_not_known_is_not_zero() -> None:
     shown = printed(show_trajectory(replace(lived(), reward=None, answer=None, stop="infrastructure")))
     assert "not graded · stop infrastructure · no answer" in shown
     assert "reward 0 ·" in printed(show_trajectory(replace(lived(), reward=0.0)))
+    unmarked = replace(lived(), reward=1.0, answer=None, stop="answer")
+    assert "reward 1 · stop answer · no marked answer" in printed(show_trajectory(unmarked))
 
 
 @settings(max_examples=15)

@@ -140,6 +140,9 @@ def test_names_that_do_not_exist_bring_the_nearest(tmp_path: Path) -> None:
         read(write(tmp_path / "a.jsonl", [{**ROWS["plain"], "grader": "exakt"}]))
     with pytest.raises(DataError, match=r"line 1: no column 'quetion' \(did you mean 'question'\?\)"):
         read(path, columns={"question": "quetion"})
+    inner = write(tmp_path / "b.jsonl", [{"body": {"text": "1 + 1?"}, "answer": "2"}])
+    with pytest.raises(DataError, match=r"no column 'body.txt' \(did you mean 'body.text'\?\); there are: body.text"):
+        read(inner, columns={"question": "body.txt"})
     with pytest.raises(ValueError, match=r"no field 'questoin' \(did you mean 'question'\?\)"):
         read(path, columns={"questoin": "text"})
 

@@ -211,7 +211,10 @@ def test_shares_add_up() -> None:
     ("settings", "said"),
     [
         ({"path": "a", "sources": ["b"]}, "give path, or sources"),
-        ({"sources": [{"path": "a", "weight": 1}, {"path": "b"}]}, "weight: give one to every source, or to none"),
+        (
+            {"sources": [{"path": "a", "weight": 1}, {"path": "b"}]},
+            "weight: give one above 0 to every source, or to none",
+        ),
         ({"path": "a", "weigth": 1}, "weigth"),
         ({"sources": 3}, "valid tuple"),
     ],

@@ -28,6 +28,7 @@ from retcon.tasks.grading.packed import unpack
 from retcon.tasks.grading.registry import kinds
 from retcon.tasks.grading.types import Fault, Reply, Verdict
 from retcon.tasks.grading.worker import read_verdict
+from retcon.tasks.registry import graded
 from retcon.tasks.types import Task
 
 TASK = Task("t/0", "which?", "B")
@@ -150,6 +151,22 @@ class Raising:
 
     async def close(self) -> None:
         """Nothing to end."""
+
+
+def test_why_a_rollout_could_not_be_graded_is_told() -> None:
+    told: list[tuple[str, str]] = []
+
+    async def main() -> None:
+        async with Grading(GradeSettings("exact")) as grading:
+            odd = replace(TASK, id="t/1", meta={"grader": "odd"})
+            grading._graders["odd"] = Raising(KeyError("mood"))
+            made = trajectory("t/1/0", answer("B"), reward=None)
+            lost = await graded(odd, made, grading.reward, lambda *said: told.append(said))
+            assert (lost.reward, lost.stop) == (None, "infrastructure")
+            assert await graded(odd, lost, grading.reward, lambda *said: told.append(said)) == lost
+
+    asyncio.run(main())
+    assert told == [("t/1/0", "odd: it raised KeyError: 'mood'")]
 
 
 @pytest.mark.parametrize("error", [InfrastructureFault("gone"), ValueError("odd"), ZeroDivisionError("by nought")])

@@ -194,8 +194,8 @@ async def _replayed(
         for (call, file), replays in zip(part, made, strict=True):
             if all(t.reward is None for t in replays):
                 raise SandboxUnavailable(
-                    f"faults took all {len(replays)} replays of rollout {call.id}; what was replayed is kept. See "
-                    "`retcon doctor`, then run the same command again"
+                    f"faults took all {len(replays)} replays of rollout {call.id}{context.faults.why}; what was "
+                    "replayed is kept. See `retcon doctor`, then run the same command again"
                 )
             jsonl.write(file, replays)
             done += 1

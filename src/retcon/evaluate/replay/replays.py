@@ -49,7 +49,7 @@ async def replay(
             provenance=Provenance(index=n, model=context.model),
             after=after,
         )
-        return await graded(task, made, grade)
+        return await graded(task, made, grade, context.faults.add)
 
     return await together(one(way, turns, n) for way, turns in starts(call).items() for n in range(times))
 

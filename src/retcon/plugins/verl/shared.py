@@ -150,7 +150,7 @@ async def _open_grade(recipe: Recipe) -> AsyncIterator[Grade]:
         async def grade(task: Task, trajectory: Trajectory) -> Trajectory:
             family = task.meta.get(FAMILY)
             if not isinstance(family, str):
-                return await grading.grade(task, trajectory)
+                return await grading.reward(task, trajectory)
             graded = task_set(family).grade(task, trajectory)
             return graded if isinstance(graded, Trajectory) else await graded
 

@@ -228,11 +228,13 @@ def _look_up(row: Row, column: str) -> Any:
     if column in row.columns:
         return row.columns[column]
     value: Any = row.columns
+    around = ""
     for part in column.split("."):
         if not isinstance(value, dict) or part not in value:
-            there = list(value) if isinstance(value, dict) else list(row.columns)
-            raise DataError(f"{row.where}: no column '{column}'{nearest(part, there)}; there are: {', '.join(there)}")
-        value = value[part]
+            there = [around + name for name in value] if isinstance(value, dict) else list(row.columns)
+            close = nearest(around + part, there)
+            raise DataError(f"{row.where}: no column '{column}'{close}; there are: {', '.join(there)}")
+        value, around = value[part], f"{around}{part}."
     return value
 
 

@@ -91,7 +91,7 @@ class FileTaskSettings(_Reading):
             raise ValueError("give path, or sources: one of the two")
         weighted = [source.weight > 0 for source in self.sources]
         if any(weighted) and not all(weighted):
-            raise ValueError("weight: give one to every source, or to none")
+            raise ValueError("weight: give one above 0 to every source, or to none")
         return self
 
     def source(self, path: str) -> TaskSource:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.tasks.environments.sessions import Sessions
 from retcon.tasks.registry import RIGHT, WRONG
 from retcon.tasks.types import Task
 
-LOG = logging.getLogger(__name__)
 _RANGE = 2**63  # of `derive`
 
 
@@ -39,15 +37,12 @@ class EnvironmentTasks:
         return sorted(self._split[1], key=lambda task: derive("evaluation", seed, task.id))[:count]
 
     async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with its answer and the environment's reward; lost where the reward could not be had."""
+        """The trajectory with its answer and the environment's reward. Raises InfrastructureFault where that could not
+        be had."""
         if trajectory.stop == "infrastructure":
             return trajectory
-        try:
-            state = await self.sessions.final(task.id, trajectory.id)
-            reward, answer = await self.sessions.environment.reward(task, trajectory, state)
-        except InfrastructureFault as fault:
-            LOG.warning("%s", fault)
-            return replace(trajectory, reward=None, stop="infrastructure")
+        state = await self.sessions.final(task.id, trajectory.id)
+        reward, answer = await self.sessions.environment.reward(task, trajectory, state)
         if self._right_from is not None:
             reward = RIGHT if reward >= self._right_from else WRONG
         return replace(trajectory, reward=reward, answer=answer)

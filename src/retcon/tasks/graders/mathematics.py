@@ -20,6 +20,7 @@ from pydantic import Field
 from retcon.core.errors import InfrastructureFault, MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.sandbox.types import Limits, Sandbox
+from retcon.tasks.graders.bases import same_in_base
 from retcon.tasks.graders.text import final_answer, integer, rational
 from retcon.tasks.grading.readable import in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
@@ -96,6 +97,9 @@ class MathGrader:
         Raises ValueError where Math-Verify can read nothing in `answer`; InfrastructureFault where the comparison
         raised, hung or took too much memory, or the sandbox had a fault.
         """
+        based = same_in_base(answer, reply)
+        if based is not None:
+            return based
         said = final_answer(reply)
         if said is not None:
             if said == answer.strip():

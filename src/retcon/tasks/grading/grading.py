@@ -16,7 +16,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from retcon.core.errors import RetconError
+from retcon.core.errors import InfrastructureFault, RetconError
 from retcon.core.types import Trajectory
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
@@ -118,6 +118,14 @@ class Grading:
         """The trajectory with its answer and its reward; without a reward, and with stop `infrastructure`, where it
         could not be graded. Fits `rollout_group(grade=…)`."""
         return (await self.judged(task, trajectory))[0]
+
+    async def reward(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        """As `grade`, but raises InfrastructureFault, which says why, where it could not be graded: whoever makes
+        rollouts tells it."""
+        made, said = await self.judged(task, trajectory)
+        if isinstance(said, Fault):
+            raise InfrastructureFault(said.why)
+        return made
 
     async def judged(self, task: Task, trajectory: Trajectory) -> tuple[Trajectory, Outcome]:
         """As `grade`, and what the grader said."""

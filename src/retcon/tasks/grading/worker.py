@@ -17,10 +17,10 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, TextIO
 
 from retcon.core.codec import from_dict
+from retcon.core.registry import at_path
 from retcon.tasks.grading.types import Verdict
 
 PR_SET_PDEATHSIG = 1
@@ -39,7 +39,9 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     first = json.loads(sys.stdin.readline())
     try:
-        function = _imported(first["path"])
+        function = at_path(first["path"])
+        if not callable(function):
+            raise TypeError(f"{first['path']} is not a function")
         _say(answers, {"wants": wanted(function)})
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
         _say(answers, {"error": f"{type(error).__name__}: {error}"})
@@ -84,16 +86,6 @@ def read_verdict(said: Any) -> Verdict:
     except (TypeError, ValueError):
         raise TypeError(f"it returned {said!r:.80}: a bool, a number within [0, 1] or a Verdict is wanted") from None
     return Verdict(score, score >= 1.0)
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    function: Any = import_module(module)
-    for part in name.split("."):
-        function = getattr(function, part)
-    if not callable(function):
-        raise TypeError(f"{path} is not a function")
-    return function
 
 
 async def _awaited(said: Any) -> Any:

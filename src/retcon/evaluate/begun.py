@@ -1,0 +1,101 @@
+"""What there is of an evaluation that was interrupted: the rollouts of each problem, kept as the last of them ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from retcon.core.codec import from_dict
+from retcon.core.errors import CheckpointError, RecordError
+from retcon.core.types import Trajectory
+from retcon.evaluate.result import Result
+from retcon.runs.cost import Cost, Meter
+from retcon.store.jsonl import line_of
+from retcon.store.lines import LineAppender
+from retcon.store.partial import SUFFIX
+
+
+class Begun:
+    """The problems of a setting that were measured, in memory alone. meter: of what they cost."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[Trajectory]] = {}
+        self.meter = Meter()
+
+    def add(self, task: str, group: Sequence[Trajectory]) -> None:
+        """All rollouts of a problem. One of which some were lost is not kept: it gets another chance."""
+        if all(t.reward is not None for t in group):
+            self.groups[task] = list(group)
+
+
+class BegunFile(Begun, AbstractContextManager["BegunFile"]):
+    """In `FILE.partial`, whose first line says of which evaluation it is; goes on where that stopped.
+
+    Raises CheckpointError where the file is broken, RecordError where it cannot be written.
+    """
+
+    def __init__(self, file: Path, of: Result) -> None:
+        super().__init__()
+        self._path = partial(file)
+        self._lines = LineAppender(self._path)  # which removes a line that was cut off
+        try:
+            self._read(of)
+        except BaseException:
+            self._lines.close()
+            raise
+
+    def _read(self, of: Result) -> None:
+        _, *lines = self._path.read_bytes().splitlines() or [b""]
+        if evaluation_of(self._path) is None:
+            self._lines.add(msgspec.json.encode(of) + b"\n", name="what is measured")
+        try:
+            for number, line in enumerate(lines, start=2):
+                said = msgspec.json.decode(line)
+                group = [from_dict(one, f"{self._path}, line {number}") for one in said["rollouts"]]
+                super().add(said["task"], group)
+                self.meter = Meter(Cost(said["cpu_s"], said["wall_s"]))
+        except (msgspec.DecodeError, LookupError, TypeError, RecordError) as error:
+            raise _broken(self._path, error) from error
+
+    def add(self, task: str, group: Sequence[Trajectory]) -> None:
+        super().add(task, group)
+        if task in self.groups:
+            cost = self.meter.read()
+            about = {"task": task, "cpu_s": cost.cpu_s, "wall_s": cost.wall_s}
+            line = {**about, "rollouts": [json.loads(line_of(one)) for one in group]}
+            self._lines.add(msgspec.json.encode(line) + b"\n", name=f"problem {task}")
+
+    def remove(self) -> None:
+        """The setting is whole, and kept elsewhere."""
+        self._path.unlink(missing_ok=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()
+
+
+def partial(file: Path) -> Path:
+    """Where the rollouts of a file stand until it is whole."""
+    return file.with_name(file.name + SUFFIX)
+
+
+def evaluation_of(path: Path) -> Result | None:
+    """Of which evaluation the rollouts of a partial file are, None where it has none. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline()
+        return msgspec.json.decode(line, type=Result) if line.endswith(b"\n") else None
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _broken(path, error) from error
+
+
+def _broken(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} is broken ({error}): remove it, and what it keeps is measured again")
