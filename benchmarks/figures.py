@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parts.compared import table
+from parts.compared import by_arm, table
 from parts.results import ROOT, git, save
 from rich.console import Console, RenderableType
 
@@ -244,7 +244,7 @@ def keep_compared(run: Path, file: Path, commit: str | None) -> None:
     whole = (run / "table.md").read_text(encoding="utf-8").strip()
     recipes, seeds = [arm["recipe"] for arm in compared.values()], next(iter(compared.values()))["seeds"]
     command = f"retcon compare {' '.join(recipes)} --seeds {len(seeds)}"
-    figures = {"table": table(compared), "whole": whole, "cells": told["cells"]}
+    figures = {"table": table(compared), "by arm": by_arm(compared), "whole": whole, "cells": told["cells"]}
     save(file, figures, command=command, measures=COMPUTES, commit=commit)
 
 

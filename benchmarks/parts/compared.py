@@ -42,6 +42,19 @@ def table(arms: Arms) -> dict[str, Any]:
     return {"head": ["", *arms, *(f"{arm} − {first}" for arm in others)], "rows": rows}
 
 
+def by_arm(arms: Arms) -> dict[str, Any]:
+    """A row for each arm, where there are many: some of its figures, and how far its pass@1 is from the first one's."""
+    names = ("pass1_t1", "pass1_equal_tokens", "failed_calls_t1", "tokens_t1", "sampled_tokens")
+    first = next(iter(arms))
+    rows = []
+    for name, arm in arms.items():
+        figures = [cell(interval(arm.get(one)), FIGURES[one][1]) for one in names]
+        less = "" if name == first else difference(arm, "pass1_t1", 3)
+        rows.append([name, figures[0], less, *figures[1:]])
+    heads = [FIGURES[one][0] for one in names]
+    return {"head": ["", heads[0], f"less {first}'s", *heads[1:]], "rows": rows}
+
+
 def difference(arm: Mapping[str, Any], name: str, digits: int) -> str:
     """`+.012 [−.020, +.044]`, with a star where the range leaves out 0."""
     one = interval(arm["difference"].get(name))
