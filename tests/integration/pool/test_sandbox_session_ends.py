@@ -38,7 +38,7 @@ def test_an_idle_session_is_evicted_and_says_so() -> None:
 def test_no_room_for_one_more_says_what_to_do() -> None:
     async def work(pool: SandboxPool) -> None:
         session = await pool.session()
-        with pytest.raises(SandboxUnavailable, match=r"all 1 sessions .* \(sessions=SessionBounds"):
+        with pytest.raises(SandboxUnavailable, match=r"has 1 session at a time, .* \(sessions=SessionBounds"):
             await pool.session()
         waiting = asyncio.create_task(pool.session())
         await asyncio.sleep(0)
