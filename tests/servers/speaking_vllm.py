@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,12 @@ class VLLM:
             self.paused = path == "/pause"
         if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             return self.adapter(path, asked.body)
+        if path == "/inference/v1/generate" and not asked.body:
+            return Answer({"error": {"message": "a field is missing"}}, 400)
+        if path == "/inference/v1/generate":
+            self.wait()
         if path == "/inference/v1/generate" and asked.body["model"] not in {self.said_id(), *self.adapters}:
             return Answer({"error": {"message": f"The model {asked.body['model']} does not exist."}}, 404)
-        if path == "/inference/v1/generate" and "logprobs" not in asked.body["sampling_params"]:
-            return self.tokens(asked.body)  # asked whether it can, before any work
         if path == "/inference/v1/generate":
             return self.answers.pop(0) if self.answers else self.tokens(asked.body)
         if path in ("/start_weight_update", "/finish_weight_update"):
@@ -58,6 +61,12 @@ class VLLM:
         if path == "/finish_weight_update":
             self.weights = asked.body["weight_version"]
         return Answer(self.said().get(path, {}))
+
+    def wait(self) -> None:
+        """A server that is paused takes requests, and answers them once it goes on."""
+        until = time.monotonic() + 20
+        while self.paused and time.monotonic() < until:
+            time.sleep(0.01)
 
     def said_id(self) -> str:
         return str(self.about.get("id", "small"))
@@ -119,4 +128,4 @@ class VLLM:
 
 def tokens_asked(server: Server) -> list[dict[str, Any]]:
     bodies = (asked.body for asked in server.asked if asked.path.endswith("/generate"))
-    return [body for body in bodies if "logprobs" in body["sampling_params"]]
+    return [body for body in bodies if body]

@@ -134,12 +134,8 @@ class VLLMClient:
         url = self.remote.url
         how = start_line(wanted.max_len, wanted.adapters)
         try:
-            one = {
-                "model": self._model,
-                "token_ids": wanted.tokenizer.encode("a"),
-                "sampling_params": {"max_tokens": 1},
-            }
-            await self.remote.post(GENERATE, one)
+            if not await self._routes(GENERATE):
+                raise EngineError(f"{url} cannot be asked for tokens as it was started: start it as {how}")
             about = (await self.remote.get("/server_info?config_format=json"))["vllm_config"]
         except (Refused, LookupError, TypeError) as error:
             raise EngineError(f"{url} cannot be used as it was started ({error}): start it as {how}") from error
@@ -168,12 +164,16 @@ class VLLMClient:
             return f"takes no adapters of rank {adapters.rank}"
         if on_cpu and not about.get("target_modules"):
             return "adapts its output layer, too, and on a CPU vLLM's engine ends where it then scores a prompt"
+        return None if await self._routes(LOAD) else "takes no adapters while it runs"
+
+    async def _routes(self, path: str) -> bool:
+        """Whether the server has a route. One that is there says that this is no request; a whole one would wait where
+        the server is paused, as one is whose trainer was killed in an update."""
         try:
-            await self.remote.post(LOAD, {})
-        except Refused as refused:  # a route that is there says that this is no request
-            if refused.said.status in (404, 405):
-                return "takes no adapters while it runs"
-        return None
+            await self.remote.post(path, {})
+        except Refused as refused:
+            return refused.said.status not in (404, 405)
+        return True
 
     async def generate(
         self, ids: Sequence[int], params: Mapping[str, object], *, version: str | None
