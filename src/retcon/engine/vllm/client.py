@@ -229,6 +229,8 @@ class VLLMClient:
             try:
                 await self.remote.post("/start_weight_update", {})
             except Failed:  # one has begun that nobody ended: its trainer was killed, perhaps
+                with suppress(InfrastructureFault):  # vLLM drops the connection on which it failed, and does not say so
+                    await self.remote.get("/health")
                 await self.remote.post("/finish_weight_update", {"weight_version": "unfinished"})
                 await self.remote.post("/start_weight_update", {})
             await self.remote.post("/update_weights", {"update_info": {"folder": str(folder)}})
