@@ -26,6 +26,7 @@ from retcon.config.schema import Recipe, RolloutSection
 from retcon.core.errors import EngineError, RetconError
 from retcon.core.types import Trajectory
 from retcon.engine.types import SamplingParams
+from retcon.engine.vllm.engine import VLLMEngine
 from retcon.rollout.context import RolloutLimits
 from retcon.rollout.loop import run_rollout
 from retcon.tasks.registry import task_set
@@ -255,8 +256,9 @@ def handed_over(recipe: Recipe, lab: Lab) -> VLLM:
     async def main(url: str) -> None:
         own = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"url": (url,)})})
         engine = build_training_engine(own, weights.model, Chat(TOKENIZER), max_requests=1, adapters=weights.adapters)
-        async with engine.connected():  # type: ignore[attr-defined]
-            await engine.follow()  # type: ignore[attr-defined]
+        assert isinstance(engine, VLLMEngine)
+        async with engine.connected():
+            await engine.follow()
 
     with serving(server_is, ()) as server:
         run(main(server.url.removesuffix("/v1")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,11 @@ class VLLM:
     paused: bool = False
     lost: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._running = threading.Event()
+        if not self.paused:
+            self._running.set()
+
     def __call__(self, asked: Asked) -> Answer:
         path = asked.path.partition("?")[0]
         if self.down or path in self.lost:
@@ -39,12 +44,13 @@ class VLLM:
             return Answer(status=None)
         if path in ("/pause", "/resume"):
             self.paused = path == "/pause"
+            (self._running.clear if self.paused else self._running.set)()
         if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             return self.adapter(path, asked.body)
         if path == "/inference/v1/generate" and not asked.body:
             return Answer({"error": {"message": "a field is missing"}}, 400)
         if path == "/inference/v1/generate":
-            self.wait()
+            self._running.wait(20)  # one that is paused takes requests, and answers them once it goes on
         if path == "/inference/v1/generate" and asked.body["model"] not in {self.said_id(), *self.adapters}:
             return Answer({"error": {"message": f"The model {asked.body['model']} does not exist."}}, 404)
         if path == "/inference/v1/generate":
@@ -61,12 +67,6 @@ class VLLM:
         if path == "/finish_weight_update":
             self.weights = asked.body["weight_version"]
         return Answer(self.said().get(path, {}))
-
-    def wait(self) -> None:
-        """A server that is paused takes requests, and answers them once it goes on."""
-        until = time.monotonic() + 20
-        while self.paused and time.monotonic() < until:
-            time.sleep(0.01)
 
     def said_id(self) -> str:
         return str(self.about.get("id", "small"))

@@ -53,8 +53,9 @@ class VLLMSection(EngineSection):
         self._check()
         if self.lora and not recipe.lora.rank:
             raise RecipeError("engine.lora gives servers adapters, and lora.rank is 0: set a rank, or leave it out")
-        if self.weights_folder and not os.access(self.weights_folder, os.W_OK | os.X_OK):
-            raise RecipeError(f"engine.weights_folder: {self.weights_folder} is no folder that can be written to")
+        folder = self.weights_folder
+        if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise RecipeError(f"engine.weights_folder: {folder} is no folder that can be written to")
 
     def subject(self, folder: Path) -> str:
         return super().subject(folder) if self.python else f"{' '.join(self.url)} {self.model}".strip()
@@ -84,7 +85,7 @@ class VLLMSection(EngineSection):
             self.patience,
             self.at_once,
             self.seeds,
-            Path(self.weights_folder) if self.weights_folder else None,
+            Path(self.weights_folder).absolute() if self.weights_folder else None,
         )
         return VLLMEngine(
             settings,

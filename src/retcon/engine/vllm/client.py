@@ -134,7 +134,7 @@ class VLLMClient:
         url = self.remote.url
         how = start_line(wanted.max_len, wanted.adapters)
         try:
-            if not await self._routes(GENERATE):
+            if not await self._has_route(GENERATE):
                 raise EngineError(f"{url} cannot be asked for tokens as it was started: start it as {how}")
             about = (await self.remote.get("/server_info?config_format=json"))["vllm_config"]
         except (Refused, LookupError, TypeError) as error:
@@ -152,21 +152,21 @@ class VLLMClient:
         self.capacity = int(blocks) * int(size) if blocks and size else None
         backend = (about.get("weight_transfer_config") or {}).get("backend")
         if wanted.adapters is not None:
-            why_not = await self._takes_not(wanted.adapters, about.get("lora_config") or {}, on_cpu=on_cpu)
+            why_not = await self._why_no_adapters(wanted.adapters, about.get("lora_config") or {}, on_cpu=on_cpu)
             if why_not:
                 raise EngineError(f"{url} {why_not}; start it as {how}")
         elif wanted.trained and backend != "retcon":
             raise EngineError(f"{url} cannot be given weights (its backend is {backend}); start it as {how}")
 
-    async def _takes_not(self, adapters: Adapters, about: Mapping[str, Any], *, on_cpu: bool) -> str | None:
+    async def _why_no_adapters(self, adapters: Adapters, about: Mapping[str, Any], *, on_cpu: bool) -> str | None:
         """Why a server cannot be given adapters. about: what it says of those that it takes."""
         if int(about.get("max_lora_rank") or 0) < adapters.rank:
             return f"takes no adapters of rank {adapters.rank}"
         if on_cpu and not about.get("target_modules"):
             return "adapts its output layer, too, and on a CPU vLLM's engine ends where it then scores a prompt"
-        return None if await self._routes(LOAD) else "takes no adapters while it runs"
+        return None if await self._has_route(LOAD) else "takes no adapters while it runs"
 
-    async def _routes(self, path: str) -> bool:
+    async def _has_route(self, path: str) -> bool:
         """Whether the server has a route. One that is there says that this is no request; a whole one would wait where
         the server is paused, as one is whose trainer was killed in an update."""
         try:
