@@ -19,7 +19,8 @@ class VLLM:
     what it says of itself. weights: the version that it has; loaded: folders that it was given; updating: whether an
     update has begun. adapters: those that it has, and where they were; runtime: whether it takes any. down: whether it
     breaks off. answers: to requests for tokens, in place of its own, in order. paused: whether it was told to wait;
-    lost: paths whose next request does not arrive."""
+    lost: paths whose next request does not arrive. holds: a path whose first request, once `begun`, is answered when
+    `answered` is set."""
 
     about: dict[str, Any] = field(default_factory=dict)
     weights: str = "default"
@@ -31,9 +32,10 @@ class VLLM:
     answers: list[Answer] = field(default_factory=list)
     paused: bool = False
     lost: set[str] = field(default_factory=set)
+    holds: str = ""
 
     def __post_init__(self) -> None:
-        self._running = threading.Event()
+        self._running, self.begun, self.answered = threading.Event(), threading.Event(), threading.Event()
         if not self.paused:
             self._running.set()
 
@@ -47,6 +49,9 @@ class VLLM:
             (self._running.clear if self.paused else self._running.set)()
         if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             return self.adapter(path, asked.body)
+        if path == self.holds and asked.body and not self.begun.is_set():
+            self.begun.set()
+            self.answered.wait(30)
         if path == "/inference/v1/generate" and not asked.body:
             return Answer({"error": {"message": "a field is missing"}}, 400)
         if path == "/inference/v1/generate":

@@ -4,7 +4,6 @@ tests/real."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -90,31 +89,26 @@ def test_a_server_that_was_started_anew_gets_the_adapter_again() -> None:
 
 def test_the_folder_of_an_adapter_stays_while_a_request_has_it() -> None:
     """The server may have to read it again: it holds a few at a time."""
-    server_is, asked, answered = lora(), threading.Event(), threading.Event()
-
-    def reply(about: Asked) -> Answer:
-        if about.path.endswith("/generate") and about.body and not asked.is_set():
-            asked.set()
-            answered.wait(30)
-        return server_is(about)
+    server_is = lora()
+    server_is.holds = "/inference/v1/generate"
 
     async def work(engine: VLLMEngine) -> Any:
         async with engine.connected():
             engine.version = 4
             await engine.follow()
             asking = asyncio.create_task(engine.generate("a", [5], GREEDY))
-            await asyncio.to_thread(asked.wait, 30)
+            await asyncio.to_thread(server_is.begun.wait, 30)
             engine.version = 5
             await engine.follow()
             assert Path(server_is.loaded[0]).exists()
-            answered.set()
+            server_is.answered.set()
             made = [await asking, await engine.generate("b", [5], GREEDY)]
             engine.version = 6
             await engine.follow()
             assert not Path(server_is.loaded[0]).exists()
             return made
 
-    with serving(reply, models=()) as server:
+    with serving(server_is, models=()) as server:
         made = run(work(engine_of(server)))
     assert [one.versions for one in made] == [(4, 4, 4), (5, 5, 5)], "what is under way goes on with its own"
     assert not server_is.paused

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from retcon.engine.vllm.engine import VLLMEngine
 from retcon.engine.vllm.weights import write_weights
-from servers.answering import Answer, Asked, serving
+from servers.answering import Answer, serving
 from servers.asking_vllm import GREEDY, engine_of, run
 from servers.speaking_vllm import VLLM, tokens_asked
 
@@ -133,26 +132,20 @@ def test_an_update_that_a_trainer_left_unfinished_is_begun_anew() -> None:
 
 def test_an_update_goes_on_where_who_asked_for_it_is_cancelled() -> None:
     pytest.importorskip("torch", reason="weights need the [train] extra")
-    server_is, asked, answered = VLLM(), threading.Event(), threading.Event()
-
-    def reply(about: Asked) -> Answer:
-        if about.path == "/update_weights":
-            asked.set()
-            answered.wait(30)
-        return server_is(about)
+    server_is = VLLM(holds="/update_weights")
 
     async def work(engine: VLLMEngine) -> None:
         async with engine.connected():
             engine.version = 1
             following = asyncio.create_task(engine.follow())
-            await asyncio.to_thread(asked.wait, 30)
+            await asyncio.to_thread(server_is.begun.wait, 30)
             following.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await following
             assert server_is.paused
-            asyncio.get_running_loop().call_later(0.1, answered.set)
+            asyncio.get_running_loop().call_later(0.1, server_is.answered.set)
 
-    with serving(reply, models=()) as server:
+    with serving(server_is, models=()) as server:
         run(work(engine_of(server, trained=True)))
     assert (server_is.updating, server_is.paused) == (False, False)
     assert server_is.weights != "default"
