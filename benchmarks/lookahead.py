@@ -32,7 +32,6 @@ from saar_cost import COLD_START, ONE_THREAD, lookahead_tokens, policy
 from retcon.build import build_tasks
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.types import Trajectory
 from retcon.evaluate.statistics import Interval, exactly, over_seeds
 from retcon.models.devices import Placement
@@ -124,7 +123,7 @@ def main() -> None:
     for seed in range(options.seeds):
         for shown, runs in results.items():
             keys = [f"repair.lookahead={shown}", "repair.probability=1.0", f"repair.attempts={options.attempts}"]
-            recipe = load_recipe(find_recipe("quickstart/saar"), [*ONE_THREAD, *keys, f"run.seed={seed}"])
+            recipe = load_recipe("quickstart/saar", [*ONE_THREAD, *keys, f"run.seed={seed}"])
             where = place_training(recipe, start)
             with torch_settings(where):
                 runs.append(figures(asyncio.run(roll_out(recipe, start, where, options.steps))))

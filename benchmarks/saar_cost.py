@@ -37,7 +37,6 @@ from transformers import PreTrainedModel
 from retcon.build import build_chat, build_tasks
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.types import Trajectory
 from retcon.models.devices import Placement
 from retcon.models.placing import model_folder, place_training, start_model
@@ -203,7 +202,7 @@ def main() -> None:
     parser.add_argument("--retry", type=float, default=0.2, help="share of its tries after an error that fail")
     add_json(parser)
     options = parser.parse_args()
-    recipes = {name: load_recipe(find_recipe(recipe), [*ONE_THREAD, *more]) for name, (recipe, more) in ARMS.items()}
+    recipes = {name: load_recipe(recipe, [*ONE_THREAD, *more]) for name, (recipe, more) in ARMS.items()}
     cold = load_recipe(None, [*ONE_THREAD, *COLD_START])
     with torch_settings(place_training(cold, model_folder(cold.model.path))):
         start = policy(cold, options.policy, Rates(options.first, options.retry))

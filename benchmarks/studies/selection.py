@@ -24,7 +24,6 @@ from statistics import fmean
 from typing import Any
 
 from retcon.config.load import load_recipe
-from retcon.config.shipped import find_recipe
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.models.locating import locate
 from retcon.runs.cost import cpu_seconds
@@ -78,7 +77,7 @@ def main() -> None:
     print(f"{datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}, {options.steps} steps")
     with tempfile.TemporaryDirectory() as folder:
         rates = Path(folder) / "rates.jsonl"
-        recipe = load_recipe(find_recipe("quickstart/baseline"), common)
+        recipe = load_recipe("quickstart/baseline", common)
         cpu, wall = cpu_seconds(), time.perf_counter()
         measured = run_difficulty(recipe, cold, rates, tasks=options.tasks, rollouts=8)
         within = sum(0 < one.passed < one.rollouts for one in measured)
@@ -97,7 +96,7 @@ def main() -> None:
         for name, changes in ARMS.items():
             overrides = [*common, *(change.format(rates=rates) for change in changes)]
             lines: list[Mapping[str, float]] = []
-            arm = load_recipe(find_recipe("quickstart/baseline"), overrides)
+            arm = load_recipe("quickstart/baseline", overrides)
             run_rl(arm, cold, Path(folder) / name, on_step=lines.append)
             found[name] = measured_by(lines, arm.rl.prompts)
             print(row(name, found[name]), flush=True)

@@ -30,7 +30,6 @@ from verling import ROOT, SaidTasks, Training, config_of, replicas, with_recipe
 
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError
 from retcon.core.sample import to_sample
 from retcon.core.types import REPLACED, Sample, Trajectory
@@ -99,7 +98,7 @@ def configured(model: Path, data: Path, *recipe: str, verl: tuple[str, ...] = ()
 
 
 def recipe_of(*overrides: str, name: str = "mini/cleaner") -> Recipe:
-    return load_recipe(find_recipe(name), overrides)
+    return load_recipe(name, overrides)
 
 
 def ours(recipe: Recipe, model: Path, tasks: list[Task], graded: Any) -> Drawn:

@@ -13,7 +13,6 @@ import pytest
 from retcon.build import build_tasks
 from retcon.chat.opening import open_chat
 from retcon.config.load import load_recipe
-from retcon.config.shipped import find_recipe
 from retcon.engine.types import Adapters
 from retcon.engine.vllm.process import Launch, Server
 from retcon.models.locating import BASE, locate
@@ -51,7 +50,7 @@ def beginner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model after a short cold start: it calls Python, often wrongly, and is sometimes right."""
     folder = tmp_path_factory.mktemp("beginner")
     keys = ("sft.steps=80", "sft.demonstrations=800", "sft.checkpoint_every=1000")
-    recipe = load_recipe(find_recipe("quickstart/saar"), keys)
+    recipe = load_recipe("quickstart/saar", keys)
     tasks = build_tasks(recipe)
     write_demonstrations(recipe, open_chat(BASE, style="markdown"), folder / "demonstrations.jsonl", tasks=tasks)
     final = run_sft(recipe, folder / "demonstrations.jsonl", folder / "run")

@@ -22,7 +22,6 @@ from retcon.build import build_tasks
 from retcon.chat.opening import open_chat
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.types import Trajectory
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Adapters, Generation, Generator, SamplingParams
@@ -167,7 +166,7 @@ def test_a_caller_that_is_gone_frees_its_place(start: Start) -> None:
 
 
 def on_numbers(*keys: str) -> Recipe:
-    return load_recipe(find_recipe("quickstart/saar"), ["compute.device=cpu", *keys])
+    return load_recipe("quickstart/saar", ["compute.device=cpu", *keys])
 
 
 def served(server: Server) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ import pytest
 
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.plugins.verl.briefs import pack, unpack
@@ -48,7 +47,7 @@ def configured(key: str = "", value: object = None) -> Config:
 
 
 def cleaner(*overrides: str) -> Recipe:
-    return load_recipe(find_recipe("cleaner-4b"), overrides)
+    return load_recipe("cleaner-4b", overrides)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
@@ -38,7 +37,7 @@ def test_the_quickstarts_demonstrations_are_what_they_always_were(tmp_path: Path
     pytest.importorskip("torch", reason="the model's folder is found by the [train] extra")
     from retcon.models.placing import model_folder
 
-    recipe = load_recipe(find_recipe("quickstart/cold_start"), ["sft.demonstrations=96"])
+    recipe = load_recipe("quickstart/cold_start", ["sft.demonstrations=96"])
     folder = model_folder(recipe.model.path)
     write_demonstrations(recipe, build_chat(recipe, folder, build_tasks(recipe)), tmp_path / "d.jsonl")
     told = [
