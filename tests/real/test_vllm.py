@@ -148,21 +148,24 @@ def test_the_seed_is_the_requests_own_and_a_cached_prefix_changes_nothing(start:
     assert metric(server, "vllm:prefix_cache_hits_total") > 0
 
 
-def test_a_caller_that_is_gone_frees_its_place(start: Start) -> None:
+def test_callers_that_are_gone_free_their_places(start: Start) -> None:
     server = start(BASE)
     engine = engine_of(server, BASE)
+    many, most = 16, 600  # so many that they are still seen at work
 
     async def main() -> None:
         async with engine.connected():
-            asking = asyncio.create_task(engine.generate("a", [7] * 8, replace(GREEDY, max_tokens=600)))
+            params = replace(GREEDY, max_tokens=most)
+            asking = [asyncio.create_task(engine.generate(str(n), [7] * 8 + [n], params)) for n in range(many)]
             while await asyncio.to_thread(metric, server, "vllm:num_requests_running") < 1:
-                assert not asking.done()
-            asking.cancel()
+                assert not all(task.done() for task in asking)
+            for task in asking:
+                task.cancel()
             while await asyncio.to_thread(metric, server, "vllm:num_requests_running") > 0:
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(main(), 120))
-    assert 0 < metric(server, "vllm:generation_tokens_total") < 600
+    assert 0 < metric(server, "vllm:generation_tokens_total") < many * most
 
 
 def on_numbers(*keys: str) -> Recipe:

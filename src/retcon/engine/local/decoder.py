@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -13,6 +15,7 @@ from retcon.core.errors import ComputeWarning
 from retcon.engine.local.attention import ForwardPlan, FreshJob, forward
 from retcon.engine.local.invariance import Invariance, linear_layers, probe
 from retcon.engine.local.lean import Lean, room, why_not
+from retcon.engine.local.sampling import CHUNK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,14 +26,57 @@ AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """How far the lean forward's logits may be off, relative to the largest: rounding, and no more."""
 
 
+SCORED, SCORED_LOGITS = 64, 2**22
+"""Tokens whose logits are computed together for their log-probs: so many at least, and else so many logits at most. All
+logits of some long texts would be hundreds of MB, and their page faults cost more than the products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a forward gave of the K tokens that are kept. states: (K, W), of which `head` makes logits (K, V).
+
+    rows: `head` is given so many at least."""
+
+    states: Tensor
+    head: Callable[[Tensor], Tensor]
+    vocabulary: int
+    rows: int = 1
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Of those tokens: (N, V)."""
+        padded = [*tokens, *[0] * (self.rows - len(tokens))]
+        if padded == list(range(len(self.states))):
+            return self.head(self.states)[: len(tokens)]
+        index = torch.tensor(padded, dtype=torch.long, device=self.states.device)
+        return self.head(self.states.index_select(0, index))[: len(tokens)]
+
+    def logprobs(self, first: int, nexts: Sequence[int]) -> list[float]:
+        """Of the ids that follow the tokens from `first` on, in nats."""
+        found: list[float] = []
+        while len(found) < len(nexts):
+            start = len(found)
+            count = min(len(nexts) - start, max(SCORED, SCORED_LOGITS // self.vocabulary))
+            logits = self.logits(range(first + start, first + start + count))
+            ids = torch.tensor(nexts[start : start + count], device=logits.device)
+            together = CHUNK * torch.get_num_threads() if logits.device.type == "cpu" else logits.numel()
+            pieces = max(1, together // logits.shape[-1])
+            for some, of in zip(logits.split(pieces), ids[:, None].split(pieces), strict=True):
+                found += some.float().log_softmax(-1).gather(1, of)[:, 0].tolist()
+        return found
+
+    def is_nan(self, token: int) -> bool:
+        """Whether its logits are."""
+        return bool(self.states[token].isnan().any())
+
+
 class Decoder(Protocol):
     """invariance: what holds for its matrix products. about: which it is, and why, in words."""
 
     invariance: Invariance
     about: str
 
-    def __call__(self, plan: ForwardPlan) -> Tensor:
-        """Logits (K, V) of the plan's ids, their keys and values stored."""
+    def __call__(self, plan: ForwardPlan) -> Kept:
+        """What the plan keeps of its ids, their keys and values stored."""
         ...
 
     def refresh(self) -> None:
@@ -46,11 +92,16 @@ class Transformers:
         self.about = f"transformers' own forward: {reason}"
         self.invariance = probe(linear_layers(model), model.dtype, model.device)
 
-    def __call__(self, plan: ForwardPlan) -> Tensor:
-        return forward(self._model, plan)
+    def __call__(self, plan: ForwardPlan) -> Kept:
+        logits = forward(self._model, plan)
+        return Kept(logits, _themselves, logits.shape[-1])
 
     def refresh(self) -> None:
         """They hold the weights themselves."""
+
+
+def _themselves(logits: Tensor) -> Tensor:
+    return logits
 
 
 class LeanDecoder:
@@ -63,8 +114,9 @@ class LeanDecoder:
         of_each_shape = {p.shape: p for p in self._lean.products}
         self.invariance = probe(((shape[1], p) for shape, p in of_each_shape.items()), model.dtype, model.device)
 
-    def __call__(self, plan: ForwardPlan) -> Tensor:
-        return self._lean(plan)
+    def __call__(self, plan: ForwardPlan) -> Kept:
+        head = self._lean.head
+        return Kept(self._lean(plan), head, head.shape[0], self.invariance.rows)
 
     def refresh(self) -> None:
         self._lean.refresh()
@@ -102,6 +154,6 @@ def agrees(decoder: Decoder, model: PreTrainedModel, max_len: int) -> bool:
     ids = torch.arange(count) * 7919 % model.config.get_text_config().vocab_size
     rows = torch.arange(count)
     plan = ForwardPlan(ids, rows, rows, jobs=[FreshJob(0, 1, count)])
-    expected, got = forward(model, plan).float(), decoder(plan).float()
+    expected, got = forward(model, plan).float(), decoder(plan).logits(range(count)).float()
     worst = (expected - got).abs().max() / expected.abs().max()
     return bool(worst <= AGREE.get(model.dtype, 0.1))

@@ -29,7 +29,7 @@ from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.local.attention import shapes
 from retcon.engine.local.decoder import decoder_for
-from retcon.engine.local.machine import bound_kernels, free_memory
+from retcon.engine.local.machine import bound_kernels, free_memory, keep_pages
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.local.scheduler import Scheduler
 from retcon.engine.local.slabs import Memory, capacity_for
@@ -79,6 +79,7 @@ class LocalEngine:
         tokenizer: Tokenizer | None = None,
     ) -> None:
         bound_kernels()
+        keep_pages()
         check_model(model, max_len)
         if model.device.type == "cpu" and torch.get_num_threads() > 1:
             calm_threads()

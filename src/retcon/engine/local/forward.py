@@ -26,6 +26,8 @@ STRETCH_SCORES = 2**23
 """Ids, and attention scores of a head, of one stretch at most: a longer one is fed in several forwards."""
 STRETCH_LOGITS = 2**26
 """Logits of one stretch at most, where those of all of its tokens are wanted."""
+CACHE = 2**24
+"""Bytes of keys and values from which a forward finds them in memory, and no more in the processor's cache."""
 FOLDED_IDS = 64
 """Stretches that are longer repeat keys for the query heads that share them, shorter ones the mask."""
 
@@ -70,10 +72,11 @@ def plan(
     keep = list(range(len(steps)))
     stores: list[Store] = []
     jobs: list[DecodeJob | FreshJob | PastJob] = []
-    for first, last in _runs(steps):
-        run = steps[first:last]
+    runs = [(first, steps[first:last]) for first, last in _runs(steps)]
+    cold = sum(run[0].place.slab.slot_bytes * (run[-1].place.slot + 1) for _, run in runs) > CACHE
+    for first, run in runs:
         stores.append(_store(run, first, device))
-        jobs.append(_decode_job(run, first, device))
+        jobs.append(_decode_job(run, first, device, cold))
     starts: list[int] = []
     for stretch in stretches:
         start = len(ids)
@@ -131,11 +134,12 @@ def _store(run: Sequence[Step], first: int, device: torch.device) -> Store:
     return Store(slab, first, first + len(run), slots, positions)
 
 
-def _decode_job(run: Sequence[Step], first: int, device: torch.device) -> DecodeJob:
+def _decode_job(run: Sequence[Step], first: int, device: torch.device, cold: bool) -> DecodeJob:
     slab = run[0].place.slab
     count = run[-1].place.slot + 1
+    cold = cold and slab.legible
     slots = None if count == len(run) else torch.tensor([s.place.slot for s in run], device=device)
-    return DecodeJob(slab, first, first + len(run), count, slots)
+    return DecodeJob(slab, first, first + len(run), count, slots, cold)
 
 
 def _stretch_jobs(

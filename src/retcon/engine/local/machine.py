@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 
@@ -18,6 +19,14 @@ def bound_kernels() -> None:
     that this does nothing in a process whose torch has computed before."""
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, KERNELS)
+
+
+@cache
+def keep_pages() -> None:
+    """Have glibc keep what is freed, up to 64 MiB of it, for what comes next: new pages cost more than what most
+    operations do with them. It does so by itself once a block of nearly 32 MiB was freed; this is one. Elsewhere, and
+    where the environment sets its thresholds, nothing happens."""
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 def free_memory(device: torch.device) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from retcon.engine.local.decoder import Decoder
+from retcon.engine.local.decoder import Decoder, Kept
 from retcon.engine.local.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
 from retcon.engine.local.prompt_cache import PromptCache
 from retcon.engine.local.requests import AHEAD, GenerateCall, Request, ScoreCall, common_prefix
@@ -132,12 +132,15 @@ class Scheduler:
         rows = self._ordered()
         steps = [self._next(r) for r in rows]
         fed = sorted(self._stretches(FORWARD_IDS - len(steps)), key=lambda f: (f[1].start > 0, len(f[1].ids)))
-        sampled: list[Request] = list(rows)
-        parts: list[Tensor] = []
+        sampled, parts = list(rows), []
         if steps or fed:
-            logits = self._forward(steps, [stretch for _, stretch in fed])
-            parts.append(logits[: len(rows)])
-            parts.extend(self._fed(fed, logits[len(rows) :], sampled))
+            kept = self._forward(steps, [stretch for _, stretch in fed])
+            led = list(self._fed(fed, kept, len(rows)))
+            if rows or led:
+                parts.append(kept.logits([*range(len(rows)), *(token for _, token in led)]))
+            for (request, _), row in zip(led, parts[0][len(rows) :] if led else (), strict=True):
+                self._prompts.led(request, row)
+                sampled.append(request)
         for request, row in known:
             sampled.append(request)
             parts.append(row[None])
@@ -323,32 +326,33 @@ class Scheduler:
             if room <= 0:
                 return
 
-    def _forward(self, steps: Sequence[Step], stretches: Sequence[Stretch]) -> Tensor:
-        logits = self._decoder(plan(steps, stretches, self._decoder.invariance, self._device))
+    def _forward(self, steps: Sequence[Step], stretches: Sequence[Stretch]) -> Kept:
+        kept = self._decoder(plan(steps, stretches, self._decoder.invariance, self._device))
         for stretch in stretches:
             stretch.place.slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
         self._forwards += 1
         self._stats.steps += bool(steps)
         self._stats.rows += len(steps)
         self._stats.prefilled += sum(len(s.ids) for s in stretches)
-        return logits
+        return kept
 
-    def _fed(self, fed: Sequence[tuple[Request, Stretch]], logits: Tensor, sampled: list[Request]) -> Iterator[Tensor]:
-        """Take in what was fed. Yields the logits of the requests that are to be sampled, which are added."""
-        at = 0
+    def _fed(self, fed: Sequence[tuple[Request, Stretch]], kept: Kept, at: int) -> Iterator[tuple[Request, int]]:
+        """Take in what was fed, kept from `at` on. Yields requests that are to be sampled, each with its kept token."""
         for request, stretch in fed:
-            own = logits[at : at + stretch.keep]
-            at += stretch.keep
+            first, at = at, at + stretch.keep
             call = request.call
             assert call is not None
             request.cached.extend(stretch.ids)
             if isinstance(call, ScoreCall):
-                self._score(call, stretch, own)
+                shown = stretch.start + len(stretch.ids) - stretch.keep + 1
+                nexts = call.ids[shown : shown + stretch.keep]
+                call.values += kept.logprobs(first, nexts)
+                self._stats.scored += len(nexts)
             if len(request.cached) < len(call.to_feed):
                 continue
             if isinstance(call, ScoreCall):
                 call.answer(request.id)
-                if own[-1].isnan().any():
+                if kept.is_nan(at - 1):
                     self._evict(request)
                 del self._feeding[request.id]
                 self._rest(request)
@@ -357,17 +361,7 @@ class Scheduler:
             self._decoding[request.id] = request
             self._changed = True
             if not call.made:
-                self._prompts.led(request, own[-1])
-                sampled.append(request)
-                yield own[-1:]
-
-    def _score(self, call: ScoreCall, stretch: Stretch, logits: Tensor) -> None:
-        first = stretch.start + len(stretch.ids) - stretch.keep + 1
-        nexts = call.ids[first : first + stretch.keep]
-        if nexts:
-            index = torch.tensor(nexts, device=logits.device)[:, None]
-            call.values += logits[: len(nexts)].float().log_softmax(-1).gather(1, index)[:, 0].tolist()
-            self._stats.scored += len(nexts)
+                yield request, at - 1
 
     def _sample(self, requests: list[Request], logits: Tensor) -> None:
         """Draw the next id of each request; answer those that end."""

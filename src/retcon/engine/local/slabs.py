@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from retcon.engine.local.scores import quicker
+
 LINE = 16
 """What slots and stretches of tokens are padded to a multiple of."""
 SLAB_IDS = 8192
@@ -40,6 +42,8 @@ class Slab:
     """`slots` stretches of `capacity` positions. keys, values: by layer, (slots, KV, capacity, size).
 
     mask: (slots, 1, capacity), what to add to the attention scores of a slot's positions: 0 or the least number.
+    slot_bytes: of a slot's keys and values. legible: whether it pays to read them before they are multiplied
+    (`DecodeJob`), and they can be read in words of eight bytes.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class Slab:
         self.keys = {layer: filled(heads, key) for layer, (heads, key, _) in layers.items()}
         self.values = {layer: filled(heads, value) for layer, (heads, _, value) in layers.items()}
         self.mask = torch.full((slots, 1, capacity), self.blocked, dtype=dtype, device=device)
+        self.slot_bytes = sum(t.nbytes for t in self.tensors) // slots
+        self.legible = quicker(self.mask) and not any(t.shape[-1] % 4 for t in self.tensors)
 
     @property
     def full(self) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from retcon.engine.local.scores import attend_by_products, quicker
 from retcon.train.kernels.packing import Bucket, Packing, Prefix
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 NAME = "retcon_packed"
 SHORT = 1024
-"""Keys up to which scores in bfloat16 are computed as a whole on a CPU: torch's fused kernel takes up to five times as
-long there, but keeps nothing for the backward, and wins from 2,048 on."""
+"""Keys up to which bfloat16 attends by products on a CPU: torch's fused kernel takes up to five times as long, but
+keeps nothing for the backward, and wins from 2,048 on."""
 
 
 class _Take(torch.autograd.Function):
@@ -101,8 +102,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float
 
     mask: (B or 1, 1, T, L), of q's dtype; None: causal, with T = L. scale: None for 1/√D.
     """
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[2] <= SHORT and not drop:
-        return _scores_as_a_whole(q, k, v, mask, scale)
+    if quicker(q) and k.shape[2] <= SHORT and not drop:
+        return attend_by_products(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
     groups = q.shape[1] // k.shape[1]
     if q.device.type == "cuda" and groups > 1 and mask is not None:
         # With a mask, only the slowest of CUDA's kernels knows of groups.
@@ -111,16 +112,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float
     return functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, dropout_p=drop, enable_gqa=groups > 1
     )
-
-
-def _scores_as_a_whole(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    (batch, heads, width, dim), (kv, keys) = q.shape, k.shape[1:3]
-    if mask is None:
-        mask = torch.full((width, keys), -torch.inf, dtype=q.dtype, device=q.device).triu_(1)[None, None]
-    q = (q * (dim**-0.5 if scale is None else scale)).reshape(batch, kv, heads // kv * width, dim)
-    scores = torch.matmul(q, k.transpose(-1, -2)).view(batch, kv, heads // kv, width, keys)
-    weights = (scores + mask[:, :, None]).softmax(-1)  # computed in float32, whatever the dtype
-    return torch.matmul(weights.flatten(2, 3), v).view(batch, heads, width, v.shape[-1])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from retcon.core.types import Sample
+from retcon.engine.local.machine import keep_pages
 from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.kernels.attention import attending
 from retcon.train.kernels.checkpointing import checkpointed
@@ -57,6 +58,7 @@ def forwards(
         if computing.checkpointing:
             stack.enter_context(checkpointed(model))
         if model.device.type == "cpu":
+            keep_pages()
             stack.enter_context(quick_norms(model))
             if computing.dtype == "float32":
                 stack.enter_context(quick_linears(model))

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+SLICE = 2**22
+"""Logits of a slice at most on a CPU, where there are several: larger ones come on new pages each time, whose faults
+cost as much as what is computed in them."""
+
+
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int = DEFAULT.logits_chunk) -> Tensor:
     """log π(ids[:, t] | ids[:, :t]) in fp32 nats, (B, T), where mask; 0 elsewhere. mask[:, 0] must be False.
 
@@ -80,6 +85,8 @@ class _Logprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int) -> Tensor:
         words = max(1, chunk // max(1, len(hidden)))
+        if words < len(weight) and hidden.device.type == "cpu":
+            words = max(1, min(chunk, SLICE) // max(1, len(hidden)))
         product = product_for(weight)
         ctx.words, ctx.product = words, product
         if words >= len(weight):
