@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """A real language model, SmolLM2-135M: the local engine against others, in turns, in CPU-seconds at one thread.
 
-    python benchmarks/real_model.py [--rounds 3] [--only one,rows,…] [--dtype float32]
+    python benchmarks/real_model.py [--rounds 3] [--only one,rows,…] [--dtype bfloat16]
         [--vllm URL PID] [--llama URL PID]
 
 The model is what `retcon model get smollm2-135m` fetched. Prompts are of random tokens, lengths are forced.
@@ -201,9 +201,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
-    roof = measure_roof()
+    roof = measure_roof(getattr(torch, options.dtype))
     figures: dict[str, object] = {"GB read a second": roof.bytes / 1e9, "GFLOP a second": roof.flops / 1e9}
-    print(f"{roof.bytes / 1e9:.1f} GB/s read, {roof.flops / 1e9:.0f} GFLOP/s in float32")
+    print(f"{roof.bytes / 1e9:.1f} GB/s read, {roof.flops / 1e9:.0f} GFLOP/s in {options.dtype}")
     servers: dict[str, Server] = {}
     for way, kind in {"vllm": Vllm, "llama": LlamaCpp}.items():
         if given := getattr(options, way):
@@ -229,7 +229,8 @@ def main() -> None:
                 print(f"{'':8} that is {share:.0%} of the roofline")
                 figures["roofline of rows"] = share
         if options.json:  # after every workload, as all of them take long
-            save(options.json, figures, command="python benchmarks/real_model.py", measures=MEASURES)
+            command = f"python benchmarks/real_model.py --dtype {options.dtype}"
+            save(options.json, figures, command=command, measures=MEASURES)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""What this machine can do at most with one thread, measured: bytes read from memory, and products in float32.
+"""What this machine can do at most with one thread, measured: bytes read from memory, and matrix products.
 
-    python benchmarks/roofline.py
+    python benchmarks/roofline.py [float32|bfloat16]
 
 A step of decoding cannot take less CPU time than `Roof.step`: the linear layers read every weight once and multiply
 it once a row, whichever takes longer; attention reads all keys and values.
@@ -9,6 +9,7 @@ it once a row, whichever takes longer; attention reads all keys and values.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,17 +24,20 @@ READ, SIDE = 2**28, 2048
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """bytes: read from memory, and flops: of float32 products, in a CPU-second of one thread."""
+    """bytes: read from memory, and flops: of products in dtype, in a CPU-second of one thread."""
 
     bytes: float
     flops: float
+    dtype: torch.dtype
 
     def step(self, model: PreTrainedModel, rows: int, length: float) -> float:
-        """Least CPU-seconds of a step that decodes `rows` tokens, each after `length` others, in float32."""
+        """Least CPU-seconds of a step that decodes `rows` tokens, each after `length` others."""
         config = model.config
         weights = sum(p.numel() for p in model.parameters())  # tied ones once, as the output layer reads them
         kept = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        return max(4 * weights / self.bytes, 2 * weights * rows / self.flops) + 4 * kept * rows * length / self.bytes
+        size = self.dtype.itemsize
+        read = size * weights / self.bytes
+        return max(read, 2 * weights * rows / self.flops) + size * kept * rows * length / self.bytes
 
     def feed(self, model: PreTrainedModel, tokens: int) -> float:
         """Least CPU-seconds of a prefill of `tokens` of which no logits are wanted."""
@@ -42,14 +46,14 @@ class Roof:
         return 2 * weights * tokens / self.flops
 
 
-def measure_roof() -> Roof:
+def measure_roof(dtype: torch.dtype = torch.float32) -> Roof:
     """The best of several tries; products by torch's own library and by oneDNN, whichever is quicker."""
-    data, (a, b) = torch.ones(READ // 4), torch.randn(2, SIDE, SIDE)
+    data, (a, b) = torch.ones(READ // 4), torch.randn(2, SIDE, SIDE).to(dtype)
     ways = [lambda: a @ b]
     if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         packed = torch.ops.mkldnn._reorder_linear_weight(b, None)
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], ""))
-    return Roof(READ / least(data.sum), 2 * SIDE**3 / min(map(least, ways)))
+    return Roof(READ / least(data.sum), 2 * SIDE**3 / min(map(least, ways)), dtype)
 
 
 def least(run: Callable[[], object], tries: int = 7) -> float:
@@ -64,5 +68,6 @@ def least(run: Callable[[], object], tries: int = 7) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    roof = measure_roof()
-    print(f"{machine()}\n{roof.bytes / 1e9:.1f} GB/s read, {roof.flops / 1e9:.0f} GFLOP/s in float32, one thread")
+    name = sys.argv[1] if len(sys.argv) > 1 else "float32"
+    roof = measure_roof(getattr(torch, name))
+    print(f"{machine()}\n{roof.bytes / 1e9:.1f} GB/s read, {roof.flops / 1e9:.0f} GFLOP/s in {name}, one thread")

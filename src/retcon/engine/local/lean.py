@@ -1,9 +1,9 @@
 """A forward with fewer and quicker operations, for the models that most people use, on CPUs.
 
 It computes what transformers' modules compute, from weights that it lays side by side (queries, keys and values in one
-product; gate and up in another) and packs for oneDNN. In float32 its products are up to twice as quick as torch's own on
-CPUs that are not Intel's; in bfloat16, on CPUs with instructions for it, packing makes up to twice as quick what has few
-rows. The price is a second copy of the linear layers, made anew when the weights change.
+product; gate and up in another) and packs for oneDNN. In float32 its products are up to twice as quick as torch's own
+on CPUs that are not Intel's; in bfloat16 packing makes products of a few rows up to twice as quick on CPUs that have
+instructions for it. The price is a second copy of the linear layers, made anew when the weights change.
 """
 
 from __future__ import annotations
