@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,41 @@ def test_threads_are_calmed_once_and_only_where_nobody_has_decided():
     assert program(2) == ["1", "True", "2"], "more OpenMP threads than cores: libgomp then spins 100 times at most"
     assert program(1)[0] == "0"
     assert program(2, OMP_WAIT_POLICY="ACTIVE")[0] == "0"
+
+
+KEPT = """
+import resource, torch
+from pathlib import Path
+from retcon.engine.local.machine import keep_pages
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+if {kept}:
+    keep_pages()
+before = resident()
+held = torch.ones(31 << 20, dtype=torch.uint8)
+del held
+print((resident() - before) >> 20)
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or not Path("/proc/self/statm").is_file(), reason="glibc keeps it, on Linux"
+)
+def test_what_is_freed_is_kept_for_what_comes_next():
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    path = os.pathsep.join(["src", *filter(None, [outer.get("PYTHONPATH")])])
+
+    def mib_kept(kept: bool) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", KEPT.format(kept=kept)],
+            env={**outer, "PYTHONPATH": path}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return int(done.stdout)
+
+    assert mib_kept(kept=True) >= 25  # of 31
+    assert mib_kept(kept=False) <= 5
 
 
 def test_the_engine_says_what_it_decodes_with_and_why(caplog):

@@ -28,6 +28,7 @@ from transformers import (
 from retcon.core.types import Sample
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
+from retcon.train.kernels import logprobs
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards, why_not_packed
 from retcon.train.kernels.linear import product, product_for, quick_linears
@@ -322,3 +323,26 @@ def test_a_layer_has_its_bias_whatever_computes_it(autocast: bool) -> None:
         plain = layer(x)
         with quick_linears(layer):
             torch.testing.assert_close(layer(x), plain)
+
+
+@pytest.mark.parametrize(("chunk", "widest"), [(7 * 400, 90), (7 * 60, 60), (7 * 500, 500)])
+def test_logits_that_are_sliced_are_sliced_finely_on_a_cpu(
+    chunk: int, widest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths = []
+
+    def noted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        widths.append(len(weight))
+        return functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(logprobs, "SLICE", 7 * 90)
+    monkeypatch.setattr(logprobs, "product_for", lambda _: noted)
+    torch.manual_seed(0)
+    head, hidden, targets = nn.Linear(8, 500), torch.randn(7, 8, requires_grad=True), torch.randint(500, (7,))
+    found = logprobs.learnt_logprobs(hidden, head, targets, chunk)
+    assert max(widths) == widest
+    expected = head(hidden).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(found, expected)
+    wanted = (hidden, *head.parameters())
+    for ours, theirs in zip(*(torch.autograd.grad(x.sum(), wanted) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -14,11 +14,18 @@ KERNELS = "256"
 hundreds of MiB; making one anew takes less than running it."""
 
 
+@cache
 def bound_kernels() -> None:
-    """Have oneDNN keep KERNELS kernels; what the environment says goes first. It looks when it makes its first one, so
-    that this does nothing in a process whose torch has computed before."""
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, KERNELS)
+    """Have oneDNN keep KERNELS kernels; what the environment says goes first. It looks when it makes its first one,
+    which happens here: this does nothing in a process whose torch has computed before."""
+    ours = [n for n in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY") if n not in os.environ]
+    os.environ.update(dict.fromkeys(ours, KERNELS))
+    try:
+        if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            torch.ops.mkldnn._linear_pointwise(torch.ones(1, 1), torch.ones(1, 1), None, "none", [], "")
+    finally:
+        for name in ours:
+            del os.environ[name]
 
 
 @cache
