@@ -271,7 +271,9 @@ def test_memory_grows_with_what_it_is_for(base: Path) -> None:
     assert parts("rl.prompts=2")["KV blocks"] == 2 * plain["KV blocks"]
     assert parts("compute.micro_batch_tokens=4096")["activations"] == 2 * plain["activations"]
     assert parts("compute.checkpointing=true")["activations"] <= plain["activations"]
-    assert "weights of rollouts" in parts("compute.rollout_dtype=bfloat16")
+    narrow = parts("compute.rollout_dtype=bfloat16")
+    assert 2 * narrow["weights of rollouts"] == plain["weights"]
+    assert 2 * narrow["packed weights"] == plain["packed weights"]
     assert parts("rl.kl=0.1")["reference"] == plain["weights"]
     assert "reference" not in plain
     lora = parts("lora.rank=2")

@@ -133,8 +133,8 @@ def needs_of(
         elif (free := _free(place.device)) is not None:
             kv = min(kv, max(whole * token, free // 4))
         parts.append(Part("KV blocks", kv, "rollouts", f"{rows} rollouts side by side, {whole:,} tokens each at most"))
-        if cpu and place.rollout_dtype == "float32":
-            parts.append(Part("packed weights", 4 * _linear(text, parameters), "rollouts", "as decoding reads them"))
+        if cpu:
+            parts.append(Part("packed weights", wide * _linear(text, parameters), "rollouts", "as decoding reads them"))
     disk = _disk(work, recipe, parameters, trained)
     return Needs(tuple(parts), disk, parameters, trained, place.device)
 
