@@ -35,7 +35,8 @@ logits of some long texts would be hundreds of MB, and their page faults cost mo
 class Kept:
     """What a forward gave of the K tokens that are kept. states: (K, W), of which `head` makes logits (K, V).
 
-    rows: `head` is given so many at least."""
+    rows: `head` is given so many at least.
+    """
 
     states: Tensor
     head: Callable[[Tensor], Tensor]
@@ -65,7 +66,7 @@ class Kept:
         return found
 
     def is_nan(self, token: int) -> bool:
-        """Whether its logits are."""
+        """Whether its logits are: what is not finite before the last norm is nan after it."""
         return bool(self.states[token].isnan().any())
 
 
