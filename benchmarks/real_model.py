@@ -229,7 +229,7 @@ def main() -> None:
                 print(f"{'':8} that is {share:.0%} of the roofline")
                 figures["roofline of rows"] = share
         if options.json:  # after every workload, as all of them take long
-            command = f"python benchmarks/real_model.py --dtype {options.dtype}"
+            command = f"python benchmarks/real_model.py --rounds {options.rounds} --dtype {options.dtype}"
             save(options.json, figures, command=command, measures=MEASURES)
 
 

@@ -61,12 +61,13 @@ def generated(model: PreTrainedModel, starts: Sequence[Sequence[int]]) -> list[l
 
 
 def test_alone_and_in_company_a_request_gets_the_same_bits(model: PreTrainedModel) -> None:
-    engine = LocalEngine(model, max_len=LONGEST)
-    if not engine.invariance.exact:
-        pytest.skip("this CPU's products depend on the batch")
     texts = prompts(1, LENGTHS)
-    assert scored(model, texts) == [scored(model, [text])[0] for text in texts]
-    assert generated(model, texts) == [generated(model, [text])[0] for text in texts]
+    together, alone = scored(model, texts), [scored(model, [text])[0] for text in texts]
+    for some, same in zip(together, alone, strict=True):
+        assert some == pytest.approx(same, abs=0.5)  # on any CPU
+    if LocalEngine(model, max_len=LONGEST).invariance.exact:
+        assert together == alone
+        assert generated(model, texts) == [generated(model, [text])[0] for text in texts]
 
 
 def test_long_texts_score_as_in_float32_but_for_rounding(wide: PreTrainedModel, model: PreTrainedModel) -> None:

@@ -36,14 +36,19 @@ print(asleep, len(os.listdir("/proc/self/task")) > len(os.sched_getaffinity(0)),
 WAITS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
-def program(threads: int, **variables: str) -> list[str]:
-    outer = {k: v for k, v in os.environ.items() if k not in WAITS}
+def printed(code: str, without: tuple[str, ...], **variables: str) -> list[str]:
+    """What a program prints in an environment without those variables."""
+    outer = {name: value for name, value in os.environ.items() if name not in without}
     path = os.pathsep.join(["src", *filter(None, [outer.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(threads=threads)],
+        [sys.executable, "-c", code],
         env={**outer, "PYTHONPATH": path, **variables}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout.split()
+
+
+def program(threads: int, **variables: str) -> list[str]:
+    return printed(PROGRAM.format(threads=threads), WAITS, **variables)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="only Linux tells which OpenMP is loaded")
@@ -74,15 +79,10 @@ print((resident() - before) >> 20)
     platform.libc_ver()[0] != "glibc" or not Path("/proc/self/statm").is_file(), reason="glibc keeps it, on Linux"
 )
 def test_what_is_freed_is_kept_for_what_comes_next():
-    outer = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
-    path = os.pathsep.join(["src", *filter(None, [outer.get("PYTHONPATH")])])
+    decided = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
     def mib_kept(kept: bool) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", KEPT.format(kept=kept)],
-            env={**outer, "PYTHONPATH": path}, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return int(done.stdout)
+        return int(printed(KEPT.format(kept=kept), decided)[0])
 
     assert mib_kept(kept=True) >= 25  # of 31
     assert mib_kept(kept=False) <= 5
