@@ -1,5 +1,6 @@
 """How long a quickstart is reckoned to take, and how its steps are fitted to a time."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +22,10 @@ SMALL = (
 )  # fmt: skip
 
 
-def plan(out: Path, *overrides: str) -> Plan:
+def plan(out: Path, *overrides: str, arms: Sequence[str] = ("baseline", "saar")) -> Plan:
     return make_plan(
         out,
-        arms=["baseline", "saar"],
+        arms=arms,
         seeds=1,
         overrides=[*SMALL, *overrides],
         about=SETS["smollm2"],
@@ -42,10 +43,20 @@ def test_the_first_word_names_the_quickstart_and_changes_nothing_else() -> None:
         chosen(["smollm2", "numbers"])
 
 
-def test_the_arms_of_smollm2_differ_in_their_repair_alone(tmp_path: Path) -> None:
-    recipes = [training.recipe.model_dump() for training, _ in plan(tmp_path).arms.values()]
-    assert recipes[0].pop("repair") != recipes[1].pop("repair")
-    assert recipes[0] == recipes[1]
+def test_the_arms_of_smollm2_differ_in_what_they_are_named_after_alone(tmp_path: Path) -> None:
+    arms = plan(tmp_path, arms=SETS["smollm2"].arms).arms
+    recipes = {arm: training.recipe.model_dump() for (arm, _), (training, _) in arms.items()}
+    own = {arm: (recipe.pop("repair")["kind"], recipe.pop("select")["kind"]) for arm, recipe in recipes.items()}
+    assert own == {
+        "baseline": ("none", "none"),
+        "blame": ("none", "none"),
+        "roc": ("none", "roc"),
+        "saar": ("saar", "none"),
+    }
+    assert {arm: recipe["rl"].pop("blame") for arm, recipe in recipes.items()} == dict.fromkeys(own, 0.0) | {
+        "blame": 0.5
+    }
+    assert all(recipe == recipes["baseline"] for recipe in recipes.values())
 
 
 def test_all_jobs_of_smollm2_ask_and_measure_alike(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def quickstart(
             "--arms",
             metavar="A,B",
             help="What to compare: [bold]baseline[/], [bold]saar[/], [bold]roc[/], [bold]blame[/]. Default: "
-            "baseline,saar,blame; for smollm2, which has no others, baseline,saar.",
+            "baseline,saar,blame; for smollm2 baseline,saar.",
             show_default=False,
         ),
     ] = None,
