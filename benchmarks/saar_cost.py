@@ -95,7 +95,7 @@ class Arm:
             for sample in to_samples(group, config.advantages(rewards_of(group)), config)
         ]
         computing = computing_of(self.recipe.compute, self.where)
-        update(self.model, optimizer, samples, config, seed=self.recipe.run.seed, step=number, computing=computing)
+        update(self.model, optimizer, samples, config, seed=self.recipe.run.seed, step=number + 1, computing=computing)
         await self.rollouts.sync()
         whole = meter.read()
 

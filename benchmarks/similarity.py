@@ -37,6 +37,8 @@ from retcon.purify.similarity import at_least, similarity
 
 Pair = tuple[str, str]
 WIDTHS = (10, 13, 10, 10, 10, 10, 10, 9, 9)
+OF_TRANSCRIPTS = 200
+"""Pairs of each size."""
 CONTENDERS = ("difflib", "cydifflib", "at_least", "similarity", "near γ")
 DIVISIONS = ((0, 200), (200, 450), (450, 1000), (1000, 10**9))  # of real programs, by the longer one's characters
 
@@ -213,16 +215,15 @@ def main() -> None:
         twice = [(a * (2000 // len(a)), b * (2000 // len(b))) for a, b in lines]
         figures["repeats"] = report("2,000", {"repeats": twice}, arguments.gamma)
     if arguments.transcripts:
-        found = real(draw, arguments.transcripts, arguments.pairs)
+        found = real(draw, arguments.transcripts, OF_TRANSCRIPTS)
         figures["transcripts"] = report("as it is", found, arguments.gamma)
     if arguments.json:
         more = " --repeats" * arguments.repeats + " --transcripts DIR" * (arguments.transcripts is not None)
-        measures = ["similarity.py", "matching.py", "blocks.py", "sweep.py"]
         save(
             arguments.json,
             figures,
             command=f"benchmarks/similarity.py{more}",
-            measures=[f"src/retcon/purify/{file}" for file in measures],
+            measures=["src/retcon/purify/similarity.py", "src/retcon/purify/matching"],
         )
 
 
