@@ -199,8 +199,7 @@ def stale(root: Path) -> list[str]:
         elif changes:
             count = len(changes.split())
             commits = f"{count} commit{'s' * (count > 1)} since"
-            when = f"of {about['date']}" + (", copied from " + about["transcribed"] if "transcribed" in about else "")
-            lines.append(f"{name} ({when}): {commits}; again with: {about['command']}")
+            lines.append(f"{name} (of {about['date']}): {commits}; again with: {about['command']}")
     return lines
 
 

@@ -34,6 +34,14 @@ def test_every_table_and_every_result_is_shown_somewhere() -> None:
         assert f"{{{result.stem}." in text, result
 
 
+def test_what_a_result_measures_is_there() -> None:
+    """A file that was renamed would make it look up to date for ever."""
+    for result in (ROOT / "benchmarks" / "results").rglob("*.json"):
+        about = json.loads(result.read_text(encoding="utf-8"))["about"]
+        gone = [measured for measured in about["measures"] if not (ROOT / measured).exists()]
+        assert not gone, result
+
+
 def repository(tmp_path: Path, table: str, figures: dict[str, object]) -> Path:
     """A folder with a README, a table `speed` and a result `run`."""
     for name in ("benchmarks/results", "benchmarks/tables", "docs", "src"):
