@@ -40,6 +40,22 @@ def flat(recipe: Mapping[str, Any]) -> dict[str, dict[str, object]]:
     return found
 
 
+def as_now(old: Values, recipe: Recipe) -> dict[str, dict[str, object]]:
+    """`old`, which an earlier Retcon may have written, as this one would have: keys that it lacks, and that have their
+    default in the recipe, are added. For a new key's default does what was done before there was the key."""
+    found = {name: dict(keys) for name, keys in old.items()}
+    for name in type(recipe).model_fields:
+        section = getattr(recipe, name)
+        if not isinstance(section, Section):
+            continue
+        keys = found.setdefault(name, {})
+        for key, value in section.model_dump(mode="json").items():
+            usual = type(section).model_fields[key].get_default(call_default_factory=True)
+            if key not in keys and getattr(section, key) == usual:
+                keys[key] = value
+    return found
+
+
 def differing(old: Values, new: Values) -> Iterator[str]:
     """`section.key was X, is Y` for every key of either that differs; what one of them lacks is None there.
 

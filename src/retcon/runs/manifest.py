@@ -13,7 +13,7 @@ from typing import Any, Literal
 from retcon import __version__
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
-from retcon.runs.comparing import differing, flat, relevant
+from retcon.runs.comparing import as_now, differing, flat, relevant
 from retcon.runs.tracking import find_trackers
 from retcon.store.whole import explained, write_json
 
@@ -108,7 +108,8 @@ def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
     if found_kind != kind:
         raise CheckpointError(f"{root} holds a run of kind '{found_kind}', not '{kind}': choose another folder")
     now = flat(about["recipe"])
-    changed = list(differing(found_recipe, {section: now[section] for section in relevant(recipe, kind)}))
+    then = as_now(found_recipe, recipe)
+    changed = list(differing(then, {section: now[section] for section in relevant(recipe, kind)}))
     if changed:
         raise CheckpointError(
             f"{root} was started with another recipe: {'; '.join(changed)}. Use the old values to continue, or "

@@ -175,6 +175,16 @@ def test_another_recipe_is_told_by_its_keys(world, unfinished):
         train(world, unfinished, lr=0.5, steps=9)
 
 
+def test_a_run_of_a_version_with_fewer_keys_goes_on(world, unfinished):
+    """As long as what is new has its default, which does what was done before."""
+    recipe = json.loads((unfinished / "run.json").read_text())["recipe"]
+    del recipe["sft"]["warmup"], recipe["lora"]
+    edit(unfinished, recipe=recipe)
+    with pytest.raises(CheckpointError, match=r"recipe: sft\.warmup was None, is 0\.5\. Use"):
+        train(world, unfinished, warmup=0.5)
+    assert (train(world, unfinished) / "model.safetensors").is_file()
+
+
 def test_a_recipe_may_change_where_the_run_does_not_look(world, unfinished):
     recipe = small_recipe(world / "base", sft=SHORT, evaluate={"problems": 3}, rl={"steps": 99})
     assert run_sft(recipe, world / "demonstrations.jsonl", unfinished) == unfinished / "final"

@@ -95,6 +95,20 @@ def test_the_ledger_refuses_other_recipes_and_takes_further_arms(tmp_path: Path)
         open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["rl.steps=5"]))
 
 
+def test_the_ledger_of_a_version_with_fewer_keys_is_taken(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, arms=["saar"], seeds=1)
+    open_ledger(plan).begin()
+    path = tmp_path / "quickstart.json"
+    book = json.loads(path.read_text())
+    for recipe in book["recipes"].values():
+        del recipe["rl"]["shared_advantage"]
+        recipe.get("repair", {}).pop("lookahead", None)
+    path.write_text(json.dumps(book))
+    open_ledger(plan)
+    with pytest.raises(CheckpointError, match="repair.lookahead was None, is 'first'"):
+        open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["repair.lookahead=first"]))
+
+
 def test_the_ledger_adds_up_sessions(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["saar"], seeds=1)
     open_ledger(plan).begin()

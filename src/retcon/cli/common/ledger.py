@@ -14,7 +14,7 @@ from retcon.cli.common.board import board_for
 from retcon.cli.common.jobs import run_jobs
 from retcon.cli.common.targets import Target
 from retcon.core.errors import CheckpointError
-from retcon.runs.comparing import differing, flat
+from retcon.runs.comparing import as_now, differing, flat
 from retcon.runs.manifest import refuse_unloadable
 from retcon.store.alone import alone
 from retcon.store.whole import explained, write_whole
@@ -46,7 +46,8 @@ class Ledger(Generic[B]):
         for target in targets:
             # [track] may differ between sessions.
             recipe = flat(target.recipe.model_dump(mode="json", exclude={"track"}))
-            _check_same(path.parent, self.book.recipes.get(target.job.name, recipe), recipe)
+            then = as_now(self.book.recipes.get(target.job.name, recipe), target.recipe)
+            _check_same(path.parent, then, recipe)
             self.book.recipes[target.job.name] = recipe
 
     @property
