@@ -275,14 +275,14 @@ def equal_forms(gold: str) -> dict[str, str]:
 def wrong_forms(gold: str, other: str) -> dict[str, str]:
     """Answers that are not the same."""
     inside = {"of another problem": other, "empty": "", "negated": gold[1:] if gold.startswith("-") else f"-({gold})"}
-    if gold.strip("0.") == "" or "\\text" in gold or not re.search(r"\d", gold):
+    if gold.strip("0.") == "" or "\\text" in gold or "=" in gold or not re.search(r"\d", gold):
         del inside["negated"]
     if digits := list(re.finditer(r"\d", gold)):
         last = digits[-1]
         inside["a digit off"] = gold[: last.start()] + str((int(last[0]) + 1) % 10) + gold[last.end() :]
     if (value := fraction(gold)) is not None:
         inside["1 more"] = rf"\frac{{{value.numerator + value.denominator}}}{{{value.denominator}}}"
-        inside["0.001 off"] = f"{float(value) * 1.001 + 0.001:.9g}"
+        inside["0.001 off"] = f"{float(value) + 0.001 * (1 + abs(float(value))):.9g}"
     if found := re.fullmatch(r"(\\left)?\((.*),(.*?)(\\right)?\)", gold):
         inside["closed brackets"] = f"[{found[2]},{found[3]}]"
         if found[2].strip() != found[3].strip() and "," not in found[2]:
@@ -290,6 +290,13 @@ def wrong_forms(gold: str, other: str) -> dict[str, str]:
     elif re.fullmatch(r"[-\d]+(, *[-\d]+)+", gold):
         inside["one missing"] = gold.rpartition(",")[0]
     return {name: rf"\boxed{{{text}}}" for name, text in inside.items()} | {"no answer": "I do not know."}
+
+
+def bare(gold: str) -> Fraction | str:
+    """What two answers that mean the same have in common, as far as a glance tells: `x = 5` and `5` are one."""
+    said = gold.rpartition("=")[2].strip()
+    value = fraction(said)
+    return said if value is None else value
 
 
 def fraction(gold: str) -> Fraction | None:
@@ -348,7 +355,7 @@ def confusion(args: argparse.Namespace) -> dict[str, Any]:
     golds = [json.loads(line)["answer"] for line in (args.data / "math500.jsonl").open()][:: args.every]
     cases: list[tuple[str, str, str, bool]] = []
     for n, gold in enumerate(golds):
-        other = next(g for g in golds[n + 1 :] + golds[:n] if g != gold and fraction(g) != (fraction(gold) or g))
+        other = next(g for g in golds[n + 1 :] + golds[:n] if g != gold and bare(g) != bare(gold))
         cases += [(gold, reply, form, True) for form, reply in equal_forms(gold).items()]
         cases += [(gold, reply, form, False) for form, reply in wrong_forms(gold, other).items()]
     pairs = [(gold, reply) for gold, reply, _, _ in cases]

@@ -75,6 +75,7 @@ def grading() -> Iterator[Grading]:
         ("2", r"\boxed{1} no, wait: \boxed{2}"),
         ("52_8", r"\boxed{52_{\text{eight}}}"),
         ("24_{10}", r"\boxed{24}"),
+        (".0000672", r"\boxed{6.72 \times 10^{-5}}"),
         ("110111", r"\boxed{110111_2}"),
     ],
 )
@@ -98,6 +99,8 @@ def test_equal(grading: Grading, answer: str, reply: str) -> None:
         ("52_8", r"\boxed{52_9}"),
         ("52_8", r"\boxed{52}"),
         ("24_{10}", r"\boxed{25}"),
+        (".0000672", r"\boxed{.0000673}"),
+        (".0000672", r"\boxed{6.73 \times 10^{-5}}"),
     ],
 )
 def test_different(grading: Grading, answer: str, reply: str) -> None:

@@ -105,7 +105,7 @@ def test_the_ledger_of_a_version_with_fewer_keys_is_taken(tmp_path: Path) -> Non
         recipe.get("repair", {}).pop("lookahead", None)
     path.write_text(json.dumps(book))
     open_ledger(plan)
-    with pytest.raises(CheckpointError, match="repair.lookahead was None, is 'first'"):
+    with pytest.raises(CheckpointError, match=r"repair\.lookahead was None, is 'first'"):
         open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["repair.lookahead=first"]))
 
 

@@ -14,7 +14,10 @@ MARK = "####"  # before an answer in GSM8K's solutions
 MOST_DIGITS = 1000
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+")
 _INTEGER = re.compile(r"[+-]?\d+")
-_DECIMAL = re.compile(r"[+-]?\d+\.\d+", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?\d*\.\d+", re.ASCII)
+_SCIENTIFIC = re.compile(
+    r"([+-]?(?:\d+(?:\.\d+)?|\.\d+)) *(?:\\(?:times|cdot)|[*x×]) *10\^(?:\{([+-]?\d{1,3})\}|([+-]?\d{1,3}))", re.ASCII
+)
 _RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:]?")
@@ -43,16 +46,21 @@ def integer(text: str) -> int | None:
 
 
 def rational(text: str) -> Fraction | None:
-    r"""The number that `text` is: an integer, a decimal or a fraction (`3/4`, `\frac{3}{4}`); None where it is none."""
+    r"""The number that `text` is: an integer, a decimal (`.5`, `1.2 \times 10^{-5}`) or a fraction (`3/4`,
+    `\frac{3}{4}`); None where it is none."""
     whole = integer(text)
     if whole is not None:
         return Fraction(whole)
     text = text.strip().strip("$").strip()
-    found = _DECIMAL.fullmatch(text) or _FRACTION.fullmatch(text) or _RATIO.fullmatch(text)
-    if found is None or len(text) > MOST_DIGITS:
+    if len(text) > MOST_DIGITS:
         return None
-    if found.re is _DECIMAL:
+    if _DECIMAL.fullmatch(text):
         return Fraction(text)
+    if (found := _SCIENTIFIC.fullmatch(text)) is not None:
+        return Fraction(f"{found[1]}e{found[2] or found[3]}")
+    found = _FRACTION.fullmatch(text) or _RATIO.fullmatch(text)
+    if found is None:
+        return None
     sign, above, below = found.groups()
     return Fraction(int(sign + above), int(below)) if int(below) else None
 
