@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+_TURN_END = re.compile(r"(?:<\|[^<>|]{1,40}\|>|<｜[^<>｜]{1,40}｜>|<end_of_turn>|</s>)\s*\Z")
+
 
 def is_url(text: str) -> bool:
     """Whether it names a server that speaks HTTP."""
@@ -11,3 +15,8 @@ def is_url(text: str) -> bool:
 def counted(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`, `1,024 workers`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def without_turn_end(text: str) -> str:
+    """What a model said in a turn, without the mark by which its template ends one (`<|im_end|>`)."""
+    return _TURN_END.sub("", text)

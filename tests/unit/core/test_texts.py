@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from retcon.core.texts import counted, is_url
+import pytest
+
+from retcon.core.texts import counted, is_url, without_turn_end
 
 
 def test_one_of_a_thing_is_not_several() -> None:
@@ -11,3 +13,11 @@ def test_one_of_a_thing_is_not_several() -> None:
 
 def test_a_url_is_told_from_a_name() -> None:
     assert [is_url(text) for text in ("http://a", "https://a:1/v1", "a:80", "httpd", "")] == [True, True, *[False] * 3]
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["<|im_end|>", "<|im_end|>\n", "<|eot_id|>", "<|return|>", "<end_of_turn>", "</s>", "<｜end▁of▁sentence｜>", ""],
+)
+def test_what_is_said_in_a_turn_is_without_the_mark_of_its_end(mark: str) -> None:
+    assert without_turn_end(f"It is <b>5</b>.{mark}") == "It is <b>5</b>."

@@ -287,6 +287,7 @@ def test_texts_and_letters_are_graded_as_they_are_and_programs_by_who_can(tmp_pa
         write(tmp_path / "a.jsonl", [{"question": "q", "answer": "New York"}]), grader="exact", evaluation_share=0
     )
     assert [graded(exact, r"\boxed{new york}"), graded(exact, r"\boxed{York}")] == [1.0, -1.0]
+    assert [graded(exact, "New York<|im_end|>"), graded(exact, "York<|im_end|>")] == [1.0, -1.0]
     choice = opened(write(tmp_path / "b.jsonl", [ROWS["choices"]]), evaluation_share=0)
     assert [graded(choice, "The answer is B."), graded(choice, r"\boxed{A}")] == [1.0, -1.0]
     code = opened(write(tmp_path / "c.jsonl", [ROWS["mbpp"]]), evaluation_share=0)

@@ -128,6 +128,15 @@ def test_a_task_may_name_its_grader() -> None:
     assert asyncio.run(main()) == [-1.0, 1.0]
 
 
+@pytest.mark.parametrize("said", ["B<|im_end|>", "#### B<|eot_id|>\n", "b</s>"])
+def test_the_mark_that_ends_a_turn_is_no_part_of_its_answer(said: str) -> None:
+    async def main() -> float | None:
+        async with Grading(GradeSettings("exact")) as grading:
+            return (await grading.grade(TASK, trajectory("t/0/0", answer(said), reward=None))).reward
+
+    assert asyncio.run(main()) == 1.0
+
+
 def test_a_rollout_without_an_answer_is_wrong_and_one_that_was_lost_has_no_reward() -> None:
     async def main() -> None:
         async with Grading(GradeSettings("exact")) as grading:

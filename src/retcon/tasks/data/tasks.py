@@ -12,6 +12,7 @@ from typing import Any
 
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
+from retcon.core.texts import without_turn_end
 from retcon.core.types import Trajectory
 from retcon.tasks.graders.plain import grade as grade_text
 from retcon.tasks.graders.text import final_answer
@@ -162,6 +163,6 @@ async def _grade(task: Task, trajectory: Trajectory) -> Trajectory:
         return trajectory
     if not trajectory.turns or trajectory.stop != "answer":
         return replace(trajectory, answer=None, reward=WRONG)
-    reply = trajectory.turns[-1].text
+    reply = without_turn_end(trajectory.turns[-1].text)
     right = await asyncio.to_thread(grade_text, answer=task.answer, reply=reply, kind=kind)  # type: ignore[arg-type]
     return replace(trajectory, answer=final_answer(reply), reward=RIGHT if right else WRONG)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from retcon.core.errors import InfrastructureFault
 from retcon.core.schema import ToolSpec
+from retcon.core.texts import without_turn_end
 from retcon.core.types import Status, Trajectory
 from retcon.tasks.types import Split, Task
 
@@ -16,9 +16,6 @@ Rollback = Literal["unneeded", "copy", "replay", "impossible"]
 """How the tools of a trajectory go back to an earlier state. `unneeded`: they have none, an answer depends on the call
 alone. `copy`: the state is copied. `replay`: the environment begins anew, and the calls up to there are made again.
 `impossible`: nothing can be repaired."""
-
-_END = re.compile(r"(<\|[^<>|]{1,40}\|>|<end_of_turn>|</s>)\s*$")
-"""What ends a model's turn, as its template has it."""
 
 
 class CallFailed(Exception):
@@ -81,7 +78,7 @@ def messages_of(trajectory: Trajectory) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     for turn in trajectory.turns:
         if not turn.calls:
-            told.append({"role": "assistant", "content": _END.sub("", turn.text)})
+            told.append({"role": "assistant", "content": without_turn_end(turn.text)})
             continue
         calls = [
             {

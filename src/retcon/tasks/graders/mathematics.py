@@ -21,6 +21,7 @@ from retcon.core.errors import InfrastructureFault, MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tasks.graders.bases import same_in_base
+from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.text import final_answer, integer, rational
 from retcon.tasks.grading.readable import in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
@@ -31,9 +32,8 @@ from retcon.tasks.types import Task
 PACKAGES = {"math-verify": ("math_verify",)}
 """For `SandboxPool(packages=…)`: the sandbox that a `MathGrader` is given must have this preloaded."""
 
-REPLY_CHARS = 4000
-"""Of a reply that marks no answer, its end, in which Math-Verify looks for one; a longer marked answer is none, and a
-longer right answer is refused."""
+ANSWER_CHARS = 4000
+"""A longer marked answer is none, and a longer right answer is refused."""
 
 WAITING = 10.0  # wall seconds for each CPU second: on a busy machine an answer must not become a fault
 
@@ -92,7 +92,7 @@ class MathGrader:
         await self._sessions.close()
 
     async def equal(self, answer: str, reply: str) -> bool:
-        r"""Whether the answer that `reply` gives, in `\boxed{…}`, behind `####` or in plain words, equals `answer`.
+        r"""Whether the answer that `reply` gives, in `\boxed{…}`, behind `####` or as `stated`, equals `answer`.
 
         Raises ValueError where Math-Verify can read nothing in `answer`; InfrastructureFault where the comparison
         raised, hung or took too much memory, or the sandbox had a fault.
@@ -100,21 +100,20 @@ class MathGrader:
         based = same_in_base(answer, reply)
         if based is not None:
             return based
-        said = final_answer(reply)
-        if said is not None:
-            if said == answer.strip():
-                return True
-            ours, theirs = rational(answer), rational(said)
-            if ours is not None and theirs is not None and (ours == theirs or _far(ours, theirs)):
-                return ours == theirs
-            if len(said) > REPLY_CHARS:
-                return False
-        return await self._equal(answer, reply[-REPLY_CHARS:] if said is None else _boxed(said.strip("$")))
+        said = _answer(reply)
+        if said is None or len(said) > ANSWER_CHARS:
+            return False
+        if said == answer.strip():
+            return True
+        ours, theirs = rational(answer), rational(said)
+        if ours is not None and theirs is not None and (ours == theirs or _far(ours, theirs)):
+            return ours == theirs
+        return await self._equal(answer, _boxed(said.strip("$")))
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
         """See `Grader.grade`."""
         right = await self.equal(task.answer, reply.text)
-        return Verdict.of(right, "equal" if right else "not equal", final_answer(reply.text))
+        return Verdict.of(right, "equal" if right else "not equal", _answer(reply.text))
 
     async def check(self, task: Task) -> None:
         """See `Grader.check`."""
@@ -126,9 +125,9 @@ class MathGrader:
             raise ValueError(f"task {task.id}: {error}") from None
 
     async def _equal(self, answer: str, said: str) -> bool:
-        if len(answer) > REPLY_CHARS:
+        if len(answer) > ANSWER_CHARS:
             raise ValueError(
-                f"answer {answer[:40]!r}… cannot be graded: it has {len(answer)} characters, {REPLY_CHARS} at most"
+                f"answer {answer[:40]!r}… cannot be graded: it has {len(answer)} characters, {ANSWER_CHARS} at most"
             )
         marked = answer if "\\boxed" in answer else _boxed(answer.strip().strip("$"))
         value = await self._compare([marked, said])
@@ -144,6 +143,12 @@ class MathGrader:
                 last = result.stderr.strip().rpartition("\n")[2]
                 raise InfrastructureFault(f"an answer could not be graded: {result.status}: {last}")
             return result.value
+
+
+def _answer(reply: str) -> str | None:
+    """What a reply answers; None where it says no answer."""
+    marked = final_answer(reply)
+    return stated(reply) if marked is None else marked
 
 
 def _far(one: Fraction, other: Fraction) -> bool:
@@ -170,7 +175,7 @@ async def _open(settings: MathSettings, host: Host) -> MathGrader:
 
 def _unreadable(answers: Sequence[str]) -> dict[str, str]:
     """Integers are read as they stand, other answers by Math-Verify."""
-    found = {a: f"it has {len(a):,} characters, {REPLY_CHARS:,} at most" for a in answers if len(a) > REPLY_CHARS}
+    found = {a: f"it has {len(a):,} characters, {ANSWER_CHARS:,} at most" for a in answers if len(a) > ANSWER_CHARS}
     return found | not_mathematics([a for a in answers if a not in found and integer(a) is None], PACKAGES)
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from retcon.core.errors import InfrastructureFault, RetconError
+from retcon.core.texts import without_turn_end
 from retcon.core.types import Trajectory
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
@@ -74,12 +75,13 @@ async def grade_trajectory(
     """
     if trajectory.stop == "infrastructure":
         return trajectory, Fault("the rollout was lost before it was graded")
+    reply = Reply(without_turn_end(trajectory.turns[-1].text) if trajectory.turns else "", trajectory)
     if not trajectory.turns or trajectory.stop != "answer":
         said: Outcome = Verdict.of(False, f"no answer: it ended by its limit of {trajectory.stop}")
     else:
-        said = await outcome_of(grader, task, Reply(trajectory.turns[-1].text, trajectory), name=name)
+        said = await outcome_of(grader, task, reply, name=name)
     if isinstance(said, Fault):
-        answer = final_answer(trajectory.turns[-1].text)
+        answer = final_answer(reply.text)
         return replace(trajectory, answer=answer, reward=None, stop="infrastructure"), said
     return replace(trajectory, answer=said.answer, reward=reward_of(said, rewards)), said
 
