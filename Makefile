@@ -3,11 +3,13 @@
 # make test        lint, types, import rules, all tests
 # make unit        the unit tests alone
 # make integration tests with real vLLM servers, in TRL's and verl's trainers, on a Ray, with clients of
-#                  `retcon serve-agent` and with verifiers and OpenEnv, in environments of their own
+#                  `retcon serve-agent` and with verifiers and OpenEnv, in environments of their own; OpenHands
+#                  among these clients where there is a Python 3.12
 # make figures     the tables of README and docs anew, from the results in benchmarks/results; says which are stale
 # make mutants     tests the tests: do they notice faults? (docs/develop/testing.md)
 # make base        makes the base model inside the package anew (under an hour)
 PYTHON ?= python3.11
+PYTHON312 ?= python3.12
 VENV := .venv
 CORE := .venv-core
 VLLM := .venv-vllm
@@ -16,11 +18,12 @@ CLIENTS := .venv-clients
 ENVIRONMENTS := .venv-environments
 TASKSETS := .venv-tasksets
 VERL := .venv-verl
+OPENHANDS := .venv-openhands
 BIN := $(VENV)/bin
 INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(INSTALL) --constraint constraints.txt
 
-.PHONY: setup quickstart test lint types imports tests unit integration figures mutants base clean
+.PHONY: setup quickstart test lint types imports tests unit integration openhands figures mutants base clean
 
 setup: $(VENV)/.ready
 
@@ -87,7 +90,7 @@ $(CLIENTS)/.ready: tests/plugins/clients.txt pyproject.toml constraints.txt test
 	@touch $@
 
 $(ENVIRONMENTS)/.ready: EXTRAS := train,sandbox
-$(ENVIRONMENTS)/.ready: tests/plugins/environments.txt pyproject.toml constraints.txt tests/pinned.py
+$(ENVIRONMENTS)/.ready: tests/plugins/environments/environments.txt pyproject.toml constraints.txt tests/pinned.py
 	$(pinned)
 	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt
 	@touch $@
@@ -106,6 +109,16 @@ $(VERL)/.ready: tests/plugins/requirements-verl.txt pyproject.toml constraints.t
 	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt verl==0.9.1
 	@touch $@
 
+# OpenHands without Retcon, as that speaks to it over HTTP; the file has all that it needs: hence no dependencies.
+$(OPENHANDS)/.ready: tests/plugins/requirements-openhands.txt tests/pinned.py
+	$(PYTHON312) -m venv $(OPENHANDS)
+	$(OPENHANDS)/bin/python $(INSTALL) --no-deps --requirement $<
+	$(OPENHANDS)/bin/python tests/pinned.py check $<
+	@touch $@
+
+openhands: setup $(OPENHANDS)/.ready
+	RETCON_INTEGRATION=1 RETCON_OPENHANDS_PYTHON=$(OPENHANDS)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/plugins/test_openhands.py $(ARGS)
+
 OF_TASKSETS := tests/plugins/environments/test_verifiers_tasksets.py
 
 integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(ENVIRONMENTS)/.ready $(TASKSETS)/.ready $(VERL)/.ready
@@ -115,6 +128,8 @@ integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(ENVIRONMENTS
 	RETCON_INTEGRATION=1 TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py $(ARGS)
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/plugins/test_verl.py tests/plugins/test_ray_servers.py $(ARGS)
 	RETCON_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
+	@if $(PYTHON312) --version >/dev/null 2>&1; then $(MAKE) openhands; \
+	else echo "left out: OpenHands, whose SDK needs Python 3.12, and '$(PYTHON312)' is none; name one with PYTHON312=…"; fi
 
 figures: setup
 	$(BIN)/python benchmarks/figures.py $(ARGS)
@@ -129,4 +144,4 @@ base: setup
 	$(BIN)/python -m retcon.basemodel.make $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(ENVIRONMENTS) $(TASKSETS) $(VERL) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(ENVIRONMENTS) $(TASKSETS) $(VERL) $(OPENHANDS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

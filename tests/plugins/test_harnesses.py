@@ -12,10 +12,9 @@ import pytest
 pytest.importorskip("agents", reason="the harnesses, which `make integration` installs")
 
 import openai
-import torch
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from agents.exceptions import MaxTurnsExceeded
-from endpoints import endpoint, exact, reward, written
+from endpoints import endpoint, exact, reward, trained, written
 from langchain.agents import create_agent
 from langchain_core.tools import ToolException
 from langchain_core.tools import tool as langchain_tool
@@ -23,23 +22,12 @@ from langchain_openai import ChatOpenAI
 from langgraph.errors import GraphRecursionError
 from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
-from retcon.chat.chat import Chat
-from retcon.chat.tokenizer import load_tokenizer
-from retcon.config.load import load_recipe
-from retcon.engine.local.engine import LocalEngine
-from retcon.engine.types import SamplingParams
-from retcon.models.loading import load_model
-from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.serve.recording import FILE
 from retcon.store import jsonl
-from retcon.train.update import to_samples, update
-from servers.agent import MODEL, SAAR, serving_beside
-from training import make_base
+from servers.agent import MODEL
 
 pytestmark = pytest.mark.filterwarnings("default")  # the harnesses' own
 set_tracing_disabled(True)
-LONG = 16_384
-"""Tokens; smolagents tells a model some 6,000 of these before its first."""
 
 
 @tool
@@ -169,16 +157,7 @@ def test_an_agent_of_langgraph_is_one_conversation(stream: bool, tmp_path: Path)
 
 @pytest.mark.parametrize("harness", ["smolagents", "openai-agents", "langgraph"])
 def test_what_a_harness_did_trains(harness: str, tmp_path: Path) -> None:
-    """A GRPO update of a tiny model on conversations that these loops had with it: on-policy, so that nothing is
-    clipped, and the log-probs on the record are the model's own."""
-    folder = make_base(tmp_path / "base", positions=LONG)
-    model = load_model(folder)
-    chat = Chat(load_tokenizer(folder), style="markdown" if harness == "smolagents" else "hermes")
-    engine = LocalEngine(model, max_len=LONG, max_requests=8, tokenizer=chat.tokenizer)
-    limits = RolloutLimits(max_tokens=LONG - 500, max_turns=3, lookahead_tokens=500)
-    context = RolloutContext(engine, chat, {}, limits, SamplingParams(max_tokens=24), SAAR, model="tiny")
-    with serving_beside(context, tmp_path, answer_tokens=24) as base:
-        url = f"{base}/v1"
+    with trained(tmp_path, "markdown" if harness == "smolagents" else "hermes") as url:
         for n in range(4):
             if harness == "smolagents":
                 with smol(url, f"s{n}", f"{MODEL}:chat") as served:
@@ -188,15 +167,3 @@ def test_what_a_harness_did_trains(harness: str, tmp_path: Path) -> None:
             else:
                 run_agent(url, f"s{n}", turns=2)
             reward(url, f"s{n}", float(n % 2))
-    group = list(jsonl.read(tmp_path / FILE))
-    assert {t.task for t in group} == {"asked"}
-    assert all(t.sampled_tokens for t in group)
-    section = load_recipe(None, ["rl.algorithm=grpo", "rl.minibatches=1"]).rl
-    rewards = [t.reward or 0.0 for t in group]
-    samples = to_samples(group, section.advantages(rewards), section)
-    before = [parameter.clone() for parameter in model.parameters()]
-    metrics = update(model, torch.optim.AdamW(model.parameters()), samples, section, seed=0, step=1)
-    assert metrics["clip_fraction"] == 0
-    assert metrics["kl"] == pytest.approx(0.0, abs=1e-8)
-    assert metrics["grad_norm"] > 0  # type: ignore[operator]
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -13,7 +13,7 @@ import pinned
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = str(ROOT / "constraints.txt")
-FILES = [*sorted((ROOT / "tests/plugins").glob("*.txt")), ROOT / "tests/real/requirements.txt"]
+FILES = [*sorted((ROOT / "tests/plugins").rglob("*.txt")), ROOT / "tests/real/requirements.txt"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

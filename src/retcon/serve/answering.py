@@ -81,7 +81,8 @@ class Agent:
         before, history = standing.trajectory, token_count(standing.trajectory.segments)
         room, turns = context.limits.max_tokens, len(standing.trajectory.turns)
         if history >= room:
-            said = f"the conversation has {history} tokens, and {room} are all that this server takes with its answer"
+            # in OpenAI's words, by which litellm and the harnesses over it know that a history must be condensed
+            said = f"This model's maximum context length is {room} tokens. However, your messages have {history}."
             raise wrong("messages", said, TOO_LONG)
         alone = names is not None or asked.plain  # a message, of which nothing is run here
         faults = Faults()
@@ -101,6 +102,7 @@ class Agent:
         if made.stop == "infrastructure":
             raise unavailable(f"it was lost in the middle of an answer ({faults.first})")
         own, stop = made.turns[turns:], made.stop
+        refused = names is not None and any(one.status != "ok" for one in own[-1].observations)
         if alone:
             own = (_alone(own[-1], calls=names is not None),)
             stop = "turns" if own[-1].calls else _ended(own[-1])
@@ -113,6 +115,7 @@ class Agent:
             shown,
             whole,
             stop,
+            refused,
             place.added,
         )
         place.session.add(place, exchange, id)

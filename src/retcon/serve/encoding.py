@@ -65,8 +65,8 @@ def followed(
 
     called: the turn's calls as the client was given them; none where they were run here. Whether a call failed is what
     the tool's message says (`is_error`); where it says nothing, what its text is taken for, by a rule that is named.
-    added: what the client wrote on the model's message, told as another message of the assistant's. Raises
-    RequestRefused.
+    added: what the client wrote on the model's message: told as another message of the assistant's, or in the same one
+    where that did not come to its end. Raises RequestRefused.
     """
     first, *others = _blocks(messages)
     if first.assistant is not None:
@@ -80,7 +80,9 @@ def followed(
     else:
         follows = chat.answered(at_once, last_id=last_id)
     if added:
-        wrote = replace(chat.wrote(added), kind="prompt")
+        wrote = replace(chat.wrote(added.strip()), kind="prompt")
+        if not observations and last_id not in (None, *chat.stop_ids):
+            follows, wrote = (), Segment("prompt", added, tuple(chat.tokenizer.encode(added)))
         follows = (*follows, wrote, *chat.answered(told, last_id=ids_of([wrote])[-1]))
     return observations, (*follows, *_written_elsewhere(chat, others))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from retcon.core.sample import token_count
 from retcon.core.types import Observation, Provenance, Segment, Stop, Trajectory, Turn
-from retcon.serve.said import Key, Said
+from retcon.serve.said import Key, Said, after
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Exchange:
     keys: of the messages that were new in it. given: their ids, from where the turn before ended (or all began) to
     where the model's opens; observations: those of the calls of the turn before. turns: what the model did; what
     follows the last of them is the next exchange's `given`. shown: the message that the client was answered with.
-    whole: its text with what ended it, which a client may put back. added: what the client added to the message before,
-    see `goes_on`.
+    whole: its text with what ended it, which a client may put back. refused: whether a call of it is none that the
+    client's tools take. added: what the client added to the message before, see `goes_on`.
     """
 
     keys: tuple[Key, ...]
@@ -28,6 +28,7 @@ class Exchange:
     shown: Said
     whole: str
     stop: Stop
+    refused: bool = False
     added: str = ""
 
     def goes_on(self, said: Said) -> str | None:
@@ -35,16 +36,19 @@ class Exchange:
         it is another one.
 
         Some harnesses write on a message of the model's before they send it back: smolagents adds `Calling tools: …`,
-        in place of the calls, with their ids.
+        in place of the calls, with their ids; OpenHands closes the tag that a stop string cut. A call that no tool
+        takes comes back as the client has put it right, or as an error of its own: the id tells which one it is.
         """
+        if self.refused and [call.id for call in said.calls] == [call.id for call in self.shown.calls]:
+            said = replace(said, calls=self.shown.calls)
         if said.key in (self.shown.key, replace(self.shown, text=self.whole).key):
             return ""
         if said.calls or not all(call.id in said.text for call in self.shown.calls):
             return None
-        text = said.text.strip()
-        for begins in (self.whole.strip(), self.shown.text.strip()):
-            if text.startswith(begins) and (begins or self.shown.calls):
-                return text.removeprefix(begins).strip() or None
+        for begins in (self.whole, self.shown.text):
+            added = after(begins, said.text)
+            if added is not None and (begins.strip() or self.shown.calls):
+                return added.rstrip() or None
         return None
 
     @property

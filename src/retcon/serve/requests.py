@@ -33,7 +33,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none",),
-    "reasoning_effort": (),
 }
 """What a field may say that is not served."""
 
@@ -70,7 +69,7 @@ def read(body: bytes, model: str) -> Asked:
     for field, neutral in NEUTRAL.items():
         value = getattr(asked, field)
         if value is not None and value not in neutral:
-            raise wrong(field, f"{field} is {_served(neutral)}", "unsupported")
+            raise wrong(field, f"{field} is served only as {neutral[0]!r}", "unsupported")
     limits = [v for v in (asked.max_tokens, asked.max_completion_tokens) if v is not None]
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     return Asked(
@@ -88,10 +87,6 @@ def read(body: bytes, model: str) -> Asked:
         seed=asked.seed,
         stop=stops,
     )
-
-
-def _served(neutral: tuple[object, ...]) -> str:
-    return f"served only as {neutral[0]!r}" if neutral else "not served"
 
 
 def _check_numbers(asked: ChatBody) -> None:

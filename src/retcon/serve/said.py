@@ -21,11 +21,14 @@ class Called:
 
     @property
     def key(self) -> Key:
-        """Equal for calls that say the same, whatever they are called and however their JSON is spaced."""
+        """Equal for calls that say the same, whatever they are called and however their JSON is spaced. Arguments that
+        are null may be left out, as OpenHands does."""
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError):
             return (self.name, self.arguments)
+        if isinstance(value, dict):
+            value = {name: said for name, said in value.items() if said is not None}
         return (self.name, json.dumps(value, sort_keys=True))
 
 
@@ -43,10 +46,24 @@ class Said:
 
     @property
     def key(self) -> Key:
-        """Equal for messages that say the same. Clients trim what an assistant said, and keep what others did."""
-        text = self.text.strip() if self.role == "assistant" else self.text
+        """Equal for messages that say the same. Clients space anew what an assistant said, and keep what others did."""
+        text = _bare(self.text) if self.role == "assistant" else self.text
         return (self.role, text, *(part for call in self.calls for part in call.key))
 
 
 def keys_of(messages: Sequence[Said]) -> tuple[Key, ...]:
     return tuple(message.key for message in messages)
+
+
+def after(begins: str, text: str) -> str | None:
+    """What a text says after how it begins, however that is spaced; None where it begins otherwise."""
+    length = len(_bare(begins))
+    if _bare(text)[:length] != _bare(begins):
+        return None
+    spots = [n for n, char in enumerate(text) if not char.isspace()]
+    return text[spots[length - 1] + 1 :] if length else text
+
+
+def _bare(text: str) -> str:
+    """Without white space."""
+    return "".join(text.split())

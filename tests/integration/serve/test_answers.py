@@ -195,6 +195,7 @@ def test_what_is_asked_for_is_how_it_is_sampled() -> None:
         about: dict[str, Any] = {
             "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3, "n": 1, "user": "me",
             "logprobs": False, "stop": "END", "parallel_tool_calls": True, "tool_choice": "auto",
+            "reasoning_effort": "high",
         }  # fmt: skip
         await client.chat([user("Go.")], **about)
         await client.chat([user("Go.")], **about)

@@ -149,6 +149,7 @@ def test_a_conversation_that_is_full_says_so() -> None:
         answer = await client.post([user("y" * 300)])
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert "model's maximum context length is" in answer.json()["error"]["message"]  # which litellm looks for
         cut = await client.chat([user("y" * 100)])
         assert cut["choices"][0]["finish_reason"] == "length"
 

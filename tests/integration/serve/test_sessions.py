@@ -263,3 +263,55 @@ def test_calls_that_a_harness_writes_as_text_are_known_by_their_ids() -> None:
         assert third["retcon"]["known_tokens"] == 0
 
     asked(play, [tool, "Ada.", "Who knows."], style="hermes")
+
+
+def test_a_call_that_no_tool_takes_is_known_by_its_id_however_a_harness_puts_it() -> None:
+    """OpenHands sends it back under its own name of the tool, or with an object where the arguments were no JSON."""
+    slips = ("bash", '{"query": "x"}'), ("search", '{"query": '), ("search", '{"query": "x", "more": null}')
+    replies = [f'<tool_call>\n{{"name": "{name}", "arguments": {told}}}\n</tool_call>' for name, told in slips]
+
+    async def play(client: Asking) -> None:
+        told: list[Message] = [user("Who?")]
+        for _ in slips:
+            (made,) = (await client.chat(told, tools=[SEARCH]))["choices"][0]["message"]["tool_calls"]
+            put = {**made, "function": {"name": "search", "arguments": '{"query": "x"}'}}
+            message: Message = {"role": "assistant", "content": None, "tool_calls": [put]}
+            told = [*told, message, {"role": "tool", "tool_call_id": made["id"], "content": "Ada"}]
+        answer = await client.chat(told, tools=[SEARCH])
+        (kept,) = client.trajectories(answer["retcon"]["session"])
+        assert learnt(kept) == [f"{text}<|im_end|>" for text in (*replies, "Ada.")]
+        assert ids_of(kept)[: len(client.engine.seen[-1][1])] == client.engine.seen[-1][1]
+
+    asked(play, [*replies, "Ada."], style="hermes")
+
+
+def test_a_call_that_a_harness_makes_another_of_is_a_rewritten_history() -> None:
+    tool = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'
+
+    async def play(client: Asking) -> None:
+        first = await client.chat([user("Who?")], tools=[SEARCH])
+        (made,) = first["choices"][0]["message"]["tool_calls"]
+        put = {**made, "function": {"name": "search", "arguments": '{"query": "her"}'}}
+        message: Message = {"role": "assistant", "content": None, "tool_calls": [put]}
+        told = [user("Who?"), message, {"role": "tool", "tool_call_id": made["id"], "content": "Ada"}]
+        assert (await client.chat(told, tools=[SEARCH]))["retcon"]["known_tokens"] == 0
+
+    asked(play, [tool, "Ada."], style="hermes")
+
+
+def test_a_tag_that_a_stop_string_cut_is_closed_in_the_same_message() -> None:
+    """OpenHands, where it asks for calls as text: they stop at `</function`, and come back spaced anew."""
+
+    async def play(client: Asking) -> None:
+        model, stop = f"{MODEL}:chat", ["</function"]
+        first = await client.chat([user("Go.")], model=model, stop=stop)
+        assert first["choices"][0]["message"]["content"] == "I look.\n<function=ls>\n"
+        message: Message = {"role": "assistant", "content": "I look.\n\n<function=ls>\n</function>"}
+        told = [user("Go."), message, user("a b")]
+        second = await client.chat(told, model=model, stop=stop)
+        (kept,) = client.trajectories(second["retcon"]["session"])
+        assert learnt(kept) == ["I look.\n<function=ls>\n</function", "It is a.<|im_end|>"]
+        assert "\n</function><|im_end|>\n<|im_start|>user\na b<|im_end|>" in kept.text
+        assert [s.kind for s in kept.segments if s.text == ">"] == ["prompt"]
+
+    asked(play, ["I look.\n<function=ls>\n</function> never said", "It is a."])

@@ -74,10 +74,12 @@ HARNESS = re.compile(
     r"|failed to (?:execute|run)\b[^:\n]{0,80}:.*"
     r"|code parsing failed on line \d+ due to:.*"
     r"|an error occurred while trying to execute this code:.*"
+    r"|an error occurred during execution|error validating tool '[^'\n]{1,100}':.*"
+    r"|tool '[^'\n]{1,100}' not found\. available: .*"
     r"|your proposed edit has introduced new syntax error.*|your command failed syntax check.*)",
     re.IGNORECASE,
 )
-"""SWE-agent's linter, smolagents of old, LangChain's and other tools' wrappers."""
+"""SWE-agent's linter, smolagents of old, LangChain's and other tools' wrappers, OpenHands' SDK."""
 
 SMOLAGENTS = re.compile(r"^Code execution failed at line '", re.MULTILINE)
 SMOLAGENTS_CAUSE = re.compile(
