@@ -31,6 +31,7 @@ from retcon.tasks.graders.stated import stated
         (r"\[ \sqrt{2} \]", r"\sqrt{2}"),
         ("we get\n\\[\nx = 5\n\\]", "x = 5"),
         ("which is\n$$\n7\n$$.", "7"),
+        ("<think>\nThe answer is 4. Or 5?\n</think>\n\nIt is **6**.", "6"),
     ],
 )
 def test_a_stated_answer(reply: str, answer: str) -> None:
@@ -50,6 +51,7 @@ def test_a_stated_answer(reply: str, answer: str) -> None:
         "In 1999 it was 5. Then the tokens ran out in the",
         "height:20;width:x",
         "the values f_2 of M1",
+        "<think>The answer is 4.</think>\n\nI do not know.",
         "\\]",
         "$$",
     ],

@@ -87,6 +87,8 @@ def test_an_integer_of_millions_of_digits_is_not_converted() -> None:
         ("B", "b", True),
         ("B", "", False),
         ("B", r"\boxed{BC}", False),
+        ("B", "<think>The answer is A.</think>\n\nB", True),
+        ("A", "<think>The answer is A.</think>\n\nThe answer is B.", False),
     ],
 )
 def test_choices(answer: str, reply: str, right: bool) -> None:
@@ -101,6 +103,8 @@ def test_a_choice_whose_answer_is_no_letter_is_refused() -> None:
 def test_texts_are_the_same_but_for_case_and_space() -> None:
     assert same_text("New  York", r"It is \boxed{\text{new york}}.")
     assert same_text("yes", " Yes ")
+    assert same_text("yes", "<think>\nno, or yes?\n</think>\n\nYes")
+    assert same_text("yes", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes")
     assert not same_text("yes", "yes, but no")
 
 

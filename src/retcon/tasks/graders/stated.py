@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from retcon.tasks.graders.text import aloud
+
 READ = 4000  # characters of a reply's end that are looked at
 _SAID = re.compile(r"\banswers?\b[^\n.:=]{0,60}?(?:\b(?:is|are)\b(?: ?:)?|[:=])[*\s]*", re.IGNORECASE)
 _FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
@@ -27,7 +29,7 @@ _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 
 def stated(reply: str) -> str | None:
     """The answer, without what marks it as a formula; None where the reply states none, or several."""
-    text = reply[-READ:].rstrip()
+    text = aloud(reply[-READ:]).rstrip()
     for said in list(_SAID.finditer(text))[-1:]:
         found = _first(text[said.end() :].lstrip().partition("\n")[0])
         if found is not None:

@@ -21,6 +21,7 @@ _SCIENTIFIC = re.compile(
 _RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:]?")
+_THOUGHT = re.compile(r"</think>|\[/THINK\]|<\|message\|>")
 _SAID = re.compile(r"\b[Aa]nswer\b[^A-Za-z0-9(]{0,8}(?:is[^A-Za-z0-9(]{0,8})?(?:\(([A-Za-z])\)|([A-Z])(?![A-Za-z0-9]))")
 
 
@@ -31,6 +32,11 @@ def final_answer(reply: str) -> str | None:
         return found
     _, mark, rest = reply.rpartition(MARK)
     return rest.partition("\n")[0].strip() if mark else None
+
+
+def aloud(reply: str) -> str:
+    """What a reply says once it has done thinking, as Qwen3, Mistral and gpt-oss mark it."""
+    return _THOUGHT.split(reply)[-1]
 
 
 def integer(text: str) -> int | None:
@@ -66,9 +72,10 @@ def rational(text: str) -> Fraction | None:
 
 
 def same_text(answer: str, reply: str) -> bool:
-    """Whether the reply's answer (the whole reply where it marks none) is `answer`, but for case and white space."""
+    """Whether the reply's answer (where it marks none, all that it says aloud) is `answer`, but for case and white
+    space."""
     said = final_answer(reply)
-    return _folded(reply if said is None else said) == _folded(answer)
+    return _folded(aloud(reply) if said is None else said) == _folded(answer)
 
 
 def same_choice(answer: str, reply: str) -> bool:
@@ -88,10 +95,10 @@ def letter(answer: str) -> str:
 def chosen_letter(reply: str) -> str | None:
     """The letter that a reply chooses (see `same_choice`), in upper case; None where it chooses none."""
     said = final_answer(reply)
-    alone = _LETTER.fullmatch(_plain(reply if said is None else said))
+    alone = _LETTER.fullmatch(_plain(aloud(reply) if said is None else said))
     chosen = alone.group(1) if alone else None
     if chosen is None and said is None:
-        chosen = next(("".join(filter(None, found)) for found in reversed(_SAID.findall(reply))), None)
+        chosen = next(("".join(filter(None, found)) for found in reversed(_SAID.findall(aloud(reply)))), None)
     return chosen.upper() if chosen else None
 
 
