@@ -81,10 +81,11 @@ def evaluate(
     kept = f"the problems that are measured are kept in {out}; the same command continues"
     with interruptible(kept), telling(f"evaluating {checkpoint}") as tell:
         path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=tell_place)
-    from retcon.report.tables import result_table
+    from retcon.report.tables import result_table, result_title
 
-    console = plain_console()
-    console.print(result_table(read_result(path)), soft_wrap=False)
+    console, result = plain_console(), read_result(path)
+    console.print(result_title(result), style="bold", soft_wrap=True)
+    console.print(result_table(result), soft_wrap=False)
     console.print(f"result: {path}\ntry: {command_line('retcon', 'show', out / 'trajectories-t1.jsonl')}")
 
 

@@ -125,16 +125,15 @@ def interval_note(seeds: int) -> str:
     return "Ranges: 95 %, bootstrap over problems; one seed says nothing about other seeds. Bold: best mean."
 
 
+def result_title(result: Result) -> str:
+    """What was measured, and how: a line of its own, as paths are longer than the table is wide."""
+    repair = result.recipe.get("evaluate", {}).get("repair", "none")
+    return f"{result.checkpoint}, {'purification off' if repair == 'none' else f'failed turns repaired ({repair})'}"
+
+
 def result_table(result: Result) -> Table:
     """One evaluation: figures down, settings across, so that it fits a terminal of 80 columns."""
-    repair = result.recipe.get("evaluate", {}).get("repair", "none")
-    table = Table(
-        title=f"{result.checkpoint}, {'purification off' if repair == 'none' else f'failed turns repaired ({repair})'}",
-        title_justify="left",
-        title_style="bold",
-        box=box.HORIZONTALS,
-        pad_edge=False,
-    )
+    table = Table(box=box.HORIZONTALS, pad_edge=False)
     table.add_column("", no_wrap=True)
     settings = list(result.settings.values())
     for setting in settings:
