@@ -15,7 +15,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.rollout import prompts
-from retcon.rollout.lengths import context_of, derive_lengths, look_at, open_keys, with_lengths
+from retcon.rollout.lengths import PromptLengths, context_of, derive_lengths, look_at, open_keys, with_lengths
 from retcon.rollout.prompts import fitting
 from retcon.tasks.types import Task
 
@@ -41,7 +41,10 @@ def test_a_large_context_leaves_the_room_that_is_usual(tmp_path: Path) -> None:
     assert derived(recipe(tmp_path), 8192) == {
         "rollout.max_tokens": 100 + 1024, "rollout.lookahead_tokens": 512, "sandbox.output_chars": 100,
     }  # fmt: skip
-    assert derived(recipe(tmp_path, "rollout.max_turns=2"), 8192)["sandbox.output_chars"] == 250
+    two = recipe(tmp_path, "rollout.max_turns=2")
+    *_, output = derive_lengths(two, CHAT, two.task.build(), 8192)
+    why = "half of those 1024 tokens for 2 observations, 1.0 characters a token"
+    assert (output.key, output.value, output.why) == ("sandbox.output_chars", 250, why)
 
 
 def test_what_a_server_writes_has_a_quarter_of_the_context_that_is_counted_in_short_tokens(tmp_path: Path) -> None:
@@ -94,6 +97,10 @@ def test_one_odd_prompt_in_a_hundred_does_not_decide_for_all() -> None:
     assert longest(*usual, 600, 601) == 600, "two in a hundred count"
 
 
+def test_where_there_are_no_tasks_a_token_is_taken_for_four_characters() -> None:
+    assert look_at([], CHAT, 1000) == PromptLengths(0, 0, 4.0)
+
+
 def test_a_stream_without_end_none_of_which_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "PATIENCE", 5)
     tasks = (Task(str(n), "x" * max(1, 20 - n), "") for n in range(50))
@@ -111,5 +118,6 @@ def test_a_models_context_is_read_from_its_configuration(tmp_path: Path) -> None
     assert context_of(tmp_path) == 4096
     (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 77}}')
     assert context_of(tmp_path) == 77
-    (tmp_path / "config.json").write_text('{"n_positions": 78}')
-    assert context_of(tmp_path) == 78
+    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"):
+        (tmp_path / "config.json").write_text(json.dumps({key: 78}))
+        assert context_of(tmp_path) == 78

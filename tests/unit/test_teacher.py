@@ -40,6 +40,13 @@ def test_each_request_has_its_own_lesson():
     assert "print(1)" in ByteTokenizer().decode(taught("b").ids)
 
 
+def test_a_lesson_calls_python_by_its_name():
+    chat = Chat(ByteTokenizer(), style="hermes")
+    written = asyncio.run(Teacher({"b": lambda *_: ("So: ", "print(1)")}, chat).generate("b", [], SamplingParams())).ids
+    (call,) = chat.parse(written, prefix="0").calls
+    assert (call.name, call.code) == ("python", "print(1)")
+
+
 def test_a_lesson_ends_where_its_room_does():
     whole = taught()
     assert whole.stop == "stop"

@@ -15,7 +15,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.learning import DPOSection
 from retcon.config.load import load_recipe
-from retcon.core.errors import RecordError, TaskWarning
+from retcon.core.errors import RecordError, TaskWarning, TrainingDiverged
 from retcon.core.pair import Completion, Pair
 from retcon.core.types import Sample
 from retcon.store.pairs import write_pairs
@@ -93,6 +93,8 @@ def test_the_step_is_down_the_gradient_of_the_loss_however_it_is_cut(model, comp
         wanted = parameter.detach() - metrics["lr"] * parameter.grad
         torch.testing.assert_close(stepped.get_parameter(name).detach(), wanted, atol=1e-6, rtol=1e-4)
     assert max(p.grad.abs().max() for p in plain.parameters()) > 1e-3
+    norm = torch.stack([parameter.grad.norm() for parameter in plain.parameters()]).norm()
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     samples = [s for pair in PAIRS for s in (pair.chosen, pair.rejected)]
     with torch.no_grad():
         before, after = (summed(m, samples, Computing()).view(-1, 2) for m in (model, stepped))
@@ -115,6 +117,13 @@ def test_the_figures_of_a_step_are_those_before_it(model):
     found = figures(policy - torch.tensor([[2.0, 1.0], [4.0, 1.0]]))
     assert (found["chosen"], found["rejected"]) == pytest.approx((0.3 * 3, 0.3 * 1), rel=1e-4)
     assert (found["accuracy"], found["margin"]) == (1.0, pytest.approx(0.3 * 2, rel=1e-4))
+
+
+def test_a_step_that_diverges_is_named(model):
+    broken = copy.deepcopy(model)
+    torch.nn.init.constant_(broken.model.norm.weight, math.nan)
+    with pytest.raises(TrainingDiverged, match="step 3: the loss is nan"):
+        dpo_step(broken, torch.optim.SGD(broken.parameters()), PAIRS, torch.zeros(2, 2), DPOSection(), step=2)
 
 
 def test_dropout_plays_no_part():
@@ -203,8 +212,13 @@ def test_a_run_leaves_out_what_its_model_has_no_room_for(tmp_path):
     base = make_base(tmp_path / "base", positions=40)
     (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(ROW)}\n{json.dumps({**ROW, 'chosen': 'good ' * 60})}\n")
     recipe = load_recipe(None, ["dpo.steps=1", "dpo.batch=1", "compute.device=cpu"])
+    lines, places = [], []
     with pytest.warns(TaskWarning, match="1 of 2 pairs are longer than the model's 40 positions"):
-        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "out")
+        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "out", on_step=lines.append, on_place=places.append)
+    assert [(line["step"], 0 < line["seconds"] < 900) for line in lines] == [(1, True)]
+    assert [place.device for place in places] == ["cpu"]
+    manifest = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (manifest["kind"], sorted(manifest["inputs"])) == ("dpo", ["pairs", "start"])
 
 
 def test_a_run_draws_every_pair_once_an_epoch_and_compares_it_with_its_own_reference(tmp_path, monkeypatch):

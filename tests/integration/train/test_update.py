@@ -232,7 +232,12 @@ def test_imitation_adds_the_share_of_it_that_the_recipe_says(model):
     samples = [sample(9, 1.0, spliced=2)]
     configs = [CONFIG.model_copy(update={"imitate_spliced": share}) for share in (0.5, 1.0)]
     half, whole = (moved(model, samples, config)[1]["imitation"] for config in configs)
-    assert half == pytest.approx(whole / 2) != 0
+    assert half == pytest.approx(whole / 2)
+    assert half > 0, "it is a cross-entropy"
+    for config, told in ((CONFIG, None), (configs[0], pytest.approx(half))):
+        trained, stale = copy.deepcopy(model), config.model_copy(update={"max_staleness": 1})
+        sgd = torch.optim.SGD(trained.parameters())
+        assert update(trained, sgd, samples, stale, seed=0, step=1)["imitation"] == told
 
 
 def test_a_minibatch_that_is_skipped_leaves_no_gradient_to_the_next(model):

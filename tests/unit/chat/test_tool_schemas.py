@@ -20,6 +20,7 @@ from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
+from retcon.rollout.calls import run_calls
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
 from retcon.tools.loading import find_tools
@@ -165,7 +166,17 @@ def test_several_tools_are_shown_and_called_in_one_rollout() -> None:
         [("malformed call: no 'code' argument", "malformed")],
         [],
     ]
+    assert [made.turns[n].observations[0].error_type for n in (1, 2)] == ["MalformedCall"] * 2
     assert python.executed == ["1"]
+
+
+def test_a_tool_whose_arguments_nobody_checks_is_called_as_it_is() -> None:
+    asked = ToolCall("0", "search", {"top": 1}, char=0)
+
+    async def search(call: ToolCall) -> Observation:
+        return Observation(call.id, str(call.arguments), "ok")
+
+    assert asyncio.run(run_calls([asked], {"search": search})) == (Observation("0", "{'top': 1}", "ok"),)
 
 
 def test_a_call_with_wrong_arguments_opens_no_session() -> None:

@@ -22,7 +22,7 @@ def test_round_trip_through_json_is_exact(trajectory: Trajectory) -> None:
 
 def full() -> dict[str, Any]:
     """A record with something at every level, and an unknown field there."""
-    segment = {"kind": "sampled", "text": "x", "ids": [1, 2], "logprobs": [-0.1, -1], "new": 1}
+    segment = {"kind": "sampled", "text": "x", "ids": [1, 2], "logprobs": [-0.1, -1], "versions": [3, 4], "new": 1}
     call = {"id": "0.0", "name": "python", "arguments": {"code": "x"}, "char": 0, "start": 0, "language": "shell"} | {
         "new": 2
     }
@@ -31,9 +31,12 @@ def full() -> dict[str, Any]:
     attempt = {"segments": [segment], "calls": [call], "observations": [observation], "stop": "call", "new": {"a": 4}}
     cut = {"turn": 2, "rule": "apology", "text": "Sorry.", "new": 7}
     repair = {"decision": "shallow", "attempts": 1, "similarity": 0.0, "reason": "r", "cut": [cut], "new": None}
-    provenance = {"seed": 0, "step": 0, "index": 0, "model": "m", "purified": True, "new": 0.5}
-    turn = attempt | {"abandoned": [attempt], "repair": repair, "new": "5"}
+    provenance = {"seed": 0, "step": 0, "index": 0, "model": "m", "purified": True, "encoded_by": "e", "new": 0.5}
+    turn = attempt | {"abandoned": [attempt], "repair": repair, "entropy": 0.5, "new": "5"}
+    branch = {"parent": "p", "root": "r", "turns": 1, "tokens": 2, "uncertainty": 0.5, "rise": 0.0}
+    branch |= {"measure": "surprisal", "new": 8}
     top = {"id": "t", "task": "k", "prompt": [{"kind": "prompt", "text": "q", "new": 6}], "turns": [turn]}
+    top |= {"branch": branch, "origin": {"source": "f:1", "format": "f", "record": [3], "new": 9}}
     return top | {"reward": 0.0, "stop": "turns", "answer": "", "provenance": provenance, "new": True}
 
 
@@ -145,6 +148,13 @@ def test_files_that_had_these_in_extra_are_read_as_fields() -> None:
     assert read.observations[0].extra == read.calls[0].extra == read.repair.extra == {}
     with pytest.raises(RecordError, match=r"turns\[0\].repair.cut\[0\].rule: missing"):
         from_dict({"id": "t", "task": "k", "prompt": [], "turns": [turn | {"repair": repair | {"cut": [{"turn": 1}]}}]})
+
+
+def test_a_trajectory_that_lacks_one_of_the_two_is_told_which() -> None:
+    with pytest.raises(RecordError, match=r"^here: prompt: missing"):
+        from_dict({"id": "t", "task": "k", "turns": []}, "here")
+    with pytest.raises(RecordError, match=r"^here: turns: missing"):
+        from_dict({"id": "t", "task": "k", "prompt": []}, "here")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.core.errors import SessionLost, nearest
+from retcon.core.errors import RecordError, SessionLost, located, nearest
+from retcon.core.tracebacks import error_line
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,18 @@ def test_a_name_suggests_the_nearest_that_is_half_alike(name: str, hint: str) ->
 def test_a_name_that_is_half_alike_and_no_more_is_suggested() -> None:
     assert nearest("abxy", ["abcd"]) == " (did you mean 'abcd'?)"
     assert nearest("abxyz", ["abcd"]) == ""
+
+
+def test_where_an_error_is_stands_in_it_once() -> None:
+    told = located(RecordError("bad"), "f.jsonl, line 3")
+    assert str(told) == "f.jsonl, line 3: bad"
+    assert located(told, "f.jsonl, line 3") is told
+
+
+def test_an_error_whose_name_has_a_module_before_it_is_found_in_a_traceback() -> None:
+    lines = ["Traceback:", "requests.exceptions.HTTPError: 404", "  more"]
+    assert error_line(lines, "HTTPError") == lines[1]
+    assert error_line(lines, "Error") is None
 
 
 def test_a_lost_session_is_nobodys_fault_unless_its_code_ended_it() -> None:

@@ -134,6 +134,8 @@ def test_the_steps_of_a_schedule_must_not_decrease() -> None:
 def test_a_rule_over_two_sections_names_the_one_to_look_at(tmp_path: Path) -> None:
     message = complaint(tmp_path, "[rl]\ngroup = 4\n[select]\nkind = 'roc'\nmin_positive = 3\nmin_negative = 2\n")
     assert "line 3: select: min_positive 3 + min_negative 2 exceed rl.group = 4" in message
+    whole = ["rl.group=4", "select.kind=roc", "select.min_positive=2", "select.min_negative=2"]
+    assert load_recipe(None, whole).rl.group == 4
 
 
 def test_a_value_where_a_section_belongs(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from retcon.chat.registry import named as chat_style
 from retcon.config.learning import RLSection
 from retcon.config.schema import RepairSection
 from retcon.core.errors import RecipeError
-from retcon.core.registry import Registry
+from retcon.core.registry import Registry, modules_of
 from retcon.purify.kinds.saar import SaarSection
 from retcon.tasks.data.origin import imported_tasks
 from retcon.tools.loading import find_tools
@@ -90,3 +90,7 @@ def test_what_is_named_by_import_path_may_lie_in_the_folder_that_a_command_is_ca
 def test_a_file_of_a_folder_must_define_one_class() -> None:
     with pytest.raises(RecipeError, match=r"retcon\.core\.sample must define one subclass of RepairSection, not 0"):
         Registry("repair", "retcon.core", RepairSection).find("sample")
+
+
+def test_a_package_that_is_not_there_has_no_modules() -> None:
+    assert modules_of("no_such_package") == ()

@@ -70,6 +70,7 @@ def test_03_failure_then_disjoint_rewrite_is_deep():
     p = play([call(BAD, "First. "), call(OTHER, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
     assert p.texts == [call(OTHER, "Oops. "), DONE]
     assert decisions(p) == ["deep", None]
+    assert p.turns[0].repair.reason == "similarity below gamma"
     assert [s.kind for s in p.turns[0].generated] == ["spliced"]
 
 

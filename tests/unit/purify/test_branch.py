@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -68,7 +69,8 @@ def test_where_nothing_works_the_failure_stays():
 
 def test_without_attempts_of_saar_the_fresh_tries_are_all():
     p = branched([call(BAD), call(WORSE), DONE], Branch(fresh=1, saar=Saar(attempts=0)))
-    assert (p.turns[0].repair.decision, p.turns[0].repair.reason) == ("unrepaired", "no fresh try worked")
+    repair = p.turns[0].repair
+    assert (repair.decision, repair.reason, repair.attempts) == ("unrepaired", "no fresh try worked", 1)
     assert [written(a) for a in p.turns[0].raw()] == [call(BAD), call(WORSE)]
     assert p.texts == [call(BAD), DONE]
 
@@ -103,6 +105,18 @@ def test_fresh_tries_alone_have_the_state_before_the_failure_too():
 def test_the_same_rollout_twice_is_the_same():
     script = [call(BAD), call(WORSE), call(GOOD), DONE]
     assert branched(script).trajectory == branched(script).trajectory
+
+
+def test_where_the_lookahead_has_no_room_nothing_is_tried():
+    class Full:
+        async def attempt(self, shown):
+            return None
+
+    (failure,) = play([call(BAD)], FAILS, limits=replace(LIMITS, max_turns=1)).turns
+    (turn,) = asyncio.run(Branch(fresh=2).repair(failure, Full()))
+    assert turn.segments == failure.segments
+    assert (turn.repair.decision, turn.repair.attempts, turn.repair.fresh) == ("unrepaired", 0, 0)
+    assert turn.repair.reason == "no budget for another attempt"
 
 
 def test_at_least_one_fresh_try():

@@ -60,6 +60,7 @@ def test_the_failure_stays_as_a_line_after_the_reasoning_as_it_was_sampled():
     assert p.texts == ["First. ", call(GOOD, "So. "), DONE]
     assert (turn.repair.decision, turn.repair.attempts, turn.repair.reason) == ("described", 0, "")
     assert [o.text for o in turn.observations] == [LINE]
+    assert [(c.char, c.start) for c in turn.calls] == [(len("First. "), len(turn.generated[0].ids))]  # what is kept
     assert [written(a) for a in turn.abandoned] == [call(BAD, "First. ")]
     assert (p.trajectory.failures, p.trajectory.raw_failures, p.trajectory.raw_calls) == (1, 1, 2)
 
@@ -137,6 +138,17 @@ def test_calls_before_the_failed_one_stay(style):
     assert turn.calls[0] == turn.abandoned[0].calls[0]
 
 
+def test_all_failed_calls_of_a_turn_stand_where_it_was_cut():
+    both = CALL["hermes"](BAD, "Both. ") + "\n" + CALL["hermes"](BAD, "Then: ")
+    turn = told([both, DONE], style="hermes").turns[0]
+    assert [(c.arguments, c.char, c.start) for c in turn.calls] == [({}, 6, 6)] * 2
+
+
+def test_a_call_that_cannot_be_read_is_emptied_too():
+    turn = told(['So. <tool_call>\n{"name": "python", "arguments": {\n</tool_call>', DONE], style="hermes").turns[0]
+    assert [(c.malformed, c.arguments, c.char) for c in turn.calls] == [(True, "", 4)]
+
+
 @pytest.mark.parametrize("style", ["hermes"])
 def test_where_a_later_call_of_the_turn_succeeded_the_failure_stays_as_it_happened(style):
     p = told([CALL[style](BAD, "Both. ") + CALL[style](GOOD), DONE], style=style)
@@ -178,7 +190,14 @@ def test_the_line_is_one_line_and_no_longer_than_asked(text, chars):
     assert len(line.splitlines()) <= 1
 
 
+def test_a_line_that_just_fits_is_whole():
+    name, failed = ToolCall("0", "python", {}, 0), Observation("0", f"NameError: {SAYS}", "error", "NameError")
+    assert described(name, failed, len(LINE)) == LINE
+    assert described(name, failed, len(LINE) - 1) == f"{LINE[:-3]}…]"
+
+
 def test_a_line_has_a_character():
+    assert Describe(chars=1).chars == 1
     with pytest.raises(ValueError, match="chars must be 1 or more"):
         Describe(chars=0)
 

@@ -1,7 +1,7 @@
 import pytest
 
 from retcon.core.types import ToolCall
-from retcon.purify.noop import does_nothing, is_noop
+from retcon.purify.noop import does_nothing, is_noop, is_program
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,10 @@ def test_only_calls_that_carry_code_are_judged():
     assert is_noop(ToolCall("0", "python", {"code": "pass"}, char=0))
     assert not is_noop(ToolCall("0", "python", "# broken code", char=0))
     assert not is_noop(ToolCall("0", "search", {"query": "x"}, char=0))
+
+
+def test_a_program_is_code_of_python():
+    assert is_program(ToolCall("0", "python", {"code": "x"}, char=0))
+    assert not is_program(ToolCall("0", "python", '{"code": "x', char=0))
+    assert not is_program(ToolCall("0", "search", {"query": "x"}, char=0))
+    assert not is_program(ToolCall("0", "bash", {"code": "ls"}, char=0, language="shell"))

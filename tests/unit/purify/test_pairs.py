@@ -14,7 +14,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError
 from retcon.core.pair import Completion, Pair
 from retcon.core.sample import history_ids
-from retcon.purify.pairs import preference_pairs
+from retcon.purify.pairs import call_mask, preference_pairs
 from retcon.purify.saar import Saar
 from retcon.store import jsonl
 from retcon.store.pairs import pair_line, write_pairs
@@ -75,6 +75,11 @@ def test_of_several_calls_the_pair_tells_of_the_one_that_failed():
     (pair,) = preference_pairs(p.trajectory)
     assert [o.status for o in p.turns[0].abandoned[0].observations] == ["ok", "error"]
     assert (pair.about["status"], pair.about["error_type"]) == ("error", "NameError")
+
+
+def test_a_turn_without_a_call_has_nothing_that_is_counted():
+    (turn,) = play([DONE], {}).turns
+    assert call_mask(turn) is None
 
 
 def test_without_a_fix_there_is_no_pair():

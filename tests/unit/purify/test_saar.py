@@ -73,6 +73,7 @@ def test_without_a_fix_the_first_failure_stays_and_the_rollout_goes_on():
     p = play([*map(call, tries), DONE], dict.fromkeys(tries, "error"), repair=Saar(attempts=3))
     assert p.texts == [call(tries[0]), DONE]
     assert decisions(p) == ["unrepaired", None]
+    assert p.turns[0].repair.reason == "no attempt worked"
     assert p.tool.executed == tries
     assert [written(a) for a in p.turns[0].abandoned] == [call(t) for t in tries[1:]]
     assert (p.trajectory.failures, p.trajectory.raw_failures, p.trajectory.raw_calls) == (1, 4, 4)
@@ -85,6 +86,7 @@ def test_an_answer_that_did_not_see_the_whole_history_is_not_committed():
     p = play(replies, outcomes, repair=Saar(lookahead="latest"))
     assert p.texts == [call("fail(0)"), DONE]
     assert decisions(p) == ["unrepaired", None]
+    assert p.turns[0].repair.reason == "the answer does not follow from the failure"
     assert [written(a) for a in p.turns[0].abandoned] == [call("fail(1)"), "A guess."]
 
 
@@ -93,6 +95,7 @@ def test_an_answer_that_takes_too_many_turns_is_not_committed():
     p = play([call(BAD), DONE], {BAD: "error"}, repair=Saar(), limits=limits)
     assert p.texts == [call(BAD)]
     assert decisions(p) == ["unrepaired"]
+    assert p.turns[0].repair.reason == "the answer does not fit"
     assert p.trajectory.stop == "turns"
 
 
@@ -132,6 +135,7 @@ def test_without_room_for_another_attempt_the_failure_stays():
     assert p.engine.seen[1][1] == p.engine.seen[2][1]  # what was cut off is not shown
     p = play([call(BAD)], {BAD: "error"}, repair=Saar(), limits=replace(LIMITS, max_tokens=used, lookahead_tokens=0))
     assert decisions(p) == ["unrepaired"]
+    assert p.turns[0].repair.reason == "no budget for another attempt"
     assert p.turns[0].abandoned == ()
     assert p.trajectory.stop == "length"
 
@@ -172,6 +176,7 @@ def test_the_record_of_an_answer_is_in_the_order_of_sampling():
     assert p.texts == [call(BAD), call("fail(1)"), DONE]
     assert decisions(p) == ["answered", "answered", None]
     assert [t.repair.attempts for t in p.turns[:2]] == [3, 0]
+    assert [t.repair.reason for t in p.turns[:2]] == ["", "followed by a cut attempt"]
     assert [written(a) for t in p.turns for a in t.raw()] == [call(BAD), call("fail(1)"), "x" * 60, DONE]
 
 
@@ -219,6 +224,13 @@ def test_text_without_ids_is_spliced_by_characters():
     assert (fixed.calls[0].char, fixed.calls[0].start) == (7, None)
 
 
+def test_a_later_call_that_is_not_at_the_border_of_a_token_has_no_place_among_the_ids():
+    fix = turn(GOOD, "ok", start=4)
+    within = ToolCall("1", "python", {"code": "a"}, char=9, start=None)
+    fixed = purify([turn(BAD, "error", start=4), replace(fix, calls=(*fix.calls, within))], 0.5)
+    assert (fixed.repair.decision, [c.start for c in fixed.calls]) == ("shallow", [4, None])
+
+
 def test_all_calls_of_a_turn_must_succeed_and_are_replaced_together():
     both = call("a = 1", "Two. ") + "\n" + call(BAD)
     half = call("a = 1") + "\n" + call(BAD)
@@ -229,6 +241,7 @@ def test_all_calls_of_a_turn_must_succeed_and_are_replaced_together():
         ("a = 1", True),
         (GOOD, True),
     ]
+    assert p.turns[0].repair.similarity == similarity(f"a = 1\n{BAD}", f"a = 1\n{GOOD}")
     assert [c.start for c in p.turns[0].calls] == [c.char for c in p.turns[0].calls]
     assert [[o.status for o in a.observations] for a in p.turns[0].abandoned] == [["ok", "error"]] * 2 + [["ok", "ok"]]
 

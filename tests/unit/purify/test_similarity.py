@@ -83,3 +83,13 @@ def test_empty_programs_are_equal():
     assert similarity("", "") == 1
     assert similarity("abc", "abc") == 1
     assert similarity("abc", "xyz") == 0
+
+
+def test_frequent_characters_of_texts_of_200_and_more_count():
+    a, b = "x = 1\n" * 40, "y = 2\n" * 40
+    assert similarity(a, b) == ratio(a, b) > 0.6
+
+
+def test_long_texts_that_have_a_few_characters_in_common():
+    a, b = "a" * 400 + "xyz", "b" * 400 + "xqyqz"
+    assert similarity(a, b) == ratio(a, b) > 0

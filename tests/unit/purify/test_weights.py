@@ -100,6 +100,12 @@ def test_a_splice_is_accepted_as_often_as_it_is_likely():
     assert accepted_splices(trajectory) == accepted_splices(trajectory)
 
 
+def test_whether_a_splice_is_accepted_is_drawn_by_the_seed_of_its_rollout():
+    one = repaired(now=(-2.0, -1.0, -1.0), was=(-9.0, -1.1, -1.0, -1.0))
+    seeded = (replace(one, provenance=replace(one.provenance, seed=seed)) for seed in range(20))
+    assert len({accepted_splices(trajectory) for trajectory in seeded}) == 2
+
+
 def test_splices_of_a_trajectory_are_accepted_apart():
     one = repaired(now=(-2.0, -1.0, -1.0), was=(-9.0, -1.1, -1.0, -1.0))
     both = [

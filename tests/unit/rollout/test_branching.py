@@ -19,6 +19,7 @@ from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.engine.scripted import ScriptedEngine
+from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
@@ -100,6 +101,8 @@ def test_a_branch_begins_as_its_parent_went_and_goes_on_by_itself():
     parent, branch = played.group
     assert branch.branch is not None
     assert (branch.branch.parent, branch.branch.root, branch.branch.turns) == (parent.id, parent.id, 2)
+    nats = -sum(parent.turns[2].segments[0].logprobs[:4]) / 4
+    assert (branch.branch.uncertainty, branch.branch.measure) == (pytest.approx(nats), "surprisal")
     assert branch.turns[:2] == parent.turns[:2]
     assert branch.prompt == parent.prompt
     assert branch.turns[2].text.startswith(branch.id)
@@ -369,9 +372,11 @@ def test_an_error_closes_the_tools_of_branches_too_that_it_meets_before_they_hav
     assert [session.events[-1] for session in tool.opened] == ["close"] * len(tool.opened)
 
 
-def test_whether_it_is_purified_is_drawn_for_a_tree():
-    group = grow(At(start=3, turn=None), 24, repair=Saar(), probability=0.5).group
+@pytest.mark.parametrize("measures", [False, True])
+def test_whether_it_is_purified_is_drawn_for_a_tree(measures: bool):
+    group = grow(At(start=3, turn=None, measures=measures), 24, repair=Saar(), probability=0.5).group
     whole = {t.id: t.provenance.purified for t in group}
+    assert [purified(0.5, 0, 1, TASK.id, n) for n in range(3)] == [t.provenance.purified for t in group[:3]]
     assert [t.provenance.purified for t in group] == [whole[t.branch.root if t.branch else t.id] for t in group]
     assert len({whole[t.branch.root] for t in group if t.branch}) == 2, "some are and some are not"
 

@@ -30,6 +30,13 @@ def test_only_so_many_reasons_are_told_and_counted_and_long_ones_are_cut(caplog:
     assert faults.why == f", most often as {'0' * CHARS}"
 
 
+def test_a_rollout_whose_tool_fails_on_its_own_account_says_which_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    ended = play([call("y")], {"y": ("no worker", "infrastructure", None)}).trajectory
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith(f"rollout {ended.id} is lost: ")
+    assert "no worker" in told
+
+
 def test_a_rollout_that_ends_in_a_lookahead_says_why(caplog: pytest.LogCaptureFixture) -> None:
     ended = play([call("x"), call("y")], {"x": "error", "y": "infrastructure"}, repair=Saar()).trajectory
     assert ended.stop == "infrastructure"

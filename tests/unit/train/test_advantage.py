@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.train.algorithms.reinforce_pp import ReinforcePP
-from retcon.train.objective.advantage import dr_grpo, grpo
+from retcon.train.objective.advantage import dr_grpo, grpo, rloo
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
 
@@ -52,3 +52,9 @@ def test_grpo_is_the_scaled_dr_grpo_and_sums_to_zero(rewards):
     centred, scaled = dr_grpo(rewards), grpo(rewards)
     assert sum(scaled) == pytest.approx(0.0, abs=1e-4)
     assert all((a > 0) == (b > 0) and (a < 0) == (b < 0) for a, b in zip(centred, scaled, strict=True))
+
+
+def test_a_rollout_is_compared_with_the_mean_of_the_others():
+    assert rloo([1.0, -1.0]) == [2.0, -2.0]
+    assert rloo([1.0, 0.0, -1.0, -1.0]) == pytest.approx([5 / 3, 1 / 3, -1.0, -1.0])
+    assert rloo([3.0]) == [0.0]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from retcon.core.errors import UnscoredTokens
 from retcon.core.types import Sample
@@ -25,6 +26,16 @@ def test_collate_pads_on_the_right():
     assert batch.advantages.tolist() == [[1, 1, 1], [-1, -1, 0]]
     spliced = replace(sample(4, learnt=2), spliced=(0, 0, 0, 1))
     assert collate([spliced, sample(2)]).spliced.tolist() == [[False, False, False, True], [False] * 4]
+
+
+def test_what_is_no_number_is_true_or_false_and_all_others_are_float32():
+    whole = replace(sample(3), weights=(None, None, 0.5), reference=(None, None, -0.25))
+    batch = collate([whole, sample(2)])
+    assert (batch.ids.dtype, batch.mask.dtype, batch.spliced.dtype) == (torch.int64, torch.bool, torch.bool)
+    floats = (batch.old_logprobs, batch.advantages, batch.weights, batch.reference_logprobs)
+    assert {one.dtype for one in floats} == {torch.float32}
+    assert batch.reference_logprobs[0, 2] == -0.25
+    assert collate([sample(3)]).reference_logprobs is None
 
 
 def test_weights_are_one_where_there_are_none():

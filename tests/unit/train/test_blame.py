@@ -10,6 +10,7 @@ from playing import call, play
 from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Trajectory
 from retcon.purify.saar import Saar
+from retcon.tools.scripted import ScriptedTool
 from retcon.train.objective import blame
 from retcon.train.objective.blame import blamed, credited
 
@@ -39,6 +40,8 @@ def to_blame(trajectory: Trajectory) -> list[str]:
         ("print((6)", "print((6))", ["\n"]),
         ("print(x.y)", "print(x)", [".y"]),
         ("a = 1", "b = 1", ["a"]),
+        ("a = 1 + x", "b = 1 + y", ["a", "x"]),
+        ("a = 1\n" + "t = t + 1\n" * 30 + "x", "b = 1\n" + "t = t + 1\n" * 30 + "y", ["a", "x"]),
     ],
 )
 def test_what_the_correction_has_otherwise_is_to_blame(failed: str, right: str, wrong: list[str]) -> None:
@@ -55,6 +58,21 @@ def test_what_is_too_long_to_be_aligned_is_to_blame_from_where_the_two_part(monk
     assert to_blame(made) == ["a"]
     longer = rollout(call(failed), call(right + " + [4]" * 9), DONE, fails={failed: "error"})
     assert to_blame(longer) == [call(failed).removeprefix("```python\n") + "<end>"], "of either of the two"
+
+
+def test_a_call_that_works_when_it_is_made_again_has_nothing_to_blame() -> None:
+    outcomes = iter([("no", "error", None), ("yes", "ok", None)])
+    again = play([call(RIGHT), call(RIGHT), DONE], tool=ScriptedTool(lambda _: next(outcomes))).trajectory
+    assert again.failures == 1
+    assert to_blame(again) == []
+
+
+def test_a_call_cut_off_that_its_correction_goes_on_with_has_nothing_to_blame() -> None:
+    made = rollout(call(MISSPELT), call(RIGHT), DONE)
+    failed, fix, *others = made.turns
+    (written,), (right,) = failed.generated, fix.generated
+    cut = replace(written, ids=right.ids[:-1], logprobs=None)
+    assert to_blame(replace(made, turns=(replace(failed, segments=(cut, *failed.segments[1:])), fix, *others))) == []
 
 
 def test_reasoning_is_not_to_blame() -> None:

@@ -80,6 +80,7 @@ def test_aepo_keeps_the_gradient_of_what_its_clip_would_cut_off_above(ratio, adv
 def test_aepo_weighs_a_token_by_how_far_its_entropy_is_above_the_mean():
     """Of 0, 1, 2 the mean is 1 and the deviation 1: 1 - .2, 1, 1 + .2."""
     assert standardised([0.0, 1.0, 2.0], 0.2) == pytest.approx([0.8, 1.0, 1.2])
+    assert standardised([0.0, 2.0], 0.2) == pytest.approx([1 - 0.2 / 2**0.5, 1 + 0.2 / 2**0.5])
     assert standardised([3.0, 3.0], 0.2) == [1.0, 1.0]
     assert standardised([3.0], 0.2) == [1.0]
     assert min(standardised([0.0, 1.0, 2.0], 5.0)) == 0.0, "no token is unlearnt for being sure"
@@ -142,6 +143,7 @@ def test_muting_takes_negative_spliced_ids_out_and_leaves_the_others_their_weigh
     advantages = [[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]]
     spliced = torch.tensor([[False, True, False], [False, True, False]])
     masked = negative_spliced(torch.tensor(advantages), spliced)
+    assert not negative_spliced(torch.zeros(2, 3), spliced).any()
     assert masked.tolist() == [[False] * 3, [False, True, False]]
     _, plain = loss_of(ROWS, advantages, aggregate=aggregate)
     found, gradient = loss_of(ROWS, advantages, aggregate=aggregate, masked=masked)

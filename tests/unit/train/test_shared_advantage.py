@@ -28,6 +28,12 @@ def test_what_is_shared_has_the_mean_of_those_that_share_it_and_the_rest_its_own
     ]
 
 
+def test_each_of_two_branches_that_part_again_later_has_the_mean_of_its_own() -> None:
+    ids = ((1, 2, 5, 6), (1, 2, 5, 7), (1, 3, 5, 6), (1, 3, 5, 7))
+    found = advantages(*(sample(one, advantage) for one, advantage in zip(ids, (4.0, 2.0, 1.0, -3.0), strict=True)))
+    assert found == [(1.0, 3.0, 3.0, 4.0), (1.0, 3.0, 3.0, 2.0), (1.0, -1.0, -1.0, 1.0), (1.0, -1.0, -1.0, -3.0)]
+
+
 def test_ids_that_are_equal_after_others_that_are_not_are_not_shared() -> None:
     assert advantages(sample((1, 2, 5), 1.0), sample((1, 3, 5), -1.0)) == [(0.0, 1.0, 1.0), (0.0, -1.0, -1.0)]
 

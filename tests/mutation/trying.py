@@ -1,0 +1,223 @@
+"""A pytest plugin: instead of one run of all tests, many forked children that run a few of them each.
+
+First it learns, file by file, which tests pass, how long each takes and which functions it reaches; then it tries
+faults, one a child, with the quickest tests that reach the fault's function. A child need not import or collect
+anything again. What to try stands in plan.json, what was found in reached.json and ends.json (see mutants.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import pytest
+from hypothesis import Phase, settings
+from mutmut.configuration import config
+from mutmut.mutation.trampoline import set_mutant_under_test
+from mutmut.state import state
+
+PLAN, REACHED, ENDS = Path("plan.json"), Path("reached.json"), Path("ends.json")
+NOTICED, SURVIVED, OUT_OF_TIME, UNREACHED = "noticed", "survived", "out of time", "reached by no test"
+SLOW_TO_IMPORT = ("retcon", "torch", "transformers")
+
+
+class Job(NamedTuple):
+    name: str
+    work: Callable[[], int]
+    seconds: float
+    """As long as it may take."""
+
+
+def in_children(jobs: Iterable[Job], children: int) -> Iterator[tuple[str, int | None]]:
+    """Does each job in a process of its own, so many at a time: its name and exit code, None if it took too long."""
+    waiting = iter(jobs)
+    running: dict[int, tuple[str, float, tempfile.TemporaryDirectory[str]]] = {}
+
+    def end(pid: int, *, over: bool) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # and what its tests have started
+        if not over:
+            os.waitpid(pid, 0)
+        running.pop(pid)[2].cleanup()
+
+    try:
+        while True:
+            while len(running) < children and (job := next(waiting, None)):
+                folder = tempfile.TemporaryDirectory(prefix="m", ignore_cleanup_errors=True)
+                if (pid := os.fork()) == 0:
+                    _child(job, folder.name)
+                running[pid] = job.name, time.monotonic() + job.seconds, folder
+            if not running:
+                return
+            time.sleep(0.005)
+            for pid, (name, deadline, _) in list(running.items()):
+                over, status = os.waitpid(pid, os.WNOHANG)
+                if over or time.monotonic() > deadline:
+                    end(pid, over=bool(over))
+                    yield name, os.waitstatus_to_exitcode(status) if over else None
+    finally:
+        for pid in list(running):
+            end(pid, over=False)
+
+
+def _child(job: Job, folder: str) -> NoReturn:
+    code = 3
+    try:
+        os.setsid()
+        os.dup2(1, 2)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        code = job.work()
+    finally:
+        os._exit(code)
+
+
+def run(session: pytest.Session, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, bool, float]]:
+    """Runs the tests: each, whether it passed, and its seconds, with those of its fixtures."""
+    try:
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            failed, began = session.testsfailed, time.monotonic()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            yield item, session.testsfailed == failed, time.monotonic() - began
+    finally:
+        session.config.hook.pytest_sessionfinish(session=session, exitstatus=0)  # takes its fixtures down
+
+
+def learn(session: pytest.Session, items: Sequence[pytest.Item], answer: Path) -> int:
+    known = set(sys.modules)
+    set_mutant_under_test("stats")
+    del os.environ["MUTANT_UNDER_TEST"]  # programs that a test starts cannot tell us
+    tests = {}
+    for item, passed, seconds in run(session, items):
+        tests[item.nodeid] = {"passed": passed, "seconds": round(seconds, 4), "reaches": sorted(state()._stats)}
+        state()._stats.clear()
+    new = [name for name in set(sys.modules) - known if name.partition(".")[0] in SLOW_TO_IMPORT]
+    write(answer, {"tests": tests, "imports": sorted(new)})
+    return 0
+
+
+def learn_all(session: pytest.Session, children: int) -> dict[str, dict[str, Any]]:
+    """What is known of the tests of each file; anew where the file has changed, or where a test of it failed."""
+    config()  # which mutmut reads from the folder where it is asked first
+    files = defaultdict(list)
+    for item in session.items:
+        files[str(item.path.relative_to(Path.cwd()))].append(item)
+    digests = {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
+    before = read(REACHED)
+    reached = {
+        file: found
+        for file, found in before.items()
+        if digests.get(file) == found["digest"] and all(test["passed"] for test in found["tests"].values())
+    }
+    for found in reached.values():
+        warm(found["imports"])
+    with tempfile.TemporaryDirectory() as folder:
+        answers = {file: Path(folder, str(n)) for n, file in enumerate(files) if file not in reached}
+        jobs = (Job(file, partial(learn, session, files[file], answer), 600) for file, answer in answers.items())
+        for n, (file, code) in enumerate(in_children(jobs, children), 1):
+            if code != 0:
+                say(f"{file}: not used, as its tests ended with {code} without a fault")
+                continue
+            reached[file] = {**read(answers[file]), "digest": digests[file]}
+            for test, found in reached[file]["tests"].items():
+                if not found["passed"]:
+                    say(f"{test}: not used, as it fails without a fault")
+            warm(reached[file]["imports"])
+            write(REACHED, reached)
+            if n % 20 == 0:
+                say(f"{n} of {len(answers)} files of tests")
+    return reached
+
+
+def warm(modules: Iterable[str]) -> None:
+    """Imports, for all children, what one of them had to import."""
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def suffer(session: pytest.Session, items: Sequence[pytest.Item], fault: str) -> int:
+    set_mutant_under_test(fault)
+    return int(not all(passed for _, passed, _ in run(session, items)))
+
+
+def quickest(tests: Iterable[tuple[float, str, str]], seconds: float) -> list[tuple[float, str, str]]:
+    """The tests that take the fewest seconds, so many seconds of them; one at least."""
+    ordered = sorted(tests)
+    sums = accumulate(test[0] for test in ordered)
+    return [test for n, (test, total) in enumerate(zip(ordered, sums, strict=True)) if n == 0 or total <= seconds]
+
+
+def try_all(session: pytest.Session, plan: dict[str, Any], reached: dict[str, dict[str, Any]]) -> None:
+    """Tries each of the plan's faults of which it is not known how these tests end with it."""
+    items = {item.nodeid: item for item in session.items}
+    tests = defaultdict(list)
+    for found in reached.values():
+        for name, test in found["tests"].items():
+            for function in test["reaches"] if test["passed"] else ():
+                tests[function].append((test["seconds"], name, found["digest"]))
+    ends = read(ENDS)
+    jobs, ending = [], {}
+    for fault, function in plan["faults"].items():
+        chosen = quickest(tests[fault.partition("__mutmut_")[0]], plan["seconds"])
+        against = hashlib.sha256(repr(sorted(test[1:] for test in chosen)).encode()).hexdigest()
+        known = ends.get(fault)
+        if known and known["function"] == function and (known["end"] == NOTICED or known["against"] == against):
+            continue
+        ending[fault] = {"function": function, "against": against, "end": UNREACHED}
+        if chosen:
+            work = partial(suffer, session, [items[name] for _, name, _ in chosen], fault)
+            jobs.append(Job(fault, work, 20 + 5 * sum(test[0] for test in chosen)))
+        else:
+            ends[fault] = ending[fault]
+    try:
+        for n, (fault, code) in enumerate(in_children(jobs, plan["children"]), 1):
+            ends[fault] = ending[fault] | {"end": OUT_OF_TIME if code is None else NOTICED if code else SURVIVED}
+            if n % 20 == 0:
+                write(ENDS, ends)
+                say(f"{n} of {len(jobs)} faults")
+    finally:
+        write(ENDS, ends)
+
+
+def pytest_configure() -> None:
+    phases = [Phase.explicit, Phase.reuse, Phase.generate]  # no smallest example: that a fault is noticed is enough
+    settings.register_profile("mutants", settings.get_profile("retcon"), phases=phases)
+    settings.load_profile("mutants")
+
+
+def read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def write(file: Path, known: dict[str, Any]) -> None:
+    file.write_text(json.dumps(known), encoding="utf-8")
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    if session.testsfailed:
+        return None  # a file could not be imported, as pytest will say
+    plan = read(PLAN)
+    reached = learn_all(session, plan["children"])
+    gc.collect()
+    gc.freeze()  # what the children share stays shared
+    try_all(session, plan, reached)
+    return True
