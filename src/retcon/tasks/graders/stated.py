@@ -15,7 +15,7 @@ READ = 4000  # characters of a reply's end that are looked at
 _SAID = re.compile(r"\banswers?\b[^\n.:=]{0,60}?(?:\b(?:is|are)\b(?: ?:)?|[:=])[*\s]*", re.IGNORECASE)
 _FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _NUMBER = re.compile(
-    r"(?<![^\s(*$€£=~-])(?:[-+−] ?)?[$€£]? ?(?:\d{1,3}(?:,\d{3})++|\d++)?(?:\.\d++|(?<=\d))(?:/\d++)?(?: ?\\?%)?"
+    r"(?<![^\s(*$€£=~-])(?:[-+] ?)?[$€£]? ?(?:\d{1,3}(?:,\d{3})++|\d++)?(?:\.\d++|(?<=\d))(?:/\d++)?(?: ?\\?%)?"
     r"(?![^\s.,;:!?)*°$€£])"
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -29,7 +29,7 @@ _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 
 def stated(reply: str) -> str | None:
     """The answer, without what marks it as a formula; None where the reply states none, or several."""
-    text = aloud(reply[-READ:]).rstrip()
+    text = aloud(reply[-READ:]).replace("−", "-").rstrip()
     for said in list(_SAID.finditer(text))[-1:]:
         found = _first(text[said.end() :].lstrip().partition("\n")[0])
         if found is not None:
@@ -69,9 +69,9 @@ def _displayed(text: str) -> str | None:
 
 
 def _is_formula(line: str) -> bool:
-    """Whether a line has no word, and something to read."""
+    """Whether a line has no word, something to read, and no more than one formula that is marked."""
     words = {word.lower() for word in _WORD.findall(_FORMULA.sub(" ", line))}
-    return words <= _FUNCTIONS and any(char.isalnum() for char in line) and not re.search(r"\$.*\$.+\$", line)
+    return words <= _FUNCTIONS and any(char.isalnum() for char in line) and line.count("$") <= 2
 
 
 def _inside(found: re.Match[str]) -> str | None:
