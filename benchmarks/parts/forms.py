@@ -1,4 +1,4 @@
-r"""Answers in other words: the same, and not the same."""
+"""Answers in other words: the same, and not the same."""
 
 from __future__ import annotations
 
