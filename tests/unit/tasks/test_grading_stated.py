@@ -24,6 +24,8 @@ from retcon.tasks.graders.stated import stated
         ("3. The total is $1,234.50", "1,234.50"),
         ("It is 50%.", "50%"),
         ("The answer is −3.", "-3"),
+        (r"The final answer is $\$32,\!348$.", r"32,\!348"),
+        (r"It costs \$36.", "36"),
         ("- 12", "12"),
         ("= 4", "4"),
         ("x = 5", "x = 5"),

@@ -29,7 +29,7 @@ _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 
 def stated(reply: str) -> str | None:
     """The answer, without what marks it as a formula; None where the reply states none, or several."""
-    text = aloud(reply[-READ:]).replace("−", "-").rstrip()
+    text = aloud(reply[-READ:]).replace("−", "-").replace(r"\$", "").rstrip()  # money, within formulas and without
     for said in list(_SAID.finditer(text))[-1:]:
         found = _first(text[said.end() :].lstrip().partition("\n")[0])
         if found is not None:
