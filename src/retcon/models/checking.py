@@ -76,7 +76,7 @@ def check_model_folder(folder: Path) -> Checked:
     _whole(folder, model)
     with torch.inference_mode():
         nats = _loss(model, tokenizer)
-        continuation = _continuation(model, tokenizer, chat)
+        continuation = _continuation(model, tokenizer, _asked(tokenizer, chat, template))
     if not math.isfinite(nats):
         raise CheckpointError(f"{folder}: its logits are not finite")
     if nats > 0.9 * math.log(size):
@@ -186,8 +186,15 @@ def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
     return float(cross_entropy(logits[:-1], ids[0, 1:]))
 
 
-def _continuation(model: Any, tokenizer: PreTrainedTokenizerFast, chat: Chat | None) -> str:
-    asked = tokenizer.encode(QUESTION, add_special_tokens=False) if chat is None else ids_of(chat.prompt(QUESTION))
+def _asked(tokenizer: PreTrainedTokenizerFast, chat: Chat | None, template: Template | None) -> Sequence[int]:
+    """QUESTION as every other command asks it; by the folder's own template where its family cannot be told."""
+    if chat is not None:
+        return ids_of(chat.prompt(QUESTION))
+    text = QUESTION if template is None else template.render([{"role": "user", "content": QUESTION}])
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _continuation(model: Any, tokenizer: PreTrainedTokenizerFast, asked: Sequence[int]) -> str:
     ids = torch.tensor([asked])
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=CONTINUATION, do_sample=False,
