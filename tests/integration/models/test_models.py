@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -16,7 +17,7 @@ from retcon.chat import registry
 from retcon.chat.opening import open_chat
 from retcon.core.errors import CheckpointError
 from retcon.models.catalogue import HOME, models_folder
-from retcon.models.checking import check_model_folder
+from retcon.models.checking import QUESTION, check_model_folder
 from retcon.models.gguf import convert
 from retcon.models.loading import empty_model, load_config, load_model
 from retcon.models.locating import BASE, locate
@@ -161,6 +162,23 @@ def test_a_whole_folder_passes(whole: Path) -> None:
     assert "the chat template is of no known family; the nearest is" in family
     assert untrained.startswith("plain English costs it")
     assert "does not show tools" in tools
+
+
+def test_a_model_of_no_known_family_is_tried_through_its_own_template(folder: Path) -> None:
+    said = []
+    for template in ("{{ messages[0].content }}", "<|im_start|>{{ messages[0].content }}<|im_end|>yes, "):
+        edit(folder / "tokenizer_config.json", chat_template=template)
+        asked = template.replace("{{ messages[0].content }}", QUESTION)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        ids = tokenizer.encode(asked, add_special_tokens=False).ids
+        model = load_model(folder)
+        with torch.inference_mode():
+            out = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+        checked = check_model_folder(folder)
+        assert any("of no known family" in warning for warning in checked.warnings)
+        assert checked.continuation == tokenizer.decode(out).strip()
+        said.append(checked.continuation)
+    assert said[0] != said[1]
 
 
 def test_a_template_that_shows_tools_gives_no_warning(folder: Path) -> None:
