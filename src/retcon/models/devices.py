@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,9 +28,14 @@ if TYPE_CHECKING:
 TrainDtype = Literal["float32", "bfloat16"]
 RolloutDtype = Literal["float32", "bfloat16", "float16"]
 Attention = Literal["sdpa", "eager"]
-BF16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 twice, and Arm's
 BF16_TRAINS, BF16_DECODES = 64, 256
-"""Widths from which bfloat16 is quicker on a CPU with instructions for it (docs/training/compute.md)."""
+"""Widths from which bfloat16 is quicker on a CPU whose products are quicker in it (docs/training/compute.md)."""
+QUICKER, SLOWER = 1.3, 0.8
+"""How quick products in bfloat16 must be, in float32's speed, to be advised, and to be advised against."""
+ROUNDS, ROWS, SIZE = 5, 256, 512
+"""Of the products that `bfloat16_speed` times."""
+DTYPES = torch.float32, torch.bfloat16
+PAGE = "docs/training/compute.md"
 CPUINFO = Path("/proc/cpuinfo")
 CROWDED = 3
 """Threads and sandbox workers for each core beyond which they are in each other's way. Workers mostly wait."""
@@ -43,10 +51,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """cpu: its name. instructions: as the kernel names them. cores: that this process may use. gpus: by index."""
+    """cpu: its name. bf16_speed: as `bfloat16_speed` has it. cores: that this process may use. gpus: by index."""
 
     cpu: str
-    instructions: frozenset[str]
+    bf16_speed: float
     cores: int
     gpus: tuple[Gpu, ...] = ()
 
@@ -164,16 +172,29 @@ def cpu_name(cpuinfo: Path = CPUINFO) -> str:
 
 def look_at_machine(cpuinfo: Path = CPUINFO) -> Machine:
     """This machine. cpuinfo: as in `cpu_name`."""
-    text = _read(cpuinfo)
-    flags = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     return Machine(
         cpu_name(cpuinfo),
-        frozenset(flags[1].split()) if flags else frozenset(),
+        bfloat16_speed(),
         usable_cores(),
         # From compute capability 8.0 on (Ampere) there are units for bfloat16; before, torch imitates them.
         tuple(Gpu(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)[0] >= 8) for i in gpus),
     )
+
+
+@cache
+def bfloat16_speed() -> float:
+    """The speed of a linear layer in bfloat16 on this CPU, in that of float32. It is timed, for milliseconds: there are
+    CPUs that have instructions for bfloat16 and are slower with them."""
+    with torch.inference_mode():
+        layers = [(torch.ones(ROWS, SIZE, dtype=kind), torch.ones(SIZE, SIZE, dtype=kind)) for kind in DTYPES]
+        best = [math.inf, math.inf]
+        for _ in range(ROUNDS + 1):  # the first one warms up
+            for n, (x, weight) in enumerate(layers):
+                began = time.perf_counter()
+                functional.linear(x, weight)
+                best[n] = min(best[n], time.perf_counter() - began)
+    return best[0] / best[1]
 
 
 def _read(file: Path) -> str:
@@ -205,18 +226,15 @@ def _attention(wanted: Literal["auto", "sdpa", "eager"], config: PretrainedConfi
 
 def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, uses: Sequence[Use]) -> tuple[str, ...]:
     """Of what was left to `auto`: what bfloat16 would speed up. Of what was not: what it slows down."""
-    width = getattr(config.get_text_config(), "hidden_size", 0)
-    if not machine.instructions & BF16_INSTRUCTIONS:
-        return tuple(
-            f"this CPU has no instructions for bfloat16: compute.{key}=float32 makes {what} 2 to 3 times as "
-            "quick, and more exact (docs/training/compute.md)"
-            for key, what in {"dtype": "training", "rollout_dtype": "rollouts"}.items()
-            if key in uses and getattr(section, key) == "bfloat16" and width >= BF16_TRAINS
-        )
-    quicker = {"dtype": ("training", BF16_TRAINS), "rollout_dtype": ("rollouts", BF16_DECODES)}
-    return tuple(
-        f"this CPU computes in bfloat16: compute.{key}=bfloat16 makes {what} of a model of width {width} quicker, and "
-        "less exact (docs/training/compute.md)"
-        for key, (what, least) in quicker.items()
-        if key in uses and getattr(section, key) == "auto" and width >= least
-    )
+    width, speed = getattr(config.get_text_config(), "hidden_size", 0), machine.bf16_speed
+    work = {"dtype": ("training", BF16_TRAINS), "rollout_dtype": ("rollouts", BF16_DECODES)}
+    hints = []
+    for key, (what, least) in work.items():
+        if key not in uses or width < (least if speed >= QUICKER else BF16_TRAINS):
+            continue
+        told = f"this CPU's products in bfloat16 are {speed:.1f} times as quick as in float32: compute.{key}="
+        if getattr(section, key) == "auto" and speed >= QUICKER:
+            hints.append(f"{told}bfloat16 makes {what} of a model of width {width} quicker, and less exact ({PAGE})")
+        if getattr(section, key) == "bfloat16" and speed <= SLOWER:
+            hints.append(f"{told}float32 makes {what} quicker, and more exact ({PAGE})")
+    return tuple(hints)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import GPT2Config, PretrainedConfig, Qwen3Config
 
 from retcon.config.schema import ComputeSection
 from retcon.core.errors import RecipeError
-from retcon.models.devices import Gpu, Machine, Placement, choose, crowding, look_at_machine, supports, torch_threads
+from retcon.models.devices import (
+    Gpu,
+    Machine,
+    Placement,
+    bfloat16_speed,
+    choose,
+    crowding,
+    look_at_machine,
+    supports,
+    torch_threads,
+)
 
 pytestmark = pytest.mark.torch
-PLAIN = Machine("Some CPU", frozenset({"avx2"}), cores=4)
-BF16 = Machine("AMD EPYC", frozenset({"avx2", "avx512_bf16"}), cores=2)
+PLAIN = Machine("Some CPU", 1.0, cores=4)
+BF16 = Machine("AMD EPYC", 2.1, cores=2)
+SLOW = Machine("Intel Xeon", 0.5, cores=2)
 QWEN = Qwen3Config(hidden_size=128)
 
 
@@ -47,13 +60,18 @@ def test_what_bfloat16_would_speed_up_is_said_where_it_would() -> None:
     assert keys(PLAIN, 2048) == []
 
 
-def test_bfloat16_is_advised_against_where_the_cpu_imitates_it() -> None:
+def test_bfloat16_is_advised_against_where_the_cpu_is_slower_with_it() -> None:
     config = Qwen3Config(hidden_size=576)
-    (hint,) = chosen(PLAIN, config, dtype="bfloat16").hints
+    (hint,) = chosen(SLOW, config, dtype="bfloat16").hints
+    assert "0.5 times as quick" in hint
     assert "compute.dtype=float32" in hint
-    assert len(chosen(PLAIN, config, dtype="bfloat16", rollout_dtype="bfloat16").hints) == 2
-    assert not chosen(PLAIN, config, rollout_dtype="float16").hints
-    assert not chosen(BF16, config, dtype="bfloat16", rollout_dtype="bfloat16").hints
+    both = {"dtype": "bfloat16", "rollout_dtype": "bfloat16"}
+    assert len(chosen(SLOW, config, **both).hints) == 2
+    assert not chosen(SLOW, config, rollout_dtype="float16").hints
+    assert not chosen(SLOW, config).hints
+    assert not chosen(SLOW, Qwen3Config(hidden_size=32), **both).hints
+    assert not chosen(PLAIN, config, **both).hints
+    assert not chosen(BF16, config, **both).hints
 
 
 def test_who_does_not_train_gets_no_advice_on_training() -> None:
@@ -71,7 +89,7 @@ def test_cuda_where_there_is_none_is_refused(device: str) -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_those_that_are() -> None:
-    machine = Machine("Some CPU", frozenset(), 4, (Gpu("NVIDIA A", True), Gpu("NVIDIA B", True)))
+    machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True), Gpu("NVIDIA B", True)))
     with pytest.raises(RecipeError, match=r"'cuda:2'.*'cuda:0' \(NVIDIA A\), 'cuda:1' \(NVIDIA B\)"):
         chosen(machine, device="cuda:2")
     assert chosen(machine, device="cpu").device == "cpu"
@@ -103,17 +121,23 @@ def test_more_threads_and_workers_than_cores_can_hold(threads: int, workers: int
 
 def test_the_machine_is_read_from_the_kernel(tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
-    file.write_text(
-        "processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\nflags\t\t: fpu avx512_bf16 sse\n\nprocessor\t: 1\n"
-    )
+    file.write_text("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\nflags\t\t: fpu sse\n\nprocessor\t: 1\n")
     found = look_at_machine(file)
     assert found.cpu == "Some CPU @ 3 GHz"
-    assert found.instructions == {"fpu", "avx512_bf16", "sse"}
     assert found.cores >= 1
     file.write_text("processor : 0\nFeatures : fp asimd bf16\n")  # Arm: no name
-    assert look_at_machine(file).instructions == {"fp", "asimd", "bf16"}
     assert look_at_machine(file).cpu
-    assert look_at_machine(tmp_path / "absent").instructions == frozenset()
+    assert look_at_machine(tmp_path / "absent").cpu
+
+
+@pytest.mark.parametrize(("slow", "quick"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_how_quick_bfloat16_is_is_timed(slow: torch.dtype, quick: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    naps = {slow: 0.02, quick: 0.002}
+    monkeypatch.setattr(functional, "linear", lambda x, _: time.sleep(naps[x.dtype]))
+    bfloat16_speed.cache_clear()
+    found = look_at_machine().bf16_speed
+    bfloat16_speed.cache_clear()
+    assert found < 0.5 if slow is torch.bfloat16 else found > 2
 
 
 def test_threads_come_back() -> None:

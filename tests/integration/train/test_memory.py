@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoModelForCausalLM,
@@ -16,7 +17,6 @@ from transformers import (
 )
 
 from retcon.core.types import Sample
-from retcon.models.devices import BF16_INSTRUCTIONS, look_at_machine
 from retcon.planning.needs import SCORED_KEYS, VALUE, _activations, _linear
 from retcon.train.kernels.attention import SHORT
 from retcon.train.kernels.computing import Computing
@@ -24,7 +24,8 @@ from retcon.train.kernels.forward import forwards
 
 pytestmark = pytest.mark.torch
 LENGTH, VOCABULARY = 64, 32
-MOST_WITH_BFLOAT16 = 2.0 if look_at_machine().instructions & BF16_INSTRUCTIONS else 1.7
+HAS_BFLOAT16 = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+MOST_WITH_BFLOAT16 = 2.0 if HAS_BFLOAT16 else 1.7
 """What goes into a layer is foretold as float32, which kernels with instructions for bfloat16 do not keep."""
 MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(
