@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.learning import DPOSection
 from retcon.config.load import load_recipe
-from retcon.core.errors import RecordError, TaskWarning, TrainingDiverged
+from retcon.core.errors import ComputeWarning, RecipeError, RecordError, TaskWarning, TrainingDiverged
 from retcon.core.pair import Completion, Pair
 from retcon.core.types import Sample
+from retcon.models.placing import place_training
+from retcon.planning import needs as planning
+from retcon.planning.needs import needs_of
 from retcon.store.pairs import write_pairs
 from retcon.train import dpo as module
 from retcon.train.batch import collate
@@ -219,6 +223,28 @@ def test_a_run_leaves_out_what_its_model_has_no_room_for(tmp_path):
     assert [place.device for place in places] == ["cpu"]
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (manifest["kind"], sorted(manifest["inputs"])) == ("dpo", ["pairs", "start"])
+
+
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_whether_a_run_fits_goes_by_its_longest_side(
+    side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_base(tmp_path / "base")
+    recipe = load_recipe(None, ["dpo.steps=1", "dpo.batch=1", "compute.device=cpu", "compute.micro_batch_tokens=64"])
+    (found,) = read(tmp_path, {**ROW, side: "x" * 240})
+    needs = needs_of("dpo", recipe, base, place_training(recipe, base), longest=len(getattr(found, side).ids))
+    monkeypatch.setattr(planning, "available_memory", lambda: needs.peak - 1)
+    with pytest.warns(ComputeWarning, match=r"of memory and .* are free on cpu"):  # most of it is an estimate
+        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "long")
+    read(tmp_path, ROW)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ComputeWarning)
+        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "short")
+    fixed = sum(part.bytes for part in needs.memory if part.name not in planning.ESTIMATED)
+    monkeypatch.setattr(planning, "available_memory", lambda: fixed - 1)
+    with pytest.raises(RecipeError, match=r"of memory and .* are free on cpu"):
+        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_run_draws_every_pair_once_an_epoch_and_compares_it_with_its_own_reference(tmp_path, monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Observation, Status, ToolCall
+from retcon.core.types import Observation, Segment, Status, ToolCall
 from retcon.purify.describe import LATER, Describe, described
 from retcon.purify.splice import UNALIGNED
 from retcon.report.diff import changes, show_change
@@ -136,6 +138,28 @@ def test_calls_before_the_failed_one_stay(style):
     assert GOOD in turn.text
     assert BAD not in turn.text
     assert turn.calls[0] == turn.abandoned[0].calls[0]
+
+
+def test_a_turn_without_ids_is_described_by_its_characters():
+    """As in other people's transcripts: their segments hold text only, and nothing is known of tokens."""
+    both = CALL["hermes"](GOOD, "Both. ") + CALL["hermes"](BAD, " Then: ")
+    turn = play([both, DONE], FAILS, style="hermes").turns[0]
+    bare = replace(
+        turn,
+        segments=tuple(replace(s, ids=None, logprobs=None) for s in turn.segments),
+        calls=tuple(replace(c, start=None) for c in turn.calls),
+    )
+
+    class Telling:
+        def told(self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]):
+            return (Segment("observation", "".join(o.text for o in observations)),)
+
+    (described,) = asyncio.run(Describe().repair(bare, Telling()))
+    assert described.repair.decision == "described"
+    kept = described.generated[0].text
+    assert kept == CALL["hermes"](GOOD, "Both. ") + " Then: "
+    assert [(c.arguments, c.char, c.start) for c in described.calls[1:]] == [({}, len(kept), None)]
+    assert described.calls[0] == bare.calls[0]
 
 
 def test_all_failed_calls_of_a_turn_stand_where_it_was_cut():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,28 @@ def test_of_several_calls_the_pair_tells_of_the_one_that_failed():
     (pair,) = preference_pairs(p.trajectory)
     assert [o.status for o in p.turns[0].abandoned[0].observations] == ["ok", "error"]
     assert (pair.about["status"], pair.about["error_type"]) == ("error", "NameError")
+
+
+def test_a_call_that_the_machine_lost_is_not_what_the_pair_tells_of():
+    p = play([hermes_call(GOOD) + hermes_call(BAD), hermes_call(GOOD) + hermes_call(OTHER), DONE],
+             {BAD: ("no value", "error", "NameError")}, repair=Saar(), style="hermes")  # fmt: skip
+    turn = p.turns[0]
+    failed, *others = turn.abandoned
+    lost = replace(failed.observations[0], status="infrastructure", error_type="Gone")
+    turn = replace(turn, abandoned=(replace(failed, observations=(lost, failed.observations[1])), *others))
+    (pair,) = preference_pairs(replace(p.trajectory, turns=(turn, *p.turns[1:])))
+    assert (pair.about["status"], pair.about["error_type"]) == ("error", "NameError")
+
+
+def test_where_it_is_unknown_where_a_call_begins_nothing_is_counted():
+    p = play([call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
+    turn = p.turns[0]
+    unknown = replace(turn, calls=(replace(turn.calls[0], start=None),))
+    assert call_mask(turn) is not None
+    assert call_mask(unknown) is None
+    (pair,) = preference_pairs(replace(p.trajectory, turns=(unknown, *p.turns[1:])))
+    assert pair.chosen.mask is None
+    assert pair.rejected.mask is not None
 
 
 def test_a_turn_without_a_call_has_nothing_that_is_counted():

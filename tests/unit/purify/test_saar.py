@@ -140,6 +140,17 @@ def test_without_room_for_another_attempt_the_failure_stays():
     assert p.trajectory.stop == "length"
 
 
+def test_an_attempt_is_made_as_long_as_there_is_room_for_a_token():
+    replies = [call(BAD), call(GOOD), DONE]
+    roomy = play(replies, {BAD: "error"}, repair=Saar())
+    shown = len(roomy.engine.seen[1][1])  # what the attempt was sampled after
+    for room in (0, 1):
+        limits = replace(LIMITS, max_tokens=shown, lookahead_tokens=room)
+        p = play(replies, {BAD: "error"}, repair=Saar(attempts=1), limits=limits)
+        repair = p.turns[0].repair
+        assert (repair.decision, repair.attempts) == ("unrepaired", room)
+
+
 @pytest.mark.parametrize(("lookahead", "shown"), [("all", [0, 1]), ("first", [0]), ("latest", [1])])
 def test_the_lookahead_shows_all_attempts_the_first_or_the_latest(lookahead, shown):
     replies = [call("fail(0)"), call("fail(1)"), call("fail(2)"), DONE]

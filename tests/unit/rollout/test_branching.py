@@ -379,6 +379,8 @@ def test_whether_it_is_purified_is_drawn_for_a_tree(measures: bool):
     assert [purified(0.5, 0, 1, TASK.id, n) for n in range(3)] == [t.provenance.purified for t in group[:3]]
     assert [t.provenance.purified for t in group] == [whole[t.branch.root if t.branch else t.id] for t in group]
     assert len({whole[t.branch.root] for t in group if t.branch}) == 2, "some are and some are not"
+    filled = grow(At(start=2, turn=99), 16, repair=Saar(), probability=0.5).group
+    assert [t.provenance.purified for t in filled] == [purified(0.5, 0, 1, TASK.id, n) for n in range(16)]
 
 
 def test_a_tree_is_purified_as_a_whole():
@@ -394,6 +396,5 @@ def test_a_tree_is_purified_as_a_whole():
     parent, branch = played.group
     assert parent.turns[1].repair is not None
     assert branch.turns[1] == parent.turns[1], "the repaired history is what it goes on from"
-    assert parent.provenance.purified
-    assert branch.provenance.purified
+    assert all(t.provenance.purified for t in played.group)
     assert [t.stop for t in played.group] == ["answer", "answer"]
