@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from transformers import BloomConfig, BloomForCausalLM
 from typer.testing import CliRunner
 
 from foreign import FORMATS, REPAIRED, answer, user, works
 from retcon.cli.app import app
 from retcon.core.errors import CheckpointError
+from retcon.models.loading import load_config
 from retcon.train.dpo import run_dpo
 from retcon.train.sft import run_sft
 from training import make_base, small_recipe
@@ -53,6 +56,19 @@ def test_what_purify_writes_leads_to_a_model(base, tmp_path, format):
     assert preferred[0]["margin"] == pytest.approx(0.0, abs=1e-4), "it starts from its reference"
     assert preferred[-1]["margin"] > 0
     assert preferred[-1]["loss"] < preferred[0]["loss"]
+
+
+def test_a_model_that_does_not_say_how_many_positions_it_has_learns_from_any_length(tmp_path):
+    base = make_base(tmp_path / "base")
+    endless = BloomConfig(vocab_size=load_config(base).vocab_size, hidden_size=32, n_layer=1, n_head=2)
+    assert not hasattr(endless, "max_position_embeddings")
+    BloomForCausalLM(endless).save_pretrained(base)
+    clean, pairs = purified(tmp_path / "data", "messages")
+    recipe = small_recipe(base, sft={"steps": 1, "batch": 2}, dpo={**DPO, "steps": 1, "batch": 2})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*positions")
+        final = run_sft(recipe, clean, tmp_path / "sft")
+        assert (run_dpo(recipe, pairs, final, tmp_path / "dpo") / "config.json").is_file()
 
 
 def test_a_preference_training_that_was_interrupted_ends_as_one_that_was_not(zygote, base, tmp_path):
