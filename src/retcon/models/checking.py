@@ -191,7 +191,8 @@ def _asked(tokenizer: PreTrainedTokenizerFast, chat: Chat | None, template: Temp
     if chat is not None:
         return ids_of(chat.prompt(QUESTION))
     text = QUESTION if template is None else template.render([{"role": "user", "content": QUESTION}])
-    return tokenizer.encode(text, add_special_tokens=False)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
 
 
 def _continuation(model: Any, tokenizer: PreTrainedTokenizerFast, asked: Sequence[int]) -> str:
