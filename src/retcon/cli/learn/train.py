@@ -39,6 +39,7 @@ def train(
 
         plan_rl(settings, folder, out)
         return
+    from retcon.runs.metrics import read_metrics
     from retcon.train.rl import run_rl
 
     stages = [stage.name for stage in settings.stages]
@@ -50,5 +51,11 @@ def train(
             on_step=on_step,
             on_place=tell_place,
         )
-    lines = (f"metrics: {out / 'metrics.jsonl'}", f"trajectories: {out / 'trajectories'}")
+    metrics = out / "metrics.jsonl"
+    lines = [f"metrics: {metrics}", f"trajectories: {out / 'trajectories'}"]
+    if not any(line.get("grad_norm") for line in read_metrics(metrics)):
+        lines.append(
+            "no step moved the weights: `same_reward` in the metrics is the share of groups whose rollouts all had one "
+            "reward, of which nothing is learnt (docs/training/selection.md)"
+        )
     tell_trained(final, out, *lines, recipe=[recipe, *(overrides or ())])
