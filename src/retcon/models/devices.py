@@ -156,8 +156,14 @@ def set_threads(threads: int) -> None:
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
     """`set_threads` for a while; those within an operation then come back to what they were."""
+    with _threads_kept():
+        set_threads(threads)
+        yield
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
     before = torch.get_num_threads()
-    set_threads(threads)
     try:
         yield
     finally:
@@ -184,9 +190,10 @@ def look_at_machine(cpuinfo: Path = CPUINFO) -> Machine:
 
 @cache
 def bfloat16_speed() -> float:
-    """The speed of a linear layer in bfloat16 on this CPU, in that of float32. It is timed, for milliseconds: there are
-    CPUs that have instructions for bfloat16 and are slower with them."""
-    with torch.inference_mode():
+    """The speed of a linear layer in bfloat16 on this CPU, in that of float32, with one thread. It is timed, for
+    milliseconds: there are CPUs that have instructions for bfloat16 and are slower with them."""
+    with torch.inference_mode(), _threads_kept():
+        torch.set_num_threads(1)  # a pool of more would begin to wait here, before anybody has said how
         layers = [(torch.ones(ROWS, SIZE, dtype=kind), torch.ones(SIZE, SIZE, dtype=kind)) for kind in DTYPES]
         best = [math.inf, math.inf]
         for _ in range(ROUNDS + 1):  # the first one warms up
