@@ -173,6 +173,8 @@ _DEFINITE = re.compile(
     re.IGNORECASE,
 )
 """What was written, as something that is known."""
+_LABEL = re.compile(r"(?:assistant|thought|thoughts|ai):", re.IGNORECASE)
+"""What names who speaks, or how, and is no sentence: nothing leans on it, and it leans on nothing."""
 _ANSWER = re.compile(r"\\boxed|\banswer\b", re.IGNORECASE)
 _COMMENT = re.compile(r"#[^\n]*")
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,2}[.)]|[A-Za-z][.)])\s")
@@ -239,6 +241,8 @@ def referring(text: str, scope: Scope, but: str = "", first: str | None = None) 
     before = None if first is None else Sentence(0, 0, first)
     for one in sentences(text):
         words = text[one.start : one.end]
+        if _LABEL.fullmatch(words):
+            continue
         rule = rule_of(words, scope, but)
         if rule is None and before is not None and "\n\n" not in text[before.end : one.start] and _leans(words, scope):
             rule = before.rule

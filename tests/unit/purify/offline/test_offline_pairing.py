@@ -40,9 +40,10 @@ def test_the_fix_takes_the_place_of_the_failure_and_the_raw_turns_are_kept() -> 
 
 
 def test_a_fix_below_gamma_brings_its_own_words() -> None:
-    result = purify(*REPAIRED, gamma=1.0)
+    asked, failure, fix, said = REPAIRED
+    result = purify(asked, failure, replace(fix, text="We take sqrt for that."), said, gamma=1.0)
     assert result.splices == (Splice(0, 1, False),)
-    assert "sqrt it is" in result.trajectory.turns[0].text
+    assert "We take sqrt for that." in result.trajectory.turns[0].text
     assert "let me see" not in result.trajectory.turns[0].text
 
 

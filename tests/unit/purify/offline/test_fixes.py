@@ -1,0 +1,132 @@
+"""Which calls that work are no fix of the failed one, by their programs alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from retcon.core.types import Observation, Segment, ToolCall, Turn
+from retcon.purify.fixes import another_end, same_end, weak
+
+MISSING = "NameError: name 'x' is not defined"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A program and what came of it. error: the type of what it raised, at `line`."""
+
+    code: str
+    output: str = "1"
+    error: str | None = None
+    line: int | None = None
+
+
+def turn(*programs: Ran, said: str = "") -> Turn:
+    calls, observations, text = [], [], said
+    for n, ran in enumerate(programs):
+        calls.append(ToolCall(str(n), "python", {"code": ran.code}, len(text)))
+        status = "ok" if ran.error is None else "error"
+        observations.append(Observation(str(n), ran.output, status, ran.error, line=ran.line))
+        text += ran.code
+    return Turn((Segment("sampled", text),), tuple(calls), tuple(observations), "call")
+
+
+def judged(failed: Ran, fix: Ran) -> tuple[str, str] | None:
+    return weak(turn(failed), turn(fix), lambda number: False)
+
+
+def ranges(before: str, after: str, error: str = "TimeoutError") -> tuple[str, str] | None:
+    program = "total = sum(k for k in {})"
+    return judged(Ran(program.format(before), "", error, 1), Ran(program.format(after)))
+
+
+def test_a_range_is_narrower_below_half_of_its_length_however_it_is_written() -> None:
+    for before, half, less in (
+        ("range(100)", "range(50)", "range(49)"),
+        ("range(1, 102)", "range(51)", "range(50)"),
+        ("range(1, 102)", "range(0, 51)", "range(0, 50)"),
+        ("range(-100, 0)", "range(1, 51)", "range(1, 50)"),
+        ("range(3 ** 0 * 100)", "range(3 ** 0 * 50)", "range(3 ** 0 * 49)"),
+    ):
+        assert ranges(before, half) is None
+        assert ranges(before, less) == ("avoided", less)
+
+
+@pytest.mark.parametrize("error", ["NameError", "ModuleNotFoundError", "SyntaxError"])
+def test_a_range_has_no_part_in_a_name_that_was_missing(error: str) -> None:
+    assert ranges("range(100)", "range(10)", error) is None
+
+
+@pytest.mark.parametrize("bound", ["n + 1", "1 + n", "-n", "9" * 400, "2 ** 31", "2 ** -1", "7 % 2"])
+def test_a_range_whose_length_numbers_do_not_give_says_nothing(bound: str) -> None:
+    assert ranges(f"range({bound})", "range(1)") is None
+    assert ranges("range(100)", f"range({bound})") is None
+
+
+def test_a_program_that_cannot_be_read_is_judged_by_what_it_gave() -> None:
+    broken = Ran("print(sum(range(3))", "", "RuntimeError")
+    assert judged(broken, Ran("print(sum(range(3)))", "3")) is None
+    assert judged(broken, Ran("print(sum(range(3)))", "Error: none")) == ("told", "Error: none")
+
+
+SOLVER = Ran("days = solve(60*x - 660, x)[0]\nrest = 20 - days\nrest", "", "ValueError", 1)
+
+
+@pytest.mark.parametrize("end", ["rest", "print(rest)", "print(round(rest))", "print(int(rest))", "print(float(rest))"])
+@pytest.mark.parametrize("solver", ["solve", "sympy.solve"])
+def test_what_a_solver_was_for_cannot_come_from_nowhere(solver: str, end: str) -> None:
+    failed = Ran(SOLVER.code.replace("solve", solver), "", "ValueError", 1)
+    assert judged(failed, Ran(f"days = 1260 / 90\nrest = 20 - days\n{end}", "6")) == ("constant", "1260 / 90")
+
+
+def test_what_a_loop_or_another_function_works_out_is_no_arithmetic_by_hand() -> None:
+    looped = "days = 1260 / 90\nfor n in [1, 2]:\n    rest = 20 - n * days\nrest"
+    assert judged(SOLVER, Ran(looped, "6")) is None
+    assert judged(SOLVER, Ran("days = 1260 / 90\nrest = max(20 - days, 0)\nrest", "6")) is None
+
+
+def test_a_missing_name_that_is_bound_to_none_is_made_up() -> None:
+    failed = Ran("rows = [2 * x, 3]\nprint(rows)", MISSING, "NameError", 1)
+    assert judged(failed, Ran("x = None\nrows = [2, x, 3]\nprint(rows)", "[2, None, 3]")) == ("avoided", "x = None")
+    assert judged(failed, Ran("x = y\nrows = [2 * x, 3]\nprint(rows)", "[2, 3]")) is None
+
+
+def test_all_lines_of_an_output_are_texts_of_a_new_branch() -> None:
+    failed = Ran("print(found[0])", "", "IndexError", 1)
+    guarded = "if found:\n    print(found[0])\nelse:\n    print('nothing')\n    print('found')"
+    assert judged(failed, Ran(guarded, "nothing\nfound\n")) == ("avoided", "nothing")
+    assert judged(failed, Ran(guarded, "nothing\n3\n")) is None
+
+
+def test_a_name_of_three_letters_is_one_that_the_fix_has_instead() -> None:
+    failed = Ran("total = rows[0]\nprint(total)", "", "IndexError", 1)
+    assert judged(failed, Ran("abc = rows[1]\nprint(abc)")) == ("avoided", "total is left out")
+    assert judged(failed, Ran("ab = rows[1]\nprint(ab)")) is None
+    assert judged(failed, Ran("total_of_all = rows[1]\nprint(total_of_all)")) is None
+
+
+def test_a_call_that_worked_beside_the_failed_one_is_no_end_of_it() -> None:
+    worked, failed = Ran("first = load()"), Ran("second = first.rows()", "", "AttributeError", 1)
+    assert not same_end(turn(worked, failed), turn(Ran("first = load()")))
+    assert same_end(turn(worked, failed), turn(Ran("second = first.row()")))
+    assert another_end(turn(worked, failed), turn(Ran("other = first.row()"))) == "second"
+
+
+def test_what_the_failing_line_was_for_is_an_end_too() -> None:
+    failed = turn(Ran("half = whole(1)\nrest = 3", "", "NameError", 1))
+    assert same_end(failed, turn(Ran("half = 2 / 4\nother = 1")))
+    later = turn(Ran("half = whole(1)\nrest = f(3)", "", "NameError", 2))
+    assert not same_end(later, turn(Ran("half = 2 / 4\nother = 1")))
+
+
+def test_an_expression_that_failed_is_worked_out_wherever_the_fix_has_it() -> None:
+    failed = turn(Ran("area(3)\nprint('done')", "", "NameError", 1))
+    assert same_end(failed, turn(Ran("def area(n):\n    return n * n\n\narea(3)\nmore = 2")))
+    assert not same_end(failed, turn(Ran("def area(n):\n    return n * n\n\nmore = 2")))
+
+
+@pytest.mark.parametrize(("error", "any_name"), [("ImportError", True), ("ModuleNotFoundError", True), ("E", False)])
+def test_of_a_program_that_failed_on_an_import_any_name_is_an_end(error: str, any_name: bool) -> None:
+    failed = turn(Ran("import quick\nfirst = quick.a()\nlast = quick.b(first)", "", error, 1))
+    assert same_end(failed, turn(Ran("first = slow()\nother = 2"))) is any_name

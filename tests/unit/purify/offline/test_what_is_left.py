@@ -1,0 +1,139 @@
+"""What a repair leaves: where exactly words are cut, which values are missed, and how a program is written anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from foreign import FORMATS, Step, answer, fails, user, works
+from retcon.core.types import Observation, Segment, ToolCall, Turn
+from retcon.purify.kept import Edit, edited, rewritten
+from retcon.purify.offline import Offline, Purified
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.formats.mint import MINT
+from unit.purify.offline.test_kept import ASK, COMMENTED, FAIL, FAILED, FIXED, OTHER, purify, reasons
+
+
+def with_tail(text: str, *steps: Step) -> Purified:
+    """Of steps whose last but one is the fix, which says `text` after its call, before it has seen the output."""
+    (raw,) = MINT.read(FORMATS["mint"](steps), "t").trajectories
+    fix = raw.turns[-2]
+    first, *others = fix.segments
+    fix = replace(fix, segments=(replace(first, text=first.text + text), *others))
+    return Offline()(replace(raw, turns=(*raw.turns[:-2], fix, raw.turns[-1])))
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (" This gives 12.345.", [("words", "value: 12.345")]),
+        (" This was first done in 2024.", []),
+        (" It gives 4.0.", []),
+        (" Sorry for that error.", [("words", "apology: Sorry for that error.")]),
+        (" As you see, it is done.", []),
+    ],
+)
+def test_what_a_fix_says_before_it_has_seen_its_output(text: str, left: list[tuple[str, str]]) -> None:
+    result = with_tail(text, ASK, FAIL, works(FIXED, "4.0", "sqrt it is"), answer("The root of 16 is 4."))
+    assert [(one.reason, one.detail) for one in result.left] == left
+    told = with_tail(text, user("Is it 12.345?"), FAIL, works(FIXED, "4.0", "sqrt it is"), answer("So it is."))
+    assert [one.detail for one in told.left] == [detail for _, detail in left if "value" not in detail]
+
+
+def test_words_between_the_blocks_of_a_program_are_read() -> None:
+    parts = FIXED.replace("print", "</execute>\nThat error is gone now.\n<execute>\nprint")
+    assert reasons(purify(ASK, FAIL, works(parts, "4.0"), answer("The root of 16 is 4."))) == [("words", "error")]
+    parts = FIXED.replace("print", "</execute>\nNow it is shown.\n<execute>\nprint")
+    assert purify(ASK, FAIL, works(parts, "4.0"), answer("The root of 16 is 4.")).splices
+
+
+def test_a_value_or_name_is_missed_where_nothing_that_stays_tells_it_first() -> None:
+    failure = replace(FAIL, output="half is 7.25\n" + FAIL.output, code="helper = 3\n" + FAIL.code)
+    fix = works(FIXED, "4.0", "sqrt it is")
+
+    def left(*later: Step) -> list[tuple[str, str]]:
+        return [(one.reason, one.detail) for one in purify(ASK, failure, fix, *later).left]
+
+    assert left(answer("Twice 7.25 is what we want here.")) == [("words", "value: 7.25")]
+    assert left(answer("The `helper` is what we want here.")) == [("words", "name: helper")]
+    assert left(works("print(29 / 4)", "7.25", "And now"), answer("Twice 7.25 is what we want.")) == []
+    assert left(user("Is it 7.25?"), answer("Yes, it is 7.25 as you say.")) == []
+    assert left(answer("Twice 7.25 is what we want."), works("print(29 / 4)", "7.25")) == [("words", "value: 7.25")]
+
+
+def test_cuts_of_two_repairs_in_one_answer_leave_something_of_it() -> None:
+    said = "It seems that this function has no meaning here."
+    first = [FAIL, works(FIXED, "4.0", f"{said} We write it as sqrt.")]
+    second = [fails("half = roots / 2\nprint(half)", said="Half of it."), works("half = root / 2\nprint(half)")]
+    for rest, splices in (("", 1), (" The root of 16 is 4.", 2)):
+        result = purify(ASK, *first, *second, answer(f"{said} The error is gone.{rest}"))
+        assert len(result.splices) == splices
+        assert result.trajectory.turns[-1].text == (rest.strip() or said)
+
+
+def test_an_edit_of_words_and_program_moves_the_call_and_leaves_what_was_said_to_the_model() -> None:
+    before = (
+        ("sampled", "First. Second. "),
+        ("observation", "a = 1  # fixed"),
+        ("sampled", "Third. Fourth. a = 1  # fixed"),
+    )
+    words = "First. Second. Third. Fourth. "
+    turn = Turn(
+        tuple(Segment(kind, text) for kind, text in before),
+        (ToolCall("0", "python", {"code": "a = 1  # fixed"}, len(words)),),
+        (Observation("0", "1", "ok"),),
+        "call",
+    )
+    cut = tuple((words.index(one), words.index(one) + len(one)) for one in ("Second. ", "Third. "))
+    made = edited(turn, Edit(0, cut), Edit(0, (), ("a = 1  # fixed", "a = 1")))
+    assert [s.text for s in made.segments] == ["First. ", "a = 1  # fixed", "Fourth. a = 1"]
+    assert (made.calls[0].char, made.calls[0].code) == (len("First. Fourth. "), "a = 1")
+    whole = edited(turn, Edit(0, ((0, len(words)),)), None)
+    assert [s.text for s in whole.segments] == ["a = 1  # fixed", "a = 1  # fixed"]
+    assert whole.calls[0].char == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "new"),
+    [
+        (r'A 5" root: {"code": "a\u0023b"}', '"c"'),  # a quote before the JSON
+        ('{"code": "a\\u0023b\ny"}', None),
+        (r'{"code": "é a\u0023b"}', '"é c"'),
+        (r'{"code": "a\u0023"}', None),
+        (r'{"code": "a\x"}', None),
+    ],
+)
+def test_a_program_in_escapes_is_found_in_text_around_it(text: str, new: str | None) -> None:
+    made = rewritten(text, "a#b\ny" if "\n" in text else "a#b", "c")
+    assert isinstance(made, str)
+    if new is not None:
+        assert made == text.partition("{")[0] + '{"code": ' + new + "}"
+    else:
+        assert made == ('{"code": "c"}' if "\n" in text else text)
+
+
+def test_comments_of_a_shell_s_program_are_not_cut() -> None:
+    steps = [ASK, fails(FAILED, "AttributeError", 2, "We take it."), works(COMMENTED, "4.0"), answer("It is 4.")]
+    for name, left in (("swe_agent", [("words", "fix")]), ("mint", [])):
+        record: Any = FORMATS[name](steps)
+        found = Detector().format_of(record)
+        assert found is not None
+        (result,) = map(Offline(state="ignore"), found.read(record, "t").trajectories)
+        assert reasons(result) == left
+
+
+@pytest.mark.parametrize("said", ["However, we list all squares there are.", "It lists all squares there are."])
+def test_the_first_words_of_a_deep_fix_lean_on_what_is_gone(said: str) -> None:
+    assert reasons(purify(ASK, FAIL, works(OTHER, "4", said)))[0] == ("words", "leans")
+    result = purify(ASK, FAIL, works(OTHER, "4", f"{said} Now we take the last square."))
+    assert [(cut.rule, cut.text) for cut in result.cuts][:1] == [("leans", said)]
+
+
+def test_a_step_that_was_done_before_is_known_by_its_program_without_comments() -> None:
+    done, failure = "half = 8 / 2\nhalf", fails("half = 8 / tow\nhalf", "NameError", 1)
+    for again in ("half = 8 / 2  # Halve it.\nhalf", "# Halve it.\n" + done, "half = 8 / 2  \nhalf"):
+        assert reasons(purify(ASK, works(done, "4.0"), failure, works(again, "4.0"))) == [
+            ("avoided", "it had been done before the failure")
+        ]
