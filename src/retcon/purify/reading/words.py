@@ -173,8 +173,7 @@ _DEFINITE = re.compile(
     re.IGNORECASE,
 )
 """What was written, as something that is known."""
-_LABEL = re.compile(r"(?:assistant|thought|thoughts|ai):", re.IGNORECASE)
-"""What names who speaks, or how, and is no sentence: nothing leans on it, and it leans on nothing."""
+_LABEL = re.compile(r"(?:assistant|thoughts?|ai):", re.IGNORECASE)  # who speaks: no sentence
 _ANSWER = re.compile(r"\\boxed|\banswer\b", re.IGNORECASE)
 _COMMENT = re.compile(r"#[^\n]*")
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,2}[.)]|[A-Za-z][.)])\s")
@@ -254,9 +253,8 @@ def referring(text: str, scope: Scope, but: str = "", first: str | None = None) 
 
 
 def _leans(sentence: str, scope: Scope) -> bool:
-    if _LEANS.match(sentence):
-        return True
-    return scope == "fix" and (_PRONOUN.match(sentence) or _DEFINITE.search(sentence)) is not None
+    near = scope == "fix" and (_PRONOUN.match(sentence) or _DEFINITE.search(sentence))
+    return bool(_LEANS.match(sentence) or near)
 
 
 def gives_up_plan(text: str) -> str | None:
