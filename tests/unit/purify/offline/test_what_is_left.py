@@ -60,6 +60,8 @@ def test_a_value_or_name_is_missed_where_nothing_that_stays_tells_it_first() -> 
     assert left(answer("The `helper` is what we want here.")) == [("words", "name: helper")]
     assert left(works("print(29 / 4)", "7.25", "And now"), answer("Twice 7.25 is what we want.")) == []
     assert left(user("Is it 7.25?"), answer("Yes, it is 7.25 as you say.")) == []
+    before = purify(ASK, works("print(29 / 4)", "7.25"), failure, fix, answer("Twice 7.25 is what we want."))
+    assert (len(before.splices), before.left) == (1, ())
     assert left(answer("Twice 7.25 is what we want."), works("print(29 / 4)", "7.25")) == [("words", "value: 7.25")]
 
 
