@@ -6,6 +6,8 @@ Each check gives what it found, as text for the record, or None. Whatever is in 
 from __future__ import annotations
 
 import ast
+import builtins
+import keyword
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal
@@ -15,7 +17,7 @@ from retcon.purify.kept import prose
 from retcon.purify.noop import is_program
 from retcon.purify.reading.names import definitions, goals, only_constants, runs_nothing, works_out
 from retcon.purify.reading.trees import below, parse
-from retcon.purify.reading.words import gives_up_plan, says_something
+from retcon.purify.reading.words import comments, gives_up_plan, referring, says_something, without, without_comments
 
 _TELLS = re.compile(
     r"\W*(?:an? )?(?:\w+ )?(?:error|exception|failed|failure)\b(?! (?:of|in|term|rate|is|=))[^\n]*", re.IGNORECASE
@@ -30,6 +32,10 @@ _SOLVERS = frozenset(
 )
 """Functions that work out what the program is for."""
 
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_PART = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
+"""A word of a text, or of a name that is put together of several: `extended_gcd`, `isPrime`."""
+_EVERYWHERE = frozenset((*keyword.kwlist, *dir(builtins)))
 _UNBOUNDED = frozenset({"ImportError", "ModuleNotFoundError", "NameError", "SyntaxError", "IndentationError"})
 """Errors that no range has a part in."""
 
@@ -94,6 +100,28 @@ def plan_given_up(failure: Turn, later: Sequence[Turn]) -> str | None:
     if any(o.error_type == "AssertionError" for o in failure.observations):
         return "an assertion failed"
     return next((found for turn in later for found in (gives_up_plan(prose(turn)),) if found is not None), None)
+
+
+def keeps_plan(failure: Turn, fix: Turn) -> bool:
+    """Whether the fix's own words can stand for those of the failure: where these speak of something that both programs
+    have, so does what the fix says. Else they tell what was changed, and the plan that it belongs to would be gone."""
+    first, second = (set[str]().union(*(_names(c.code) for c in t.calls if is_program(c))) for t in (failure, fix))
+    shared = {part for name in first & second for part in _words(name)}
+    planned, told = (shared & _words(_unreferring(prose(turn))) for turn in (failure, fix))
+    return bool(told) or not planned
+
+
+def _names(code: str) -> set[str]:
+    return set(_NAME.findall(without_comments(code, list(comments(code))))) - _EVERYWHERE
+
+
+def _words(text: str) -> set[str]:
+    return {part.lower().removesuffix("s") for part in _PART.findall(text)}
+
+
+def _unreferring(said: str) -> str:
+    """What is said, without the sentences that speak of a failure."""
+    return without(said, [(one.start, one.end) for one in referring(said, "fix")])
 
 
 def same_end(failure: Turn, fix: Turn) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import FAILURES, has_failed
-from retcon.purify.fixes import another_end, line_of, plan_given_up, same_end, weak
+from retcon.purify.fixes import another_end, keeps_plan, line_of, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
 from retcon.purify.noop import is_noop, is_program
 from retcon.purify.reading.names import assertions, effects, handlers, needs, reads
@@ -207,7 +207,11 @@ class Offline:
         shallow = self._alike_enough(failure, fix)
         unfit = _unfit(after.turns, at, stop) if shallow else None
         if unfit is not None:
-            own = says_something(prose(fix)) and after.refused(at, stop, shallow=False) is None
+            own = (
+                says_something(prose(fix))
+                and keeps_plan(failure, fix)
+                and after.refused(at, stop, shallow=False) is None
+            )
             return False, None if own else unfit
         refused = after.refused(at, stop, shallow=shallow)
         return shallow, None if refused is None else ("words", f"{refused.rule}: {refused.text}")

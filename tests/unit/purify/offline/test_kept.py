@@ -119,6 +119,27 @@ def test_the_words_of_a_plan_that_an_assertion_refutes_go() -> None:
     assert [cut.rule for cut in turn.repair.cut] == ["apology"]
 
 
+def test_a_fix_that_tells_no_more_than_what_it_changed_does_not_stand_for_a_plan() -> None:
+    code = (
+        "def isPrime(n):\n    # one has no twins\n    return n > {} and n % 2\n\nfound = isPrime(1)\nassert not found"
+    )
+
+    def made(plan: str, words: str) -> list[tuple[int, str]]:
+        failure = fails(code.format(0), "AssertionError", 6, plan)
+        result = purify(ASK, failure, works(code.format(1), "ok", words))
+        assert all(not splice.shallow for splice in result.splices)
+        return [(one.turn, one.reason) for one in result.left]
+
+    assert made("We see whether it is prime by its last digit.", "The number shall be above one now.") == [(0, "plan")]
+    assert made("We see whether it is prime by its last digit.", "PRIMES are all above the number one.") == []
+    # Words of a comment, of Python or of a sentence on the failure are no plan.
+    assert made("It has no twins and we return what is left.", "The number shall be above one now.") == []
+    assert made("Sorry for that error in isPrime. We look at digits.", "The number shall be above one now.") == []
+    # Nor does a sentence on the failure, which is cut, tell it.
+    told = "The error was in isPrime. It is a number above one that we want."
+    assert made("We see whether it is prime by its last digit.", told) == [(0, "plan")]
+
+
 def test_the_words_of_a_retry_that_speak_of_the_failure_before_it_go() -> None:
     first = fails("table = load('sales')\nprint(table.head())", said="We load the table.")
     retry = replace(FAIL, text="Sorry for that, we take the root of it.")
