@@ -146,6 +146,29 @@ def test_several_files_become_one_and_transcripts_with_failures_can_be_left_out(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "c.jsonl", "out.jsonl.gz"]
 
 
+def test_how_far_it_is_is_told_of_small_files_too(tmp_path: Path) -> None:
+    (folder := tmp_path / "in").mkdir()
+    for name in "abc":
+        (folder / f"{name}.jsonl").write_bytes(lines(*[messages(REPAIRED)] * 3))
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    told = retcon("purify", folder, "-o", tmp_path / "out/").stderr.decode()
+    found = [tuple(map(int, one)) for one in re.findall(r"purifying \(kB\): (\d+) of (\d+)\n", told)]
+    whole = -(-size // 1000)
+    assert [of for _, of in found] == [whole] * len(found)
+    assert found[-1][0] == whole
+    assert [done for done, _ in found] == sorted(done for done, _ in found)
+
+
+def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_bytes(lines({**messages(CLEAN), "n": [1]}, {**messages(CLEAN), "n": 1}))
+    done = retcon("purify", source, "-o", out)
+    assert done.returncode == 2
+    assert b"do not fit into columns" in done.stderr
+    assert b"cannot be continued" in done.stderr
+    assert not out.exists()
+
+
 def test_a_bad_line_stops_by_name_and_what_was_done_is_kept(tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     good, bad = lines(messages(REPAIRED)), b'{"messages": [\n'

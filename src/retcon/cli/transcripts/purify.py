@@ -95,7 +95,7 @@ def purify(
         # What an interrupted run was to replace, it was told to replace.
         refuse_finished(reported if resume else [*assignment.outputs(), *reported], "--force")
     try:
-        with _asked_to_stop() as stop, telling("purifying (MB)") as tell:
+        with _asked_to_stop() as stop, telling("purifying (kB)") as tell:
             run(tell, stop)
     except Stopped as stopped:
         raise _explained(stopped, assignment, out) from stopped.__cause__
@@ -156,7 +156,7 @@ def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
         place = out if assignment.into_folder else f"{out}.partial"
         again = f"what was done is kept in {place}; continue with the same command and --resume"
     else:
-        again = "it cannot be resumed (standard input, or a log that is written whole): begin again"
+        again = "what was done cannot be continued (standard input and output, Parquet, inspect's logs): begin again"
     if stopped.__cause__ is None:
         return Interrupted(again)
     otherwise = "" if assignment.skip_bad else ", or with --skip-bad"

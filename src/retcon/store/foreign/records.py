@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,10 +57,10 @@ def open_source(path: Path) -> Source:
         raise RecordError(f"{path} does not exist") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
-    seekable = raw.seekable()
+    size = os.fstat(raw.fileno()).st_size if raw.seekable() else 0
 
     def read() -> int:
-        return raw.tell() if seekable and not raw.closed else 0
+        return size if raw.closed or not size else raw.tell()
 
     name = "standard input" if path == STDIN else str(path)
     plain = decompressed(io.BufferedReader(raw, _CHUNK), name)

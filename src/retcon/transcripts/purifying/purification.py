@@ -233,7 +233,7 @@ class Purification:
                 done = number
                 if number % 64 == 0:
                     self._done = before + source.read()
-                    tell(self._done >> 20, max(self._total, self._done) >> 20)
+                    tell(*self._kilobytes())
                 if stop():
                     raise self._stopped("interrupted", index, number, source, kept)
         except RecordError as error:
@@ -243,7 +243,11 @@ class Purification:
         except OSError as error:
             raise RecordError(f"{assignment.out} cannot be written: {error}") from error
         self._done = before + source.read()
-        tell(self._done >> 20, max(self._total, self._done) >> 20)
+        tell(*self._kilobytes())
+
+    def _kilobytes(self) -> tuple[int, int]:
+        """What was read of the inputs and what they have, as they lie on the disk; begun ones count whole."""
+        return -(-self._done // 1000), -(-max(self._total, self._done) // 1000)
 
     def _readable(self, records: Iterable[Record], count: Count) -> Iterator[Record]:
         """The records of a source; where it cannot be read further and bad ones are to be skipped, those before."""
