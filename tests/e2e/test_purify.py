@@ -159,6 +159,19 @@ def test_how_far_it_is_is_told_of_small_files_too(tmp_path: Path) -> None:
     assert [done for done, _ in found] == sorted(done for done, _ in found)
 
 
+def test_how_far_it_is_counts_what_a_run_before_has_done(tmp_path: Path) -> None:
+    (folder := tmp_path / "in").mkdir()
+    (folder / "a.jsonl").write_bytes(lines(*[messages(REPAIRED)] * 3))
+    (folder / "b.jsonl").write_bytes(lines(messages(REPAIRED)) + b"{\n")
+    first = -(-(folder / "a.jsonl").stat().st_size // 1000)
+    assert retcon("purify", folder, "-o", tmp_path / "out/").returncode == 2
+    (folder / "b.jsonl").write_bytes(lines(*[messages(REPAIRED)] * 2))
+    told = retcon("purify", folder, "-o", tmp_path / "out/", "--resume").stderr.decode()
+    found = [tuple(map(int, one)) for one in re.findall(r"purifying \(kB\): (\d+) of (\d+)\n", told)]
+    assert found[0][0] >= first
+    assert found[-1][0] == found[-1][1]
+
+
 def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
     source.write_bytes(lines({**messages(CLEAN), "n": [1]}, {**messages(CLEAN), "n": 1}))

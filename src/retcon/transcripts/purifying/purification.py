@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -97,14 +98,15 @@ class Purification:
         self._state = _load(assignment) if resume else _State(assignment.options())
         self._kind = self._state.kind
         self._written = self._state.written
-        self._total = sum(p.stat().st_size for p in assignment.inputs if p != STDIN and p.exists())
-        self._done = 0
+        sizes = [p.stat().st_size if p != STDIN and p.exists() else 0 for p in assignment.inputs]
+        self._starts = list(accumulate(sizes, initial=0))
+        """Bytes of the inputs before each, and of all."""
         self._skipped = 0
         self._pool: Pool | None = None
         self._labels = assignment.labels()
 
     def __call__(self, tell: Callable[[int, int], None], stop: Callable[[], bool]) -> list[Count]:
-        """The counts of each input. tell: takes MB done and in all. stop: asked after each record.
+        """The counts of each input. tell: takes kB done and in all. stop: asked after each record.
 
         Raises Stopped, with what was done kept, where `stop` says so or a record is bad; RecordError where the first
         file cannot be read at all (where bad ones are skipped: none of them), or one cannot be written.
@@ -212,7 +214,6 @@ class Purification:
         if len(self.counts) == index:
             self.counts.append(Count())
         purifier, records = self._purifier(index, first, kept, skip)
-        before = self._done
         done = 0
         try:
             for number, record in enumerate(self._readable(records, purifier.count), 1):
@@ -232,8 +233,7 @@ class Purification:
                     self._written = True
                 done = number
                 if number % 64 == 0:
-                    self._done = before + source.read()
-                    tell(*self._kilobytes())
+                    tell(*self._kilobytes(index, source.read()))
                 if stop():
                     raise self._stopped("interrupted", index, number, source, kept)
         except RecordError as error:
@@ -242,12 +242,12 @@ class Purification:
             raise self._stopped(str(error), index, done, source, kept) from cause
         except OSError as error:
             raise RecordError(f"{assignment.out} cannot be written: {error}") from error
-        self._done = before + source.read()
-        tell(*self._kilobytes())
+        tell(*self._kilobytes(index, source.read()))
 
-    def _kilobytes(self) -> tuple[int, int]:
-        """What was read of the inputs and what they have, as they lie on the disk; begun ones count whole."""
-        return -(-self._done // 1000), -(-max(self._total, self._done) // 1000)
+    def _kilobytes(self, index: int, read: int) -> tuple[int, int]:
+        """How much of the inputs was read, and of how much; read: bytes of input `index`, as they lie on the disk."""
+        done = self._starts[index] + read
+        return -(-done // 1000), -(-max(self._starts[-1], done) // 1000)
 
     def _readable(self, records: Iterable[Record], count: Count) -> Iterator[Record]:
         """The records of a source; where it cannot be read further and bad ones are to be skipped, those before."""
