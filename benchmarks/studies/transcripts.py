@@ -35,7 +35,8 @@ from typing import NamedTuple
 import msgspec
 
 from retcon.core.types import Trajectory
-from retcon.purify.offline import Offline, Purified, Splice, failed
+from retcon.purify.failing import failed
+from retcon.purify.offline import Offline, Purified, Splice
 from retcon.store.foreign.records import open_source
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.purifying.count import Count, total

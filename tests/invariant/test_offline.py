@@ -78,6 +78,30 @@ def test_purifying_twice_equals_once_and_leaves_its_input_alone(name: str, steps
     assert not again.deep
 
 
+ALIKE = [f"def twice(n):\n    return n + {by}\n\nfour = twice(4)\nassert four == 8" for by in ("2", "n", "m", "n + 0")]
+PLANS = (
+    "", "So.", "We add two to the number.", "We add the number to itself.", "Let us try a different approach.",
+    "Oops, that was an error. We write twice anew.", "We need to rethink our strategy.", "Four is what twice gives.",
+)  # fmt: skip
+attempts = st.builds(
+    fails, st.sampled_from(ALIKE), st.sampled_from(["NameError", "AssertionError"]), st.just(4), st.sampled_from(PLANS)
+)
+runs = st.lists(attempts, min_size=1, max_size=4).flatmap(
+    lambda tried: st.builds(
+        lambda fix, said: [*tried, fix, Step("answer", said)],
+        st.builds(works, st.sampled_from(ALIKE), st.just("8"), st.sampled_from(PLANS)),
+        st.sampled_from(PLANS[1:]),
+    )
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(first=runs, second=runs)
+def test_purifying_twice_equals_once_where_the_plan_was_given_up(first: list[Step], second: list[Step]) -> None:
+    once, _ = purified(FORMATS["mint"]([Step("user", "question"), *first, Step("user", "next"), *second]))
+    assert purified(once)[0] == once
+
+
 @every_format
 @settings(max_examples=40, deadline=None)
 @given(steps=steps)

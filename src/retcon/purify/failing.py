@@ -1,13 +1,16 @@
-"""What counts as a failure: by the status that a tool reported."""
+"""What counts as a failure, by the status that a tool reported, and which failures are one run."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import get_args
+from collections.abc import Sequence, Set
+from typing import Literal, get_args
 
 from retcon.core.errors import nearest
 from retcon.core.types import Status, Turn
+from retcon.purify.noop import is_noop
 
+NoFix = Literal["end", "answered", "user", "unclear"]
+"""Why no call is the fix of a run: `REASONS` of offline purification says them."""
 FAILURES: frozenset[Status] = frozenset({"error", "timeout", "limit", "malformed"})
 
 
@@ -22,3 +25,55 @@ def has_failed(turn: Turn, failures: Set[Status]) -> bool:
     """Whether a call of this turn failed. A turn with an infrastructure fault did not, nor one already judged."""
     statuses = {o.status for o in turn.observations}
     return turn.repair is None and "infrastructure" not in statuses and not failures.isdisjoint(statuses)
+
+
+def failed(turn: Turn) -> bool:
+    """Whether a turn failed, with an output for each of its calls; not one that was judged before."""
+    complete = bool(turn.calls) and len(turn.calls) == len(turn.observations)
+    return complete and has_failed(turn, FAILURES)
+
+
+def works(turn: Turn) -> bool:
+    """Whether all calls of a turn succeeded, beyond doubt."""
+    if not turn.calls or len(turn.calls) != len(turn.observations) or turn.repair is not None:
+        return False
+    return all(o.status == "ok" and o.rule is None for o in turn.observations)
+
+
+def turn_does_nothing(turn: Turn) -> bool:
+    """Whether all calls of a turn worked, and did nothing (`pass`, comments)."""
+    return works(turn) and all(map(is_noop, turn.calls))
+
+
+def spoken_after(turn: Turn) -> bool:
+    """Whether a user spoke between this turn and the next."""
+    return any(s.kind == "prompt" for s in turn.segments)
+
+
+def run_starts(turns: Sequence[Turn]) -> list[int]:
+    """Where runs of failures begin: calls that do nothing, and failures, continue a run that no user interrupts."""
+    starts: list[int] = []
+    running = False
+    for n, turn in enumerate(turns):
+        if failed(turn):
+            if not running:
+                starts.append(n)
+            running = True
+        elif not (running and turn_does_nothing(turn)):
+            running = False
+        running = running and not spoken_after(turn)
+    return starts
+
+
+def run_end(turns: Sequence[Turn], start: int) -> tuple[int, NoFix | None]:
+    """Where the run from `start` ends, and why it has no fix; the turn there is the fix where it has one."""
+    at = start
+    while failed(turns[at]) or turn_does_nothing(turns[at]):
+        at += 1
+        if spoken_after(turns[at - 1]):
+            return at, "user"
+        if at == len(turns):
+            return at, "end"
+    if works(turns[at]):
+        return at, None
+    return at, "unclear" if turns[at].calls else "answered"

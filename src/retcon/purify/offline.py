@@ -7,16 +7,17 @@ stricter, as the paper (CLEANER, arXiv 2601.15141) says nothing about it. Whatev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
-from retcon.purify.failing import FAILURES, has_failed
+from retcon.purify.failing import failed, run_end, run_starts, spoken_after, turn_does_nothing, works
 from retcon.purify.fixes import another_end, keeps_plan, line_of, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
-from retcon.purify.noop import is_noop, is_program
+from retcon.purify.noop import is_program
 from retcon.purify.reading.names import assertions, effects, handlers, needs, reads
 from retcon.purify.reading.words import referring, says_something, takes_back
 from retcon.purify.similarity import at_least
@@ -25,6 +26,7 @@ from retcon.purify.splice import can_be_shallow, program, purify
 Reason = Literal[
     "end", "answered", "user", "unclear", "attempts", "unrelated", "sibling", "assertion", "swallowed", "state",
     "effects", "constant", "unexecuted", "told", "avoided", "doubted", "plan", "retry", "words",
+    "unsettled",
 ]  # fmt: skip
 REASONS: dict[Reason, str] = {
     "end": "no later call works",
@@ -46,6 +48,7 @@ REASONS: dict[Reason, str] = {
     "plan": "the plan that its words tell was given up, and the fix's own cannot stand for them",
     "retry": "its words are about the failure before it, which stays, and the fix's own cannot stand for them",
     "words": "what stays would speak of what is taken out",
+    "unsettled": "with a later failure repaired, purifying again would repair an earlier one of the run too",
 }
 UNFIT = "the failure's words are not about the fix"
 """Why a repair that would be shallow is deep."""
@@ -99,9 +102,22 @@ class Offline:
             raise ValueError(f"state must be 'check' or 'ignore', not {self.state!r}")
 
     def __call__(self, trajectory: Trajectory) -> Purified:
-        """The purified trajectory. A pure function; applied to its own result it changes nothing."""
+        """The purified trajectory. A pure function; applied to its own result, also as another format keeps that, it
+        changes nothing: a run of failures of which that is not so stays whole."""
+        whole: frozenset[int] = frozenset()
+        while True:
+            made = self._purified(trajectory, whole)
+            if not made.splices or not made.left:
+                return made
+            again = self(_as_kept(made.trajectory, trajectory)).splices
+            if not (unsettled := _runs_of(again, made, trajectory.turns) - whole):
+                return made
+            whole |= unsettled
+
+    def _purified(self, trajectory: Trajectory, whole: Collection[int]) -> Purified:
+        """The same, once. whole: where the runs begin that stay as they are."""
         turns = trajectory.turns
-        starts = _run_starts(turns)
+        starts = run_starts(turns)
         if not starts:
             return Purified(trajectory, (), ())
         after = _After(turns, "\n".join(s.text for s in trajectory.prompt))
@@ -109,9 +125,12 @@ class Offline:
         left: list[LeftAlone] = []
         # From the last run to the first, so that what follows a run is what will follow it in the result.
         for start in reversed(starts):
-            stop, reason = _run_end(turns, start)
+            stop, ended = run_end(turns, start)
+            reason: Reason | None = ended
             if reason is None and stop - start > self.attempts:
                 reason = "attempts"
+            if reason is None and start in whole:
+                reason = "unsettled"
             objection: tuple[Reason, str] | None = (reason, "") if reason else None
             for at in range(start, stop):
                 if not failed(turns[at]):
@@ -237,12 +256,12 @@ class _After:
         """Take in a splice: its fix stays, with the words of its failure where it is shallow."""
         words = splice.failure if splice.shallow else splice.fix
         self._unread.append(self.turns[splice.fix])
-        self.kept.fold(splice.fix, words, trouble=_spoken_after(self.turns[splice.fix]), stays=False)
+        self.kept.fold(splice.fix, words, trouble=spoken_after(self.turns[splice.fix]), stays=False)
         self._at = splice.failure
 
     def refused(self, at: int, stop: int, *, shallow: bool) -> Refused | None:
         self._back_to(stop)
-        if _spoken_after(self.turns[stop]):
+        if spoken_after(self.turns[stop]):
             self.kept.told_more()
         return self.kept.objection(at, stop, shallow=shallow)
 
@@ -293,7 +312,7 @@ class _After:
             self._at -= 1
             turn = self.turns[self._at]
             self._unread.append(turn)
-            trouble = _spoken_after(turn) or (bool(turn.calls) and not _works(turn))
+            trouble = spoken_after(turn) or (bool(turn.calls) and not works(turn))
             self.kept.fold(self._at, self._at, trouble=trouble, stays=failed(turn))
 
     def _imports(self) -> dict[tuple[str, str], int]:
@@ -308,62 +327,31 @@ class _After:
         return self._imported
 
 
-def failed(turn: Turn) -> bool:
-    """Whether a turn failed, with an output for each of its calls; not one that was judged before."""
-    complete = bool(turn.calls) and len(turn.calls) == len(turn.observations)
-    return complete and has_failed(turn, FAILURES)
+def _as_kept(result: Trajectory, raw: Trajectory) -> Trajectory:
+    """What a format that knows of no repairs keeps of a result; what was judged in `raw` stays so."""
+    judged = {id(turn.repair) for turn in raw.turns}
+    turns = (t if id(t.repair) in judged else replace(t, repair=None, abandoned=()) for t in result.turns)
+    return replace(result, turns=tuple(turns))
 
 
-def _works(turn: Turn) -> bool:
-    """Whether all calls of a turn succeeded, beyond doubt."""
-    if not turn.calls or len(turn.calls) != len(turn.observations) or turn.repair is not None:
-        return False
-    return all(o.status == "ok" and o.rule is None for o in turn.observations)
-
-
-def _does_nothing(turn: Turn) -> bool:
-    return _works(turn) and all(map(is_noop, turn.calls))
-
-
-def _spoken_after(turn: Turn) -> bool:
-    """Whether a user spoke between this turn and the next."""
-    return any(s.kind == "prompt" for s in turn.segments)
-
-
-def _run_starts(turns: Sequence[Turn]) -> list[int]:
-    """Where runs of failures begin: calls that do nothing, and failures, continue a run that no user interrupts."""
-    starts: list[int] = []
-    running = False
-    for n, turn in enumerate(turns):
-        if failed(turn):
-            if not running:
-                starts.append(n)
-            running = True
-        elif not (running and _does_nothing(turn)):
-            running = False
-        running = running and not _spoken_after(turn)
-    return starts
-
-
-def _run_end(turns: Sequence[Turn], start: int) -> tuple[int, Reason | None]:
-    """Where the run from `start` ends, and why it has no fix; the turn there is the fix where it has one."""
-    at = start
-    while failed(turns[at]) or _does_nothing(turns[at]):
-        at += 1
-        if _spoken_after(turns[at - 1]):
-            return at, "user"
-        if at == len(turns):
-            return at, "end"
-    if _works(turns[at]):
-        return at, None
-    return at, "unclear" if turns[at].calls else "answered"
+def _runs_of(splices: Sequence[Splice], made: Purified, turns: Sequence[Turn]) -> frozenset[int]:
+    """Where the runs of the raw turns begin of which splices of a result are."""
+    starts, rest = run_starts(turns), list(reversed(made.splices))
+    found: set[int] = set()
+    removed = 0
+    for splice in splices:
+        while rest and rest[-1].failure < splice.failure + removed:
+            one = rest.pop()
+            removed += one.fix - one.failure
+        found.add(starts[bisect_right(starts, splice.failure + removed) - 1])
+    return frozenset(found)
 
 
 def _unfit(turns: Sequence[Turn], at: int, stop: int) -> tuple[Reason, str] | None:
     """Why the words of a failure do not fit its fix, however alike the programs are; None where they do."""
     if (given_up := plan_given_up(turns[at], turns[at + 1 : stop + 1])) is not None:
         return "plan", given_up
-    if at and failed(turns[at - 1]) and not _spoken_after(turns[at - 1]):
+    if at and failed(turns[at - 1]) and not spoken_after(turns[at - 1]):
         said = prose(turns[at])
         if one := next(iter(referring(said, "fix", but="seen")), None):
             return "retry", said[one.start : one.end]
@@ -373,9 +361,9 @@ def _unfit(turns: Sequence[Turn], at: int, stop: int) -> tuple[Reason, str] | No
 def _taken_back(turns: Sequence[Turn], fix: int) -> str | None:
     """What of the words right after a fix says that it was none; calls that do nothing are no words after it."""
     at = fix
-    while not _spoken_after(turns[at]) and at + 1 < len(turns):
+    while not spoken_after(turns[at]) and at + 1 < len(turns):
         at += 1
-        if not _does_nothing(turns[at]):
+        if not turn_does_nothing(turns[at]):
             return takes_back(prose(turns[at]))
     return None
 

@@ -49,6 +49,17 @@ def test_time_grows_with_the_turns_of_a_transcript() -> None:
     assert seconds(lambda: purified(long)) < 10 * seconds(lambda: purified(short))  # 4 times the turns; 16 if squared
 
 
+def test_time_grows_with_the_runs_that_a_second_pass_would_change() -> None:
+    code = "def twice(n):\n    return n + {}\n\nassert twice(4) == 8"
+    plan = fails(code.format(2), "AssertionError", 4, "We add two to the number to double it.")
+    second = fails(code.format("m"), "NameError", 2, "We add the number to itself.")
+    whole = (user("twice?"), plan, second, works(code.format("n"), "8", ""))
+    steps = [*whole, user("again?"), second, works(code.format("n"), "8", "Now.")]
+    short, long = (msgspec.json.encode(FORMATS["mint"](steps * n)) for n in (20, 80))
+    assert (purified(long).shallow, purified(long).left["unsettled"]) == (80, 160)
+    assert seconds(lambda: purified(long)) < 10 * seconds(lambda: purified(short))
+
+
 @pytest.mark.parametrize(
     "work",
     [

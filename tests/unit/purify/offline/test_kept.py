@@ -132,12 +132,34 @@ def test_a_fix_that_tells_no_more_than_what_it_changed_does_not_stand_for_a_plan
 
     assert made("We see whether it is prime by its last digit.", "The number shall be above one now.") == [(0, "plan")]
     assert made("We see whether it is prime by its last digit.", "PRIMES are all above the number one.") == []
+    # What was tried after it stands beside the words of the plan, and the same words tell enough.
+    first, second = (fails(code.format(n), "AssertionError", 6, said) for n, said in (
+        (0, "We see whether it is prime by its last digit."), ("False", "Sorry, that was an error. We count on."),
+    ))  # fmt: skip
+    result = purify(ASK, first, second, works(code.format(1), "ok", "The number shall be above one now."))
+    assert [(one.turn, one.reason) for one in result.left] == [(0, "plan")]
+    assert [(one.failure, one.shallow) for one in result.splices] == [(1, False)]
     # Words of a comment, of Python or of a sentence on the failure are no plan.
     assert made("It has no twins and we return what is left.", "The number shall be above one now.") == []
     assert made("Sorry for that error in isPrime. We look at digits.", "The number shall be above one now.") == []
     # Nor does a sentence on the failure, which is cut, tell it.
     told = "The error was in isPrime. It is a number above one that we want."
     assert made("We see whether it is prime by its last digit.", told) == [(0, "plan")]
+
+
+def test_a_run_of_which_more_would_be_repaired_the_next_time_stays_whole() -> None:
+    code = "def twice(n):\n    return n + {}\n\nassert twice(4) == 8"
+    planned = fails(code.format(2), "AssertionError", 4, "We add two to the number to double it.")
+    second = fails(code.format("m"), "NameError", 2, "We add the number to itself.")
+    other = fails("a = 1\nprint(b)", "NameError", 2, "We show what is there.")
+    # Its fix has no words of its own to stand for the plan; once it has those of the second failure, they could.
+    steps = (ASK, planned, second, works(code.format("n"), "ok", ""), answer("Four doubled is 8."))
+    result = purify(*steps, user("And a?"), other, works("b = 1\nprint(b)", "1"), answer("It is 1."))
+    assert reasons(result) == [("unsettled", "")] * 2
+    assert [(splice.failure, splice.fix) for splice in result.splices] == [(4, 5)]
+    assert purify(ASK, second, *steps[3:]).splices
+    own = works(code.format("n"), "ok", "The number is added to itself.")
+    assert [splice.failure for splice in purify(*steps[:3], own, *steps[4:]).splices] == [0]
 
 
 def test_the_words_of_a_retry_that_speak_of_the_failure_before_it_go() -> None:
