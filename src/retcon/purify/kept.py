@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from retcon.core.types import Cut, Turn
+from retcon.purify.failing import spoken_after
 from retcon.purify.reading.trees import parse
 from retcon.purify.reading.words import (
     Sentence,
@@ -217,7 +218,7 @@ class Kept:
             self._as_at = []
             for n, turn in enumerate(self._turns):
                 self._as_at.append(seen.setdefault(_done(turn), n))
-                if any(s.kind == "prompt" for s in turn.segments):
+                if spoken_after(turn):
                     seen = {}
         codes = ([call.code for call in self._turns[n].calls] for n in (first, stop))
         return self._as_at[stop] < first and next(codes) != next(codes)
