@@ -294,10 +294,14 @@ class Purification:
         return Partial(assignment.out / assignment.names[index] if assignment.into_folder else assignment.out, size)
 
     def _stopped(self, why: str, index: int, records: int, source: Source | None, kept: dict[str, _Sink]) -> Stopped:
-        """Close everything and write down how far it is. Shapes that are written in one go are begun anew."""
+        """Close everything and write down how far it is. Shapes that are written in one go are begun anew, and part of
+        one is of no use."""
+        if (source is not None and source.shape in WHOLE) or isinstance(self._writing, ParquetWriter):
+            for sink in kept.values():
+                sink.discard()
+            return Stopped(why, None)
         sizes = {name: sink.pause() for name, sink in kept.items()}
-        again = (source is not None and source.shape in WHOLE) or isinstance(self._writing, ParquetWriter)
-        if self.assignment.out == STDIN or STDIN in self.assignment.inputs or again:
+        if self.assignment.out == STDIN or STDIN in self.assignment.inputs:
             return Stopped(why, None)
         counts = [c.to_dict() for c in self.counts]
         state = _State(self.assignment.options(), index, records, sizes, counts, self._kind, self._written)
