@@ -41,6 +41,7 @@ def test_a_try_is_masked_but_for_what_was_written_and_follows_the_clean_history(
     assert fixed.logprobs[before:] == whole.logprobs[before : len(fixed.ids)]
     for sample in (failed, fixed):
         check_scored(sample)
+        assert sample.source == p.trajectory.id
 
 
 def test_fresh_tries_that_failed_share_the_blame_and_the_advantages_sum_to_0():

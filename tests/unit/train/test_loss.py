@@ -7,6 +7,7 @@ import torch
 
 from retcon.config.learning import RLSection
 from retcon.train.algorithms.aepo import Aepo
+from retcon.train.algorithms.cispo import Cispo
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import Batch
@@ -58,6 +59,7 @@ def test_clip_on_each_side_for_each_sign(ratio, advantage, term, clipped):
     [
         (1.1, 2.0, -1.1 * 2, -1.1 * 2),  # within the range: as PPO
         (1.5, 2.0, -1.28 * 2, -1.28 * 2),  # pushed up far enough: PPO's value, but not without a gradient
+        (1.5, 0.5, -1.28 / 2, -1.28 / 2),
         (0.5, 2.0, -0.5 * 2, -0.5 * 2),
         (1.5, -2.0, 1.5 * 2, 1.5 * 2),
         (0.5, -2.0, 0.8 * 2, 0.0),  # pushed down far enough
@@ -75,6 +77,21 @@ def test_aepo_keeps_the_gradient_of_what_its_clip_would_cut_off_above(ratio, adv
     (of_new,) = torch.autograd.grad(found.value, new)
     assert of_new.item() == pytest.approx(gradient, rel=1e-5)
     assert found.clipped.item() == float(gradient == 0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "weight", "clipped"), [(0.5, 0.8, 1.0), (0.9, 0.9, 0.0), (1.2, 1.2, 0.0), (1.5, 1.28, 1.0)]
+)
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_cispo_weighs_by_a_ratio_that_is_clipped_on_both_sides_and_has_no_gradient(ratio, weight, clipped, advantage):
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    old = torch.full((1, 1), -1.0)
+    new = (old + math.log(ratio)).requires_grad_()
+    batch = Batch(mask.long(), mask, mask, old, torch.tensor([[advantage]]), None)
+    found = Cispo(clip_low=0.2, clip_high=0.28).loss(new, batch, Totals.of(mask))
+    (gradient,) = torch.autograd.grad(found.value, new)
+    assert gradient.item() == pytest.approx(-weight * advantage)
+    assert found.clipped.item() == clipped
 
 
 def test_aepo_weighs_a_token_by_how_far_its_entropy_is_above_the_mean():
@@ -108,6 +125,7 @@ def test_sequence_mean_weighs_sequences_alike():
     found, gradient = loss_of(ROWS, ADVANTAGES, MASK, aggregate="sequence")
     assert found.value.item() == pytest.approx((-3 + 1) / 2)
     assert gradient.tolist() == [pytest.approx([-3 / 2, 0, 0]), pytest.approx([1 / 6] * 3)]
+    assert loss_of(ROWS[:1], ADVANTAGES[:1], MASK[:1], aggregate="sequence")[0].value.item() == pytest.approx(-3)
 
 
 def test_masked_ids_count_for_nothing_whatever_they_hold():
@@ -213,3 +231,11 @@ def test_imitation_is_a_cross_entropy_on_spliced_tokens_of_what_did_well():
     terms.sum().backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [[0.0, -0.5, -0.5], [0.0, 0.0, 0.0]]
+
+
+def test_imitation_is_weighed_like_other_terms():
+    """By importance weights, say, of an engine in another dtype."""
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    weights = torch.tensor([[0.5, 2.0]])
+    batch = Batch(mask.long(), mask, mask, torch.zeros(1, 2), torch.ones(1, 2), weights)
+    assert imitation(torch.tensor([[-1.0, -3.0]]), batch).tolist() == [[0.5, 6.0]]
