@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,10 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
+from keys.acting import Lab, run
+from keys.rollouts import scripted
+from playing import call
+from retcon.config.load import load_recipe
 from retcon.core.types import Trajectory
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
@@ -67,6 +72,49 @@ def test_the_same_weights_are_measured_alike(start: tuple[Path, Path], tmp_path:
     assert 0 < figures[0]["eval_pass_rate"] <= 1
     assert figures[0]["eval_failed_calls"] > 0  # purification is off there
     assert lines[0]["failures"] <= lines[0]["raw_failures"]
+
+
+class Numbered(Ones):
+    """Evaluation problems are named after the seed that drew them."""
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        return [Task(f"{seed}/{n}", "go", "1") for n in range(count)]
+
+
+def test_the_figures_of_an_evaluation_by_hand(tmp_path: Path) -> None:
+    """Three rollouts of each of two problems; those that are right answer 1."""
+    replies = {
+        "0/0": [call("print(a)"), call("print(b)"), call("print(1)"), "1"],
+        "0/1": [call("print(2)"), call("print(a)"), "2"],
+        "0/2": ["2"],
+        "1/0": [call("print(3)"), "2"],
+        "1/1": ["1"],
+        "1/2": ["1"],
+    }
+    given = ("rollout.max_tokens=2000", "rollout.max_turns=6", "evaluate.problems=2", "evaluate.every_samples=3")
+    seen: list[str] = []
+
+    def written(id: str, text: str, n: int) -> str:
+        seen.append(id)
+        _, problem, _, index = id.split("/")  # seed, problem, step, index
+        return replies[f"{problem}/{index}"][n]
+
+    async def measured(seed: int) -> tuple[dict[str, float | None], Any]:
+        recipe = load_recipe(None, [*given, f"evaluate.seed={seed}"])
+        async with scripted(recipe, Lab(tmp_path), written) as rollouts:
+            figures = await replace(rollouts, tasks=Numbered()).evaluated()
+            return figures, rollouts.context.chat.tokenizer
+
+    figures, tokenizer = run(measured(7))
+    texts = [text for given in replies.values() for text in given]
+    assert figures == {
+        "eval_pass_rate": pytest.approx((1 / 3 + 2 / 3) / 2),
+        "eval_failed_calls": pytest.approx(3 / 6),
+        "eval_first_try_failure_rate": pytest.approx(2 / 4),
+        "eval_tokens": pytest.approx(sum(len(tokenizer.encode(text, special=True)) + 1 for text in texts) / 6),
+        "eval_rollouts": 6,
+    }
+    assert {id.partition("/")[0] for id in seen} == {"7"}
 
 
 @pytest.mark.parametrize(("bound", "spent"), [("max_sampled_tokens", 1), ("max_cpu_seconds", 1e-3)])
