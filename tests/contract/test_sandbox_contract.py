@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -121,6 +122,9 @@ def test_no_frame_of_the_sandbox_shows(opened: Opener, code: str) -> None:
         ({"files": {"a\ud800": b""}}, "not Unicode"),
         ({"files": {3: b""}}, "file 3 is named by a int"),
         ({"files": {"a\0": b""}}, "not a path inside the scratch folder"),
+        ({"files": {"a": b"", "./a": b""}}, "give it a name of its own"),
+        ({"files": {"/".join("a" * 1500): b""}}, "128 parts at most"),
+        ({"files": {str(n): b"" for n in range(9000)}}, "9000 files"),
     ],
 )
 def test_what_cannot_be_given_to_a_program_is_the_callers_mistake_and_named(
@@ -164,6 +168,11 @@ def test_a_program_imports_what_lies_beside_it(opened: Opener) -> None:
         ("import os; os._exit(0)", "ok", None, 0),
         ("import sys; sys.exit(3)", "error", "SystemExit", 3),
         ("import sys; sys.exit('no')", "error", "SystemExit", 1),
+        ("import sys; sys.exit(2**64)", "error", "SystemExit", 255),
+        ("import sys; sys.exit(-1)", "error", "SystemExit", 255),
+        ("class S(SystemExit):\n    code = property(lambda s: 1 / 0)\nraise S", "error", "SystemExit", 1),
+        ("import sys\nclass X:\n    def __str__(s): 1 / 0\nsys.exit(X())", "error", "SystemExit", 1),
+        ("import sys\nclass I(int):\n    def __and__(s, o): return 'x'\nsys.exit(I(3))", "error", "SystemExit", 3),
         ("import os; os._exit(4)", "error", "SystemExit", 4),
         ("import os; os.abort()", "error", "SIGABRT", -6),
         ("raise MemoryError", "limit", "MemoryError", 1),
@@ -326,6 +335,27 @@ def test_threads_and_exit_handlers_finish(opened: Opener) -> None:
         "go = threading.Event()\nthreading.Thread(target=lambda: (go.wait(), print('thread'))).start()\ngo.set()"
     )
     assert run(opened, code).stdout == "thread\nbye\n"
+    assert run(opened, f"{code}\nraise SystemExit").stdout == "thread\nbye\n"
+    failed = run(opened, f"{code}\n1 / 0")
+    assert (failed.stdout, failed.error_type) == ("thread\nbye\n", "ZeroDivisionError")
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit", "1 / 0"], ids=["end", "exit", "error"])
+def test_files_left_open_are_written_out(opened: Opener, end: str) -> None:
+    code = (
+        "import gzip\n"
+        "text = open('text', 'w'); text.write('hi')\n"
+        "packed = gzip.open('packed', 'wt'); packed.write('hi')\n"
+        "class Ring: pass\n"
+        "ring = Ring(); ring.ring, ring.file = ring, open('ring', 'wb'); ring.file.write(b'hi'); del ring\n"
+    )
+    files = run(opened, code + end, fetch=["text", "packed", "ring"]).files
+    assert (files["text"], files["ring"], gzip.decompress(files["packed"])) == (b"hi", b"hi", b"hi")
+
+
+def test_a_thread_without_end_is_no_success_because_the_program_has_ended(opened: Opener) -> None:
+    code = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nraise SystemExit"
+    assert run(opened, code, limits=Limits(wall_seconds=0.3)).status == "timeout"
 
 
 def test_a_closed_sandbox_refuses(opened: Opener) -> None:

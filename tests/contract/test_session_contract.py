@@ -99,6 +99,10 @@ def test_a_traceback_shows_the_lines_of_the_cells_it_went_through(opened: Opener
         ("print(", "error", "SyntaxError", "SyntaxError: '(' was never closed"),
         ("import sys; sys.exit()", "ok", None, None),
         ("import sys; sys.exit(3)", "error", "SystemExit", "SystemExit: 3"),
+        ("import sys; sys.exit(10**30)", "error", "SystemExit", "SystemExit: 255"),
+        ("import sys\nclass X:\n    def __str__(s): 1 / 0\nsys.exit(X())", "error", "SystemExit", "SystemExit: 1"),
+        ("class S(SystemExit):\n    code = property(lambda s: 1 / 0)\nraise S", "error", "SystemExit", "SystemExit: 1"),
+        ("raise type('', (Exception,), {})('boom')", "error", "Exception", None),
         ("raise KeyboardInterrupt", "error", "KeyboardInterrupt", "KeyboardInterrupt"),
         ("y = []\nwhile True: y.append(bytearray(10**6))", "limit", "MemoryError", "MemoryError"),
         ("def g(): g()\ng()", "error", "RecursionError", None),
@@ -221,6 +225,20 @@ def test_each_cell_has_its_own_stdin_and_more_files(opened: Opener) -> None:
         assert await value(session, "sys.stdin.read(), open('d/a').read()") == "('', 'file')"
         with pytest.raises(ValueError, match="inside the scratch folder"):
             await session.run("1", files={"../x": b""})
+
+    using(opened, work)
+
+
+@pytest.mark.parametrize("fd", [0, 1, 9])
+def test_a_rollback_brings_back_the_place_in_a_file_whatever_its_descriptor(opened: Opener, fd: int) -> None:
+    async def work(_: Sandbox, session: Session) -> None:
+        await session.run(f"import os\nlog = open('log', 'wb+', buffering=0)\nos.dup2(log.fileno(), {fd})")
+        await session.run(f"os.write({fd}, b'one,')")
+        state = await session.checkpoint()
+        await session.run(f"os.write({fd}, b'two,')")
+        await session.rollback(state)
+        await session.run(f"os.write({fd}, b'three')")
+        assert await value(session, "open('log').read()") == "'one,three'"
 
     using(opened, work)
 

@@ -73,6 +73,7 @@ def test_a_programs_input_is_handed_over_as_it_is(tmp_path: Path) -> None:
 def test_a_fault_of_the_sandbox_is_told_by_its_own_exit_code_however_the_program_ended() -> None:
     assert exit_code(Result("infrastructure", exit_code=-9)) == exit_code(Result("infrastructure")) == 126
     assert exit_code(Result("error", "SIGKILL", exit_code=-9)) == 137
+    assert exit_code(Result("error", "E", exit_code=0)) == 1  # a failure is none of success
 
 
 def test_the_whole_result_as_json() -> None:

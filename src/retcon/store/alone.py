@@ -27,7 +27,7 @@ def alone(out: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CheckpointError(
-                f"another command is at work in {out}: wait for it, or choose another --out"
+                f"another command is at work in {out}: wait for it, or choose another folder"
             ) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:

@@ -89,7 +89,20 @@ def test_an_uncaught_error_stays_an_error(jail: Jail, before: str) -> None:
 @contained_by(*ALL)
 def test_an_error_whose_text_ends_the_process_stays_an_error(jail: Jail) -> None:
     result = jail.attack("import os\nclass E(Exception):\n    def __str__(self): os._exit(0)\nraise E")
-    assert (result.status, result.error_type) == ("error", "E")
+    assert (result.status, result.error_type, result.stderr) == ("error", "E", "E\n")
+
+
+@contained_by(*ALL)
+def test_an_error_without_a_name_stays_an_error(jail: Jail) -> None:
+    """An empty name is not taken for that of no error."""
+    result = jail.attack("import os\nraise type('', (Exception,), {'__str__': lambda self: os._exit(0)})")
+    assert (result.status, result.error_type, result.stderr) == ("error", "Exception", "Exception\n")
+
+
+@contained_by(*ALL)
+def test_a_stream_whose_flush_ends_the_program_does_not_hide_its_error(jail: Jail) -> None:
+    result = jail.attack("import sys\nclass Out:\n    def flush(self): raise SystemExit\nsys.stdout = Out()\n1 / 0")
+    assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 @contained_by(*ALL)

@@ -6,18 +6,24 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.service.app import create_app
 from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.types import Limits
 
 
 def notebook(**sent: Any) -> dict[str, Any]:
+    return asked("/run_jupyter", sent, Settings(workers=1))
+
+
+def asked(path: str, sent: dict[str, Any], settings: Settings) -> dict[str, Any]:
     async def main() -> dict[str, Any]:
         async with SandboxPool(workers=1) as sandbox:
-            app = create_app(sandbox, sandbox.tier, Settings(workers=1))
+            app = create_app(sandbox, sandbox.tier, settings)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sandbox") as http:
-                response = await http.post("/run_jupyter", json=sent)
+                response = await http.post(path, json=sent)
         assert response.status_code == 200, response.text
         found: dict[str, Any] = response.json()
         return found
@@ -30,6 +36,28 @@ def test_a_notebook_whose_last_cell_is_late_has_failed() -> None:
     assert (ran["status"], ran["driver"]["status"]) == ("Failed", "TimeLimitExceeded")
     assert ran["driver"]["return_code"] is None
     assert [cell["stdout"] for cell in ran["cells"]] == ["", "2\n"]
+
+
+def test_a_notebook_that_hangs_where_its_figures_are_drawn_has_failed() -> None:
+    """On its own time, and not as a fault of ours, after which a client would ask again."""
+    plots = (
+        "import sys, types\nplots = types.ModuleType('matplotlib.pyplot')\n"
+        "def hang():\n    while True: pass\n"
+        "plots.get_fignums = hang\nsys.modules['matplotlib.pyplot'] = plots"
+    )
+    ran = notebook(cells=[plots, "print(2)"], total_timeout=0.4)
+    assert (ran["status"], ran["driver"]["status"]) == ("Failed", "TimeLimitExceeded")
+    assert len(ran["cells"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [("/run_jupyter", {"cells": ["1"]}), ("/run_code", {"code": "1", "language": "python"})],
+    ids=["cells", "code"],
+)
+def test_who_asks_for_no_time_is_not_refused_for_asking_for_too_much(path: str, sent: dict[str, Any]) -> None:
+    settings = Settings(workers=1, limits=Limits(cpu_seconds=2.0, wall_seconds=2.0), max_timeout=3.0)
+    assert asked(path, sent, settings)["status"] == "Success"
 
 
 def test_a_notebook_whose_last_cell_ends_its_interpreter_has_failed() -> None:

@@ -132,6 +132,20 @@ def test_what_was_refused_for_want_of_room_is_done_when_it_is_asked_again() -> N
     using(work, workers=1, queue=1)
 
 
+def test_a_cell_that_waits_while_its_session_is_closed_is_told_so() -> None:
+    async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
+        sandbox.wait = asyncio.Event()
+        path = f"/v1/sessions/{(await client.session()).id}"
+        cell = asyncio.create_task(http.post(f"{path}/run", json={"code": "1"}, headers={"Idempotency-Key": "k"}))
+        while not sandbox.begun:
+            await asyncio.sleep(0)
+        await http.delete(path)
+        answer = await cell
+        assert (answer.status_code, answer.json()["error"]["message"]) == (410, "it was closed")
+
+    using(work)
+
+
 def test_a_cell_whose_connection_broke_is_asked_for_again_and_has_run_once() -> None:
     """A proxy between client and server swallows the first answer to each request."""
 

@@ -91,6 +91,8 @@ def exit_code(result: Result) -> int:
         return LIMIT
     if result.status == "infrastructure" or result.exit_code is None:
         return INFRASTRUCTURE
+    if result.exit_code == 0 and result.status == "error":
+        return 1  # it ended itself while its error was shown
     return result.exit_code if result.exit_code >= 0 else 128 - result.exit_code
 
 

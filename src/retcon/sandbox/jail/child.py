@@ -17,8 +17,10 @@ import select
 import signal
 import sys
 import traceback
+from _io import BufferedRandom, BufferedWriter, TextIOWrapper, _BufferedIOBase, _IOBase  # no abstract classes: fast
 from _signal import signal as handle  # without the enumerations that the module `signal` wraps its results in
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import NamedTuple, NoReturn, TypeAlias
 
@@ -34,6 +36,7 @@ from retcon.sandbox.jail.program import (
     show_source,
     type_name,
     write,
+    write_error,
 )
 from retcon.sandbox.jail.seeding import reseed
 
@@ -44,6 +47,7 @@ FDS = 256  # more than a worker ever has open
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
 _GIVEN = dict(vars(builtins))
 __builtins__ = _GIVEN  # type: ignore[assignment]  # of the functions here: the program may replace the others
+_limit, _poll = resource.getrlimit, select.poll
 Streams: TypeAlias = tuple[int, int, int, int]
 """File descriptors for stdin, stdout, stderr and the record."""
 
@@ -153,6 +157,8 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
         value = _run_as_main(source, main, echo)
     except SystemExit as stop:
         code = exit_code(stop, streams)
+        with suppress(BaseException):
+            _finish()
     except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
         code, raised = 1, type_name(error)[:NAME_CHARS]
         if process() == own:  # at once: what follows runs code of the program's, which may end the process
@@ -161,11 +167,22 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
             _free_memory(error, main)
         flush_all(streams)
         show_source(source, FILENAME)  # once more, as the program may have emptied the cache
-        print_exception(error, __file__)
+        _show(error, raised)
+        if raised != "MemoryError":  # of which nothing is left that could run
+            with suppress(BaseException):
+                _finish()
     flush_all(streams)
     if not raised and process() == own:  # not a fork of the program's that came to its end too
         put(RECORD_FD, token + f"\0{cut_middle(value, keep)}".encode("utf-8", "replace") + token)
+    _write_out()
     return code
+
+
+def _show(error: BaseException, name: str) -> None:
+    try:
+        print_exception(error, __file__)
+    except BaseException:  # noqa: BLE001 - the program broke the traceback module, or the error's own methods end it
+        write_error(f"{name}\n")
 
 
 def record_bytes(output_bytes: int) -> int:
@@ -174,7 +191,8 @@ def record_bytes(output_bytes: int) -> int:
 
 
 def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
-    """Run the program and its exit handlers; `=` and the repr of its last expression, empty without one."""
+    """Run the program, and its exit handlers where it came to its end; `=` and the repr of its last expression, empty
+    without one."""
     value = ""
     main.__dict__.update(__builtins__=builtins, __file__=FILENAME)
     try:
@@ -197,6 +215,37 @@ def _finish() -> None:
     if threading is not None:
         threading._shutdown()
     atexit._run_exitfuncs()
+
+
+def _write_out() -> None:
+    """Write out the files that the program has left open, as an interpreter does when it is taken down. What wraps
+    another file comes before that. The worker's own objects were set aside before the fork, and are not among these."""
+    with suppress(BaseException):  # there may be no memory left
+        if not any(fd > RECORD_FD for fd in open_descriptors()):
+            return  # without a look at all that the program has made
+        for one in sorted((one for one in gc.get_objects() if issubclass(type(one), _IOBase)), key=_depth):
+            with suppress(BaseException):
+                one.close()
+
+
+def open_descriptors() -> list[int]:
+    """Those of files at least: poll tells all that are not open, and that a file is ready."""
+    fds = range(_limit(resource.RLIMIT_NOFILE)[1])
+    poller = _poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    try:
+        return [fd for fd, said in poller.poll(0) if not said & select.POLLNVAL]
+    except OSError:  # the limit was lowered below what is open
+        return list(fds)
+
+
+def _depth(file: object) -> int:
+    """Text over compressed files over buffers over the rest."""
+    kind = type(file)
+    if issubclass(kind, TextIOWrapper):
+        return 0
+    return 3 if not issubclass(kind, _BufferedIOBase) else 2 if kind in (BufferedWriter, BufferedRandom) else 1
 
 
 def _free_memory(error: BaseException, main: ModuleType) -> None:

@@ -11,6 +11,7 @@ import builtins
 import linecache
 import sys
 import traceback
+from contextlib import suppress
 from io import StringIO
 from os import write as _write  # the program may replace the module's
 from sys import __excepthook__ as _show
@@ -18,6 +19,7 @@ from types import CodeType, TracebackType
 from typing import Any
 
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]  # of the functions here: the program may replace the others
+_number, _to_text = int.__index__, str  # of an int's own value, whatever its class says
 
 
 def compile_program(source: str, filename: str, echo: bool) -> tuple[CodeType, CodeType | None]:
@@ -50,14 +52,19 @@ def show_source(source: str, filename: str) -> None:
 
 
 def exit_code(stop: SystemExit, streams: tuple[Any, Any]) -> int:
-    """What `sys.exit` asks for, as Python takes it: a text goes to stderr."""
-    code = stop.code
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    flush_all(streams)
-    write_error(f"{code}\n")
+    """What `sys.exit` asks for, as Python takes it, 0 to 255: a text goes to stderr. Raises nothing, whatever methods
+    the program gave to what it left with."""
+    try:
+        code = stop.code
+        if code is None:
+            return 0
+        with suppress(TypeError):  # it is no int, whatever it says of its class
+            number = _number(code)  # type: ignore[arg-type]
+            return number & 0xFF if -(1 << 63) <= number < 1 << 63 else 255
+        flush_all(streams)
+        write_error(f"{_to_text(code)}\n")
+    except BaseException:  # noqa: BLE001 - its own attribute or `__str__`
+        return 1
     return 1
 
 
@@ -115,8 +122,9 @@ def _suggestion(error: BaseException) -> str:
 
 
 def type_name(error: BaseException) -> str:
+    """Never empty: that says that nothing was raised."""
     name: str = type.__dict__["__name__"].__get__(type(error))
-    return name
+    return name or "Exception"
 
 
 def write_error(text: str) -> None:
@@ -137,5 +145,5 @@ def flush_all(streams: tuple[Any, ...]) -> None:
     for stream in (sys.stdout, sys.stderr, *streams):
         try:
             stream.flush()
-        except Exception:  # noqa: BLE001, S112 - it may be closed, or an object of the program's own
+        except BaseException:  # noqa: BLE001, S112 - it may be closed, or an object of the program's own
             continue

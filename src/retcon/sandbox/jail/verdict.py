@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection
 
 
 def verdict(
@@ -59,6 +60,15 @@ def cell_verdict(raised: str | None, over: str) -> tuple[str, str | None, str]:
     if raised:
         return "limit" if raised == "MemoryError" else "error", raised, ""
     return "ok", None, ""
+
+
+def with_lines(stderr: str, lines: Collection[str], raised: str | None) -> str:
+    """stderr, and what a reader has to know besides at its end, a line each; empty ones are none. raised: the uncaught
+    exception, which is named where its traceback did not come to be shown."""
+    for line in (raised if raised and raised not in stderr else "", *lines):
+        if line:
+            stderr += ("\n" if stderr and not stderr.endswith("\n") else "") + line + "\n"
+    return stderr
 
 
 def no_end(seconds: float, of: str = "") -> str:

@@ -22,7 +22,7 @@ from retcon.sandbox.jail.confine.isolate import die_with_parent, isolate
 from retcon.sandbox.jail.confine.users import pick_uid
 from retcon.sandbox.jail.messages import CallEnded, Failed, ForkOrder, OpenSession, Outcome, RunCall
 from retcon.sandbox.jail.session.keeper import Keeper
-from retcon.sandbox.jail.verdict import verdict
+from retcon.sandbox.jail.verdict import verdict, with_lines
 from retcon.sandbox.jail.watchdog import Watchdog
 
 GRACE_SECONDS = 0.2  # between the wall clock's SIGXCPU, at which printed output is written out, and SIGKILL
@@ -112,14 +112,11 @@ class Worker:
             and os.waitstatus_to_exitcode(status) == -signal.SIGKILL
             and self.machine_kills.rose(),
         )
-        stderr = running.stderr.text()
-        if line:
-            stderr += ("\n" if stderr and not stderr.endswith("\n") else "") + line + "\n"
         outcome = Outcome(
             status=name,
             error_type=error_type,
             stdout=running.stdout.text(),
-            stderr=stderr,
+            stderr=with_lines(running.stderr.text(), [line], raised),
             value=value,
             exit_code=exit_code,
             seconds=seconds,

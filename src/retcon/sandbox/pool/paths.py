@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import PurePosixPath
 
+from retcon.sandbox.jail.confine.root import FILES, GIVEN, SIZE_MB
+
+PARTS = 128  # folders within folders
+_PAGE = 4096  # of which a file takes whole ones
 PATH_BYTES, NAME_BYTES = 4095 - 256, 255  # what the kernel takes, and room for the way to the scratch folder
+
+MOST_FILES = FILES - 64  # of the kernel's own, and of the program's
+SCRATCH = "/tmp/scratch"
 
 _SHOWN = (
     sys.prefix,
@@ -15,7 +22,7 @@ _SHOWN = (
     *(path for path in sys.path if PurePosixPath(path).name in ("site-packages", "dist-packages")),
 )
 _PYTHON_BELOW_TMP = any(PurePosixPath(path).is_relative_to("/tmp") for path in _SHOWN)
-WRITABLE = (*(() if _PYTHON_BELOW_TMP else ("/tmp",)), "/dev/shm", "/mnt", "/data", "/workspace")
+WRITABLE = (*(() if _PYTHON_BELOW_TMP else ("/tmp",)), "/dev/shm", *GIVEN)
 """Folders of the tier `namespaces`, in its own root, that files may be put into by their absolute path (`root`). Not
 /tmp where this Python or its packages lie below it, which the sandbox then has to show (`root.readable`): whatever else
 is in `sys.path`, such as the folder of a script, it does not."""
@@ -53,15 +60,39 @@ def _check_absolute(name: str, path: PurePosixPath, tier: str) -> None:
 def to_write(paths: Iterable[str], tier: str = "") -> list[str]:
     """As `inside_scratch`, of files that are to be made: ValueError too for one that no file can have as its path."""
     names = inside_scratch(paths, tier)
+    places = {name: _place(name) for name in names}
     # In sorted order what lies in a folder follows the folder at once: there may be many paths, each of many parts.
-    plain = sorted({f"{PurePosixPath(name)}/" for name in names})
-    folders = {name[:-1] for name, following in pairwise(plain) if following.startswith(name)}
+    plain = sorted(f"{place}/" for place in places.values())
+    folders = {name[:-1] for name, following in pairwise(plain) if following.startswith(name)} | {SCRATCH}
     for name in names:
         encoded = name.encode()
         if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
             raise ValueError(
                 f"file {name[:80]!r}… is too long: {PATH_BYTES} bytes at most, {NAME_BYTES} between two slashes"
             )
-        if name.endswith("/") or str(PurePosixPath(name)) in folders:
-            raise ValueError(f"file {name!r} is a folder, or that of another file: give it a name of its own")
+        if len(PurePosixPath(name).parts) > PARTS:
+            raise ValueError(f"file {name[:80]!r}… lies in too many folders: {PARTS} parts at most")
+        if name.endswith("/") or places[name] in folders:
+            raise ValueError(
+                f"file {name!r} is a folder, or that of another file, or another file itself: give it a name of its own"
+            )
     return names
+
+
+def check_room(files: Mapping[str, bytes], stdin: str = "") -> None:
+    """Raises ValueError for more than there is room for where a call's files lie."""
+    folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
+    if len(files) + len(folders) > MOST_FILES:
+        raise ValueError(f"{len(files)} files in {len(folders)} folders: {MOST_FILES} at most, folders among them")
+    sizes = [*map(len, files.values()), len(stdin.encode("utf-8", "surrogateescape"))]
+    if sum(-(-size // _PAGE) for size in sizes) * _PAGE > SIZE_MB << 20:
+        raise ValueError(f"files and stdin of {sum(sizes) / (1 << 20):.1f} MiB together: {SIZE_MB} MiB at most")
+
+
+def _place(name: str) -> str:
+    """Where it is, by one of the names that this place has."""
+    path = PurePosixPath(SCRATCH, name)
+    for other in GIVEN:  # one folder
+        if path.is_relative_to(other):
+            path = PurePosixPath(GIVEN[0], path.relative_to(other))
+    return str(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from retcon.sandbox.jail.messages import Bounds, RunCall, RunCell
-from retcon.sandbox.pool.paths import inside_scratch, to_write
+from retcon.sandbox.pool.paths import check_room, inside_scratch, to_write
 from retcon.sandbox.types import Limits, Program
 
 
@@ -27,4 +27,5 @@ def bounds(limits: Limits) -> Bounds:
 
 def _encoded(program: Program, tier: str) -> dict[str, str]:
     files = program.files
+    check_room(files, program.stdin)
     return {name: base64.b64encode(files[name]).decode() for name in to_write(files, tier)}

@@ -21,7 +21,6 @@ import ctypes
 import fcntl
 import os
 import resource
-import select
 import signal
 import socket
 import stat
@@ -337,7 +336,7 @@ def _fork_sibling() -> bool:
 
 def _open_files() -> list[OpenFile]:
     files = []
-    for fd in _open_descriptors():
+    for fd in child.open_descriptors():
         with contextlib.suppress(OSError):
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 path = ""
@@ -346,18 +345,6 @@ def _open_files() -> list[OpenFile]:
                 flags, position = fcntl.fcntl(fd, fcntl.F_GETFL), os.lseek(fd, 0, os.SEEK_CUR)
                 files.append(OpenFile(fd, path, flags, position, os.get_inheritable(fd)))
     return files
-
-
-def _open_descriptors() -> list[int]:
-    """Those of files at least: poll tells all that are not open, and that a file is ready."""
-    fds = range(CONTROL_FD + 1, _limit(resource.RLIMIT_NOFILE)[1])
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    try:
-        return [fd for fd, said in poller.poll(0) if not said & select.POLLNVAL]
-    except OSError:  # a cell has lowered its limit below what it has open
-        return list(fds)
 
 
 def _open_again(file: OpenFile) -> None:

@@ -45,7 +45,7 @@ from retcon.sandbox.jail.session.processes import Tree
 from retcon.sandbox.jail.session.snapshot import Snapshot
 from retcon.sandbox.jail.session.writable import FilesNotRestored, Writable
 from retcon.sandbox.jail.usage import resident
-from retcon.sandbox.jail.verdict import cell_verdict, verdict
+from retcon.sandbox.jail.verdict import cell_verdict, verdict, with_lines
 from retcon.sandbox.jail.watchdog import Watchdog
 
 FREEZE_SECONDS = 10.0  # for a copy to be made, or a cell to be taken
@@ -189,24 +189,23 @@ class Keeper:
         said = self._ask(command, self._left, deadlines)
         early = None if said.early is None else said.early[: child.NAME_CHARS]
         if said.done is not None:
-            raised, _, value = said.done[1:].partition("\0")
-            status, error_type, line = cell_verdict(early or raised[: child.NAME_CHARS] or None, deadlines.over)
+            late, _, value = said.done[1:].partition("\0")
+            raised = early or late[: child.NAME_CHARS] or None
+            status, error_type, line = cell_verdict(raised, deadlines.over)
             peak, code = processes.peak(self._proc, interpreter.number), None
         else:
-            value = ""
+            value, raised = "", early
             end, peak = self._bury(interpreter)
             status, error_type, code, line = verdict(end, 0.0, limits.cpu_seconds, None, early)
             if deadlines.over:
                 status, error_type, line = cell_verdict(None, deadlines.over)
-            self._cause = f"its code ended the interpreter ({line or 'exit code 0'})"
+            self._cause = f"its code ended the interpreter ({line or f'exit code {code}'})"
         stdout, stderr = self._output.take()
-        for text in filter(None, (self._cause and ENDED, line)):
-            stderr += ("\n" if stderr and not stderr.endswith("\n") else "") + text + "\n"
         return Outcome(
             status=status,
             error_type=error_type,
             stdout=stdout,
-            stderr=stderr,
+            stderr=with_lines(stderr, [self._cause and ENDED, line], raised),
             value=cut_middle(value[1:], limits.output_bytes) if value else None,
             exit_code=code,
             seconds=time.monotonic() - started,

@@ -20,7 +20,6 @@ from starlette.responses import Response
 from retcon.http.body import parse
 from retcon.http.handling import answer, read_body, unless_gone
 from retcon.http.refusal import RequestRefused
-from retcon.sandbox.jail.fetch import TOTAL_BYTES
 from retcon.sandbox.service.apis.languages import Languages, Ran
 from retcon.sandbox.service.calls import Calls, own_stderr
 from retcon.sandbox.service.files import check_paths, check_text, decode_files
@@ -31,10 +30,13 @@ POD = "MY_POD_NAME"
 """The environment variable whose value is answered as `executor_pod_name`."""
 Whole = Literal["Success", "Failed", "SandboxError"]
 Seconds = Annotated[float, Meta(gt=0)]
+SECONDS = 10.0
+"""SandboxFusion's own, for compiling and for running, where a request names none."""
 
 
 class RunCode(Struct, kw_only=True):
-    """A program to run. memory_limit_MB: MiB; 0 and below take the server's own. args: pytest's.
+    """A program to run. compile_timeout, run_timeout: SandboxFusion's 10 s, or the most that is allowed here, where
+    absent. memory_limit_MB: MiB; 0 and below take the server's own. args: pytest's.
 
     files: path to content in base64. Paths are relative to the program's folder or, in the tier `namespaces`, below
     /tmp, /dev/shm, /mnt, /data or /workspace, of which the last three are one folder.
@@ -42,8 +44,8 @@ class RunCode(Struct, kw_only=True):
 
     code: str
     language: str
-    compile_timeout: Seconds = 10.0
-    run_timeout: Seconds = 10.0
+    compile_timeout: Seconds | None = None
+    run_timeout: Seconds | None = None
     memory_limit_MB: int = -1
     stdin: str | None = None
     files: dict[str, str | None] = {}
@@ -87,10 +89,11 @@ class FusionApi:
         calls, settings = self._calls, self._calls.settings
         if (problem := calls.too_long(asked.code)) is not None:
             raise RequestRefused.invalid("code", problem)
-        limits = bounded(calls, "run_timeout", asked.run_timeout, asked.memory_limit_MB)
+        limits = bounded(calls, "run_timeout", asked.run_timeout, SECONDS, asked.memory_limit_MB)
         calls.check_bounds({"compile_timeout": asked.compile_timeout}, {})
+        compile_seconds = asked.compile_timeout or min(SECONDS, settings.max_timeout)
         # Who names a time for compiling waits for that long too: it may go into waiting where nothing is compiled.
-        spare = asked.compile_timeout if asked.language != "cpp" else 0.0
+        spare = compile_seconds if asked.language != "cpp" else 0.0
         program = Program(
             asked.code,
             stdin=check_text(asked.stdin or "", "stdin"),
@@ -102,21 +105,22 @@ class FusionApi:
         arguments = [check_text(argument, f"args[{index}]") for index, argument in enumerate(asked.args)]
         if (problem := await self._languages.problem(asked.language)) is not None:
             raise RequestRefused.invalid("language", problem)
-        limits = limits.with_(asked.compile_timeout)
+        limits = limits.with_(compile_seconds)
         ran = await self._languages.run(API, asked.language, program, arguments=arguments, compile_limits=limits)
         return _from_steps(ran, settings.fusion_bytes)
 
 
-def bounded(calls: Calls, field: str, seconds: float, mib: int) -> Limits:
+def bounded(calls: Calls, field: str, seconds: float | None, usual: float, mib: int) -> Limits:
     """The limits of a program, whose output is kept as far as this API gives it.
 
-    field: which says how long it may run, `seconds`. Raises RequestRefused for one above what the service allows.
+    field: which says how long it may run, `seconds`, or `usual` where that is allowed and it says nothing. Raises
+    RequestRefused for one above what the service allows.
     """
     memory = mib if mib > 0 else None
     calls.check_bounds({field: seconds}, {"memory_limit_MB": memory})
     # Twice as much as is given, since the sandbox keeps head and tail: the head is then as long as what is given.
     limits = replace(calls.settings.limits, output_bytes=2 * calls.settings.fusion_bytes)
-    return limits.with_(seconds, memory)
+    return limits.with_(seconds or min(usual, calls.settings.max_timeout), memory)
 
 
 async def answered(calls: Calls, work: Awaitable[Struct], kind: Callable[..., Struct]) -> Response:
@@ -149,8 +153,6 @@ def _from_steps(ran: Ran, most: int) -> CodeRan:
     message = ""
     if last.status == "infrastructure":
         whole, message = "SandboxError", last.stderr
-    elif not ran.started and last.status == "ok":
-        whole, message = "SandboxError", f"the program is larger than {TOTAL_BYTES >> 20} MiB"
     return CodeRan(
         status=whole,
         message=message,

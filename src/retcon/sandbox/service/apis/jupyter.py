@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import time
 from dataclasses import replace
 from typing import Annotated, Literal, TypeVar
@@ -24,12 +25,14 @@ from retcon.http.body import parse
 from retcon.http.handling import read_body, unless_gone
 from retcon.http.refusal import RequestRefused
 from retcon.sandbox.jail.fetch import TOTAL_BYTES
-from retcon.sandbox.service.apis.fusion import API, Command, Whole, answered, bounded, head, pod
+from retcon.sandbox.service.apis.fusion import API, Command, Seconds, Whole, answered, bounded, head, pod
 from retcon.sandbox.service.calls import Calls, unavailable
 from retcon.sandbox.service.files import check_paths, decode_files
 from retcon.sandbox.types import Limits, Program, Result, Session
 
 T = TypeVar("T")
+TOTAL_SECONDS = 45.0
+"""SandboxFusion's own, for all cells, where a request names none."""
 OWN_SECONDS = 10.0
 """For what is run between cells, files and figures, each time."""
 _TRACEBACK = "Traceback (most recent call last):\n"
@@ -75,11 +78,12 @@ _DRAW = """def _draw():
 
 
 class RunJupyter(Struct, kw_only=True):
-    """Cells to run. cell_timeout: seconds, 0 for no limit but total_timeout's. memory_limit_MB, files: see RunCode."""
+    """Cells to run. cell_timeout: seconds, 0 for no limit but total_timeout's, which is SandboxFusion's 45 s, or the
+    most that is allowed here, where absent. memory_limit_MB, files: see RunCode."""
 
     cells: list[str]
     cell_timeout: Annotated[float, Meta(ge=0)] = 0.0
-    total_timeout: Annotated[float, Meta(gt=0)] = 45.0
+    total_timeout: Seconds | None = None
     memory_limit_MB: int = -1
     kernel: Literal["python3"] = "python3"
     files: dict[str, str | None] = {}
@@ -129,12 +133,13 @@ class JupyterApi:
         for index, cell in enumerate(asked.cells):
             if (problem := calls.too_long(cell)) is not None:
                 raise RequestRefused.invalid(f"cells[{index}]", problem)
-        limits = bounded(calls, "total_timeout", asked.total_timeout, asked.memory_limit_MB)
+        limits = bounded(calls, "total_timeout", asked.total_timeout, TOTAL_SECONDS, asked.memory_limit_MB)
         calls.check_bounds({"cell_timeout": asked.cell_timeout}, {})
         files = decode_files(asked.files, "files", calls.tier)
         fetch = check_paths(asked.fetch_files, "fetch_files", calls.tier)
         try:
-            async with asyncio.timeout(asked.total_timeout + calls.settings.fusion_wait + OWN_SECONDS):
+            # For a place, the files that are put, the cells, and the files that are fetched.
+            async with asyncio.timeout(calls.settings.fusion_wait + limits.wall_seconds + 3 * OWN_SECONDS):
                 session = await calls.sandbox.session(limits=limits)
                 try:
                     return await _Notebook(calls, session, limits, asked.cell_timeout).run(asked.cells, files, fetch)
@@ -179,7 +184,7 @@ class _Notebook:
                 if alive:
                     ran[-1].display += await self._drawn(cell)
             if fetch and alive and not problem:
-                said = await self._said(_GET, f"_get({fetch!r}, {TOTAL_BYTES})", 2 * TOTAL_BYTES, dict[str, str])
+                said, _ = await self._said(_GET, f"_get({fetch!r}, {TOTAL_BYTES})", 2 * TOTAL_BYTES, dict[str, str])
                 found = {name: said[name] for name in fetch if said and name in said}
         except SessionLost as error:
             alive = False
@@ -215,25 +220,32 @@ class _Notebook:
                 raise RequestRefused.invalid("files", f"they cannot be written: {result.stderr}")
 
     async def _drawn(self, code: str) -> list[dict[str, str]]:
-        """The figures that are open, which are closed."""
+        """The figures that are open, which are closed. Drawing them is the program's work, on its time."""
         self._plots = self._plots or "plot" in code
-        if not self._plots:
+        if not self._plots or self._left <= 0:
             return []
-        return await self._said(_DRAW, "_draw()", 16 * self._most, list[dict[str, str]]) or []
+        kind, seconds = list[dict[str, str]], min(self._left, OWN_SECONDS)
+        drawn, took = await self._said(_DRAW, "_draw()", 16 * self._most, kind, seconds)
+        self._left -= took
+        self._late = self._late or self._left <= 0
+        return drawn or []
 
-    async def _said(self, definition: str, expression: str, most: int, kind: type[T]) -> T | None:
-        """What an expression inside comes to, None where the program has broken what that takes.
+    async def _said(
+        self, definition: str, expression: str, most: int, kind: type[T], seconds: float = OWN_SECONDS
+    ) -> tuple[T | None, float]:
+        """What an expression inside comes to, None where the program has broken what that takes; and how long it took.
 
         most: bytes of its JSON. kind: what it must be, since the program could print anything.
         """
-        limits = replace(self._limits.with_(OWN_SECONDS), output_bytes=most)
+        limits = replace(self._limits.with_(seconds), output_bytes=most)
         name = expression.partition("(")[0]
         code = f"{definition}{_SAY.format(expression)}\ndel {name}\n"
         result = await self._asked(Program(code, limits=limits, echo=False))
-        try:
-            return msgspec.json.decode(result.stdout, type=kind) if result.status == "ok" else None
-        except (ValueError, msgspec.DecodeError):
-            return None
+        value = None
+        if result.status == "ok":
+            with contextlib.suppress(ValueError, msgspec.DecodeError):
+                value = msgspec.json.decode(result.stdout, type=kind)
+        return value, result.seconds
 
     async def _asked(self, cell: Program) -> Result:
         return await self._calls.run(API, lambda: self._session.run(cell))

@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from retcon.core.errors import SandboxUnavailable, nearest
+from retcon.sandbox.jail.fetch import TOTAL_BYTES
 from retcon.sandbox.service.calls import Calls, unavailable
 from retcon.sandbox.types import Limits, Program, Result
 
@@ -106,6 +107,8 @@ class Languages:
         compiler = replace(program, limits=replace(compile_limits, memory_mb=memory), fetch=[binary], stdin="")
         compiled = await call(_beside(compiler, _COMPILE, command, {source: text}))
         made = compiled.files.get(binary)
+        if compiled.status == "ok" and made is None:
+            compiled = _too_large(compiled)
         if compiled.status != "ok" or made is None:
             return Ran(compiled, compiled, started=False)
         if program.wait is not None:
@@ -130,6 +133,12 @@ class Languages:
 def _beside(program: Program, driver: str, arguments: Sequence[str], files: Mapping[str, bytes]) -> Program:
     """The program as `driver`, which is given `arguments`, runs it from these files."""
     return replace(program, code=driver.format(arguments=list(arguments)), files={**program.files, **files})
+
+
+def _too_large(compiled: Result) -> Result:
+    """What was compiled well, and cannot be brought from the compiler's call to that of the program."""
+    said = f"{compiled.stderr}OSError: the program is larger than {TOTAL_BYTES >> 20} MiB\n"
+    return replace(compiled, status="limit", error_type="OSError", stderr=said, exit_code=1)
 
 
 def _free(name: str, taken: Container[str]) -> str:

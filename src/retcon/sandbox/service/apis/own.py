@@ -126,12 +126,14 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
         raise RequestRefused.invalid(
             f"{at}tier", f"tier '{call.tier}' is unavailable here: this server's is '{calls.tier}'"
         )
-    paths = check_paths(call.fetch, f"{at}fetch", calls.tier)
-    return replace(checked_cell(calls, call, calls.settings.limits, at), fetch=paths, wait=call.wait, seed=call.seed)
+    program = checked_cell(calls, call, calls.settings.limits, calls.tier, at)
+    fetch = check_paths(call.fetch, f"{at}fetch", calls.tier)
+    return replace(program, fetch=fetch, wait=call.wait, seed=call.seed)
 
 
-def checked_cell(calls: Calls, cell: Cell, limits: Limits, at: str = "") -> Program:
-    """As `checked_call`, for a session's cell. limits: of a cell that asks for none."""
+def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: str = "") -> Program:
+    """As `checked_call`, for a session's cell. limits: of a cell that asks for none. tier: whose absolute paths its
+    files may have; a session's have none."""
     if not cell.code:
         raise RequestRefused.invalid(f"{at}code", "there is no code: give at least a comment")
     if (problem := calls.too_long(cell.code)) is not None:
@@ -147,7 +149,7 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, at: str = "") -> Prog
         cell.code,
         stdin=cell.stdin,
         limits=checked_limits(calls, cell.limits, limits, at).with_(*checked_clocks(calls, cell, at)),
-        files=decode_files(cell.files, f"{at}files", calls.tier),
+        files=decode_files(cell.files, f"{at}files", tier),
         echo=cell.echo,
     )
 

@@ -65,6 +65,7 @@ class Answer:
         self.asked = asked
         self.task = task
         self.readers = 0
+        self.given_up = "its work was abandoned: nobody waited for the answer"
 
 
 class SessionsApi:
@@ -177,7 +178,7 @@ class SessionsApi:
             raise RequestRefused(422, "invalid", f"the key '{key}' has been used for another request", field=KEY)
         known.readers += 1
         try:
-            return await unless_gone(request, _shielded(known.task))
+            return await unless_gone(request, _shielded(known))
         except ClientGone:
             asyncio.get_running_loop().call_later(RECONNECT_SECONDS, _give_up, known)
             raise
@@ -199,16 +200,17 @@ class SessionsApi:
     @staticmethod
     async def _end(entry: Entry) -> None:
         for known in entry.answers.values():
+            known.given_up = "it was closed"
             known.task.cancel()
         await entry.session.close()
 
 
-async def _shielded(task: asyncio.Task[Any]) -> Any:
+async def _shielded(known: Answer) -> Any:
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(known.task)
     except asyncio.CancelledError:
-        if task.cancelled():
-            raise SessionLost("its work was abandoned: nobody waited for the answer") from None
+        if known.task.cancelled():
+            raise SessionLost(known.given_up) from None
         raise
 
 
