@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -60,6 +61,18 @@ def test_a_step_has_every_figure_that_trackers_are_sent(base, tmp_path):
     (line,) = run(base, tmp_path / "run", ((1.0, -1.0, 1.0, -1.0),), rl={**SMALL, "prompts": 1})
     elsewhere = {"stage", "eval_pass_rate", "accuracy", "margin", "chosen", "rejected"}  # of stages, evaluation, DPO
     assert {name.own for name in ALL} - elsewhere <= line.keys()
+
+
+def test_a_steps_parts_take_no_longer_than_the_step(base, tmp_path):
+    """In a run whose rollouts and whose update both take some time."""
+    began = time.perf_counter()
+    (line,) = run(base, tmp_path / "run", ((1.0, -1.0) * 4,), rl={"steps": 1})
+    took = time.perf_counter() - began
+    parts = [line[f"{part}_seconds"] for part in ("rollout", "train", "sync")]
+    assert all(0 <= part < took for part in parts)
+    assert parts[0] > 0 < parts[1]
+    assert sum(parts) <= line["step_seconds"] + 0.001 < took + 0.001
+    assert line["tokens_per_second"] == pytest.approx(line["total_tokens"] / line["step_seconds"], rel=0.02, abs=0.1)
 
 
 def test_a_step_without_rollouts_ends_the_run_by_name(base, tmp_path):
