@@ -33,6 +33,12 @@ def failed(turn: Turn) -> bool:
     return complete and has_failed(turn, FAILURES)
 
 
+def half_answered(turn: Turn) -> bool:
+    """Whether a call of a turn failed that has no result for each of its calls; not of one that was judged before."""
+    seen = {o.status for o in turn.observations}
+    return turn.repair is None and not failed(turn) and not FAILURES.isdisjoint(seen)
+
+
 def works(turn: Turn) -> bool:
     """Whether all calls of a turn succeeded, beyond doubt."""
     if not turn.calls or len(turn.calls) != len(turn.observations) or turn.repair is not None:

@@ -14,7 +14,7 @@ from math import inf
 from typing import Literal
 
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
-from retcon.purify.failing import failed, run_end, run_starts, spoken_after, turn_does_nothing, works
+from retcon.purify.failing import failed, half_answered, run_end, run_starts, spoken_after, turn_does_nothing, works
 from retcon.purify.fixes import another_end, keeps_plan, line_of, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
 from retcon.purify.noop import is_program
@@ -26,7 +26,7 @@ from retcon.purify.splice import can_be_shallow, program, purify
 Reason = Literal[
     "end", "answered", "user", "unclear", "attempts", "unrelated", "sibling", "assertion", "swallowed", "state",
     "effects", "constant", "unexecuted", "told", "avoided", "doubted", "plan", "retry", "words",
-    "unsettled",
+    "unsettled", "unanswered",
 ]  # fmt: skip
 REASONS: dict[Reason, str] = {
     "end": "no later call works",
@@ -49,6 +49,7 @@ REASONS: dict[Reason, str] = {
     "retry": "its words are about the failure before it, which stays, and the fix's own cannot stand for them",
     "words": "what stays would speak of what is taken out",
     "unsettled": "with a later failure repaired, purifying again would repair an earlier one of the run too",
+    "unanswered": "a call beside it has no result",
 }
 UNFIT = "the failure's words are not about the fix"
 """Why a repair that would be shallow is deep."""
@@ -118,11 +119,11 @@ class Offline:
         """The same, once. whole: where the runs begin that stay as they are."""
         turns = trajectory.turns
         starts = run_starts(turns)
-        if not starts:
+        left = [LeftAlone(n, "unanswered") for n, turn in enumerate(turns) if half_answered(turn)]
+        if not starts and not left:
             return Purified(trajectory, (), ())
         after = _After(turns, "\n".join(s.text for s in trajectory.prompt))
         splices: list[Splice] = []
-        left: list[LeftAlone] = []
         # From the last run to the first, so that what follows a run is what will follow it in the result.
         for start in reversed(starts):
             stop, ended = run_end(turns, start)

@@ -42,6 +42,7 @@ from retcon.tools.wording import Wording
 from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.formats.hermes import HermesInText
 from retcon.transcripts.formats.markdown import Markdown
+from retcon.transcripts.formats.mint import Execute
 from retcon.transcripts.formats.tags import Tagged
 
 RETOOL, VERL = Tagged("retool", "code", "interpreter"), HermesInText()
@@ -168,7 +169,15 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "transcripts.verl": (
         lambda text: (VERL.cut(text, answered=False), VERL.clean_inside(text)),
         ("<tool_call>", "</tool_call>", "<tool_call></tool_call>", "<tool_call></tool_call><tool_response>",
-         "<tool_call>{}</tool_call>\n<tool_response>x", "<tool_call></tool_call><tool_response></tool_response>", " "),
+         "<tool_call>{}</tool_call>\n<tool_response>x", "<tool_call></tool_call><tool_response></tool_response>", " ",
+         "<tool_call></tool_call>\n<|im_start|>user\n<tool_response></tool_response>a",
+         "<tool_call></tool_call>\nuser\n<tool_response></tool_response>a\nassistant\n"),
+    ),
+    "transcripts.told": (
+        lambda text: (VERL.cut_told(f"<tool_response>{text}"), Markdown().cut_told(f"<output>{text}"),
+                      RETOOL.cut_told(f"<interpreter>{text}"), Execute().cut_told(f"Observation:{text}")),
+        ("<tool_response>", "</tool_response>", "<tool_response></tool_response>a", "\n```", "</output>", "\nExpert",
+         "\nYou have 3 steps left", "\nYou should take the last step", "</interpreter>", " ", "\n"),
     ),
     "report.diff": (lambda text: list(_aligned(text, text[::-1])), ("\n", "a\nb\n", "x")),
     "report.prompt": (prompt, ("<|im_start|>", "<|im_start|>user\n", "<|im_end|>", "<|im_start|>a")),

@@ -89,6 +89,25 @@ def test_tool_use_that_nothing_reads_is_an_error_with_the_nearest_format(tmp_pat
         run(tmp_path, lines([steps]))
 
 
+def test_the_nearest_format_is_the_one_that_has_more_of_its_own_words(tmp_path: Path) -> None:
+    program = "\nprint('</code>')\n"
+    text = f"<code>{program}</code>\n<interpreter>\n</code>\n</interpreter>\n<answer>4</answer>"
+    with pytest.raises(RecordError, match="nearest format: 'retool'"):
+        run(tmp_path, lines([{"text": text}]))
+
+
+@pytest.mark.parametrize("exit_code", ["0 (execution succeeded)", "1 (execution failed)"])
+@pytest.mark.parametrize("name", ["messages", "hermes"])
+def test_a_tool_that_gives_its_exit_code_as_autogen_does_is_of_the_format_of_its_call(
+    tmp_path: Path, name: str, exit_code: str
+) -> None:
+    record = FORMATS[name]((user("?"), works("f()"), answer("1")))
+    record["messages"][2] = {"role": "tool", "content": f"exitcode: {exit_code}\nCode output: 1"}
+    _, count = run(tmp_path, lines([record, messages(CLEAN)]))
+    assert (count.calls, count.failed, count.unread) == (2, exit_code.startswith("1"), 0)
+    assert "autogen" not in count.formats
+
+
 @pytest.mark.parametrize(
     "item",
     [

@@ -25,6 +25,15 @@ During handling of the above exception, another exception occurred:
 Traceback (most recent call last):
   File "t.py", line 3, in <module>
 ValueError: bad"""
+HARNESS = """Traceback (most recent call last):
+  File "{name}", line {outer}, in <module>
+  File "<string>", line 4, in <module>
+  File "/usr/lib/python3/table.py", line 9, in <module>
+NameError: name 'math' is not defined"""
+EXECUTED = """Traceback (most recent call last):
+  File "<string>", line 4, in <module>
+  File "<string>", line 1, in <module>
+NameError: name 'math' is not defined"""
 SYNTAX = "Cell In[1], line 3\n    yield = 0.09\n          ^\nSyntaxError: invalid syntax"
 OLD_SYNTAX = '  File "<ipython-input-2>", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax'
 COLOURED_SYNTAX = (
@@ -51,6 +60,11 @@ DEAD = "-" * 75 + " Timeout waiting for reply                                Tra
         (CUT, "jupyter", "NameError", 2),
         (PLAIN, "traceback", "OwnError", 4),
         (CHAINED, "traceback", "ValueError", 1),
+        (PLAIN.replace("line 4", "line 14"), "traceback", "OwnError", 14),
+        (HARNESS.format(name="<string>", outer=1), "traceback", "NameError", 4),
+        (HARNESS.format(name="/srv/run.py", outer=1), "traceback", "NameError", 4),
+        (HARNESS.format(name="/srv/run.py", outer=57), "traceback", "NameError", 4),
+        (EXECUTED, "traceback", "NameError", 4),
         (COLOURED, "traceback", "KeyError", 7),
         (RUN_TIME, "traceback", "SyntaxError", 26),
         (SYNTAX, "syntax", "SyntaxError", 0),

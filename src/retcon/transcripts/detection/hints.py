@@ -54,11 +54,12 @@ def nearest_format(record: Json, formats: Sequence[Format]) -> str:
             if key in _NAMING:
                 words.add(value[:40].lower())
             words |= {tag.lower() for tag in _TAG.findall(value[:_TEXT])}
-    best, name = 0.0, ""
+    best, name = (0.0, 0.0), ""
     for one in formats:
         near = [max(map(_alike, [mark.lower()] * len(words), words), default=0.0) for mark in one.marks]
-        score = sum(n for n in near if n >= 0.75)
-        if score > best:
+        found = sum(n for n in near if n >= 0.75)
+        score = found, found / max(1, len(near))  # of as many, those of a format that has hardly any other words
+        if found and score > best:
             best, name = score, one.name
     return f" (nearest format: '{name}')" if name else ""
 

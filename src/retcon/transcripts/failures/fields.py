@@ -52,11 +52,12 @@ def fields_of(text: str) -> Fields | None:
         return _cut_in_traceback(text)
     inner = record.get("run_result")
     parts = [record, *([inner] if isinstance(inner, dict) else [])]
-    if not any(_OUTPUTS & part.keys() for part in parts):
+    why = _says_why(record)
+    if not why and not any(_OUTPUTS & part.keys() for part in parts):
         return None
     names = tuple(name for part in parts for name in part if name in {*_EXIT, *_SUCCESS, *_FAILED, *_ERRORS, "status"})
     errors = [v for part in reversed(parts) for n in _ERRORS if isinstance(v := part.get(n), str) and v.strip()]
-    error = errors[0] if errors else ""
+    error = errors[0] if errors else why
     for part in reversed(parts):
         status = part.get("status")
         if isinstance(status, str) and status.lower() in _STATUSES and not (part is record and len(parts) > 1):
@@ -78,20 +79,53 @@ def fields_of(text: str) -> Fields | None:
     return Fields(None, "", None, "" if told else error, names)
 
 
+def _says_why(record: Mapping[str, object]) -> str:
+    """What a record says of its failure, beside a status by which it is one; "" where it does not say both."""
+    status = record.get("status")
+    errors = [value for name in _ERRORS if isinstance(value := record.get(name), str) and value.strip()]
+    if isinstance(status, str) and status.lower() in _STATUSES:
+        message = record.get("message")
+        return next(iter([*errors, *([message] if isinstance(message, str) else [])]), "")
+    if any(record.get(name) is False for name in _SUCCESS) or any(record.get(name) is True for name in _FAILED):
+        return next(iter(errors), "") or _texts(record.get("content"))
+    return ""
+
+
+def blocks_of(text: str) -> str | None:
+    """What an output says that is a list of blocks, as MCP's clients print the content of a result; None where it is
+    none."""
+    if not text.startswith("[{") or not text.endswith("}]"):
+        return None
+    return _texts(_value(text, python="[{'")) or None
+
+
+def _texts(content: object) -> str:
+    """The texts of a list of blocks, each with its type; "" where it is none."""
+    blocks = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+    if not isinstance(content, list) or len(blocks) < len(content) or not all("type" in one for one in blocks):
+        return ""
+    return "\n".join(one["text"] for one in blocks if one["type"] == "text" and isinstance(one.get("text"), str))
+
+
 def _decoded(text: str) -> Mapping[str, object] | None:
     """The record that the text is; one that Python printed is read as well."""
     if not text.startswith("{") or not text.endswith("}"):
         return None
-    try:
-        value = msgspec.json.decode(text.encode("utf-8", "replace"))
-    except (msgspec.DecodeError, RecursionError):
-        if len(text) > _LARGEST or not text.startswith("{'"):
-            return None
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
+    value = _value(text, python="{'")
     return value if isinstance(value, dict) and all(isinstance(k, str) for k in value) else None
+
+
+def _value(text: str, python: str) -> object:
+    """The JSON that the text is; else, where it begins as Python prints it, that. None where it is neither."""
+    try:
+        return msgspec.json.decode(text.encode("utf-8", "replace"))
+    except (msgspec.DecodeError, RecursionError):
+        if len(text) > _LARGEST or not text.startswith(python):
+            return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def _cut_in_traceback(text: str) -> Fields | None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from retcon.core.types import Status
 from retcon.transcripts.failures import wordings
-from retcon.transcripts.failures.fields import fields_of
+from retcon.transcripts.failures.fields import blocks_of, fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ _SYNTAX = re.compile(
 _CELL = re.compile(
     r'Cell In ?\[\d+\], line (?P<cell>\d{1,9})|File "[^"\n]*", line (?P<file>\d{1,9}), in <(?:module|cell line)'
 )
+_OWN_FRAME = re.compile(r'File "<[^"\n]*>", line (\d{1,9}), in <(?:module|cell line)')
+"""A frame at the top of a program that stands in no file; a harness that runs it may have one too."""
 _ARROW = re.compile(r"^-+> ?(\d{1,9})", re.MULTILINE)
 _OWN_TRACEBACK = re.compile(r"print_exc|format_exc|exc_info|excepthook|showtraceback|\.exception\(|Traceback|print_tb")
 _LEFT = re.compile(r"\bSystemExit(?:: ?(?:0|None)?|\((?:0|None)?\))?\s*\Z")
@@ -133,10 +135,10 @@ def may_fail(output: str) -> bool:
         return True
     if ('"' in output and 'File "' in output) or ("'" in output and "Code execution failed" in output):
         return True
-    # The other rules are about whole first and last lines, or whole outputs that are one line or one JSON object.
+    # The other rules are about whole first and last lines, or whole outputs that are one line or JSON of objects.
     stripped = output.strip()
     first = stripped[:1]
-    if first == "{":
+    if first == "{" or stripped.startswith("[{"):
         return True
     end = stripped.find("\n")
     if end < 0:
@@ -196,7 +198,10 @@ def judge(output: str, code: str = "") -> Verdict | None:
     if not may_fail(output):
         return None
     text = _ANSI.sub("", output)
-    if (stripped := text.strip())[:1] in "{[" and (found := fields_of(stripped)) is not None:
+    stripped = text.strip()
+    if (inner := blocks_of(stripped)) is not None:
+        return judge(inner, code)
+    if stripped[:1] in "{[" and (found := fields_of(stripped)) is not None:
         if found.own(code):
             return Verdict("ok", UNCLEAR)
         if found.status is not None:
@@ -258,6 +263,8 @@ def _entry(text: str) -> int | None:
     found = _ARROW.search(text, old) if old >= 0 else None
     if found:
         return int(found[1])
+    if lines := _OWN_FRAME.findall(text):
+        return max(map(int, lines))  # so that nothing that ran counts as if it had not
     found = _CELL.search(text)
     return int(found[found.lastgroup or 0]) if found else None
 

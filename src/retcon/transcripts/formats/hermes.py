@@ -56,6 +56,21 @@ class Hermes(Plain):
     def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
         return self.outputs(text) if text[:40].lstrip().startswith("<tool_response>") else None
 
+    def cut_told(self, text: str) -> list[Fragment]:
+        cuts: list[Fragment] = []
+        at = 0
+        while (start := text.find(self._opens, at)) >= 0:
+            if text[at:start].strip():
+                cuts.append(Fragment("told", text[at:start]))
+                at = start
+            closing = text.find(self._closes, start)
+            end = len(text) if closing < 0 else closing + len(self._closes)
+            cuts.append(Fragment("output", text[at:end], (), self.outputs(text[start:end])))
+            at = end
+        *before, last = cuts
+        words = text[at:]
+        return [*cuts, Fragment("told", words)] if words.strip() else [*before, last._replace(text=last.text + words)]
+
     def clean_outputs(self, text: str, told: bool) -> int | None:
         alone = text.startswith("<tool_response>\n") and text.endswith("\n</tool_response>")
         if alone and text.find("<", 1) == len(text) - len("</tool_response>"):
@@ -98,11 +113,11 @@ class HermesInText(Hermes):
         self._opens, self._closes = f"<{answer}>", f"</{answer}>"
         self.signs = (hermes.OPEN, self._opens)
         self._answers = re.compile(
-            r"\s*(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:user|tool)?\s*"
-            rf"(?P<answers>(?:{self._opens}.*?{self._closes}\s*)+)"
-            r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\s*)?",
+            r"\s*(?:<\|im_end\|>)?\s*(?P<marker><\|im_start\|>)?(?P<role>user|tool)?\s*"
+            rf"(?P<answers>(?:{self._opens}.*?{self._closes}\s*)+)",
             re.DOTALL,
         )
+        self._next = re.compile(r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\s*)?")
 
     def cut(self, text: str, answered: bool) -> list[Fragment]:
         cuts: list[Fragment] = []
@@ -113,9 +128,25 @@ class HermesInText(Hermes):
             written = text[start : answers.start()]
             calls = tuple(Call(c.name, c.arguments, c.char) for c in self.find_calls(written))
             cuts.append(Fragment("call", written, calls))
-            cuts.append(Fragment("output", answers[0], (), self.outputs(answers["answers"])))
-            at = answers.end()
+            end, spoken = answers.end(), self._spoken_until(text, answers)
+            following = self._next.match(text, spoken)
+            at = following.end() if following is not None else spoken
+            if spoken == end:
+                end = at
+            cuts.append(Fragment("output", text[answers.start() : end], (), self.outputs(answers["answers"])))
+            if at > end:
+                cuts.append(Fragment("told", text[end:at]))
         return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
+
+    def _spoken_until(self, text: str, answers: re.Match[str]) -> int:
+        """Where the words end that a user says after outputs; where these end if there are none."""
+        end = answers.end()
+        if answers["role"] != "user":
+            return end
+        following = text.find(hermes.OPEN, end)
+        sign = "<|im_end|>" if answers["marker"] else "\nassistant\n"
+        at = text.find(sign, end - 1, following if following >= 0 else len(text))
+        return at if text[end:at].strip() and at > end else end
 
     def _rounds(self, text: str) -> Iterator[tuple[int, re.Match[str]]]:
         """Where calls that are answered begin, and their answers, with what stands around these."""

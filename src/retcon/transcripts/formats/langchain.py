@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
-from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput, shown_call
+from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput, awaits_output, shown_call
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -47,7 +47,7 @@ class LangChain(Itemwise):
                 pieces.append(Piece("call", owner, shown, calls, payload=moved))
             elif kind == "ai":
                 pieces.append(Piece("said", owner, text, payload=moved))
-            elif kind == "tool" and pieces and pieces[-1].kind in ("call", "output"):
+            elif kind == "tool" and awaits_output(pieces):
                 pieces.append(Piece("output", owner, text, outputs=(_output(inside, text),), payload=moved))
             else:
                 pieces.append(Piece("told", owner, text, payload=moved))

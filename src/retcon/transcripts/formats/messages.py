@@ -11,7 +11,8 @@ from retcon.core.types import Status
 from retcon.transcripts.failures.rules import Verdict, looks_clean
 from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import context_of, find_items, no_items, text_of, with_text
-from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, shown_call
+from retcon.transcripts.reading.itemwise import some_id
+from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output, shown_call
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
@@ -56,17 +57,21 @@ class Messages:
         if found is None:
             return None
         count = pending = 0
+        called = False
         for item in found[1]:
             role = item.get("role")
             if role == "assistant":
+                if pending:
+                    return None  # what calls have no output yet takes a full reading
                 calls = _listed(item)
                 for call in calls:
                     if not _readable(call):
                         return None
                 pending = len(calls)
+                called = called or bool(calls)
             elif role in _OUTPUT:
-                if pending and "tool_responses" in item:
-                    return None  # one message for several calls takes a full reading
+                if called and (not pending or "tool_responses" in item):
+                    return None  # so do several outputs for one call, and one message for several calls
                 if pending:
                     content = item.get("content")
                     if not looks_clean(content if isinstance(content, str) else text_of(content)):
@@ -76,7 +81,7 @@ class Messages:
                     pending -= 1
                     count += 1
             else:
-                pending = 0
+                pending, called = 0, False
         return count
 
     def read(self, record: Json, id: str) -> Reading:
@@ -87,7 +92,7 @@ class Messages:
         context = context_of(record) if path == ("completion",) else ""
         pieces: list[Piece] = []
         for n, item in enumerate(items):
-            pieces += pieces_of(item, n, after_call=bool(pieces) and pieces[-1].kind in ("call", "output"))
+            pieces += pieces_of(item, n, after_call=awaits_output(pieces))
         return ItemsReading(record, path, PieceReading(items, pieces, id, rebuilt, context=context))
 
 
@@ -157,7 +162,6 @@ def _call(raw: Json) -> Call:
     """A call as it was read; arguments that are no JSON object stay text."""
     if not isinstance(raw, dict):
         return Call("python", str(raw))
-    own_id = raw.get("id")
     function = raw.get("function", raw)
     name = function if isinstance(function, str) else function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else raw.get("arguments")
@@ -166,7 +170,7 @@ def _call(raw: Json) -> Call:
         arguments = read if isinstance(read, dict) else arguments
     if not isinstance(arguments, dict | str):
         arguments = {}
-    return Call(name if isinstance(name, str) else "python", arguments, id=own_id if isinstance(own_id, str) else None)
+    return Call(name if isinstance(name, str) else "python", arguments, id=some_id(raw.get("id")))
 
 
 def _answers(item: Item) -> Sequence[Item]:
@@ -178,8 +182,7 @@ def _answers(item: Item) -> Sequence[Item]:
 
 def _output(answer: Item) -> ToolOutput:
     verdict, typed = _typed(answer)
-    own_id = answer.get("tool_call_id")
-    return ToolOutput(text_of(answer.get("content")), own_id if isinstance(own_id, str) else None, verdict, typed)
+    return ToolOutput(text_of(answer.get("content")), some_id(answer.get("tool_call_id")), verdict, typed)
 
 
 def _typed(item: Item) -> tuple[Verdict | None, bool]:

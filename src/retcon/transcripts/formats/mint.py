@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from retcon.transcripts.reading.dialects import Fragment, Plain, all_clean, is_feedback
+from retcon.transcripts.reading.dialects import Fragment, Plain, all_clean, is_feedback, output_until
 from retcon.transcripts.reading.in_messages import in_messages
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
@@ -18,7 +18,8 @@ class Execute(Plain):
     name = "mint"
     certainty = Certainty.TAGS
     _block = re.compile(r"<execute>(.*?)(?:</execute>|\Z)", re.DOTALL)
-    _trailer = re.compile(r"\nYou have \d+ steps? left[^\n]*(?:\nYou should take the last step[^\n]*)?\s*\Z")
+    _trailer = re.compile(r"\nYou have \d+ steps? left[^\n]*(?:\nYou should take the last step[^\n]*)?\s*")
+    _expert = "\nExpert feedback:"
 
     def calls_in(self, text: str) -> bool:
         return "<execute>" in text
@@ -34,12 +35,27 @@ class Execute(Plain):
 
     def outputs(self, text: str) -> tuple[ToolOutput, ...]:
         at = text.rfind("\nYou have ")
-        if at >= 0 and self._trailer.match(text, at):
+        if at >= 0 and self._trailer.fullmatch(text, at):
             text = text[:at]
         return (ToolOutput(text.removeprefix("Observation:").removeprefix("\n")),)
 
     def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
-        return self.outputs(text) if text.startswith("Observation:") and not is_feedback(text) else None
+        if not text.startswith("Observation:") or is_feedback(text):
+            return None
+        return self.outputs(text[: self._told_end(text)])
+
+    def cut_told(self, text: str) -> list[Fragment]:
+        end = self._told_end(text)
+        return output_until(text, end, self.outputs(text[:end]))
+
+    def _told_end(self, text: str) -> int:
+        """Where an output in the user's role ends: what an expert says of it, and what follows the steps that are left,
+        is a user's."""
+        expert = text.find(self._expert)
+        end = len(text) if expert < 0 else expert
+        for counted in self._trailer.finditer(text, 0, end):
+            end = counted.end()
+        return end
 
     def clean_outputs(self, text: str, told: bool) -> int | None:
         return all_clean(self.told_outputs(text) if told else self.outputs(text))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from retcon.transcripts.reading.dialects import Fragment, all_clean, inside
+from retcon.transcripts.reading.dialects import Fragment, all_clean, inside, output_until
 from retcon.transcripts.reading.in_messages import in_messages
 from retcon.transcripts.reading.in_text import InText
 from retcon.transcripts.reading.pieces import Call, ToolOutput
@@ -67,6 +67,10 @@ class Tagged:
 
     def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
         return self.outputs(text) if self._answer.match(text) else None
+
+    def cut_told(self, text: str) -> list[Fragment]:
+        found = self._answer.match(text)
+        return output_until(text, found.end() if found else len(text), self.outputs(text))
 
     def clean_outputs(self, text: str, told: bool) -> int | None:
         return all_clean(self.told_outputs(text) if told else self.outputs(text))

@@ -12,7 +12,7 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.formats.messages import pieces_of, rebuilt
-from retcon.transcripts.reading.pieces import Piece, PieceReading
+from retcon.transcripts.reading.pieces import Piece, PieceReading, awaits_output
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Json, Reading
 
@@ -140,7 +140,7 @@ def _pieces(history: _History) -> list[Piece]:
     pieces: list[Piece] = []
     for owner, n in enumerate(history.chain):
         node = history.nodes[n]
-        own = pieces_of(_message(node), owner, after_call=bool(pieces) and pieces[-1].kind in ("call", "output"))
+        own = pieces_of(_message(node), owner, after_call=awaits_output(pieces))
         if node.get("sampled") is False and _message(node)["role"] == "assistant":
             own = [Piece("told", owner, "".join(piece.text for piece in own))]
         pieces += own

@@ -41,6 +41,10 @@ class Dialect(Protocol):
         """The same of a message in the user's role; None where it is the user's own."""
         ...
 
+    def cut_told(self, text: str) -> list[Fragment]:
+        """Such a message in pieces, without loss: outputs, and what the user says beside them."""
+        ...
+
     def clean_outputs(self, text: str, told: bool) -> int | None:
         """How many outputs a message has, 0 where it is no answer; None where one of them may be a failure.
 
@@ -71,6 +75,13 @@ def is_feedback(text: str) -> bool:
     """Whether a message that begins with "Observation:" is a harness's word on a proposed solution, or on an input that
     it does not understand (MINT): the user's, not an output."""
     return text.removeprefix("Observation:").lstrip().startswith(_FEEDBACK)
+
+
+def output_until(text: str, end: int, outputs: tuple[ToolOutput, ...]) -> list[Fragment]:
+    """A message in the user's role whose outputs stand before `end`, and after it what the user says, if anything."""
+    if not text[end:].strip():
+        return [Fragment("output", text, (), outputs)]
+    return [Fragment("output", text[:end], (), outputs), Fragment("told", text[end:])]
 
 
 class Plain:

@@ -14,7 +14,7 @@ from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.dialects import Dialect, JsonCall
 from retcon.transcripts.reading.items import context_of, find_items, no_items, replaced, text_of, with_text
-from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading
+from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading, awaits_output
 from retcon.transcripts.reading.stale import without_stale
 from retcon.transcripts.registry import dialects
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
@@ -95,6 +95,8 @@ class InMessages:
             if type(text) is not str:
                 text = text_of(text)
             if kind == "said":
+                if pending > 0:
+                    return None  # what calls have no output yet takes a full reading
                 pending = 0
                 if dialect is None and ("<" in text or "```" in text):
                     dialect = self._dialect(items)
@@ -135,6 +137,7 @@ class InMessages:
     def _pieces(self, items: Sequence[Item]) -> Sequence[Piece]:
         dialect = self._dialect(items)
         pieces: list[Piece] = []
+        goes_on = False
         for n, item in enumerate(items):
             text, kind = text_of(item.get(self.text)), self.kind(item)
             if kind == "said":
@@ -143,10 +146,16 @@ class InMessages:
                 pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut(text, answered)]
             elif kind == "call":
                 pieces.append(Piece("call", n, text, (_function_call(text),)))
-            elif pieces and pieces[-1].kind in ("call", "output") and self._answers(item, dialect):
-                pieces.append(Piece("output", n, text, (), dialect.outputs(text)))
+            elif (goes_on or awaits_output(pieces)) and self._answers(item, dialect):
+                if kind == "output":
+                    pieces.append(Piece("output", n, text, (), dialect.outputs(text)))
+                else:
+                    pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut_told(text)]
+                goes_on = True  # though what a user says beside the outputs ends the message
+                continue
             else:
                 pieces.append(Piece("told", n, text))
+            goes_on = False
         return pieces
 
     def _answers(self, item: Item, dialect: Dialect) -> bool:

@@ -18,7 +18,15 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.items import context_of, replaced, with_text
-from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading, ToolOutput, shown_call
+from retcon.transcripts.reading.pieces import (
+    Call,
+    Piece,
+    PieceKind,
+    PieceReading,
+    ToolOutput,
+    awaits_output,
+    shown_call,
+)
 from retcon.transcripts.reading.stale import without_stale
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
@@ -178,10 +186,9 @@ class Pieces:
 
     def answered(self, item: Json | None, outputs: Sequence[ToolOutput]) -> None:
         """What calls gave; no item where it stands in the item of the call. Without a call before: told."""
-        last = self._last
         text = "".join(o.text for o in outputs)
         moved = [] if item is None else [item]
-        if last is None or last.kind not in ("call", "output"):
+        if not awaits_output(self.all):
             self._add("told", text, moved, new=True)
         else:
             self._add("output", text, moved, outputs=tuple(outputs), new=item is not None)
@@ -272,7 +279,8 @@ def string(value: Json, default: str = "") -> str:
 
 
 def some_id(value: Json) -> str | None:
-    return value if isinstance(value, str) else None
+    """The value where it is an id: a text, or a number."""
+    return value if isinstance(value, str) else str(value) if type(value) is int else None
 
 
 def part_of(item: Json, key: str) -> Item:

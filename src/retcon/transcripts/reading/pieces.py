@@ -15,6 +15,7 @@ import msgspec
 
 from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
+from retcon.purify.failing import FAILURES
 from retcon.purify.kept import Edit, rewritten
 from retcon.purify.offline import Purified, Splice
 from retcon.purify.reading.words import without
@@ -63,10 +64,12 @@ Reword = Callable[["Piece", str], "Piece"]
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A turn among the pieces: [start, end), its call piece at `call` (None: none), outputs from there."""
+    """A turn among the pieces: [start, end). Its calls are in the pieces from `call` to `last` (None: it has none),
+    between which the model may have spoken; outputs from there."""
 
     start: int
     call: int | None
+    last: int | None
     end: int
 
 
@@ -112,7 +115,7 @@ class PieceReading:
             failure, fix = self._spans[splice.failure], self._spans[splice.fix]
             before = self._joined(pieces, splices[:n], until=failure.start)
             written = self._written(pieces, failure, fix, splice.shallow)
-            failed = self._pieces[failure.start : (failure.call or failure.start) + 1]
+            failed = self._pieces[failure.start : (failure.last or failure.start) + 1]
             yield self._messages(before), self._messages(written), self._messages(failed)
 
     def _edited(self, edits: Sequence[Edit]) -> list[Piece]:
@@ -144,22 +147,22 @@ class PieceReading:
             failure, fix = self._spans[splice.failure], self._spans[splice.fix]
             joined += pieces[done : failure.start]
             joined += self._written(pieces, failure, fix, splice.shallow)
-            done = (fix.call if fix.call is not None else fix.end - 1) + 1
+            done = (fix.last if fix.last is not None else fix.end - 1) + 1
         return [*joined, *pieces[done:until]]
 
     def _written(self, pieces: Sequence[Piece], failure: _Span, fix: _Span, shallow: bool) -> list[Piece]:
-        if fix.call is None or failure.call is None:
+        if fix.call is None or fix.last is None or failure.call is None:
             raise ValueError("a splice joins turns with calls")
         if not shallow:
-            return list(pieces[fix.start : fix.call + 1])
-        said, call = pieces[failure.start : failure.call], pieces[fix.call]
+            return list(pieces[fix.start : fix.last + 1])
+        said, calls = pieces[failure.start : failure.call], pieces[fix.call : fix.last + 1]
         if self._apart:
-            return [*said, call]
-        home = self._pieces[failure.call].owner
-        if any(p.owner == call.owner for p in self._pieces[fix.call + 1 :]):
-            # The item of the fix goes on after its call: the words move there.
-            return [*(replace(p, owner=call.owner) for p in said), call]
-        return [*said, replace(call, owner=home)]
+            return [*said, *calls]
+        home, own = self._pieces[failure.call].owner, calls[0].owner
+        if any(p.owner == own for p in self._pieces[fix.last + 1 :]):
+            # The item of the fix goes on after its calls: the words move there.
+            return [*(replace(p, owner=own) for p in said), *calls]
+        return [*said, *(replace(p, owner=home) if p.owner == own else p for p in calls)]
 
     def _put_together(self, pieces: Sequence[Piece]) -> list[Json]:
         before: dict[int, list[Piece]] = {}
@@ -197,14 +200,63 @@ def _spans(pieces: Sequence[Piece], apart: bool) -> list[_Span]:
         )
         if begins:
             if start is not None:
-                spans.append(_Span(start, call, n))
+                spans.append(_Span(start, call, call, n))
             start, call = n, None
         if piece.kind == "call":
             call = n
         told = False
     if start is not None:
-        spans.append(_Span(start, call, len(pieces)))
-    return spans
+        spans.append(_Span(start, call, call, len(pieces)))
+    return _joined(pieces, spans)
+
+
+def _joined(pieces: Sequence[Piece], spans: Sequence[_Span]) -> list[_Span]:
+    """Turns whose calls are answered together as one: a model may speak between calls that it makes side by side."""
+    joined: list[_Span] = []
+    waiting = 0
+    """Where in `joined` the turns begin that nothing has answered yet, and after which no user spoke."""
+    for span in spans:
+        inside = pieces[span.start : span.end]
+        outputs = [output for piece in inside for output in piece.outputs]
+        joined.append(span)
+        if outputs and waiting + 1 < len(joined):
+            first = waiting + _first_answered(outputs, [_found(pieces, one) for one in joined[waiting:]])
+            parts = joined[first:]
+            calls = [n for one in parts for n in (one.call, one.last) if n is not None]
+            if len(parts) > 1:
+                joined[first:] = [_Span(parts[0].start, calls[0], calls[-1], span.end)]
+        if outputs or any(piece.kind == "told" for piece in inside):
+            waiting = len(joined)
+    return joined
+
+
+def _first_answered(outputs: Sequence[ToolOutput], calls: Sequence[Sequence[Call]]) -> int:
+    """Which turn is the first that has an output among these, of turns with these calls, the last of which they follow:
+    by the format's ids; those without one are first of all for the last turn."""
+    named = {call.id for own in calls for call in own} & {output.call_id for output in outputs}
+    left = Counter(output.call_id if output.call_id in named else None for output in outputs)
+    first = len(calls) - 1
+    for at in range(first, -1, -1):
+        for call in calls[at]:
+            own_id = call.id if call.id in named else None
+            if left[own_id]:
+                left[own_id] -= 1
+                first = at
+    return first
+
+
+def _found(pieces: Sequence[Piece], span: _Span) -> list[Call]:
+    """The calls of a turn as the format has them."""
+    if span.call is None or span.last is None:
+        return []
+    return [call for piece in pieces[span.call : span.last + 1] for call in piece.calls]
+
+
+def awaits_output(pieces: Sequence[Piece]) -> bool:
+    """Whether what a tool says after these pieces is an output: they end with a call or an output, or with a call and
+    words after it."""
+    last = next((piece.kind for piece in reversed(pieces) if piece.kind != "said"), None)
+    return last == "call" or (last == "output" and pieces[-1].kind == "output")
 
 
 def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
@@ -220,28 +272,29 @@ def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
         elif piece.kind == "told":
             rest.append(Segment("prompt", piece.text))
     calls = _calls(pieces, span, number)
-    observations = _observations(calls, pieces[span.call].calls, outputs) if span.call is not None else ()
+    observations = _observations(calls, _found(pieces, span), outputs)
     return Turn((*segments, *rest), calls, observations, "call" if calls else "answer")
 
 
 def _calls(pieces: Sequence[Piece], span: _Span, number: int) -> tuple[ToolCall, ...]:
-    if span.call is None:
-        return ()
-    before = sum(len(p.text) for p in pieces[span.start : span.call])
-    times = Counter(call.id for call in pieces[span.call].calls)
-    return tuple(
-        ToolCall(own_id, call.name, arguments, before + call.char, language=language)
-        for n, call in enumerate(pieces[span.call].calls)
-        for own_id in (call.id if call.id and times[call.id] == 1 else f"{number}.{n}",)
-        for arguments, language in (program_argument(call.name, call.arguments),)
-    )
+    times = Counter(call.id for call in _found(pieces, span))
+    calls: list[ToolCall] = []
+    at = 0
+    for piece in pieces[span.start : 0 if span.last is None else span.last + 1]:
+        for call in piece.calls:
+            own_id = call.id if call.id and times[call.id] == 1 else f"{number}.{len(calls)}"
+            arguments, language = program_argument(call.name, call.arguments)
+            calls.append(ToolCall(own_id, call.name, arguments, at + call.char, language=language))
+        at += len(piece.text)
+    return tuple(calls)
 
 
 def _observations(
     calls: Sequence[ToolCall], found: Sequence[Call], outputs: Sequence[ToolOutput]
 ) -> tuple[Observation, ...]:
     """One for each call that has an output: by the format's id where both have it, else in order. Calls of one id (some
-    servers give all an empty one) have the outputs of that id in order, the last of them the last."""
+    servers give all an empty one) have the outputs of that id in order; the last of them has the rest, of which the
+    first that is a failure counts, else the last."""
     by_id: dict[str, list[ToolOutput]] = {}
     for output in outputs:
         if output.call_id is not None:
@@ -251,13 +304,14 @@ def _observations(
     observations: list[Observation] = []
     for call, own in zip(calls, found, strict=True):
         if own.id is None or own.id not in by_id:
-            answer = next(in_order, None)
+            answers = [output for output in (next(in_order, None),) if output is not None]
         else:
             left[own.id] -= 1
             named = by_id[own.id]
-            answer = (named.pop(0) if left[own.id] else named[-1]) if named else None
-        if answer is not None:
-            observations.append(_observation(call, answer))
+            answers = named[: 1 if left[own.id] else None]
+            del named[:1]
+        seen = [_observation(call, answer) for answer in answers]
+        observations += [next((one for one in seen if one.status in FAILURES), seen[-1])] if seen else []
     return tuple(observations)
 
 

@@ -77,16 +77,15 @@ class Chat02(Itemwise):
     marks = ("chat_history", "name", "exitcode")
 
     def has_calls(self, items: Sequence[Item]) -> bool:
-        texts = [text for item in items if isinstance(text := item.get("content"), str)]
-        return any(_EXIT.match(text) for text in texts if text[:8].lower() == "exitcode")
+        return any(_ran_code(item) is not None for item in items)
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
-        answers = [bool(_EXIT.match(string(item.get("content")))) for item in items]
+        answers = [_ran_code(item) is not None for item in items]
         writers = {_speaker(items[n - 1]) for n, answer in enumerate(answers) if answer and n}
         pieces = Pieces()
         for n, item in enumerate(items):
             text = string(item.get("content"))
-            found = _EXIT.match(text)
+            found = _ran_code(item)
             if found is not None:
                 code = int(found["code"])
                 verdict = Verdict("error", "status", f"exit {code}") if code else None
@@ -101,6 +100,14 @@ class Chat02(Itemwise):
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         return _with_words(pieces)
+
+
+def _ran_code(item: Item) -> re.Match[str] | None:
+    """What a message says of the programs before it, that they ran; a tool's message is about a call."""
+    text = string(item.get("content"))
+    if text[:8].lower() != "exitcode" or item.get("role") in ("tool", "function"):
+        return None
+    return _EXIT.match(text)
 
 
 def _written(pieces: Pieces, item: Item, text: str, programs: Sequence[str]) -> None:
