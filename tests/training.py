@@ -91,7 +91,7 @@ class Ones:
         return (Task(f"ones/{seed}/{n}", "go", "1") for n in count())
 
     def evaluation(self, count: int, seed: int) -> list[Task]:
-        return [Task(f"ones/evaluation/{n}", "go", "1") for n in range(count)]
+        return [Task(f"ones/evaluation/{n}", "go", "1", meta={"held": "out"}) for n in range(count)]
 
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
         answer = trajectory.turns[-1].text.removesuffix("<|im_end|>")

@@ -24,6 +24,7 @@ from retcon.rollout.strategy import Strategy
 from retcon.sandbox.client import SandboxRouter, token_from_environment
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds
+from retcon.tasks.checked import CheckedGrades, refuse_no_set
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import refuse_unready
 from retcon.tasks.registry import TaskSet, Ungraded
@@ -49,8 +50,8 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
     """The task set that the recipe names. folder: of the model that is to solve its tasks, which tells how long a
     prompt is, where that is asked; None where nobody solves them.
 
-    Raises RecipeError, and what reading its data raises; with a folder RetconError where a grader that its tasks name
-    cannot be had (`refuse_unready`).
+    Raises RecipeError, also where what a class of one's own builds is no task set, and what reading its data raises;
+    with a folder RetconError where a grader that its tasks name cannot be had (`refuse_unready`).
     """
     chats: list[Chat] = []
 
@@ -60,6 +61,7 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
         return prompt_ids(chats[0], task)
 
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
+    refuse_no_set(tasks, recipe.task.kind)
     if folder is not None and isinstance(tasks, Ungraded):
         for name in sorted(tasks.graders):
             refuse_unready(name)  # before a run has a folder, and not when its first rollout is graded
@@ -83,12 +85,13 @@ def settle(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[
 @asynccontextmanager
 async def open_graded(tasks: TaskSet) -> AsyncIterator[TaskSet]:
     """The task set with the graders of its tasks at hand, where it leaves grading to others (`Ungraded`); they start
-    what they need when a task first asks for it. Raises RecipeError for a grader that is unknown."""
+    what they need when a task first asks for it; what is no grade costs its rollout (`CheckedGrades`). Raises
+    RecipeError for a grader that is unknown."""
     if isinstance(tasks, Ungraded):
         async with Grading(GradeSettings(rewards=tasks.rewards)) as grading:
-            yield tasks.graded_by(grading.reward)
+            yield CheckedGrades(tasks.graded_by(grading.reward))
     else:
-        yield tasks
+        yield CheckedGrades(tasks)
 
 
 def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:

@@ -89,8 +89,6 @@ def evaluate(
     console.print(f"result: {path}\ntry: {command_line('retcon', 'show', out / 'trajectories-t1.jsonl')}")
 
 
-EVERY = 1_000_000
-"""More problems than there are."""
 SAMPLES = 4
 """Rollouts of a problem where files are named and the number is not: sets are large, and more tell little more."""
 
@@ -98,6 +96,7 @@ SAMPLES = 4
 def _of_files(paths: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """What `--data` changes in a recipe: all rows of these files are evaluated on."""
     from retcon.config.save import toml_of
+    from retcon.tasks.checked import EVERY
 
     where = f"task.path={toml_of(paths[0])}"
     if len(paths) > 1:

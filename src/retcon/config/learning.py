@@ -23,7 +23,7 @@ class DemosSection(Chosen, what="source of demonstrations", kinds="retcon.train.
         "fails, met to within rounding; any: as they come")  # fmt: skip
 
     def open(self, setup: Any) -> Any:
-        raise NotImplementedError
+        raise self.lacks("open(setup)")
 
 
 class SFTSection(Section):
@@ -157,13 +157,13 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """Â of each rollout of a group, (G,) rewards to (G,) advantages."""
-        raise NotImplementedError
+        raise self.lacks("advantages(rewards)")
 
     def loss(self, logprobs: Any, batch: Any, totals: Any, *, masked: Any = None) -> Any:
         """The `Loss` (`retcon.train.objective.loss`) of a micro-batch. logprobs: (B, T) nats, of the policy that is
         trained. batch: a `retcon.train.batch.Batch`. totals: of the whole minibatch (`Totals`). masked: (B, T) bool,
         tokens without a term, or None."""
-        raise NotImplementedError
+        raise self.lacks("loss(logprobs, batch, totals, *, masked=None)")
 
 
 class DPOSection(Section):

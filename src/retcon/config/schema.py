@@ -69,7 +69,7 @@ class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
     kind: str = Field("numbers", description="the task family")
 
     def build(self, count_tokens: Any = None) -> Any:
-        raise NotImplementedError
+        raise self.lacks("build(count_tokens=None)")
 
     def tools(self, recipe: Recipe) -> Sequence[Any]:
         """Tools (`retcon.tools.types`) that its tasks bring with them, beside those of [rollout]. Raises RecipeError
@@ -88,7 +88,7 @@ class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
     kind: str = Field("local", description="what generates")
 
     def build(self, setup: Any) -> Any:
-        raise NotImplementedError
+        raise self.lacks("build(setup)")
 
     def refuse_training(self, recipe: Recipe) -> None:
         """Raises RecipeError, before any work, where a policy cannot be trained with it as the recipe says."""
@@ -153,7 +153,7 @@ class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):
                              "purify: take fewer")  # fmt: skip
 
     def build(self) -> Any:
-        raise NotImplementedError
+        raise self.lacks("build()")
 
 
 class StrategySection(Chosen, what="rollout strategy", kinds="retcon.rollout.strategies"):
@@ -192,7 +192,7 @@ class SelectSection(Chosen, what="selection", kinds="retcon.select.kinds"):
     def select(self, group: Sequence[Any], keep: int, *, seed: int) -> list[Any]:
         """`keep` (G) trajectories of a graded group without infrastructure losses, or fewer where it has no more;
         what is random comes from `seed`."""
-        raise NotImplementedError
+        raise self.lacks("select(group, keep, *, seed)")
 
 
 class ComputeSection(Section):

@@ -119,6 +119,11 @@ class Chosen(Section):
             raise RecipeError(f"it must be a name: {', '.join(cls.kinds.names)}, or an import path")
         return cls.kinds.find(named)
 
+    def lacks(self, method: str) -> RecipeError:
+        """What to raise where a kind has not written a method that all must have."""
+        return RecipeError(f"{self.kinds.what} '{getattr(self, self.chosen_by)}' has no {method}: CONTRIBUTING.md says "
+                           "under \"Adding something\" what each has")  # fmt: skip
+
     @classmethod
     def with_changes(cls, keys: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
         if cls.chosen_by in changes:

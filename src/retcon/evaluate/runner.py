@@ -35,6 +35,7 @@ from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import refuse_long
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint, template_fingerprint
+from retcon.tasks.checked import problems_of
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task, fingerprint_of
 
@@ -75,13 +76,13 @@ def run_evaluation(
 
     Raises CheckpointError for a missing or broken checkpoint and for an `out` that holds another evaluation, be it of
     other weights or chat templates in the same folder, or of other problems in the same file; RecordError where `out`
-    cannot be written to; RecipeError for problems whose prompts leave no room to answer,
+    cannot be written to; RecipeError where there is no problem, or where prompts leave no room to answer,
     SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
     MissingExtra without torch.
     """
     family = build_tasks(recipe, checkpoint)
     recipe, _ = settle(recipe, checkpoint, family)
-    tasks = family.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+    tasks = problems_of(recipe, family)
     result = held_by(recipe, checkpoint, out, tasks)
     settings = settings_of(recipe)
     missing = {name: params for name, params in settings.items() if not _has(out, result, name)}

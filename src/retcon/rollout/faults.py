@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from retcon.core.types import Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -39,3 +42,10 @@ class Faults:
     def why(self) -> str:
         """The most frequent reason, as a part of a sentence; empty where there was none."""
         return f", most often as {self._why.most_common(1)[0][0]}" if self._why else ""
+
+
+def lost_in_grading(rollouts: Iterable[Trajectory]) -> tuple[int, int]:
+    """Of how many rollouts that gave an answer no grader could tell whether it is right, and how many gave one: those
+    whose last turn ended by itself and calls nothing."""
+    ends = [t for t in rollouts if t.turns and t.turns[-1].stop == "answer" and not t.turns[-1].calls]
+    return sum(t.reward is None for t in ends), len(ends)

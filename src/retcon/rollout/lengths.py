@@ -22,6 +22,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
 from retcon.rollout.prompts import prompt_ids
+from retcon.tasks.checked import evaluation_tasks
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
 
@@ -139,4 +140,4 @@ def context_of(folder: Path) -> int:
 
 def _some(tasks: TaskSet) -> list[Task]:
     """The same for training and evaluation, so that both have the same lengths."""
-    return [*islice(training_prompts(tasks, 0), LOOK), *tasks.evaluation(LOOK, 0)]
+    return [*islice(training_prompts(tasks, 0), LOOK), *evaluation_tasks(tasks, LOOK, 0)]

@@ -10,6 +10,7 @@ from retcon.config.schema import TaskSection
 from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
+from retcon.tasks.checked import checked_tasks, named
 from retcon.tasks.types import Lesson, Task
 
 RIGHT, WRONG = 1.0, -1.0
@@ -42,7 +43,7 @@ class TaskSet(Protocol):
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:
         """The trajectory with its answer and reward, above 0 where it is right. No reward after an infrastructure
         fault. Awaited where the grader runs something. Raises InfrastructureFault, which says why, where nobody can
-        tell."""
+        tell; what is no grade, or raises anything else, is taken for that (`retcon.tasks.checked`)."""
         ...
 
 
@@ -90,8 +91,10 @@ class Taught(Protocol):
 
 
 def training_prompts(tasks: TaskSet, seed: int, epoch: int = 0) -> Iterator[Task]:
-    """The stream that a run with this seed draws its prompts from; demonstrations use another one."""
-    return tasks.train(derive("prompts", seed, epoch) if epoch else derive("prompts", seed))
+    """The stream that a run with this seed draws its prompts from; demonstrations use another one. Raises RecipeError
+    where the task set gives anything else."""
+    given = tasks.train(derive("prompts", seed, epoch) if epoch else derive("prompts", seed))
+    return checked_tasks(given, f"{named(tasks)}.train(seed)")
 
 
 def task_set(kind: str) -> TaskSet:

@@ -21,6 +21,7 @@ from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
+from retcon.rollout.faults import lost_in_grading
 from retcon.runs.folder import RunFolder, open_run
 from retcon.select.drop import drop_infrastructure
 from retcon.store.fingerprint import fingerprint
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEEP_ROLLOUTS_EVERY = 10
+FEW = 4
+"""Rollouts of a step that may be lost in grading, whatever share of its answers they are: faults come singly."""
 Reference: TypeAlias = "PreTrainedModel | None"
 
 
@@ -76,7 +79,7 @@ def run_rl(
 
     Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
     RecipeError or RecordError for tasks or pass rates that do not serve (see `RunStages`), MissingExtra,
-    SandboxUnavailable where a step loses all of its rollouts to faults, TrainingDiverged.
+    SandboxUnavailable where a step loses all of its rollouts, or most of its answers, to faults, TrainingDiverged.
     """
     recipe.engine.refuse_training(recipe)
     folder = model_folder(start)
@@ -206,7 +209,8 @@ async def draw_groups(stream: GroupStream, *, step: int) -> Drawn:
     """Takes the groups of the step's prompts, drops what faults took, and selects; with dynamic sampling again, of more
     prompts, until enough groups teach something or a bound is met.
 
-    Raises SandboxUnavailable where the first prompts lose all of their groups to faults.
+    Raises SandboxUnavailable where the first prompts lose all of their groups to faults, or where most answers cannot
+    be graded: rollouts that gave none, and are wrong without a grader, would be all that is learnt from.
     """
     recipe = stream.rollouts.recipe
     dynamic = dynamic_sampling(recipe)
@@ -222,6 +226,13 @@ async def draw_groups(stream: GroupStream, *, step: int) -> Drawn:
                 f"step {step}: infrastructure faults left fewer than two rollouts of every group"
                 f"{stream.rollouts.context.faults.why}; see `retcon doctor`, then run the same command again to "
                 "continue"
+            )
+        lost, answered = lost_in_grading(t for group in drawn.made for t in group)
+        if lost >= FEW and 2 * lost > answered:
+            raise SandboxUnavailable(
+                f"step {step}: {lost} of the {answered} rollouts that gave an answer could not be graded"
+                f"{stream.rollouts.context.faults.why}: what is left says nothing about the model; see `retcon "
+                "doctor`, then run the same command again to continue"
             )
         missing = dynamic.to_draw(drawn.kept, rounds=drawn.rounds) if dynamic else 0
         if not missing:

@@ -90,6 +90,8 @@ def test_overlap_and_answers_that_cannot_be_read_end_with_1(tmp_path: Path) -> N
     assert "line 1: 'blue': answer 'blue' is not a letter" in checked(bad, "--grader", "choice", code=1).replace(
         "\n", " "
     )
+    beyond = write(tmp_path / "d.jsonl", [{"question": "x", "choices": ["red", "blue"], "answer": "E"}])
+    assert "line 1: 'E': it names none of the 2 options, A to B" in checked(beyond, code=1).replace("\n", " ")
 
 
 def test_words_under_math_are_pointed_out(tmp_path: Path) -> None:

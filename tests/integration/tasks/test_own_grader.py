@@ -50,6 +50,7 @@ def odd(reply):
     return True
 
 def other(reply, mood): return True
+def trl(prompts, completions, **kwargs): return [1.0]
 NUMBER = 3
 """
 
@@ -99,6 +100,7 @@ def test_one_that_fails_is_a_fault_of_its_rollout_alone(module: str) -> None:
         ("my_reward:same", r"cannot be imported: .* \(did you mean 'my_rewards'\?\)"),
         ("my_rewards:NUMBER", "TypeError: my_rewards:NUMBER is not a function"),
         ("my_rewards:other", "its parameter 'mood' is not known; there are: answer, reply"),
+        ("my_rewards:trl", "its parameter 'prompts' is not known; there are: answer, reply"),
     ],
 )
 def test_what_cannot_be_called_is_refused_by_name(module: str, path: str, told: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable, TaskWarning
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
@@ -77,6 +77,37 @@ def test_prompts_that_are_too_long_are_counted_and_left_out(base, tmp_path):
         assert run(base, tmp_path / "run", tasks) == ["few/0", "few/2", "few/2", "few/3"]
     all_turns = [len(t.turns) for t in jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl")]
     assert min(all_turns) > 0
+
+
+@pytest.mark.parametrize("same", ["id", "content"])
+def test_problems_of_the_evaluation_are_refused_as_training_tasks(same, base, tmp_path):
+    class Leaking(Few):
+        def evaluation(self, count: int, seed: int) -> list[Task]:
+            return [Task("few/1", "other", "1") if same == "id" else Task("held/0", "come", "1")]
+
+    with pytest.raises(
+        RecipeError, match=r"Leaking: 1 training task .*\(few/1 is the first\): the two must not overlap"
+    ):
+        run(base, tmp_path / "run", Leaking(), steps=2)
+    assert not (tmp_path / "run").exists()
+
+
+class Misgrading(Few):
+    """Every rollout has answered; few of them cannot be graded in the first step, most of them later."""
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        step, index = map(int, trajectory.id.split("/")[-2:])
+        turns = tuple(replace(turn, stop="answer", calls=()) for turn in trajectory.turns)
+        if index % 3 and (step > 1 or index == 1):
+            return replace(trajectory, turns=turns, stop="infrastructure")
+        return replace(trajectory, turns=turns, reward=float(index % 2))
+
+
+def test_a_run_ends_where_most_answers_cannot_be_graded_and_keeps_its_weights(base, tmp_path):
+    with pytest.raises(SandboxUnavailable, match="step 2: 10 of the 16 rollouts that gave an answer could not be grad"):
+        run(base, tmp_path / "run", Misgrading(), group=8)
+    assert (tmp_path / "run/checkpoints/step-000001").is_dir()
+    assert not (tmp_path / "run/final").exists()
 
 
 def test_where_all_are_too_long_nothing_begins(base, tmp_path):

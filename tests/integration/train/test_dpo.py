@@ -183,6 +183,11 @@ def test_text_is_encoded_as_it_stands(tmp_path):
 ROW = {"prompt": "U", "chosen": "good", "rejected": "bad"}
 
 
+def test_pairs_with_nothing_to_tell_apart_are_counted(tmp_path):
+    with pytest.warns(TaskWarning, match=r"pairs\.jsonl: both sides of 1 of 2 pairs are the same: nothing is learnt"):
+        read(tmp_path, ROW, {**ROW, "rejected": "good"})
+
+
 def test_an_id_that_nothing_predicts_is_not_compared(tmp_path):
     (pair,) = read(tmp_path, {**ROW, "prompt": ""})
     assert (pair.chosen.mask, pair.rejected.mask) == ((0, 1, 1, 1), (0, 1, 1))

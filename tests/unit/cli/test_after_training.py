@@ -1,10 +1,12 @@
 """What a training says to run next, and what of a record is emptied once its transcript is repaired."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from retcon.cli.common.arguments import tell_trained
+from retcon.cli.common.arguments import kept_run, tell_trained
+from retcon.cli.common.interrupt import Interrupted, interruptible
 from retcon.transcripts.reading.stale import without_stale
 
 
@@ -21,6 +23,14 @@ def test_where_things_are_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().out
     assert f"model: {folder}/final\n" in said
     assert f"retcon eval '{folder}' own.toml --out '{folder}/eval'" in said
+
+
+def test_ctrl_c_promises_nothing_of_a_run_that_was_not_begun(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted, match="run was not begun"), interruptible(partial(kept_run, out)):
+        raise KeyboardInterrupt
+    with pytest.raises(Interrupted, match="holds is kept"), interruptible(partial(kept_run, tmp_path)):
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("name", ["rollout_routed_experts", "teacher_log_probs", "mopd_teacher_log_probs"])

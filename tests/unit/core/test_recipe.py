@@ -251,6 +251,12 @@ def test_an_override_of_a_kind_drops_what_only_the_other_kind_has(tmp_path: Path
     assert recipe.repair.model_dump() == {"kind": "none", **shared}
 
 
+@pytest.mark.parametrize("algorithm", ["dapo", "gspo"])
+def test_a_ratio_is_not_clipped_below_nought(algorithm: str) -> None:
+    with pytest.raises(RecipeError, match="clip_low"):
+        load_recipe(None, [f"rl.algorithm={algorithm}", "rl.clip_low=2"])
+
+
 def test_another_algorithm_brings_its_own_clip() -> None:
     clips = {
         name: load_recipe(None, [f"rl.algorithm={name}"]).rl.model_dump()["clip_high"] for name in ("grpo", "dapo")

@@ -13,6 +13,8 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.tasks.data.conventions import conventions
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.grading import unreadable
+from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.graders.text import chosen_letter
 
 CODE = ("humaneval", "mbpp", "livecodebench")
 
@@ -91,6 +93,63 @@ def test_an_answer_that_is_none_of_the_choices_is_told_as_it_is(answer: str, tmp
     assert task.answer == answer
 
 
+@pytest.mark.parametrize(
+    ("options", "answer", "letter"),
+    [
+        (["1", "2", "3", "4"], "2", "B"),
+        (["10", "2", "4", "8"], "10", "A"),
+        (["0", "2", "4", "8"], "2", "B"),
+        (["0", "2", "4", "8"], 2, "C"),
+        (["0", "1", "2"], "1", "B"),
+        (["red", "blue"], "(B)", "B"),
+        ({"label": ["1", "2", "3"], "text": ["2", "3", "1"]}, "2", "B"),
+    ],
+)
+def test_an_answer_that_is_an_options_text_and_anothers_index_is_its_text_where_it_is_a_string(
+    options: Any, answer: Any, letter: str, tmp_path: Path
+) -> None:
+    row = {"question": "How many?", "choices": options, "answer": answer}
+    (placed,) = read(write(tmp_path / "a.jsonl", [row])).train
+    assert (chosen_letter(placed.task.answer), placed.unread) == (letter, "")
+
+
+def test_a_column_of_indices_holds_indices_also_as_strings(tmp_path: Path) -> None:
+    for column in ("answer_index", "label"):
+        row = {"question": "How many?", "choices": ["1", "2", "3"], column: "1"}
+        assert tasks(write(tmp_path / "a.jsonl", [row]))[0].answer == "B"
+
+
+def test_a_number_among_numbers_that_counts_another_one_is_refused(tmp_path: Path) -> None:
+    row = {"question": "How many?", "choices": [1, 2, 3], "answer": 2}
+    with pytest.raises(DataError, match=r"line 1: column 'answer' is 2, which is one option and the index of another"):
+        read(write(tmp_path / "a.jsonl", [row]))
+
+
+def test_a_files_answers_name_options_in_one_way(tmp_path: Path) -> None:
+    rows = [{"question": q, "choices": c, "answer": a} for q, c, a in (
+        ("x?", ["red", "blue"], "B"), ("y?", ["red", "blue"], "1"), ("z?", ["1", "2", "3"], "2"))]  # fmt: skip
+    path = write(tmp_path / "a.jsonl", rows)
+    told = [placed.unread for placed in read(path).train]
+    assert told == ["", "", f"it is an option's text, where {path}, line 2 has an option's index: write letters, "
+                            "A, B, …"]  # fmt: skip
+    assert [placed.unread for placed in read(write(tmp_path / "b.jsonl", rows[2:])).train] == [""]
+
+
+@pytest.mark.parametrize(("answer", "grader"), [("E", ""), (5, ""), ("green", ""), ("B", "choice"), (5, "choice")])
+def test_an_answer_that_its_grader_cannot_read_is_refused_before_work_starts(
+    answer: Any, grader: str, tmp_path: Path
+) -> None:
+    rows = [{"question": "x?", "answer": "B"}, {"question": "Which?", "answer": answer}]
+    about = {"grader": grader} if grader else {"choices": ["red", "blue"]}
+    rows = [{**row, **about} for row in rows]
+    settings = FileTaskSettings(path=write(tmp_path / "a.jsonl", rows), evaluation_share=0)
+    if answer == "B":
+        assert len(list(settings.open().train(0))) == 2
+        return
+    with pytest.raises(DataError, match=rf"1 answer that no grader can read:\n  .*a\.jsonl, line 2: '{answer}': "):
+        settings.open()
+
+
 def test_more_choices_than_letters_are_refused(tmp_path: Path) -> None:
     options = {str(n): f"choice {n}" for n in range(1, 28)}
     with pytest.raises(DataError, match="column 'options' is not a list of choices"):
@@ -120,6 +179,7 @@ def test_a_mapped_answer_replaces_the_one_of_a_convention(tmp_path: Path) -> Non
         ({"prompt": "x", "test": "t", "entry": "f"}, r"nearest is humaneval, of which it lacks entry_point \(did you "
                                                      r"mean 'entry'\?\)"),
         ({}, "line 1: no known convention: the row has no columns"),
+        ({"question": "x"}, r"nearest is plain, of which it lacks answer or [\w ]+ solution\. Say which columns"),
     ],
 )  # fmt: skip
 def test_what_is_not_recognised_names_line_columns_and_nearest(row: Any, said: str, tmp_path: Path) -> None:
@@ -153,7 +213,7 @@ def test_names_that_do_not_exist_bring_the_nearest(tmp_path: Path) -> None:
         ({"question": "x", "answer": {"a": 1}}, "column 'answer' is an object of 1, where text or a number belongs"),
         ({"question": "x", "answer": ["1", "2"]}, "column 'answer' is a list of 2"),
         ({"question": {"a": 1}, "answer": "1"}, "column 'question' is an object"),
-        ({"question": "x"}, r"lacks column answer.*which rows of plain have; it has: question"),
+        ({"question": "x"}, r"lacks column answer or [\w ]+ solution, which rows of plain have; it has: question"),
         ({"question": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "1"},
          "does not end with a message of the user"),
         ({"question": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "answer": "1"},

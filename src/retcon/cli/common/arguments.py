@@ -139,7 +139,9 @@ def plain_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
 
 
 def kept_run(out: Path) -> str:
-    """What to say where a training is interrupted."""
+    """What to say where a training is interrupted, which may be before it has begun."""
+    if not out.exists():
+        return f"{out} was not begun; the same command starts it"
     return f"what {out} holds is kept; the same command continues from its newest checkpoint"
 
 

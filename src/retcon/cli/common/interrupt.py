@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -11,9 +11,9 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def interruptible(message: str) -> Iterator[None]:
-    """Turns Ctrl-C inside the block into `Interrupted` with `message`."""
+def interruptible(message: str | Callable[[], str]) -> Iterator[None]:
+    """Turns Ctrl-C inside the block into `Interrupted` with `message`, or with what it says by then."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(message) from None
+        raise Interrupted(message if isinstance(message, str) else message()) from None

@@ -27,6 +27,7 @@ from retcon.planning.needs import Needs, gib, needs_of, refuse_unfit, table
 from retcon.rollout.lengths import Derived, context_of
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.manifest import RunKind, check_free
+from retcon.tasks.checked import problems_of
 from retcon.tasks.registry import TaskSet
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
 from retcon.train.stages.running import RunStages
@@ -52,8 +53,7 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     largest = max((needs for _, _, needs in each), key=lambda needs: needs.disk)
     _head(show, folder, out, largest, place.line, settled.derived)
     seconds = 0.0
-    section = recipe.evaluate
-    problems = settled.tasks.evaluation(section.problems, section.seed) if section.every else []
+    problems = problems_of(recipe, settled.tasks) if recipe.evaluate.every else []
     for stage, tasks, needs in each:
         _stage(show, stage, tasks, needs)
         refuse_unfit(needs, out, stage)
@@ -116,7 +116,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     """Prints the plan of `retcon eval`. Raises what the evaluation itself would before it starts."""
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
-    problems = tasks.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+    problems = problems_of(recipe, tasks)
     held_by(recipe, folder, out, problems)
     refuse_long(problems, build_engine_chat(recipe, folder, tasks), recipe.rollout.max_tokens, "problems")
     recipe = recipe.model_copy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,7 @@ def dpo(
         return
     from retcon.train.dpo import run_dpo
 
-    with interruptible(kept_run(out)), telling_steps("preference training", recipe.dpo.steps) as on_step:
+    with interruptible(partial(kept_run, out)), telling_steps("preference training", recipe.dpo.steps) as on_step:
         final = run_dpo(
             recipe,
             pairs[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +66,7 @@ def sft(
         return
     check_run(out, kind="sft", recipe=settings)
     samples: list[str] = []
-    with interruptible(kept_run(out)):
+    with interruptible(partial(kept_run, out)):
         with telling("writing demonstrations") as tell:
             ensure_demonstrations(settings, file, tell, tell_place)
         with telling_steps("supervised training", settings.sft.steps) as on_step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from retcon.cli.common.arguments import (
@@ -16,6 +17,7 @@ from retcon.cli.common.arguments import (
 )
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling_steps
+from retcon.core.texts import counted
 
 
 def train(
@@ -43,7 +45,10 @@ def train(
     from retcon.train.rl import run_rl
 
     stages = [stage.name for stage in settings.stages]
-    with interruptible(kept_run(out)), telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step:
+    with (
+        interruptible(partial(kept_run, out)),
+        telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step,
+    ):
         final = run_rl(
             settings,
             folder,
@@ -53,7 +58,14 @@ def train(
         )
     metrics = out / "metrics.jsonl"
     lines = [f"metrics: {metrics}", f"trajectories: {out / 'trajectories'}"]
-    if not any(line.get("grad_norm") for line in read_metrics(metrics)):
+    steps = list(read_metrics(metrics))
+    if lost := round(sum(line.get("infrastructure") or 0 for line in steps)):
+        made = round(sum(line.get("rollouts") or 0 for line in steps))
+        lines.append(
+            f"{lost:,} of {counted(made, 'rollout')} were lost to faults of the sandbox, the engine or a grader, and "
+            "nothing is learnt from them; each reason was told when it first came up"
+        )
+    if not any(line.get("grad_norm") for line in steps):
         lines.append(
             "no step moved the weights: `same_reward` in the metrics is the share of groups whose rollouts all had one "
             "reward, of which nothing is learnt (docs/training/selection.md)"

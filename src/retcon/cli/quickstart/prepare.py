@@ -18,6 +18,7 @@ from retcon.cli.quickstart.speed import measure_speed
 from retcon.config.save import toml_of
 from retcon.core.errors import RecipeError
 from retcon.rollout.prompts import prompt_ids, refuse_long
+from retcon.tasks.checked import evaluation_tasks
 from retcon.tasks.registry import training_prompts
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _prompt_length(plan: Plan, folder: Path) -> float:
     tasks = build_tasks(recipe, folder)
     chat = build_chat(recipe, folder, tasks)
     section = plan.cold[1].recipe.evaluate
-    problems = tasks.evaluation(section.problems, section.seed)
+    problems = evaluation_tasks(tasks, section.problems, section.seed)
     if len(problems) < section.problems:
         raise RecipeError(
             f"evaluate.problems = {section.problems}, and there are {len(problems)} to evaluate on: ask for fewer, or "

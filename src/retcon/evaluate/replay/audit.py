@@ -44,6 +44,7 @@ from retcon.runs.comparing import differing
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import write_json, write_whole
+from retcon.tasks.checked import evaluation_tasks
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task, fingerprint_of
 from retcon.tools.types import TaskTool
@@ -108,7 +109,7 @@ def run_audit(
     job = replace(job, recipe=recipe)
     model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)
     family = build_tasks(recipe, job.checkpoint)
-    tasks = family.evaluation(job.size.prompts, recipe.evaluate.seed)
+    tasks = evaluation_tasks(family, job.size.prompts, recipe.evaluate.seed)
     _open(job, model, tasks)
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)

@@ -14,7 +14,6 @@ from retcon.tasks.data.grading import in_words, unreadable
 from retcon.tasks.data.load import load
 from retcon.tasks.data.loaded import Placed
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.types import Task
 
 SAMPLES = 5
 
@@ -92,11 +91,10 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
         raise DataError(f"{settings.path} is a task set of its own, not rows: there is nothing to check in it")
     tasks = loaded.tasks()  # refuses a file of which nothing is left
     placed = [*source.train, *source.evaluation]
-    places = {one.task.id: one.where for one in placed}
-    unread: Sequence[tuple[Task, str]] = ()
+    unread = {one.task.id: one.unread for one in placed if one.unread}
     not_read = ""
     try:
-        unread = unreadable(one.task for one in placed)
+        unread |= {task.id: why for task, why in unreadable(one.task for one in placed if not one.unread)}
     except MissingExtra as missing:
         not_read = str(missing)
     chosen = sorted(placed, key=lambda one: derive("sample", one.task.id))[:SAMPLES]
@@ -111,7 +109,7 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
         conflicting=source.conflicting,
         graders=dict(Counter(str(one.task.meta["grader"]) for one in placed).most_common()),
         lengths=_lengths(placed, count or len, unit if count else "characters"),
-        unreadable=[(places[t.id], t.answer, why) for t, why in unread],
+        unreadable=[(one.where, one.task.answer, unread[one.task.id]) for one in placed if one.task.id in unread],
         in_words=[(one.where, one.task.answer) for one in placed if in_words(one.task)],
         overlap=[(where, match.evaluation, match.rule) for where, match in loaded.overlaps],
         samples=[_sample(one) for one in chosen],

@@ -24,6 +24,7 @@ from retcon.tasks.data.fields import (
     prompt,
     text,
 )
+from retcon.tasks.graders.text import chosen_letter
 
 QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction")
 ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
@@ -31,6 +32,8 @@ SOLUTIONS = ("solution", "reference_solution", "Solution", "canonical_solution",
 IDS = ("id", "unique_id", "task_id", "question_id", "problem_id", "ID", "idx", "index")
 SOURCES = ("data_source", "source", "dataset")
 ALWAYS = ("system", "grader")
+INDICES = ("answer_index", "label")
+"""Where an option is named by its index, though the file may hold it as a string."""
 GROUND_TRUTH = "reward_model.ground_truth"  # as messages name it
 FIELDS = ("question", "answer", "solution", "id", "source", "split", *ALWAYS)
 """What the settings' `columns` may map: each stands for the column of its own name in every convention."""
@@ -55,6 +58,12 @@ class Convention:
     def lacking(self, row: Columns) -> list[str]:
         """Of `needs`, what a row has no column for."""
         return [need for need in self.needs if not any(name in row for name in need.split("|"))]
+
+    def nearest(self, need: str, names: Iterable[str]) -> str:
+        """What to say of a column that may be meant by one of `needs`: none that is another one already."""
+        taken = {name for other in self.needs for name in other.split("|")}
+        free = [name for name in names if name not in taken]
+        return next((hint for name in need.split("|") if (hint := nearest(name, free))), "")
 
 
 _ALL: list[Convention] = []
@@ -88,11 +97,11 @@ def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Conventio
         if one.has(row):
             return one
     own = [name for name in row if name not in mapped]
-    close = min(conventions(), key=lambda one: (_distance(one, row, own), one.certainty))
+    close = min(conventions(), key=lambda one: (_distance(one, row, own), -one.certainty))
     lacking = close.lacking(row)
     has = f"has columns {', '.join(own)}" if own else "has no columns"
     lacks = f"lacks {' and '.join(need.replace('|', ' or ') for need in lacking)}" if lacking else "does not fit"
-    hints = [hint for need in lacking if (hint := _nearest(need, own))]
+    hints = [hint for need in lacking if (hint := close.nearest(need, own))]
     raise DataError(
         f"{where}: no known convention: the row {has}; the nearest is {close.name}, of which it {lacks}"
         f"{hints[0] if hints else ''}. Say which columns hold what: "
@@ -102,11 +111,8 @@ def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Conventio
 
 def _distance(convention: Convention, row: Columns, own: Sequence[str]) -> float:
     """Share of the needed columns that a row lacks, a half for one that it has under a similar name."""
-    return sum(0.5 if _nearest(need, own) else 1.0 for need in convention.lacking(row)) / len(convention.needs)
-
-
-def _nearest(need: str, own: Sequence[str]) -> str:
-    return next((hint for name in need.split("|") if (hint := nearest(name, own))), "")
+    lacking = convention.lacking(row)
+    return sum(0.5 if convention.nearest(need, own) else 1.0 for need in lacking) / len(convention.needs)
 
 
 def first_of(row: Columns, names: Iterable[str]) -> str:
@@ -210,15 +216,35 @@ def _choices(row: Columns) -> Item:
         raise Misfit(column, "is not a list of choices")
     answer = first_of(row, ("answer", "answerKey", "answer_index", "label"))
     read = item(row, first_of(row, QUESTIONS), answer)
-    right, shown = read.answer, list(map(str, options))
-    if right in called[: len(options)]:
-        right = letters[called.index(right)]
-    elif right.isdecimal() and int(right) < len(options):
-        right = letters[int(right)]
-    elif right in shown:
-        right = letters[shown.index(right)]
-    lines = [f"{letter}. {option}" for letter, option in zip(letters, shown, strict=False)]
-    return replace(read, question="\n".join([read.question.rstrip(), "", *lines]), answer=right)
+    lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=False)]
+    read = replace(read, question="\n".join([read.question.rstrip(), "", *lines]))
+    called = called[: len(options)]
+    if read.answer in called:
+        return replace(read, answer=letters[called.index(read.answer)])
+    place, named_by = _place_of(read.answer, options, row[answer], answer)
+    if place is not None:
+        return replace(read, answer=letters[place], named_by=named_by)
+    if chosen_letter(read.answer) in tuple(letters[: len(options)]):  # written otherwise: b, (B)
+        return read
+    return replace(read, unread=f"it names none of the {len(options)} options, A to {letters[len(options) - 1]}")
+
+
+def _place_of(said: str, options: Sequence[object], value: object, column: str) -> tuple[int | None, str]:
+    """Which option an answer that is no label names, None for none; and for a string whether by its `text` or its
+    `index`, where that is told by this row. `value` is the answer as it stands in `column`.
+
+    A number is an index, as in MMLU, and so is what stands in a column of indices; a string that is both is a text.
+    Raises Misfit where the options are numbers too, and one of them is that number while another has that index.
+    """
+    text = next((n for n, option in enumerate(options) if str(option).strip() == said), None)
+    index = int(said) if said.isdecimal() and int(said) < len(options) else None
+    if text == index:
+        return index, ""
+    if text is not None and index is not None and value in options and isinstance(value, int):
+        raise Misfit(column, f"is {said}, which is one option and the index of another: write its letter, A, B, …")
+    if index is not None and (text is None or column in INDICES or isinstance(value, int)):
+        return index, "" if column in INDICES or isinstance(value, int) else "index"
+    return text, "text"
 
 
 register(Convention("verl", ("prompt", "reward_model"), _verl, fits=lambda row: isinstance(row["reward_model"], dict)))

@@ -41,7 +41,8 @@ class Item:
 
     answer: "" where it has none. grader: that the row itself names, "" where it names none. source: the data set that
     the row says it is from. reference: a worked solution. before: what is said before the question, (role, text). meta:
-    what else graders or people may want to know.
+    what else graders or people may want to know. named_by: whether the answer names an option by its `text` or its
+    `index`, "" where it does not, or may be either. unread: why its grader cannot read the answer, "" where it can.
     """
 
     question: str
@@ -53,6 +54,8 @@ class Item:
     reference: str = ""
     before: Told = ()
     meta: Columns = field(default_factory=dict)
+    named_by: str = ""
+    unread: str = ""
 
 
 def missing(value: object) -> bool:

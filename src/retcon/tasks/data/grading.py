@@ -32,9 +32,20 @@ def in_words(task: Task) -> bool:
     return kind is not None and kind.in_words is not None and kind.in_words(task.answer)
 
 
+def unread(grader: str, answer: str) -> str:
+    """Why a grader could compare nothing with this right answer, "" where it could, or takes a sandbox to tell."""
+    kind = kind_of(grader)
+    try:
+        if kind.read is not None:
+            kind.read(answer)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def unreadable(tasks: Iterable[Task]) -> list[tuple[Task, str]]:
-    """The tasks whose answers their grader could compare nothing with, and why, in their order. Raises MissingExtra
-    and SandboxUnavailable where a grader cannot read answers without."""
+    """The tasks whose answers their grader could compare nothing with, and why, in their order, but for what `unread`
+    tells. Raises MissingExtra and SandboxUnavailable where a grader cannot read answers without."""
     kept = [(task, kind) for task in tasks if (kind := _kind(task)) is not None]
     answers: dict[str, list[str]] = {}
     for task, kind in kept:

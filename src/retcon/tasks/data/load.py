@@ -121,8 +121,7 @@ class _Loader:
 
     def _take(self, read: ReadSource, row: Row, columns: Columns, convention: Convention, role: Role) -> None:
         for lacking in convention.lacking(columns):
-            name = lacking.partition("|")[0]
-            lacked = f"{lacking.replace('|', ' or ')}{nearest(name, columns)}"
+            lacked = f"{lacking.replace('|', ' or ')}{convention.nearest(lacking, columns)}"
             raise DataError(
                 f"{row.where}: lacks column {lacked}, which rows of {convention.name} have; "
                 f"it has: {', '.join(columns)}"
@@ -154,7 +153,9 @@ class _Loader:
         if limit and self._count_tokens is not None and self._count_tokens(task) > limit:
             return read.drop("over max_prompt_tokens", row.where)
         held = role == "evaluation" or (self._by_hash and held_out(same, self._settings.evaluation_share))
-        (read.evaluation if held else read.train).append(Placed(task, row.where, same))
+        (read.evaluation if held else read.train).append(
+            Placed(task, row.where, same, read.unread(item, grader, row.where))
+        )
         return None
 
     def _task(self, read: ReadSource, item: Item, grader: str, same: str) -> Task:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from retcon.core.errors import TaskWarning
-from retcon.tasks.data.fields import DataError
+from retcon.core.texts import counted
+from retcon.tasks.data.fields import DataError, Item
+from retcon.tasks.data.grading import unread
 from retcon.tasks.data.origin import Origin
 from retcon.tasks.data.overlap import Match
 from retcon.tasks.data.tasks import LOOK, DataTasks, Part, content
@@ -21,17 +23,19 @@ if TYPE_CHECKING:
     from retcon.tasks.data.settings import FileTaskSettings, TaskSource
 
 Role = Literal["train", "evaluation"]
+CHOICE = "choice"
 SHOWN = 20
 """Places of what was dropped that are kept, of each reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A task, and the file and line that it stands in. same: its question's `text.key`."""
+    """A task, and the file and line that it stands in. same: its question's `text.key`. unread: as in `Item`."""
 
     task: Task
     where: str
     same: str
+    unread: str = ""
 
 
 @dataclass(slots=True)
@@ -39,7 +43,7 @@ class ReadSource:
     """A source and what became of its rows.
 
     dropped: rows by reason; where_dropped: the first places of each. conflicting: (place, first place) of dropped
-    duplicates that have another answer.
+    duplicates that have another answer. named_by: how the first row that tells names options (`Item`), and its place.
     """
 
     settings: TaskSource
@@ -54,6 +58,16 @@ class ReadSource:
     dropped: Counter[str] = field(default_factory=Counter)
     where_dropped: dict[str, list[str]] = field(default_factory=dict)
     conflicting: list[tuple[str, str]] = field(default_factory=list)
+    named_by: tuple[str, str] = ("", "")
+
+    def unread(self, item: Item, grader: str, where: str) -> str:
+        """Why the grader cannot read a row's answer, "" where it can: options are named in one way throughout."""
+        if grader == CHOICE and item.named_by:
+            self.named_by = self.named_by if self.named_by[0] else (item.named_by, where)
+            if self.named_by[0] != item.named_by:
+                return (f"it is an option's {item.named_by}, where {self.named_by[1]} has an option's "
+                        f"{self.named_by[0]}: write letters, A, B, …")  # fmt: skip
+        return (item.unread if grader == CHOICE else "") or unread(grader, item.answer)
 
     def drop(self, reason: str, where: str) -> None:
         self.dropped[reason] += 1
@@ -97,6 +111,13 @@ class Loaded:
             f"{len(self.overlaps)} training tasks overlap with evaluation:\n  " + "\n  ".join(told)
             + '\noverlap = "drop" leaves them out, "allow" trains on them'
         )  # fmt: skip
+
+    def refuse_unread(self) -> None:
+        """Raises DataError where an answer cannot be read, and that takes no sandbox to tell."""
+        wrong = [one for source in self.sources for one in (*source.train, *source.evaluation) if one.unread]
+        if wrong:
+            told = [f"{one.where}: {one.task.answer!r:.40}: {one.unread}" for one in wrong[:3]]
+            raise DataError(f"{counted(len(wrong), 'answer')} that no grader can read:\n  " + "\n  ".join(told))
 
     def warn_of_drops(self) -> None:
         """Warns (TaskWarning) of what was dropped, one line a source."""

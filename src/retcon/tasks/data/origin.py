@@ -10,6 +10,7 @@ from retcon.config.schema import TaskSection
 from retcon.core.errors import nearest
 from retcon.core.registry import at_path
 from retcon.store.compression import plain_name
+from retcon.tasks.checked import serves
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.rows import SUFFIXES, is_data_file, is_pattern
 from retcon.tasks.registry import TaskSet
@@ -60,16 +61,12 @@ def imported_tasks(path: str) -> TaskSet:
     except ImportError as error:
         raise DataError(f"{path} cannot be imported: {error}") from error
     tasks: TaskSet = found
-    if isinstance(found, type) or (callable(found) and not _serves(found)):
+    if isinstance(found, type) or (callable(found) and not serves(found)):
         try:
             tasks = found()
         except TypeError as error:
             raise DataError(f"{path}: it must make a task set without arguments: {error}") from error
-    if not _serves(tasks):
+    if not serves(tasks):
         raise DataError(f"{path} is not a task set: it needs name, system, train(seed), evaluation(count, seed), "
                         "grade(task, trajectory) (retcon.tasks.registry.TaskSet)")  # fmt: skip
     return tasks
-
-
-def _serves(tasks: object) -> bool:
-    return all(hasattr(tasks, name) for name in ("name", "system", "train", "evaluation", "grade"))

@@ -108,12 +108,14 @@ class FileTaskSettings(_Reading):
         """The tasks, all read and checked: whatever is wrong with them is said now.
 
         count_tokens: needed where max_prompt_tokens is set. Raises DataError, which names file, line and column, for
-        data that cannot serve, and where training and evaluation overlap and that is refused; MissingExtra where a kind
+        data that cannot serve or whose answers no grader could read (those in mathematics are read as they are graded),
+        and where training and evaluation overlap and that is refused; MissingExtra where a kind
         of file takes a package that is not there. Warns (TaskWarning) of rows that were left out.
         """
         if not self.path and not self.sources:  # said here, as keys may be given one after another
             raise DataError("task.path: it is empty, and so is task.sources: name a file, or several sources")
         loaded = load(self, count_tokens)
+        loaded.refuse_unread()
         loaded.refuse_overlap()
         tasks = loaded.tasks()
         loaded.warn_of_drops()

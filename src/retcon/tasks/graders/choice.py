@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retcon.tasks.graders.text import chosen_letter, final_answer, letter
@@ -35,14 +34,4 @@ async def _open(_settings: ChoiceSettings, _host: Host) -> ChoiceGrader:
     return ChoiceGrader()
 
 
-def _unreadable(answers: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for answer in answers:
-        try:
-            letter(answer)
-        except ValueError as error:
-            found[answer] = str(error)
-    return found
-
-
-GRADER = Kind("choice", ChoiceSettings, _open, unreadable=_unreadable)
+GRADER = Kind("choice", ChoiceSettings, _open, read=letter)

@@ -29,8 +29,9 @@ class Kind:
     settings: a frozen dataclass whose defaults will do; its fields are described (`Annotated`, pydantic's `Field`).
     open: makes the grader, of settings and host. packages: that the sandbox does well to preload
     (`SandboxPool(packages=…)`). unreadable: of right answers, those that it could compare nothing with, and why.
-    in_words: whether a right answer is in words that it takes for something else. ready: raises RetconError where the
-    grader of these settings cannot be had here, before anything is made ready for it.
+    read: raises ValueError for such an answer, where that takes nothing to be run. in_words: whether a right answer is
+    in words that it takes for something else. ready: raises RetconError where the grader of these settings cannot be
+    had here, before anything is made ready for it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Kind:
     unreadable: Callable[[Sequence[str]], Mapping[str, str]] | None = None
     in_words: Callable[[str], bool] | None = None
     ready: Callable[[Any], None] | None = None
+    read: Callable[[str], object] | None = None
 
 
 @cache

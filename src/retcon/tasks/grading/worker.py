@@ -62,12 +62,12 @@ def main() -> None:
 def wanted(function: Any) -> list[str] | None:
     """The names of KNOWN that a function takes; None where it takes any. Raises TypeError where it wants others."""
     parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    keywords = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for p in keywords:
         if p.default is p.empty and (p.name not in KNOWN or p.kind is p.POSITIONAL_ONLY):
             raise TypeError(f"its parameter '{p.name}' is not known; there are: {', '.join(KNOWN)}")
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
     return [p.name for p in keywords if p.name in KNOWN and p.kind is not p.POSITIONAL_ONLY]
 
 

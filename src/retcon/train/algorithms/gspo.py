@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # the list of algorithms is read where there is no torch
 class Gspo(RLSection):
     """`algorithm = "gspo"`. Both ε's are the paper's (section 5.1): a mean over tokens moves less than one token."""
 
-    clip_low: Rate = Field(3e-4, description="ε_low: the sequence's ratio is clipped to 1 - ε_low … 1 + ε_high")
+    clip_low: float = Field(3e-4, gt=0, le=1, description="ε_low: the sequence's ratio is clipped to 1 - ε_low … "
+                            "1 + ε_high")  # fmt: skip
     clip_high: Rate = Field(4e-4, description="ε_high")
 
     @property

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from retcon.chat.chat import Chat
-from retcon.core.errors import RecordError, located
+from retcon.core.errors import RecordError, TaskWarning, located
 from retcon.core.sample import ids_of
+from retcon.core.texts import counted
 from retcon.core.types import Sample, Trajectory
 from retcon.store.foreign.records import open_source
 from retcon.train.datasets.demonstrations import refuse_other_vocabulary, rendered, short_enough
@@ -36,7 +38,8 @@ def both_sides(pairs: Sequence[Preference]) -> list[Sample]:
 def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Preference]:
     """The pairs of a file. Ids are taken where the file has them, with its masks; messages go through the chat's
     template, and what counts is the last turn from its first call on; text is encoded as it stands, and all of it
-    counts. Pairs of which a side is longer than max_tokens are left out, which a TaskWarning counts.
+    counts. Pairs of which a side is longer than max_tokens are left out, which a TaskWarning counts; another one counts
+    those whose sides are the same.
 
     Raises RecordError, which begins with the file and line, at a record that is no pair, or has ids of another
     vocabulary; and where there is no pair.
@@ -51,6 +54,9 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
         found.append(pair)
     if not found:
         raise RecordError(f"{file} holds no pair")
+    if alike := sum(pair.chosen.ids == pair.rejected.ids for pair in found):
+        said = f"{file}: both sides of {alike:,} of {counted(len(found), 'pair')} are the same"
+        warnings.warn(f"{said}: nothing is learnt from them", TaskWarning, stacklevel=2)
     return short_enough(found, _length, max_tokens, file, "pairs")
 
 

@@ -6,14 +6,17 @@ Evaluations are of the recipe without its stages' changes: the same problems, li
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from retcon.build import build_chat
 from retcon.config.stages import Stage
 from retcon.core.errors import RecipeError
+from retcon.core.texts import counted
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.manifest import NOT_THERE
+from retcon.tasks.checked import evaluation_tasks, is_own, named, problems_of
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
 from retcon.train.prompts import LOOK, Position, PromptStream
@@ -25,7 +28,7 @@ class RunStages:
     the recipe, name to fingerprint; NOT_THERE for pass rates that a later stage will need and that nobody has measured.
 
     Raises RecipeError, RecordError as `PromptStream`; RecipeError where a stage's data hold problems of the evaluation,
-    or where a problem of the evaluation leaves no room to answer.
+    where there is none to evaluate on, or where one leaves no room to answer.
     """
 
     def __init__(self, settled: Settled, folder: Path, *, model: str) -> None:
@@ -36,13 +39,17 @@ class RunStages:
         recipe = self.recipe
         apart = any(stage.recipe.task != recipe.task for stage, _ in self._each)
         problems: list[Task] = []
-        if apart or recipe.evaluate.every:
-            problems = self.tasks.evaluation(recipe.evaluate.problems, recipe.evaluate.seed)
+        if recipe.evaluate.every:
+            problems = problems_of(recipe, self.tasks)
+        elif apart or is_own(self.tasks):
+            problems = evaluation_tasks(self.tasks, recipe.evaluate.problems, recipe.evaluate.seed)
         if recipe.evaluate.every:
             refuse_long(problems, build_chat(recipe, folder, self.tasks), recipe.rollout.max_tokens, "problems")
         for number, (stage, tasks) in enumerate(self._each):
             if stage.recipe.task != recipe.task:
                 _refuse_shared(stage, tasks, problems)
+            elif is_own(tasks):
+                _refuse_own(stage, tasks, problems)
             missing = number > 0 and not self._rates_there(stage)
             stream = None if missing else self._stream(number)
             self._streams.append(stream)
@@ -125,6 +132,20 @@ class RunStages:
     def _rates_there(self, stage: Stage) -> bool:
         rates = stage.recipe.select.pass_rates
         return not rates or Path(rates).is_file()
+
+
+def _refuse_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task]) -> None:
+    """The families here keep evaluation apart; whether a class of one's own does is seen by what the stage draws, at
+    most LOOK tasks: by id, which is a problem's for good, and by all else that a task holds."""
+    ids, contents = {p.id for p in problems}, {replace(p, id="").content for p in problems}
+    recipe = stage.recipe
+    some = islice(training_prompts(tasks, recipe.run.seed), min(stage.steps * recipe.rl.prompts, LOOK))
+    shared = [task.id for task in some if task.id in ids or replace(task, id="").content in contents]
+    if shared:
+        raise RecipeError(
+            f"{named(tasks)}: {counted(len(shared), 'training task')} of train(seed) come from evaluation(count, seed) "
+            f"as well, by id or by all else that they hold ({shared[0]} is the first): the two must not overlap"
+        )
 
 
 def _refuse_shared(stage: Stage, tasks: TaskSet, problems: Sequence[Task]) -> None:

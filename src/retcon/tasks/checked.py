@@ -1,0 +1,146 @@
+"""What comes out of a task set, looked at before anything is made of it: one's own class may give anything."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from retcon.core.errors import InfrastructureFault, RecipeError, RetconError, TaskWarning
+from retcon.core.texts import counted
+from retcon.core.types import Trajectory
+from retcon.tasks.types import Task
+
+if TYPE_CHECKING:
+    from retcon.config.schema import Recipe
+    from retcon.tasks.registry import TaskSet
+
+PARTS = ("name", "system", "train", "evaluation", "grade")
+"""What a task set has (`retcon.tasks.registry.TaskSet`)."""
+EVERY = 1_000_000
+"""More problems than there are: as `evaluate.problems`, all of them."""
+
+
+def serves(tasks: object) -> bool:
+    """Whether it has all that a task set has."""
+    return all(hasattr(tasks, name) for name in PARTS)
+
+
+def refuse_no_set(tasks: object, kind: str) -> None:
+    """Raises RecipeError where what the class of `kind` has built is no task set."""
+    lacking = [name for name in PARTS if not hasattr(tasks, name)]
+    if lacking:
+        raise RecipeError(
+            f"task.kind = '{kind}': its build() returned {tasks!r:.80}, which is no task set: it lacks "
+            f"{', '.join(lacking)} (retcon.tasks.registry.TaskSet)"
+        )
+
+
+def checked_tasks(tasks: object, said_by: str) -> Iterator[Task]:
+    """The same. said_by: names what gave them. Raises RecipeError at one that is no task, or holds no text."""
+    try:
+        stream = iter(tasks)  # type: ignore[call-overload]
+    except TypeError:
+        raise RecipeError(f"{said_by} returned {tasks!r:.80}, where tasks (retcon.Task) belong") from None
+    for task in stream:
+        if not isinstance(task, Task):
+            raise RecipeError(f"{said_by} gave {task!r:.80}, where a retcon.Task belongs")
+        for name in ("id", "question", "answer"):
+            if not isinstance(value := getattr(task, name), str):
+                raise RecipeError(f"{said_by}: the {name} of task {task.id!r:.80} is {value!r:.80}, where text belongs")
+        yield task
+
+
+def evaluation_tasks(tasks: TaskSet, count: int, seed: int) -> list[Task]:
+    """`TaskSet.evaluation`. Raises RecipeError where it gives anything else."""
+    return list(checked_tasks(tasks.evaluation(count, seed), f"{named(tasks)}.evaluation(count, seed)"))
+
+
+def problems_of(recipe: Recipe, tasks: TaskSet) -> list[Task]:
+    """What a recipe's evaluations are on. Raises RecipeError where there is nothing, and warns (TaskWarning) where
+    `evaluate.problems` names more than there are."""
+    section = recipe.evaluate
+    found = evaluation_tasks(tasks, section.problems, section.seed)
+    if not found:
+        held_out = (
+            "task.evaluation_share, task.evaluation_path or task.evaluation_split says which to hold out"
+            if "evaluation_share" in type(recipe.task).model_fields
+            else f"{named(tasks)}.evaluation(count, seed) gives none"
+        )
+        raise RecipeError(f"there is no problem to evaluate on: {held_out}")
+    if len(found) < section.problems < EVERY and "problems" in section.model_fields_set:
+        warnings.warn(
+            f"evaluate.problems = {section.problems}: there {'is' if len(found) == 1 else 'are'} "
+            f"{counted(len(found), 'problem')} to evaluate on, and all of them are",
+            TaskWarning,
+            stacklevel=2,
+        )
+    return found
+
+
+def named(tasks: object) -> str:
+    """Whose code a task set is."""
+    return f"{type(tasks).__module__}:{type(tasks).__qualname__}"
+
+
+def is_own(tasks: object) -> bool:
+    """Whether it is somebody's own class, and none of Retcon's."""
+    return type(tasks).__module__.partition(".")[0] != "retcon"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedGrades:
+    """A task set whose grades are looked at: what is no grade costs its rollout alone, as with graders. Implements
+    `TaskSet`."""
+
+    tasks: TaskSet
+
+    @property
+    def name(self) -> str:
+        return self.tasks.name
+
+    @property
+    def system(self) -> str | None:
+        return self.tasks.system
+
+    def train(self, seed: int) -> Iterator[Task]:
+        """Its own."""
+        return self.tasks.train(seed)
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        """Its own."""
+        return self.tasks.evaluation(count, seed)
+
+    async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        """As `TaskSet.grade`. Raises InfrastructureFault, which says why, where that raises, or gives no trajectory
+        with a finite reward; other errors of Retcon's, such as of a grader that cannot be had, are not the
+        rollout's."""
+        said_by = f"{named(self.tasks)}.grade"
+        try:
+            given = self.tasks.grade(task, trajectory)
+            made = await given if isinstance(given, Awaitable) else given
+        except RetconError:
+            raise
+        except (Exception, SystemExit) as error:  # one's own code may raise anything: it costs this rollout alone
+            raise InfrastructureFault(f"{said_by} raised {type(error).__name__}: {error}") from error
+        if not isinstance(made, Trajectory):
+            raise InfrastructureFault(f"{said_by} returned {made!r:.80}, where the trajectory with its reward belongs")
+        if made.stop == "infrastructure" and made.reward is None:
+            return made
+        return made if type(made.reward) is float and math.isfinite(made.reward) else _with_number(made, said_by)
+
+
+def _with_number(made: Trajectory, said_by: str) -> Trajectory:
+    """With a reward that is a float: numbers of NumPy and torch are none yet."""
+    said: object = made.reward
+    try:
+        if said is None or isinstance(said, str | bytes | Mapping):
+            raise TypeError
+        reward = float(said)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        raise InfrastructureFault(f"{said_by} gave a reward of {said!r:.80}, where a number belongs") from None
+    if not math.isfinite(reward):
+        raise InfrastructureFault(f"{said_by} gave a reward of {reward}, where a finite number belongs")
+    return replace(made, reward=reward)
