@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal
 
 from retcon.core.types import Observation, Turn
-from retcon.purify.kept import prose
+from retcon.purify.kept import prose, unreferring
 from retcon.purify.noop import is_program
 from retcon.purify.reading.names import definitions, goals, only_constants, runs_nothing, works_out
 from retcon.purify.reading.trees import below, parse
-from retcon.purify.reading.words import comments, gives_up_plan, referring, says_something, without, without_comments
+from retcon.purify.reading.words import comments, gives_up_plan, says_something, without_comments
 
 _TELLS = re.compile(
     r"\W*(?:an? )?(?:\w+ )?(?:error|exception|failed|failure)\b(?! (?:of|in|term|rate|is|=))[^\n]*", re.IGNORECASE
@@ -107,7 +107,7 @@ def keeps_plan(failure: Turn, fix: Turn) -> bool:
     have, so does what the fix says. Else they tell what was changed, and the plan that it belongs to would be gone."""
     first, second = (set[str]().union(*(_names(c.code) for c in t.calls if is_program(c))) for t in (failure, fix))
     shared = {part for name in first & second for part in _words(name)}
-    planned, told = (shared & _words(_unreferring(prose(turn))) for turn in (failure, fix))
+    planned, told = (shared & _words(unreferring(prose(turn), "fix")) for turn in (failure, fix))
     return bool(told) or not planned
 
 
@@ -117,11 +117,6 @@ def _names(code: str) -> set[str]:
 
 def _words(text: str) -> set[str]:
     return {part.lower().removesuffix("s") for part in _PART.findall(text)}
-
-
-def _unreferring(said: str) -> str:
-    """What is said, without the sentences that speak of a failure."""
-    return without(said, [(one.start, one.end) for one in referring(said, "fix")])
 
 
 def same_end(failure: Turn, fix: Turn) -> bool:

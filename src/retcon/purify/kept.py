@@ -8,15 +8,16 @@ what is said after them something to refer to: only what stands before the next 
 from __future__ import annotations
 
 import ast
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, NamedTuple
 
 from retcon.core.types import Cut, Turn
 from retcon.purify.failing import spoken_after
+from retcon.purify.reading.rewriting import rewritten, rewritten_text
+from retcon.purify.reading.tokens import absent, bare_words, decimals, exceptions, mentions, plain, telling, tokens
 from retcon.purify.reading.trees import parse
 from retcon.purify.reading.words import (
     Sentence,
@@ -30,14 +31,9 @@ from retcon.purify.reading.words import (
 )
 
 Place = Literal["words", "comments", "tail"]
-_NUMBER = r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)"
-_CODELIKE = re.compile(rf"`([A-Za-z_]\w*)|\b([A-Za-z]\w*_\w+)|\b([A-Za-z_]\w{{2,}})(?=\()|({_NUMBER})")
-_TOKEN = re.compile(rf"[A-Za-z_]\w{{2,}}|{_NUMBER}")
 _CELL = re.compile(r"\A\s*Out\[\d+\]:")
 _TELLING = 5
 """Words of a sentence from which on it is no turn of phrase when it stands twice."""
-_SHORT = 4
-"""Characters from which on a number is telling: 42 may come from anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +84,10 @@ class Kept:
         self.cut: list[Cut] = []
         self._cut_for: dict[int, list[Cut]] = {}
         self._mentioned: dict[str, int] = {}
+        self._bare: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
+        """Where what follows speaks first of names and numbers, of words that may be names, and where a user does of
+        names and exceptions: twice the number of the turn, and one more for users."""
         self._told: dict[str, int] = {}
         self._first: dict[str, int] | None = None
         self._as_at: list[int] | None = None
@@ -114,10 +114,12 @@ class Kept:
         own += [_Flag(number, "tail", one, True) for one in referring(_tail(turn), "later")]
         done = self._cuts.get(words, _Cuts()).words + self._cuts.get(number, _Cuts()).comments
         self._flags += [flag for flag in own if flag.one not in done]
-        for token in _mentions(said):
-            self._mentioned[token] = number
-        for text in chain(_said_to(turn), (call.code for call in turn.calls)):
-            self._told.update(dict.fromkeys(_TOKEN.findall(text), number))
+        self._told.update(dict.fromkeys(tokens(asked := _asked(turn)), 2 * number + 1))
+        self._asked.update(dict.fromkeys(_named(asked), 2 * number + 1))
+        self._mentioned.update(dict.fromkeys(mentions(said), 2 * number))
+        self._bare.update(dict.fromkeys(bare_words(unreferring(said, "later")), 2 * number))
+        for text in _shown(turn):
+            self._told.update(dict.fromkeys(tokens(text), 2 * number))
 
     def told_more(self) -> None:
         """Something comes in between that all later words may refer to."""
@@ -185,30 +187,50 @@ class Kept:
     def _lost(self, first: int, stop: int, words: int) -> Refused | None:
         """A name or value that is spoken of, and that only what is taken out has."""
         gone = self._turns[first:stop]
-        told = {t for turn in gone for o in turn.observations for t in _TOKEN.findall(o.text) if len(t) >= _SHORT}
-        values = {t for t in told if t[0].isdigit()}
-        names = {t for turn in gone for call in turn.calls for t in _TOKEN.findall(call.code) if not t[0].isdigit()}
+        values = {t for turn in gone for o in turn.observations for t in telling(o.text) if t[0].isdigit()}
+        names = {t for turn in gone for call in turn.calls for t in tokens(call.code) if not t[0].isdigit()}
+        failed = [o for turn in gone for o in turn.observations if o.status != "ok"]
         fix = self._turns[stop]
-        has = {t for text in (*_said_to(fix), *(c.code for c in fix.calls)) for t in _TOKEN.findall(text)}
-        own = _mentions(prose(self._turns[words]))
+        has = set[str]().union(*map(tokens, _shown(fix)))
+        said, asked = prose(self._turns[words]), _asked(fix)
+        own, now = mentions(said), _named(asked)
+        bare = bare_words(said if words == first else unreferring(said, "fix"))
         # What is said after the call was written before its output: a result in it is made up.
-        for token in sorted(t for t in _mentions(_tail(fix)) if "." in t and t[0].isdigit()):
-            if not any(seen.startswith(token) for seen in has) and self._firsts().get(token, first) >= first:
+        for token in sorted(decimals(_tail(fix))):
+            if not any(seen.startswith(token) for seen in has) and self._new(token, first):
                 return Refused("value", token)
         if words == first:  # they were written for its program: a number of both that the fix has not is given up
-            numbers = {t for call in self._turns[first].calls for t in _TOKEN.findall(call.code) if t[0].isdigit()}
+            numbers = {t for call in self._turns[first].calls for t in tokens(call.code) if t[0].isdigit()}
             for token in sorted((own & numbers) - has):
-                if self._firsts().get(token, first) >= first:
+                if self._new(token, first):
                     return Refused("value", token)
+        # Users' words stay, whatever they are about.
+        raised = {o.error_type.rpartition(".")[2] for o in failed if o.error_type}
+        for token in sorted((names | raised) - has):
+            if self._missed(token, 2 * stop + 1 if token in now else self._asked.get(token), first):
+                return Refused("name" if token in names else "exception", token)
+        has |= tokens(asked)
         for token in sorted((values | names) - has):
-            at = stop if token in own and token in names else self._mentioned.get(token)
-            if at is not None and self._told.get(token, at) >= at and self._firsts().get(token, first) >= first:
+            at = 2 * stop if token in own and token in names else self._mentioned.get(token)
+            if self._missed(token, at, first):
                 return Refused("value" if token in values else "name", token)
+        for token in sorted({t for o in failed for t in absent(o.text)} & names - has):
+            if self._missed(token, 2 * stop if token in bare else self._bare.get(token), first):
+                return Refused("name", token)
         return None
+
+    def _missed(self, token: str, at: int | None, first: int) -> bool:
+        """Whether a token is spoken of, and nothing that stays tells it before."""
+        return at is not None and self._told.get(token, at) >= at and self._new(token, first)
+
+    def _new(self, token: str, first: int) -> bool:
+        """Whether nothing before turn `first` has a token."""
+        return self._firsts().get(token, first) >= first
 
     def told_before(self, number: str, turn: int) -> bool:
         """Whether a number stands in anything before this turn, or in what the turn itself says."""
-        return self._firsts().get(number, turn) < turn or number in _TOKEN.findall(prose(self._turns[turn]))
+        number = plain(number)
+        return self._firsts().get(number, turn) < turn or number in tokens(prose(self._turns[turn]))
 
     def done_before(self, stop: int, first: int) -> bool:
         """Whether the programs of turn `stop`, which are not those of `first`, gave the same output before `first`, and
@@ -226,9 +248,9 @@ class Kept:
     def _firsts(self) -> dict[str, int]:
         """Where each token stands first, -1 for the prompt."""
         if self._first is None:
-            self._first = dict.fromkeys(_TOKEN.findall(self._prompt), -1)
+            self._first = dict.fromkeys(tokens(self._prompt), -1)
             for n, turn in enumerate(self._turns):
-                for token in _TOKEN.findall("\n".join(s.text for s in turn.segments)):
+                for token in tokens("\n".join(s.text for s in turn.segments)):
                     self._first.setdefault(token, n)
         return self._first
 
@@ -240,7 +262,7 @@ class Kept:
             return False
         call, text = self._turns[turn].calls[0], self._turns[turn].text
         # Of programs that were put together of several blocks, or are a shell's, no comment can be cut.
-        whole = _rewritten_text(text, call.code, "") != text and call.language != "shell"
+        whole = rewritten_text(text, call.code, "") != text and call.language != "shell"
         return whole and _same_program(call.code, [*done.comments, *cuts])
 
     def _text(self, flag: _Flag) -> str:
@@ -254,15 +276,9 @@ def prose(turn: Turn) -> str:
     return turn.text[: turn.calls[0].char] if turn.calls else turn.text
 
 
-def rewritten(value: object, old: str, new: str) -> object:
-    """A JSON value in which a text stands anew wherever it stands: plain, or as JSON within a string."""
-    if isinstance(value, str):
-        return _rewritten_text(value, old, new)
-    if isinstance(value, list):
-        return [rewritten(item, old, new) for item in value]
-    if isinstance(value, dict):
-        return {key: rewritten(item, old, new) for key, item in value.items()}
-    return value
+def unreferring(said: str, place: Literal["fix", "later"]) -> str:
+    """What is said, without the sentences that speak of a failure."""
+    return without(said, [(one.start, one.end) for one in referring(said, place)])
 
 
 def edited(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
@@ -282,55 +298,12 @@ def edited(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
     if program and program.program:
         old, new = program.program
         segments = [
-            replace(s, text=_rewritten_text(s.text, old, new)) if s.kind in ("sampled", "spliced") else s
+            replace(s, text=rewritten_text(s.text, old, new)) if s.kind in ("sampled", "spliced") else s
             for s in segments
         ]
         arguments = rewritten(calls[0].arguments, old, new)
         calls = (replace(calls[0], arguments=arguments), *calls[1:])  # type: ignore[arg-type]
     return replace(turn, segments=tuple(s for s in segments if s.text or s.ids), calls=calls)
-
-
-def _rewritten_text(text: str, old: str, new: str) -> str:
-    for written in _WRITTEN:
-        if (before := written(old)) in text:
-            return text.replace(before, written(new))
-    if "\\" not in text:
-        return text
-    # JSON may write any character as an escape: its strings are compared as what they say.
-    for start in dict.fromkeys((0, max(text.find("{"), 0))):
-        anew = _LITERAL.sub(lambda found: _rewritten_literal(found[0], old, new), text[start:])
-        if anew != text[start:]:
-            return text[:start] + anew
-    return text
-
-
-def _rewritten_literal(literal: str, old: str, new: str) -> str:
-    """The same of a string of JSON; itself where it says something else."""
-    if "\\" not in literal:
-        return literal
-    try:
-        value = json.loads(literal, strict=False)
-    except ValueError:
-        return literal
-    anew = _rewritten_text(value, old, new)
-    return literal if anew == value else json.dumps(anew, ensure_ascii=literal.isascii())
-
-
-_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _ascii(text: str) -> str:
-    return json.dumps(text)[1:-1]
-
-
-_WRITTEN: tuple[Callable[[str], str], ...] = (
-    str, _escaped, _ascii, lambda text: _escaped(_escaped(text)), lambda text: _ascii(_ascii(text)),
-)  # fmt: skip
-"""How a program stands in a text: as it is, as JSON, and as JSON within JSON."""
 
 
 def _same_program(code: str, cuts: list[Sentence]) -> bool:
@@ -360,14 +333,19 @@ def _done(turn: Turn) -> tuple[str, ...]:
     return (*filter(None, lines), "", *(_CELL.sub("", o.text) for o in turn.observations))
 
 
-def _said_to(turn: Turn) -> Iterable[str]:
-    return (s.text for s in turn.segments if s.kind in ("observation", "prompt"))
+def _shown(turn: Turn) -> Iterable[str]:
+    """The outputs and programs of a turn."""
+    return chain((s.text for s in turn.segments if s.kind == "observation"), (call.code for call in turn.calls))
 
 
-def _mentions(text: str) -> set[str]:
-    """Names and numbers that a text gives as code gives them."""
-    found = {next(filter(None, match)) for match in _CODELIKE.findall(text)}
-    return {token for token in found if not token[0].isdigit() or len(token) >= _SHORT}
+def _asked(turn: Turn) -> str:
+    """What a user says after it."""
+    return "\n".join(s.text for s in turn.segments if s.kind == "prompt")
+
+
+def _named(asked: str) -> set[str]:
+    """What a user speaks of that only a program or its error can have told."""
+    return exceptions(asked) | {token for token in mentions(asked) if not token[0].isdigit()}
 
 
 def _has_ids(turn: Turn) -> bool:

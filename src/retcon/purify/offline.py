@@ -15,11 +15,11 @@ from typing import Literal
 
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import failed, half_answered, run_end, run_starts, spoken_after, turn_does_nothing, works
-from retcon.purify.fixes import another_end, keeps_plan, line_of, plan_given_up, same_end, weak
+from retcon.purify.fixes import another_end, keeps_plan, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
-from retcon.purify.noop import is_program
-from retcon.purify.reading.names import assertions, effects, handlers, needs, reads
+from retcon.purify.reading.names import assertions, handlers
 from retcon.purify.reading.words import referring, says_something, takes_back
+from retcon.purify.session import Session
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
 
@@ -247,16 +247,12 @@ class _After:
         self.turns = turns
         self.kept = Kept(turns, prompt)
         self._at = len(turns)
-        self._needed: dict[str, bool] = {}
-        """Of each name in what follows whether it is read before it is bound; but for `_unread`."""
-        self._unread: list[Turn] = []
-        """Turns that follow, from the last to the first, whose programs nobody has asked for yet."""
-        self._imported: dict[tuple[str, str], int] | None = None
+        self._session = Session(turns)
 
     def spliced(self, splice: Splice) -> None:
         """Take in a splice: its fix stays, with the words of its failure where it is shallow."""
         words = splice.failure if splice.shallow else splice.fix
-        self._unread.append(self.turns[splice.fix])
+        self._session.fold(self.turns[splice.fix])
         self.kept.fold(splice.fix, words, trouble=spoken_after(self.turns[splice.fix]), stays=False)
         self._at = splice.failure
 
@@ -269,63 +265,16 @@ class _After:
     def lost(self, at: int, stop: int) -> tuple[Reason, str] | None:
         """What of the turns `at` to `stop` (without it) is needed in the end, and would be gone."""
         self._back_to(stop)
-        lost: set[str] = set()
-        imported: set[tuple[str, str]] = set()
-        outside: set[str] = set()
-        for turn in self.turns[at:stop]:
-            for call, observation in zip(turn.calls, turn.observations, strict=True):
-                if call.language == "shell":
-                    return "effects", "a shell command"
-                if not is_program(call):
-                    continue
-                left = effects(call.code, line_of(observation))
-                imported |= left.imported
-                lost |= (left.defined - {name for name, _ in left.imported}) | left.changed
-                outside |= left.outside
-        for call in self.turns[stop].calls:
-            outside -= effects(call.code).outside
-        if outside:
-            return "effects", min(outside)
-        needed = self._needed_of(stop, lost)
-        if by_import := self._needed_of(stop, {name for name, _ in imported}):
-            # An import that stands earlier too gives the same name again.
-            anew = {name for name, text in imported if self._imports().get((name, text), at) >= at}
-            needed |= by_import & anew
-        return ("state", ", ".join(sorted(needed))) if needed else None
-
-    def _needed_of(self, stop: int, names: set[str]) -> set[str]:
-        """Those of the names that turn `stop`, or what follows it, reads before it binds them."""
-        needed: set[str] = set()
-        for call, _ in _answered(self.turns[stop]):
-            needed |= needs(call.code, frozenset(names))
-            names = names - effects(call.code).defined
-        if names:  # most often the fix binds all of them anew, and nothing that follows has to be parsed
-            for turn in self._unread:
-                for call, _ in reversed(_answered(turn)):
-                    self._needed.update(dict.fromkeys(effects(call.code).defined, False))
-                    self._needed.update(dict.fromkeys(reads(call.code), True))
-            self._unread.clear()
-        return needed | {name for name in names if self._needed.get(name)}
+        return self._session.lost(at, stop)
 
     def _back_to(self, stop: int) -> None:
         """Take in all turns after `stop` that were not yet: they stay as they are."""
         while self._at > stop + 1:
             self._at -= 1
             turn = self.turns[self._at]
-            self._unread.append(turn)
+            self._session.fold(turn)
             trouble = spoken_after(turn) or (bool(turn.calls) and not works(turn))
             self.kept.fold(self._at, self._at, trouble=trouble, stays=failed(turn))
-
-    def _imports(self) -> dict[tuple[str, str], int]:
-        """Where each import was made first by a call that worked."""
-        if self._imported is None:
-            self._imported = {}
-            for n, turn in enumerate(self.turns):
-                for call, status in _answered(turn):
-                    if status == "ok" and "import" in call.code:
-                        for pair in effects(call.code).imported:
-                            self._imported.setdefault(pair, n)
-        return self._imported
 
 
 def _as_kept(result: Trajectory, raw: Trajectory) -> Trajectory:
@@ -371,12 +320,6 @@ def _taken_back(turns: Sequence[Turn], fix: int) -> str | None:
 
 def _phrase(reason: Reason, detail: str) -> str:
     return f"{REASONS[reason]}: {detail}" if detail else REASONS[reason]
-
-
-def _answered(turn: Turn) -> list[tuple[ToolCall, str]]:
-    """The programs of a turn that were run, each with its status."""
-    pairs = zip(turn.calls, turn.observations, strict=False)
-    return [(c, o.status) for c, o in pairs if is_program(c)]
 
 
 def _unscored(segment: Segment) -> Segment:

@@ -60,7 +60,11 @@ class Partial:
         except OSError as error:
             raise RecordError(f"{self.path} could not be written, and is as it was before: {error}") from error
 
+    def leave(self) -> None:
+        """Let go of it, so that it can be gone on with from where it was resumed."""
+        self._file.close()
+
     def discard(self) -> None:
         """Take it away; nothing happens where it is gone."""
-        self._file.close()
+        self.leave()
         self.partial.unlink(missing_ok=True)

@@ -234,6 +234,49 @@ def test_what_repeats_a_repaired_transcript_in_another_form_is_emptied(tmp_path:
     assert json.loads(out)["trajectory"] == []
 
 
+def test_ids_and_a_rendered_text_beside_the_messages_are_emptied_and_what_is_none_stays(tmp_path: Path) -> None:
+    record = messages(REPAIRED)
+    rendered = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in record["messages"])
+    ids = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "attention_mask": [1, 1, 1]}
+    out, _ = run(tmp_path, lines([{**record, **ids, "text": rendered}]))
+    repaired = json.loads(out)
+    assert [repaired[name] for name in (*ids, "text")] == [[], [], [], ""]
+    for own in ({"labels": ["math", "easy"], "text": "What is the root of 16?"}, {"input_ids": "3", "labels": [1]},
+                {"input_ids": [1, 2], "labels": [0, 1, 2], "input_ids_of": [1]}):  # fmt: skip
+        out, _ = run(tmp_path, lines([{**record, **own}]))
+        emptied = {"input_ids": []} if isinstance(own.get("input_ids"), list) else {}
+        assert {name: json.loads(out)[name] for name in own} == {**own, **emptied}
+
+
+def test_another_list_of_the_same_messages_is_repaired_with_them_or_emptied(tmp_path: Path) -> None:
+    record = messages(REPAIRED)
+    whole = record["messages"]
+    more = {"history": whole, "completion": whole[1:], "chat_history": whole[:3], "transcript": [{"role": "user"}]}
+    out, _ = run(tmp_path, lines([{**record, **more}]))
+    new = json.loads(out)
+    assert new["history"] == new["messages"] != whole
+    assert new["completion"] == new["messages"][1:]
+    assert (new["chat_history"], new["transcript"]) == ([], more["transcript"])
+    again, _ = run(tmp_path, out)
+    assert again == out
+    events = [{"event": "info"}, {"event": "model", "input": whole[:1]}, {"event": "tool", "result": whole[2]}]
+    out, _ = run(tmp_path, lines([{**record, "events": events}]))
+    assert json.loads(out)["events"] == []
+    out, _ = run(tmp_path, lines([{**record, "events": ["a fair"]}]))
+    assert json.loads(out)["events"] == ["a fair"]
+
+
+def test_the_weight_of_a_message_goes_with_its_call_and_log_probs_of_other_tokens_go(tmp_path: Path) -> None:
+    record = messages(REPAIRED)
+    failed, fixed = (m for m in record["messages"] if m.get("tool_calls"))
+    failed |= {"weight": 0, "logprobs": {"content": []}, "refusal": None}
+    for weight in ({"weight": 1}, {}):
+        new, _ = run(tmp_path, lines([{"messages": [m | weight if m is fixed else m for m in record["messages"]]}]))
+        (made,) = (m for m in json.loads(new)["messages"] if m.get("tool_calls"))
+        assert (made.get("weight"), made["logprobs"], made["content"]) == (weight.get("weight"), None, "let me see")
+        assert made["tool_calls"] == fixed["tool_calls"]
+
+
 def test_swe_agent_s_history_follows_its_steps(tmp_path: Path) -> None:
     record = FORMATS["swe_agent"](REPAIRED)
     source, out = tmp_path / "a.traj", tmp_path / "b.traj"

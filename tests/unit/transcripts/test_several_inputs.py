@@ -53,6 +53,51 @@ def parsed(path: Path) -> list[Any]:
     return json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
 
 
+def question(text: str) -> Any:
+    return messages((user(text), works("x = 1"), answer("1")))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    "now", [("zero", "one", "two", "three"), ("other", "two", "three"), ("ond", "two", "three"), ()], ids="-".join
+)
+def test_a_run_is_not_resumed_where_what_it_has_read_has_changed(
+    tmp_path: Path, now: tuple[str, ...], jobs: int
+) -> None:
+    (source,) = written(tmp_path, lines=list(map(question, ("one", "two", "three"))))
+    one = assignment([source], tmp_path / "out.jsonl", jobs=jobs)
+    with pytest.raises(Stopped):
+        purified(one, stop_after=1)
+    kept, state = (tmp_path / "out.jsonl.partial").read_bytes(), one.state_path.read_bytes()
+    written(tmp_path, lines=list(map(question, now)))
+    if not now:
+        source.unlink()
+    with pytest.raises(RecordError, match="record 1 is not what the interrupted run" if now else "does not exist"):
+        purified(one, resume=True)
+    assert ((tmp_path / "out.jsonl.partial").read_bytes(), one.state_path.read_bytes()) == (kept, state)
+    written(tmp_path, lines=list(map(question, ("one", "2", "3", "4"))))  # what comes after it may be mended
+    purified(one, resume=True)
+    assert parsed(one.out) == list(map(question, ("one", "2", "3", "4")))
+
+
+def test_a_run_is_not_resumed_where_a_file_that_is_done_has_changed_or_its_own_is_gone(tmp_path: Path) -> None:
+    inputs = written(tmp_path, lines1=[CLEAN], lines2=list(map(question, ("one", "two"))))
+    one = assignment(inputs, tmp_path / "out.jsonl")
+    with pytest.raises(Stopped):
+        purified(one, stop_after=2)
+    state = one.state_path.read_bytes()
+    for path, changed, message in ((0, b"{}\n", "when the interrupted run read it"), (1, None, "does not exist"),
+                                   (1, b"\n", "record 1 is not")):  # fmt: skip
+        before = inputs[path].read_bytes()
+        inputs[path].unlink() if changed is None else inputs[path].write_bytes(changed)
+        with pytest.raises(RecordError, match=message):
+            purified(one, resume=True)
+        assert one.state_path.read_bytes() == state
+        inputs[path].write_bytes(before)
+    purified(one, resume=True)
+    assert parsed(one.out) == [CLEAN, *map(question, ("one", "two"))]
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_files_of_one_name_in_several_folders_have_ids_of_their_own_in_the_audit(tmp_path: Path, jobs: int) -> None:
     for folder in ("in/one", "in/two"):

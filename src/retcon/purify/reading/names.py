@@ -14,6 +14,12 @@ _ASSIGNED = re.compile(
     r"^[ \t]*([A-Za-z_]\w*)[ \t]*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE
 )
 _IMPORTED = re.compile(r"^[ \t]*(?:from[ \t]+\S+[ \t]+)?import[ \t]+([^\n#]+)", re.MULTILINE)
+_STAR = re.compile(r"^[ \t]*from[ \t]+(\S+)[ \t]+import[ \t]*\*", re.MULTILINE)
+_SHELL = re.compile(
+    r"^[ \t]*((?:!|%{1,2}(?:pip|conda|mamba|uv|cd|pushd|popd|env|set_env|run|sx|system|bash|sh|script|writefile)\b)"
+    r"[^\n]*)", re.MULTILINE,
+)  # fmt: skip
+"""IPython's lines that reach beyond the session: a shell's, packages, folders, files."""
 _DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _WRITES = frozenset(
@@ -23,6 +29,7 @@ _WRITES = frozenset(
 _SYSTEM = frozenset({"os", "shutil", "subprocess"})
 _SYSTEM_WRITES = frozenset(
     {"remove", "rename", "replace", "system", "popen", "move", "copy", "run", "call", "check_call", "check_output"}
+    | {"getoutput", "getstatusoutput", "chdir", "chmod", "symlink", "link", "putenv"}
 )
 _REACHING = _WRITES | _SYSTEM_WRITES | {"open"}
 """Names without which no program reaches beyond the interpreter."""
@@ -34,12 +41,14 @@ class Effects:
 
     defined: names bound. imported: those of them that an import bound, with the import as text. changed: names not its
     own whose object was changed in place. outside: what it did beyond the session (files, processes), as source text.
+    stars: modules of which it imported all names, whatever these are.
     """
 
     defined: frozenset[str] = frozenset()
     imported: frozenset[tuple[str, str]] = frozenset()
     changed: frozenset[str] = frozenset()
     outside: frozenset[str] = frozenset()
+    stars: frozenset[str] = frozenset()
 
 
 @lru_cache(maxsize=64)
@@ -50,21 +59,29 @@ def effects(code: str, before: int | None = None) -> Effects:
     A program that cannot be parsed is read line by line.
     """
     tree = parse(code)
+    text = code if before is None else "\n".join(code.split("\n")[: max(0, before - 1)])
+    outside = frozenset(line.strip() for line in _SHELL.findall(text))
     if tree is None:
-        text = code if before is None else "\n".join(code.split("\n")[: max(0, before - 1)])
         by_import = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
-        return Effects(defined=frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import]))
+        names = frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import])
+        return Effects(names, outside=outside, stars=frozenset(_STAR.findall(text)))
     ran = [node for node in tree.body if before is None or _began(node, before)]
     defined: set[str] = set()
     imported: set[tuple[str, str]] = set()
     here = [item for node in ran for item in nodes_here(node)]
     for item in here:
-        names = _binds(item)
-        defined.update(names)
+        bound = _binds(item)
+        defined.update(bound)
         if isinstance(item, _IMPORTS):
-            imported.update((name, ast.unparse(item)) for name in names if item in ran)
-    outside = frozenset[str]() if _REACHING.isdisjoint(_WORD.findall(code)) else _outside(ran)
-    return Effects(frozenset(defined), frozenset(imported), _changed(here, defined), outside)
+            imported.update((name, ast.unparse(item)) for name in bound if item in ran)
+    if not _REACHING.isdisjoint(_WORD.findall(code)):
+        outside |= _outside(ran)
+    stars = frozenset(
+        "." * item.level + (item.module or "")
+        for item in here
+        if isinstance(item, ast.ImportFrom) and item.names[0].name == "*" and item.lineno != before
+    )
+    return Effects(frozenset(defined), frozenset(imported), _changed(here, defined), outside, stars)
 
 
 def needs(code: str, names: frozenset[str]) -> frozenset[str]:
@@ -251,13 +268,15 @@ def _binds(node: ast.AST) -> Sequence[str]:
     if isinstance(node, ast.Name):
         return (node.id,) if isinstance(node.ctx, ast.Store) else ()
     if isinstance(node, _NAMED):
-        return (node.name,)
+        return (node.name,) if node.name else ()
     if isinstance(node, _IMPORTS):
-        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names if alias.name != "*"]
     return ()
 
 
-_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_NAMED = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar
+)  # fmt: skip
 
 
 def _parameters(tree: ast.Module) -> set[str]:
@@ -267,7 +286,7 @@ def _parameters(tree: ast.Module) -> set[str]:
         if is_function(node):
             inside = below(node)
             names |= {a.arg for a in inside if isinstance(a, ast.arg)}
-            names |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            names |= {name for n in inside for name in _binds(n)}
     return names
 
 

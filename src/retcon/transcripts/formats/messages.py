@@ -27,6 +27,10 @@ _STATUSES: dict[str, Status] = {
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Where servers put what a model thinks before it speaks (DeepSeek, vLLM, OpenRouter)."""
 _THOUGHT = "thought"
+_WEIGHT = "weight"
+"""Whether a message is learned from (OpenAI's fine-tuning): it goes with the call."""
+_LOGPROBS = "logprobs"
+"""Of the tokens of a message: wrong where it has others now."""
 _APART = "\n\n"
 """What stands between that and the words, so that sentences end."""
 _TYPED = frozenset({"error", "is_error", "status", "exit_code", "returncode"})
@@ -114,7 +118,8 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
             calls.append(Call(call.name, call.arguments, sum(map(len, shown)), call.id))
             shown.append(shown_call(call))
         key = "tool_calls" if item.get("tool_calls") else "function_call"
-        call_piece = Piece("call", owner, "".join(shown), tuple(calls), payload={key: item[key]})
+        own = {name: item[name] for name in (key, _WEIGHT) if name in item}
+        call_piece = Piece("call", owner, "".join(shown), tuple(calls), payload=own)
         return [*thought, *([Piece("said", owner, text)] if text else []), call_piece]
     if item.get("role") in _OUTPUT and after_call:
         return [Piece("output", owner, text, (), tuple(map(_output, _answers(item))))]
@@ -212,6 +217,10 @@ def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
     kept = {
         key: thought.get(key, value) for key, value in item.items() if key in thought or not _is_thought(key, value)
     }
+    if any(p.kind == "call" for p in pieces) and _WEIGHT not in moved:
+        kept.pop(_WEIGHT, None)
+    if kept.get(_LOGPROBS) is not None:
+        kept[_LOGPROBS] = None
     moved = {**{key: value for key, value in thought.items() if key not in kept}, **moved}
     content = item.get("content")
     same = text_of(content) == said

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Protocol
-
-import msgspec
 
 from retcon.core.errors import RecordError, RetconError
 from retcon.store.compression import plain_name
@@ -32,6 +29,7 @@ from retcon.transcripts.detection.sample import Sampled, sampled
 from retcon.transcripts.purifying.ahead import Ahead, Pool, ProcessKilled, Work
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import SHOWN, Count, total
+from retcon.transcripts.purifying.progress import Checksum, InputChanged, Progress, indented, load, size_of
 from retcon.transcripts.purifying.purifier import Purifier, Sinks
 
 
@@ -43,26 +41,14 @@ class Stopped(Exception):
         self.kept = kept
 
 
-@dataclass(slots=True)
-class _State:
-    """How far an assignment is: `records` of input `file` are done; sizes of the partial files; counts so far. kind:
-    the shape of the output of several inputs (see `writer`); written: whether a record stands in the output."""
-
-    options: dict[str, object]
-    file: int = 0
-    records: int = 0
-    sizes: dict[str, int] = field(default_factory=dict)
-    counts: list[dict[str, object]] = field(default_factory=list)
-    kind: str = ""
-    written: bool = False
-
-
 class _Sink(Protocol):
     out: IO[bytes]
 
     def pause(self) -> int: ...
 
     def commit(self) -> None: ...
+
+    def leave(self) -> None: ...
 
     def discard(self) -> None: ...
 
@@ -78,8 +64,11 @@ class _Stdout:
     def commit(self) -> None:
         self.out.flush()
 
-    def discard(self) -> None:
+    def leave(self) -> None:
         """What was written is gone."""
+
+    def discard(self) -> None:
+        """Likewise."""
 
 
 class Purification:
@@ -95,12 +84,13 @@ class Purification:
                 "or remove it to start over"
             )
         self._writing: Writer | None = None
-        self._state = _load(assignment) if resume else _State(assignment.options())
+        self._state = load(assignment) if resume else Progress(assignment.options())
         self._kind = self._state.kind
         self._written = self._state.written
-        sizes = [p.stat().st_size if p != STDIN and p.exists() else 0 for p in assignment.inputs]
-        self._starts = list(accumulate(sizes, initial=0))
+        self._starts = list(accumulate(map(size_of, assignment.inputs), initial=0))
         """Bytes of the inputs before each, and of all."""
+        self._seen = Checksum()
+        """Of the records of the present input that are done."""
         self._skipped = 0
         self._pool: Pool | None = None
         self._labels = assignment.labels()
@@ -124,8 +114,10 @@ class Purification:
             if self._skipped == len(self.assignment.inputs):
                 raise RecordError("\n".join(["none of the files can be read", *self.bad]))
         except RetconError:
-            if not state.sizes:  # what an earlier run has done stays
-                for sink in kept.values():
+            for sink in kept.values():
+                if state.sizes:  # what an earlier run has done stays
+                    sink.leave()
+                else:
                     sink.discard()
             raise
         finally:
@@ -186,8 +178,8 @@ class Purification:
                 self._skip(str(error), self.counts[index], 1)
                 self._skipped += 1
                 return None
-            if index == 0:
-                raise  # nothing was done yet
+            if index == self._state.file:
+                raise  # nothing was done yet, or nothing more than is written down already
             raise self._stopped(str(error), index, 0, None, kept) from error
 
     def _records(
@@ -214,11 +206,15 @@ class Purification:
         if len(self.counts) == index:
             self.counts.append(Count())
         purifier, records = self._purifier(index, first, kept, skip)
-        done = 0
+        done, seen = 0, Checksum()
+        self._seen = seen
         try:
             for number, record in enumerate(self._readable(records, purifier.count), 1):
                 if number <= skip:
                     done = number
+                    seen.add(record.data)
+                    if number == skip:
+                        state.check(seen, source.path, assignment.state_path)
                     continue
                 try:
                     data = purifier(record)
@@ -232,11 +228,16 @@ class Purification:
                     write.add(record, data)
                     self._written = True
                 done = number
+                seen.add(record.data)
                 if number % 64 == 0:
                     tell(*self._kilobytes(index, source.read()))
                 if stop():
                     raise self._stopped("interrupted", index, number, source, kept)
+            if done < skip:
+                state.check(seen, source.path, assignment.state_path)
         except RecordError as error:
+            if isinstance(error, InputChanged) or done < skip:
+                raise  # what an earlier run has done stays as it is
             # SIGTERM to a whole group ends the processes first
             cause = None if isinstance(error, ProcessKilled) and stop() else error
             raise self._stopped(str(error), index, done, source, kept) from cause
@@ -304,8 +305,12 @@ class Purification:
         if self.assignment.out == STDIN or STDIN in self.assignment.inputs:
             return Stopped(why, None)
         counts = [c.to_dict() for c in self.counts]
-        state = _State(self.assignment.options(), index, records, sizes, counts, self._kind, self._written)
-        self.assignment.state_path.write_bytes(_indented(asdict(state)))
+        before = [after - start for start, after in zip(self._starts[:index], self._starts[1:], strict=False)]
+        state = Progress(
+            self.assignment.options(), index, records, sizes, counts, self._kind, self._written, before,
+            str(self._seen) if records else "",
+        )  # fmt: skip
+        self.assignment.state_path.write_bytes(indented(asdict(state)))
         return Stopped(why, self.assignment.state_path)
 
 
@@ -342,25 +347,6 @@ def _as_lines(source: Source, name: str, *, joined: bool) -> bool:
     return source.shape == "parquet" or (source.shape == "document" and joined)
 
 
-def _load(assignment: Assignment) -> _State:
-    """How far the assignment was. Raises RecordError where nothing was kept, or of another one."""
-    path = assignment.state_path
-    try:
-        state = msgspec.convert(json.loads(path.read_bytes()), _State)
-    except FileNotFoundError:
-        done = next((o.path for o in assignment.outputs() if o.path.exists()), None)
-        if done is not None:
-            raise RecordError(f"{done} is finished: nothing to resume; --force makes it again") from None
-        raise RecordError(f"nothing to resume: there is no {path}; leave out --resume to start") from None
-    except (ValueError, msgspec.ValidationError, OSError) as error:
-        raise RecordError(f"{path} cannot be read: {error}; remove it to start over") from error
-    options = json.loads(json.dumps(assignment.options()))
-    other = [name for name, value in options.items() if state.options.get(name) != value]
-    if other:
-        raise RecordError(f"{path} is from a run with another {', '.join(other)}; remove it to start over")
-    return state
-
-
 def write_report(path: Path, run: Purification) -> None:
     """All counts as JSON: `files`, each with its name, and `total`; `options` says with what they were made."""
     files = [{"file": str(p)} | c.to_dict() for p, c in zip(run.assignment.inputs, run.counts, strict=True)]
@@ -368,13 +354,5 @@ def write_report(path: Path, run: Purification) -> None:
     del whole["examples"]
     body = {"version": 1, "options": run.assignment.options(), "total": whole, "files": files}
     out = Partial(path)
-    out.out.write(_indented(body) + b"\n")
+    out.out.write(indented(body) + b"\n")
     out.commit()
-
-
-def _indented(value: object) -> bytes:
-    """As JSON; lone surrogates, of programs or of files' names, as the escapes that are read back as the same."""
-    try:
-        return json.dumps(value, indent=2, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, indent=2).encode()

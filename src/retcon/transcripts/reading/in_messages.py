@@ -13,9 +13,9 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.dialects import Dialect, JsonCall
-from retcon.transcripts.reading.items import context_of, find_items, no_items, replaced, text_of, with_text
+from retcon.transcripts.reading.items import context_of, find_items, no_items, text_of, with_text
 from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading, awaits_output
-from retcon.transcripts.reading.stale import without_stale
+from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.registry import dialects
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
@@ -45,7 +45,7 @@ class ItemsReading:
 
     def purified(self, results: Sequence[Purified]) -> Json:
         items = self._reading.items(results[0])
-        return without_stale(replaced(self._record, self._path, items), self._path)
+        return renewed(self._record, self._path, items)
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         in_text = list(preference_pairs(results[0].trajectory))

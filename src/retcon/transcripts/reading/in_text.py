@@ -13,7 +13,7 @@ from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.dialects import Dialect
 from retcon.transcripts.reading.items import context_of
 from retcon.transcripts.reading.pieces import Piece, PieceReading
-from retcon.transcripts.reading.stale import without_stale
+from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.types import Certainty, Json, Reading
 
 PLACES = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
@@ -89,7 +89,7 @@ class _TextReading:
             raise RecordError("a record of text is an object")
         new = [str(reading.items(own)[0]) for reading, own in zip(self._readings, results, strict=True)]
         value: Json = new if isinstance(self._record[self._place], list) else new[0]
-        return without_stale({**self._record, self._place: value}, (self._place,))
+        return renewed(self._record, (self._place,), value)
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         for result in results:

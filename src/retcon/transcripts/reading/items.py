@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from retcon.core.errors import RecordError
@@ -29,6 +29,13 @@ def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | 
             if key in items[0] and {type(item.get(key)) for item in items} <= _ROLES:
                 return path, items
     return None
+
+
+def other_lists(record: dict[str, Json], path: Sequence[str]) -> Iterator[tuple[str, list[Json]]]:
+    """The lists at other places than `path` where messages may be, by their names."""
+    for name in (place[0] for place in _PLACES if len(place) == 1 and place != tuple(path)):
+        if isinstance(value := record.get(name), list):
+            yield name, value
 
 
 def no_items() -> RecordError:

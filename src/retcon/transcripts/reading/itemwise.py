@@ -17,7 +17,7 @@ from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.reading.items import context_of, replaced, with_text
+from retcon.transcripts.reading.items import context_of, with_text
 from retcon.transcripts.reading.pieces import (
     Call,
     Piece,
@@ -27,7 +27,7 @@ from retcon.transcripts.reading.pieces import (
     awaits_output,
     shown_call,
 )
-from retcon.transcripts.reading.stale import without_stale
+from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
 Item = Mapping[str, Json]
@@ -141,7 +141,7 @@ class ItemwiseReading:
         before = zip(items, self.place.items, strict=False)
         same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
         new = [*items[:same], *map(self._format.forgotten, items[same:])]
-        return without_stale(replaced(self._record, self.place.path, new), self.place.path)
+        return renewed(self._record, self.place.path, new)
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         yield from preference_pairs(results[0].trajectory)

@@ -16,8 +16,9 @@ import msgspec
 from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import FAILURES
-from retcon.purify.kept import Edit, rewritten
+from retcon.purify.kept import Edit
 from retcon.purify.offline import Purified, Splice
+from retcon.purify.reading.rewriting import rewritten
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict, judge
 from retcon.transcripts.types import Json

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from retcon.transcripts.reading.items import other_lists, replaced, text_of
 from retcon.transcripts.types import Json
 
 _OF_TEXT = (
@@ -12,22 +13,84 @@ _OF_TEXT = (
     "mopd_teacher_log_probs",
 )  # fmt: skip
 """Ids, masks and log-probs of what the model wrote (slime, verl, TRL, prime-rl)."""
+_IDS = "input_ids"
+_BESIDE_IDS = ("labels", "attention_mask", "position_ids", "token_type_ids", "assistant_masks", "special_tokens_mask")
+"""As a tokenizer or a collator gives them: so many numbers as there are ids."""
+_RENDERED = "text"
 _STEPS = "trajectory"
 """Beside verifiers' `completion`: each request to the model, with its prompt and its ids."""
+_EVENTS = "events"
+"""Of inspect_ai's samples: each request to the model and each call, as they were made."""
+_TELLING = 20
+"""Characters of a message from which on a text that has them repeats it."""
 
 
-def without_stale(record: Json, path: Sequence[str]) -> Json:
-    """The record, of whose transcript at `path` something was repaired, without such fields' values: an empty list, or
-    0 for a number. The record itself stays as it is."""
-    if not isinstance(record, dict):
-        return record
-    names = [n for n in _OF_TEXT if n in record]
+def renewed(record: Json, path: Sequence[str], value: Json) -> Json:
+    """The record with another value at `path`, where its transcript was repaired. What repeats the one before is
+    emptied, to an empty list or text, or 0 for a number; a list that is the same, or its end, becomes the new one. The
+    record itself stays as it is."""
+    new = replaced(record, path, value)
+    if not isinstance(record, dict) or not isinstance(new, dict):
+        return new
+    stale = [n for n in _OF_TEXT if n in record]
     if tuple(path) == ("completion",) and isinstance(record.get(_STEPS), list):
-        names.append(_STEPS)
-    return {**record, **{n: _empty(record[n]) for n in names}} if names else record
+        stale.append(_STEPS)
+    if tuple(path) == ("messages",) and any(_is_made(one) for one in _listed(record.get(_EVENTS))):
+        stale.append(_EVENTS)
+    ids = record.get(_IDS)
+    if _is_numbers(ids):
+        stale += [_IDS, *(n for n in _BESIDE_IDS if _is_numbers(record.get(n)) and _as_long(record[n], ids))]
+    old: Json = record
+    for key in path:
+        old = old.get(key) if isinstance(old, dict) else None
+    lists: dict[str, Json] = {}
+    if isinstance(old, list) and isinstance(value, list):
+        kept = set(map(id, value))
+        gone = [item for item in old if id(item) not in kept]
+        text = record.get(_RENDERED)
+        if isinstance(text, str) and any(said in text for said in _said(gone)):
+            stale.append(_RENDERED)
+        lists = dict(_copies(record, path, old, value, gone))
+    return {**new, **{n: _empty(record[n]) for n in stale}, **lists}
+
+
+def _copies(
+    record: dict[str, Json], path: Sequence[str], old: list[Json], new: list[Json], gone: Sequence[Json]
+) -> Iterator[tuple[str, Json]]:
+    """Other lists of messages that have one which is gone, and what becomes of them."""
+    wrong = set(map(repr, gone))
+    for name, other in other_lists(record, path):
+        if wrong.isdisjoint(map(repr, other)):
+            continue
+        before = len(old) - len(other)
+        same = before >= 0 and other == old[before:] and old[:before] == new[:before]
+        yield name, new[before:] if same else []
+
+
+def _said(items: Sequence[Json]) -> Iterator[str]:
+    for item in items:
+        said = text_of(item.get("content", item.get("value"))).strip() if isinstance(item, dict) else ""
+        if len(said) >= _TELLING:
+            yield said
+
+
+def _is_made(event: Json) -> bool:
+    return isinstance(event, dict) and event.get("event") in ("model", "tool")
+
+
+def _listed(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
+
+
+def _is_numbers(value: Json) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) in (int, float) for one in value)
+
+
+def _as_long(value: Json, ids: Json) -> bool:
+    return len(_listed(value)) == len(_listed(ids))
 
 
 def _empty(value: Json) -> Json:
-    if isinstance(value, list):
-        return []
+    if isinstance(value, list | str):
+        return value[:0]
     return 0 if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -11,8 +11,8 @@ import pytest
 
 from foreign import FAILED, FIXED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Segment
-from retcon.purify.kept import rewritten
 from retcon.purify.offline import UNFIT, Offline, Purified
+from retcon.purify.reading.rewriting import rewritten
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.formats.mint import MINT
 

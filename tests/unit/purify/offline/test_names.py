@@ -33,7 +33,26 @@ def test_changes_in_place_and_beyond_the_session_are_seen() -> None:
     assert left.changed == {"rows", "df", "count", "os"}
     assert left.outside == {"open('f', mode='w')", "os.remove('g')"}
     assert effects("items.remove(1)\nopen('f')\nopen('f', 'rb')").outside == frozenset()
+    assert effects("!pip install -q a\n%pip install b\nos.chdir('c')\n%cd d\n!ls\nx = 7\nx %2\n%time x", 5).outside == {
+        "!pip install -q a", "%pip install b", "os.chdir('c')", "%cd d"
+    }  # fmt: skip
+    assert effects("%%bash\npip install x").outside == {"%%bash"}
     assert effects("open('f', 'w')\nmade()()").outside == {"open('f', 'w')"}, "a call may be of what a call gave"
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "stars"),
+    [
+        ("from sympy import *\nfrom math import pi", None, {"sympy"}),
+        ("try:\n    from .a import *\nexcept ImportError:\n    pass\n1 / 0\nfrom b import *", 5, {".a"}),
+        ("from sympy import *\nprint 'old'\nfrom math import*", None, {"sympy", "math"}),
+    ],
+)
+def test_an_import_of_all_names_is_seen_and_binds_none_that_is_known(
+    code: str, before: int | None, stars: set[str]
+) -> None:
+    assert effects(code, before).stars == stars
+    assert "*" not in effects(code, before).defined
 
 
 @pytest.mark.parametrize(
@@ -50,6 +69,8 @@ def test_changes_in_place_and_beyond_the_session_are_seen() -> None:
         ("def f():\n    return x\nf()", {"x"}),
         ("print 'x is', x", {"x"}),
         ("y.x = 1", set()),
+        ("try:\n    pass\nexcept ValueError as x:\n    print(x)", set()),
+        ("def f():\n    import x\n    return x\nf()", set()),
     ],
 )
 def test_a_program_needs_what_it_reads_before_it_binds_it(code: str, needed: set[str]) -> None:

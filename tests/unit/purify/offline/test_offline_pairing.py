@@ -124,6 +124,28 @@ def test_an_import_that_was_made_before_is_not_lost() -> None:
     assert purify(ASK, works("import math"), fails(failed, line=2), works(fix)).splices
 
 
+def test_names_that_only_an_import_of_all_names_gave_are_needed() -> None:
+    failed = "from math import *\nroot = sqroot(16)"
+    factor = works("def f(n):\n    return [k for k in range(n)]\nprint(floor(2.5), f(3))", said="And now")
+
+    def left(fix: str, *steps: Step) -> list[tuple[int, str]]:
+        return reasons(purify(ASK, *steps[:-1], fails(failed, line=2), works(fix), *steps[-1:]))
+
+    alone, again = "root = 16 ** 0.5", "from math import *\nroot = sqrt(16)"
+    assert left("root = sqrt(16)") == left(alone, factor) == [(0, "state")]
+    assert left("print 'old'\nroot = sqrt(16)", factor) == [(0, "state")]
+    assert left(again, factor) == left(alone) == left(alone, works("from math import *\n" + factor.code)) == []
+    assert left(alone, works("floor = int"), factor) == left("root = sqrt(16)", works(again), user("?")) == []
+    assert left(alone, works("print(floor(x", "1")) == [], "any word might be a name there"
+    assert reasons(purify(ASK, fails(failed, line=1), works(alone), factor)) == [], "it failed in the import"
+
+
+def test_packages_that_the_failed_call_installed_are_needed_unless_the_fix_installs_them_too() -> None:
+    failed = "!pip install pulp\nroot = sqroot(16)"
+    assert reasons(purify(ASK, fails(failed, line=2), works("root = sqrt(16)"))) == [(0, "effects")]
+    assert purify(ASK, fails(failed, line=2), works(failed.replace("sqroot", "sqrt"))).splices
+
+
 def test_files_that_the_failed_call_wrote_are_needed_unless_the_fix_writes_them_too() -> None:
     failed = "open('f', 'w').write('a')\nroot = sqroot(16)"
     assert reasons(purify(ASK, fails(failed, line=2), works("root = sqrt(16)\nprint(root)"))) == [(0, "effects")]

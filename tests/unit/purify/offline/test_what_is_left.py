@@ -9,8 +9,9 @@ import pytest
 
 from foreign import FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Observation, Segment, ToolCall, Turn
-from retcon.purify.kept import Edit, edited, rewritten
+from retcon.purify.kept import Edit, edited
 from retcon.purify.offline import Offline, Purified
+from retcon.purify.reading.rewriting import rewritten
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.formats.mint import MINT
 from unit.purify.offline.test_kept import ASK, COMMENTED, FAIL, FAILED, FIXED, OTHER, purify, reasons
@@ -63,6 +64,55 @@ def test_a_value_or_name_is_missed_where_nothing_that_stays_tells_it_first() -> 
     before = purify(ASK, works("print(29 / 4)", "7.25"), failure, fix, answer("Twice 7.25 is what we want."))
     assert (len(before.splices), before.left) == (1, ())
     assert left(answer("Twice 7.25 is what we want."), works("print(29 / 4)", "7.25")) == [("words", "value: 7.25")]
+
+
+@pytest.mark.parametrize(
+    ("output", "said", "left"),
+    [
+        ("98765.0", "The roots are 98765 and 4.", "value: 98765"),
+        ("98765", "The roots are 98,765 and 4.", "value: 98765"),
+        ("98,765", "The roots are 98765.00 and 4.", "value: 98765"),
+        ("[(98, 765)]", "The roots are 98,765 and 4.", None),
+        ("16.0", "The root of 16 is 4.00.", None),
+        ("3.0", "The roots are 3 and 4.", None),
+    ],
+)
+def test_a_value_is_missed_however_it_is_written(output: str, said: str, left: str | None) -> None:
+    failure = replace(FAIL, output=f"big root: {output}\n{FAIL.output}")
+    result = purify(ASK, failure, works(FIXED, "4.0", "sqrt it is"), answer(said))
+    assert [one.detail for one in result.left] == ([] if left is None else [left])
+
+
+NONE = ": module 'math' has no attribute 'radix'"
+WHAT = (user("What was that AttributeError?"), answer("No."))
+SQRT = works("import math\nroot = math.sqrt(16)\nprint(root)", "4.0", "sqrt it is")
+
+
+@pytest.mark.parametrize(
+    ("plan", "later", "left"),
+    [
+        ("I will call math.radix on it.", (answer("The answer is 4."),), "name: radix"),
+        ("We use radix here.", (answer("The answer is 4."),), "name: radix"),
+        ("Let me see.", (answer("There is no way to write radix here. The answer is 4."),), "name: radix"),
+        ("Let me see.", (answer("The radix is 4."),), None),
+        ("Let me see.", (answer("The root is 4. It is an integer."),), None),
+        ("Let me see.", (answer("4"), *WHAT), "exception: AttributeError"),
+        ("Let me see.", WHAT, "exception: AttributeError"),
+        ("Let me see.", (answer("4"), user("Why math.radix at first?"), answer("No.")), "name: radix"),
+        ("Let me see.", (answer("4"), user("Was there an error?"), answer("No.")), None),
+        ("Let me see.", (answer("4"), user("And math.sqrt, if x has no value?"), answer("NameError.")), None),
+        ("Let me see.", (fails("f(x)", "AttributeError", line=1), *WHAT), None),
+    ],
+)  # fmt: skip
+def test_a_name_is_missed_where_it_can_be_no_word_and_users_may_ask_for_it(
+    plan: str, later: tuple[Step, ...], left: str | None
+) -> None:
+    failure = fails("import math\nroot = math.radix(16)\nprint(root)", "AttributeError", 2, plan)
+    failure = replace(failure, output=failure.output.rpartition(":")[0] + NONE)
+    result = purify(ASK, failure, SQRT, *later)
+    assert [one.detail for one in result.left if one.turn == 0] == ([] if left is None else [left])
+    told = purify(user("Does AttributeError come of math.radix?"), failure, SQRT, *later)
+    assert told.splices, "all of it was told before"
 
 
 def test_cuts_of_two_repairs_in_one_answer_leave_something_of_it() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.purify.kept import rewritten
 from retcon.purify.offline import Purified
+from retcon.purify.reading.rewriting import rewritten
 from retcon.transcripts.reading.itemwise import Item, Itemwise, ItemwiseReading, Pieces, loose_words, parts, string
 from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
 from retcon.transcripts.registry import register
