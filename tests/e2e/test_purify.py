@@ -182,6 +182,24 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [source], "half a Parquet file is of no use to anybody"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-o", "o.jsonl.xz"), "o.jsonl.xz would be no .xz file"),
+        (("-o", "o.eval"), "an .eval can only hold what came from one .eval"),
+        (("-o", "o.jsonl", "--dpo", "pairs.parquet"), "pairs.parquet would be no .parquet file"),
+        (("-o", "o.jsonl", "--report", "-"), "--report -: it is written to a file"),
+    ],
+    ids=["xz", "eval", "dpo", "report"],
+)
+def test_nothing_is_written_under_the_name_of_another_kind(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(lines(messages(CLEAN)))
+    done = retcon("purify", source, *(tmp_path / word if "." in word else word for word in words))
+    assert (done.returncode, said in done.stderr.decode()) == (2, True), done.stderr.decode()
+    assert list(tmp_path.iterdir()) == [source]
+
+
 def test_a_bad_line_stops_by_name_and_what_was_done_is_kept(tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     good, bad = lines(messages(REPAIRED)), b'{"messages": [\n'

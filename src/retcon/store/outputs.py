@@ -45,6 +45,17 @@ def refuse_special(path: Path, flag: str = "") -> None:
         raise RecordError(f"{_named(flag, path)} is {kind}, and not written over: name a regular file, or a new one")
 
 
+def refuse_misnamed(path: Path, flag: str, also: Iterable[str] = ()) -> None:
+    """Raises RecordError for a name that says that something else is in the file than JSON, or than what its suffix
+    asks for. also: suffixes, of shapes that others can be written in."""
+    if path.name == "-":
+        raise RecordError(f"{flag} -: it is written to a file; name one")
+    if path.suffix in (".xz", ".bz2", ".zip", ".7z", ".arrow", *also):
+        raise RecordError(
+            f"{_named(flag, path)} would be no {path.suffix} file: name a .jsonl, compressed as .jsonl.gz or .jsonl.zst"
+        )
+
+
 def check_outputs(outputs: Sequence[OutputFile], inputs: Iterable[Path] = ()) -> None:
     """Before any work: whether the outputs can be written without a loss of something else.
 

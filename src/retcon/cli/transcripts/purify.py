@@ -70,7 +70,7 @@ def purify(
     """Take out of transcripts the failed calls that the agent fixed itself, and keep everything else as it is."""
     from retcon.purify.offline import Offline
     from retcon.store.foreign.records import STDIN
-    from retcon.store.outputs import OutputFile, check_outputs, refuse_finished
+    from retcon.store.outputs import OutputFile, check_outputs, refuse_finished, refuse_misnamed
     from retcon.store.partial import SUFFIX
     from retcon.transcripts.detection.detector import Detector
     from retcon.transcripts.purifying.assignment import Assignment, expand
@@ -88,6 +88,11 @@ def purify(
         offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
         audit=None if no_audit else audit or _beside(target, folder), pairs=dpo, jobs=jobs,
     )  # fmt: skip
+    if not folder and out != "-":
+        refuse_misnamed(target, "-o")
+    for flag, path in (("--audit", audit), ("--dpo", dpo), ("--report", report)):
+        if path is not None:
+            refuse_misnamed(path, flag, also=(".parquet", ".eval", ".pt"))
     run = Purification(assignment, resume=resume)
     reported = [OutputFile("--report", report, (report.name + SUFFIX,))] if report is not None else []
     check_outputs([*assignment.outputs(), *reported], [p for p in assignment.inputs if p != STDIN])

@@ -331,6 +331,8 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
             raise RecordError(f"{source.path}: a log cannot be joined with other files; give a folder with -o FOLDER/")
         if source.shape == "eval" and assignment.out == STDIN:
             raise RecordError(f"{source.path}: an .eval log cannot go to standard output; give -o FILE.eval")
+    elif name.endswith(".eval") and source.shape != "eval":
+        raise RecordError(f"{full_name}: an .eval can only hold what came from one .eval; name a .jsonl")
     elif name.endswith(".pt") and (joined or source.shape != "dump" or full_name != name):
         raise RecordError(
             f"{full_name}: a .pt can only hold what came from one .pt, and is never compressed; name a .jsonl"
