@@ -229,20 +229,6 @@ def test_each_cell_has_its_own_stdin_and_more_files(opened: Opener) -> None:
     using(opened, work)
 
 
-@pytest.mark.parametrize("fd", [0, 1, 9])
-def test_a_rollback_brings_back_the_place_in_a_file_whatever_its_descriptor(opened: Opener, fd: int) -> None:
-    async def work(_: Sandbox, session: Session) -> None:
-        await session.run(f"import os\nlog = open('log', 'wb+', buffering=0)\nos.dup2(log.fileno(), {fd})")
-        await session.run(f"os.write({fd}, b'one,')")
-        state = await session.checkpoint()
-        await session.run(f"os.write({fd}, b'two,')")
-        await session.rollback(state)
-        await session.run(f"os.write({fd}, b'three')")
-        assert await value(session, "open('log').read()") == "'one,three'"
-
-    using(opened, work)
-
-
 def test_a_rollback_brings_back_variables_files_and_the_random_state(opened: Opener) -> None:
     prepare = (
         "import os, random, stat\nx = [1]\nrandom.seed(7)\nmarker = id(x)\nos.makedirs('d/e')\nos.mkdir('empty')\n"

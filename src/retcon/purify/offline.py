@@ -19,7 +19,7 @@ from retcon.purify.fixes import another_end, keeps_plan, plan_given_up, same_end
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
 from retcon.purify.reading.names import assertions, handlers
 from retcon.purify.reading.words import referring, says_something, takes_back
-from retcon.purify.session import Session
+from retcon.purify.session import SessionState
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
 
@@ -247,7 +247,7 @@ class _After:
         self.turns = turns
         self.kept = Kept(turns, prompt)
         self._at = len(turns)
-        self._session = Session(turns)
+        self._session = SessionState(turns)
 
     def spliced(self, splice: Splice) -> None:
         """Take in a splice: its fix stays, with the words of its failure where it is shallow."""

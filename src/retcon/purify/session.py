@@ -19,7 +19,7 @@ _STARS = ("import *", "import*")
 """What programs have that import all names of a module."""
 
 
-class Session:
+class SessionState:
     """Of a trajectory's turns those that stay, folded in from the last to the first."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:

@@ -319,3 +319,18 @@ def test_memory_and_cpu_of_what_a_cell_starts_are_limited_too() -> None:
     first, second = attack(spin, "len(bytearray(200 << 20))", limits=Limits(cpu_seconds=0.3, memory_mb=64))
     assert first.value == "-9"
     assert (second.status, second.error_type) == ("limit", "MemoryError")
+
+
+@pytest.mark.parametrize("fd", [0, 1, 9])
+def test_a_rollback_brings_back_the_place_in_a_file_whatever_its_descriptor(fd: int) -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run(f"import os\nlog = open('log', 'wb+', buffering=0)\nos.dup2(log.fileno(), {fd})")
+        await session.run(f"os.write({fd}, b'one,')")
+        state = await session.checkpoint()
+        await session.run(f"os.write({fd}, b'two,')")
+        await session.rollback(state)
+        await session.run(f"os.write({fd}, b'three')")
+        assert (await session.run("open('log').read()")).value == "'one,three'"
+
+    using(work)

@@ -1,8 +1,9 @@
-"""What the end of a notebook says of the whole, in SandboxFusion's `/run_jupyter`."""
+"""Whose fault it is, and what it says of the whole, where a program of SandboxFusion's API cannot end well."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import Any
 
 import httpx
@@ -64,3 +65,11 @@ def test_a_notebook_whose_last_cell_ends_its_interpreter_has_failed() -> None:
     ran = notebook(cells=["1", "import os; os._exit(0)"], fetch_files=["a"])
     assert (ran["status"], ran["driver"]["status"], ran["driver"]["return_code"]) == ("Failed", "Finished", 1)
     assert len(ran["cells"]) == 2
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_a_compiled_program_that_is_too_large_has_failed() -> None:
+    sent = {"code": "char a[10 << 20] = {1}; int main() { return a[5]; }", "language": "cpp"}
+    ran = asked("/run_code", sent, Settings(workers=1))
+    assert (ran["status"], ran["compile_result"]["return_code"], ran["run_result"]) == ("Failed", 1, None)
+    assert ran["compile_result"]["stderr"].endswith("OSError: the program is larger than 8 MiB\n")
