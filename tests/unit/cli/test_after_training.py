@@ -7,7 +7,7 @@ import pytest
 
 from retcon.cli.common.arguments import kept_run, tell_trained
 from retcon.cli.common.interrupt import Interrupted, interruptible
-from retcon.transcripts.reading.stale import without_stale
+from retcon.transcripts.reading.stale import renewed
 
 
 def test_what_to_run_next_names_the_recipe_and_its_changes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,4 +36,4 @@ def test_ctrl_c_promises_nothing_of_a_run_that_was_not_begun(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["rollout_routed_experts", "teacher_log_probs", "mopd_teacher_log_probs"])
 def test_what_was_worked_out_of_the_tokens_is_emptied(name: str) -> None:
     record = {"messages": [], name: [1.0], "other": [2.0]}
-    assert without_stale(record, ["messages"]) == {"messages": [], name: [], "other": [2.0]}
+    assert renewed(record, ["messages"], []) == {"messages": [], name: [], "other": [2.0]}
