@@ -325,7 +325,7 @@ def test_memory_and_cpu_of_what_a_cell_starts_are_limited_too() -> None:
 def test_a_rollback_brings_back_the_place_in_a_file_whatever_its_descriptor(fd: int) -> None:
     async def work(pool: SandboxPool) -> None:
         session = await pool.session()
-        await session.run(f"import os\nlog = open('log', 'wb+', buffering=0)\nos.dup2(log.fileno(), {fd})")
+        await session.run(f"import os\nlog = open('log', 'wb+', buffering=0)\nos.dup2(log.fileno(), {fd})\nlog.close()")
         await session.run(f"os.write({fd}, b'one,')")
         state = await session.checkpoint()
         await session.run(f"os.write({fd}, b'two,')")
