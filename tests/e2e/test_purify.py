@@ -40,6 +40,14 @@ def lines(*records: Any) -> bytes:
     return b"".join(json.dumps(r).encode() + b"\n" for r in records)
 
 
+def logs(folder: Path) -> None:
+    """inspect's, of one sample, as `log.json` and `log.eval`."""
+    (folder / "log.json").write_text(json.dumps({"version": 2, "eval": {}, "samples": [inspect(REPAIRED)]}, indent=1))
+    with zipfile.ZipFile(folder / "log.eval", "w") as file:
+        file.writestr("header.json", "{}")
+        file.writestr("samples/1_epoch_1.json", json.dumps(inspect(REPAIRED)))
+
+
 def programs(value: object) -> str:
     """All text of a record, JSON in JSON undone, to look for programs in."""
     return json.dumps(value).replace("\\", "")
@@ -115,10 +123,7 @@ def test_a_folder_keeps_its_shape_and_each_file_its_kind(tmp_path: Path) -> None
     (data / "deep").mkdir(parents=True)
     (data / "a.jsonl.gz").write_bytes(gzip.compress(lines(messages(REPAIRED))))
     (data / "deep" / "b.json").write_text(json.dumps([messages(CLEAN), messages(REPAIRED)]))
-    (data / "log.json").write_text(json.dumps({"version": 2, "eval": {}, "samples": [inspect(REPAIRED)]}, indent=1))
-    with zipfile.ZipFile(data / "log.eval", "w") as file:
-        file.writestr("header.json", "{}")
-        file.writestr("samples/1_epoch_1.json", json.dumps(inspect(REPAIRED)))
+    logs(data)
     done = retcon("purify", data, "-o", f"{out}/")
     assert done.returncode == 0, done.stderr.decode()
     assert "sqroot" not in programs(parsed(gzip.decompress((out / "a.jsonl.gz").read_bytes())))
@@ -185,19 +190,24 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("-o", "o.jsonl.xz"), "o.jsonl.xz would be no .xz file"),
-        (("-o", "o.eval"), "an .eval can only hold what came from one .eval"),
-        (("-o", "o.jsonl", "--dpo", "pairs.parquet"), "pairs.parquet would be no .parquet file"),
-        (("-o", "o.jsonl", "--report", "-"), "--report -: it is written to a file"),
+        (("in.jsonl", "-o", "o.jsonl.xz"), "o.jsonl.xz would be no .xz file"),
+        (("in.jsonl", "-o", "o.eval"), "an .eval can only hold what came from one .eval"),
+        (("log.json", "-o", "o.eval"), "an .eval can only hold what came from one .eval"),
+        (("log.eval", "-o", "o.json"), "an .eval log cannot go to o.json; name an .eval or a .jsonl"),
+        (("log.eval", "-o", "o.eval.gz"), "an .eval log cannot go to o.eval.gz"),
+        (("log.eval", "-o", "-"), "an .eval log cannot go to standard output"),
+        (("in.jsonl", "-o", "o.jsonl", "--dpo", "pairs.parquet"), "pairs.parquet would be no .parquet file"),
+        (("in.jsonl", "-o", "o.jsonl", "--report", "-"), "--report -: it is written to a file"),
     ],
-    ids=["xz", "eval", "dpo", "report"],
+    ids=["xz", "eval", "log as eval", "eval as json", "eval packed", "eval printed", "dpo", "report"],
 )
 def test_nothing_is_written_under_the_name_of_another_kind(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_bytes(lines(messages(CLEAN)))
-    done = retcon("purify", source, *(tmp_path / word if "." in word else word for word in words))
+    (tmp_path / "in.jsonl").write_bytes(lines(messages(CLEAN)))
+    logs(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    done = retcon("purify", *(tmp_path / word if "." in word else word for word in words))
     assert (done.returncode, said in done.stderr.decode()) == (2, True), done.stderr.decode()
-    assert list(tmp_path.iterdir()) == [source]
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_bad_line_stops_by_name_and_what_was_done_is_kept(tmp_path: Path) -> None:

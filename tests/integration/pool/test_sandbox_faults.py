@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -37,11 +38,22 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def descendants(pid: int) -> list[int]:
+    """Of a process, those that run; one that ends while it is looked at has none."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
     return found
+
+
+def held(processes: list[int]) -> list[int]:
+    """Descriptors of those that have not ended meanwhile."""
+    holds: list[int] = []
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            holds.append(os.pidfd_open(pid))
+    return holds
 
 
 def ended(process: int) -> bool:
@@ -358,7 +370,7 @@ def test_nothing_is_left_of_a_killed_pool(tier: str | None) -> None:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         assert folder.is_dir()
-        holds = [os.pidfd_open(pid) for pid in descendants(process.pid)]
+        holds = held(descendants(process.pid))
         process.kill()
     assert len(holds) >= 2 + 3
     assert all(ended(hold) for hold in holds)

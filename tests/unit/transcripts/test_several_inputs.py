@@ -132,6 +132,20 @@ def test_inputs_of_several_shapes_become_one_file_that_can_be_read(tmp_path: Pat
         assert parsed(out) == [CLEAN] * 5
 
 
+def test_nothing_is_left_to_resume_where_what_was_gone_on_with_cannot_be_kept(tmp_path: Path) -> None:
+    inputs = [*written(tmp_path, lines=[CLEAN, CLEAN]), tmp_path / "rows.parquet"]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([CLEAN]), inputs[1])
+    one = assignment(inputs, tmp_path / "out", into_folder=True)
+    with pytest.raises(Stopped) as first:
+        purified(one, stop_after=1)
+    assert first.value.kept == one.state_path
+    with pytest.raises(Stopped) as then:
+        purified(one, resume=True, stop_after=2)
+    assert (then.value.kept, one.state_path.exists()) == (None, False)
+    assert parsed(tmp_path / "out" / "lines.jsonl") == [CLEAN, CLEAN]
+    purified(assignment(inputs[1:], tmp_path / "out", into_folder=True))
+
+
 def test_tables_with_other_columns_become_one_with_all_of_them(tmp_path: Path) -> None:
     inputs = [tmp_path / "one.parquet", tmp_path / "two.parquet"]
     rows: list[list[dict[str, Any]]] = [[{**CLEAN, "a": 1}, {**CLEAN, "a": 2}], [{"b": "x", **CLEAN}]]

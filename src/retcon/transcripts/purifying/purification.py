@@ -128,8 +128,7 @@ class Purification:
         out = kept.pop("out", None)
         for sink in (*kept.values(), *([out] if out is not None else [])):
             sink.commit()
-        if self.assignment.out != STDIN:
-            self.assignment.state_path.unlink(missing_ok=True)
+        self._forget()
         return self.counts
 
     def _one(
@@ -156,6 +155,11 @@ class Purification:
         if assignment.into_folder:
             self._writing, self._written = None, False
             kept.pop("out").commit()
+
+    def _forget(self) -> None:
+        """What an interrupted run wrote down of itself."""
+        if self.assignment.out != STDIN:
+            self.assignment.state_path.unlink(missing_ok=True)
 
     def _nothing_left(self, index: int) -> bool:
         """Whether an output that is to be JSON would be empty, as every record was left out."""
@@ -300,6 +304,7 @@ class Purification:
         if (source is not None and source.shape in WHOLE) or isinstance(self._writing, ParquetWriter):
             for sink in kept.values():
                 sink.discard()
+            self._forget()
             return Stopped(why, None)
         sizes = {name: sink.pause() for name, sink in kept.items()}
         if self.assignment.out == STDIN or STDIN in self.assignment.inputs:
@@ -326,13 +331,14 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
     full_name = assignment.names[index] if assignment.into_folder else assignment.out.name
     name = plain_name(full_name)
     kind = next((k for k in (".jsonl", ".parquet") if name.endswith(k)), "")
+    if name.endswith(".eval") and source.shape != "eval":
+        raise RecordError(f"{full_name}: an .eval can only hold what came from one .eval; name a .jsonl")
     if source.shape in ("log", "eval") and not kind:
         if joined:
             raise RecordError(f"{source.path}: a log cannot be joined with other files; give a folder with -o FOLDER/")
-        if source.shape == "eval" and assignment.out == STDIN:
-            raise RecordError(f"{source.path}: an .eval log cannot go to standard output; give -o FILE.eval")
-    elif name.endswith(".eval") and source.shape != "eval":
-        raise RecordError(f"{full_name}: an .eval can only hold what came from one .eval; name a .jsonl")
+        if source.shape == "eval" and not full_name.endswith(".eval"):
+            goes_to = "standard output" if assignment.out == STDIN else full_name
+            raise RecordError(f"{source.path}: an .eval log cannot go to {goes_to}; name an .eval or a .jsonl")
     elif name.endswith(".pt") and (joined or source.shape != "dump" or full_name != name):
         raise RecordError(
             f"{full_name}: a .pt can only hold what came from one .pt, and is never compressed; name a .jsonl"
