@@ -13,6 +13,7 @@ from retcon.core.sample import token_count
 from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Trajectory, Turn
 from retcon.engine.types import Generation, SamplingParams, SpeaksText
+from retcon.http.refusal import RequestRefused
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.faults import Faults
 from retcon.rollout.loop import run_rollout
@@ -64,7 +65,12 @@ class Agent:
         async with self._running(place) as id:
             with told():
                 reply = await self._exchanged(asked, place, context, names, id)
-            self.keep(place.session)
+            node = place.session.add(place, reply.exchange, id)
+            try:
+                self.keep(place.session)
+            except RequestRefused:  # the client learns nothing of the answer, and asks again
+                place.session.take_back(node, place.first)
+                raise
         return reply
 
     def keep(self, session: AgentSession) -> None:
@@ -118,7 +124,6 @@ class Agent:
             refused,
             place.added,
         )
-        place.session.add(place, exchange, id)
         return Reply(place.session.id, exchange, history, history - token_count(standing.given))
 
     def _for(self, asked: Asked) -> tuple[RolloutContext, Mapping[str, str] | None]:

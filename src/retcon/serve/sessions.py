@@ -87,6 +87,14 @@ class AgentSession:
         self.requests += 1
         return node
 
+    def take_back(self, node: Node, first: str) -> None:
+        """Undoes the last `add`. first: what the conversation began with (`Place.first`)."""
+        (self.roots[first] if node.parent is None else node.parent.children).remove(node)
+        if node.parent is None or node.parent.children:
+            self.begun = node.number
+        self.tokens -= node.exchange.sampled_tokens
+        self.requests -= 1
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

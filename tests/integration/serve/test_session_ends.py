@@ -135,6 +135,32 @@ def test_what_a_full_disk_had_room_for_is_not_written_again(tmp_path: Path) -> N
     assert [t.id for t in jsonl.read(tmp_path / FILE)] == ["a/0", "a/1"]
 
 
+@pytest.mark.parametrize("before", [[], ["One?"], ["One?", "Two?"]], ids=["first", "goes on", "branches"])
+def test_an_answer_that_could_not_be_recorded_was_never_given(tmp_path: Path, before: list[str]) -> None:
+    kept = tmp_path / OPEN / "a.jsonl"
+
+    async def play(client: Asking) -> None:
+        told, _ = await conversed(client, *before, session="a")
+        messages = [*told[:2], user("Another?")]
+        data = kept.read_bytes() if before else b""
+        kept.unlink(missing_ok=True)
+        kept.mkdir()
+        refused = await client.post(messages, session="a")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (500, "record")
+        kept.rmdir()
+        kept.write_bytes(data)
+        assert len(client.agent.sessions) == bool(before)
+        for _ in range(2):  # the second is asked besides the first
+            await client.chat(messages, session="a")
+        assert client.agent.sessions.get("a").requests == len(before) + 2
+
+    asked(play, numbered, record=tmp_path)
+    branches = len(before) == 2
+    turns = [1, 1] if not before else [2, 1, 1] if branches else [2, 1]
+    found = list(jsonl.read(tmp_path / FILE))
+    assert [(t.id, len(t.turns)) for t in found] == [(f"a/{n}", count) for n, count in enumerate(turns)]
+
+
 def test_a_reward_that_does_not_end_its_session_outlasts_a_killed_server(tmp_path: Path) -> None:
     async def play(client: Asking) -> None:
         await conversed(client, "One?", session="a")
