@@ -99,7 +99,6 @@ class ArrayWriter(Writer):
         self._any = True
 
     def end(self) -> None:
-        if not self._any:
-            self._write(b"[]\n")
-        else:
-            self._write(self._tail[-1] if self._tail and not self._joined else b"\n]\n")
+        tail = self._tail[-1] if self._tail and not self._joined else b"\n]\n"
+        empty = tail.lstrip().startswith(b"[")  # the whole array
+        self._write(tail if self._any or empty else b"[]\n")

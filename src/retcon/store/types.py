@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -14,7 +14,7 @@ WHOLE: frozenset[Shape] = frozenset({"log", "eval", "parquet", "dump"})
 
 class Record(NamedTuple):
     """data: one JSON value. number: 1-based. file, kind: what it is the number of, or the member of an archive.
-    lead: of an item of an array, what stands between it and the one before."""
+    lead: of an item or a sample of an array, what stands between it and the one before."""
 
     data: bytes
     number: int
@@ -50,8 +50,8 @@ class Writer(Protocol):
 class Source:
     """A file that is being read. shape: how its records are held. read: bytes of the file so far, for progress.
 
-    frame: of a log, its keys and their values as they stand in the file. tail: of an array, what stands after its last
-    item, known once that was read. table: of Parquet and of a dump, the rows or samples that its writer
+    around: of a log, what stands before and after the array of its samples. tail: of an array, what stands after its
+    last item, known once that was read. table: of Parquet and of a dump, the rows or samples that its writer
     needs beside their JSON.
     """
 
@@ -59,7 +59,7 @@ class Source:
     shape: Shape
     records: Iterator[Record]
     read: Callable[[], int]
-    frame: Mapping[str, bytes] = field(default_factory=dict)
+    around: tuple[bytes, bytes] = (b"", b"")
     tail: list[bytes] = field(default_factory=list)
     table: object = None
 

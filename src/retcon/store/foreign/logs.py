@@ -9,49 +9,43 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from retcon.core.errors import RecordError
+from retcon.store.arrays import ArrayWriter
 from retcon.store.compression import zstandard
 from retcon.store.types import Record, Source, Writer
 
 _ZSTD = 93
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_KEY = re.compile(rb'[ \t\r\n,]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
+_BETWEEN = re.compile(rb"[ \t\r\n,]*")
 
 
 class LogWriter(Writer):
-    """A `.json` log: its keys in their order, the samples as they come."""
+    """A `.json` log: the samples as they come, all else as it stands. around: what stands before and after them."""
 
-    def __init__(self, frame: Mapping[str, bytes], out: IO[bytes]) -> None:
-        self._frame = frame
-        self._write = out.write
-        self._any = False
+    def __init__(self, around: tuple[bytes, bytes], tail: Sequence[bytes], out: IO[bytes]) -> None:
+        self._before, self._after = around
+        self._samples, self._write = ArrayWriter(out, tail), out.write
 
     def begin(self) -> None:
-        self._write(b"{")
-        for key, value in self._frame.items():
-            if key == "samples":
-                break
-            self._write(msgspec.json.encode(key) + b":" + value + b",\n")
-        self._write(b'"samples":[')
+        self._write(self._before)
 
     def add(self, record: Record, data: bytes) -> None:
-        self._write((b",\n" if self._any else b"\n") + data.rstrip())
-        self._any = True
+        self._samples.add(record, data)
 
     def end(self) -> None:
-        keys = list(self._frame)
-        self._write(b"\n]")
-        for key in keys[keys.index("samples") + 1 :]:
-            self._write(b",\n" + msgspec.json.encode(key) + b":" + self._frame[key])
-        self._write(b"}\n")
+        self._samples.end()
+        self._write(self._after)
 
 
 class EvalWriter(Writer):
@@ -98,11 +92,36 @@ def eval_source(path: Path) -> Source:
     return Source(path, "eval", records(), lambda: done[0])
 
 
-def log_source(path: Path, frame: Mapping[str, bytes], read: Callable[[], int]) -> Source:
-    """The samples of a `.json` log that was read whole."""
-    samples = values_in(frame["samples"], f"{path}, samples")
-    records = (Record(data, n, str(path), "sample") for n, data in enumerate(samples, 1))
-    return Source(path, "log", records, read, frame=frame)
+def log_source(path: Path, whole: bytes, frame: Mapping[str, bytes], read: Callable[[], int]) -> Source:
+    """The samples of a `.json` log that was read whole. Raises RecordError where they are no list."""
+    where = f"{path}, samples"
+    samples, array = values_in(frame["samples"], where), frame["samples"]
+    start, at = _start_of("samples", whole, frame, where), 1
+    records, lead = [], b"["
+    for number, data in enumerate(samples, 1):
+        begins = _end_of(_BETWEEN, array, at)
+        records.append(Record(data, number, str(path), "sample", lead + array[at:begins]))
+        at, lead = begins + len(data), b""
+    around = whole[:start], whole[start + len(array) :]
+    return Source(path, "log", iter(records), read, around=around, tail=[lead + array[at:]])
+
+
+def _start_of(wanted: str, whole: bytes, frame: Mapping[str, bytes], where: str) -> int:
+    """Where a key's value begins in the object that `frame` was made of."""
+    at = whole.index(b"{") + 1
+    for key, value in frame.items():
+        at = _end_of(_KEY, whole, at)
+        if not whole.startswith(value, at):
+            raise RecordError(f"{where}: a key of the log stands there twice, before them or as they do")
+        if key == wanted:
+            return at
+        at += len(value)
+    raise KeyError(wanted)
+
+
+def _end_of(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
+    found = pattern.match(data, at)
+    return at if found is None else found.end()
 
 
 def frame_of(whole: bytes) -> dict[str, bytes]:

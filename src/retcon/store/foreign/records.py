@@ -96,7 +96,7 @@ def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = F
     if source.shape == "eval":
         return EvalWriter(source.path, out)
     if source.shape == "log":
-        return LogWriter(source.frame, out)
+        return LogWriter(source.around, source.tail, out)
     if source.shape == "document":
         return DocumentWriter(out)
     if source.shape == "array":
@@ -167,7 +167,7 @@ def _document(path: Path, file: IO[bytes], name: str, read: Callable[[], int]) -
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{name}: not JSON: {error}") from error
     if {"samples", "eval"} <= set(frame):
-        return log_source(path, frame, read)
+        return log_source(path, whole, frame, read)
     return Source(path, "document", iter([Record(whole, 1, name, "document")]), read)
 
 
