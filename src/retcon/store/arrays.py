@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import codecs
+import io
 import json
 from collections.abc import Iterator, Sequence
 from typing import IO
 
 from retcon.core.errors import RecordError
-from retcon.store.compression import read_errors
+from retcon.store.compression import read_errors, read_sound
 from retcon.store.types import Record, Writer
 
 _CHUNK = 1 << 20
 
 
-def items_of(file: IO[bytes], name: str, tail: list[bytes]) -> Iterator[Record]:
+def items_of(file: io.BufferedReader, name: str, tail: list[bytes]) -> Iterator[Record]:
     """The items of a JSON array, decoded from a window that grows to one item's size at most (and is cut again).
 
     tail: gets what stands after the last item. Raises RecordError, which names the item, for what is no JSON.
@@ -58,7 +59,7 @@ def items_of(file: IO[bytes], name: str, tail: list[bytes]) -> Iterator[Record]:
                 if ended:
                     raise RecordError(f"{name}, item {number + 1}: not JSON: {error}") from error
                 try:
-                    data = file.read(want)
+                    data = read_sound(file, want)
                     window, at, lead = window[lead:] + decode(data, final=not data), at - lead, 0
                 except broken_file as broken:
                     raise RecordError(

@@ -60,6 +60,20 @@ def read_errors() -> tuple[type[Exception], ...]:
     return (*errors, ZstdError)
 
 
+def read_sound(file: io.BufferedReader, size: int) -> bytes:
+    """As `file.read(size)`, which loses what stands before the place where a file is damaged; the error comes with the
+    next call."""
+    parts: list[bytes] = []
+    try:
+        while size > 0 and (part := file.read1(size)):
+            parts.append(part)
+            size -= len(part)
+    except read_errors():
+        if not parts:
+            raise
+    return b"".join(parts)
+
+
 def zstandard(what: str) -> ModuleType:
     """The package. what: the file that needs it, for the message. Raises MissingExtra where it is not there."""
     try:
@@ -70,7 +84,12 @@ def zstandard(what: str) -> ModuleType:
 
 
 class _Gzip(gzip.GzipFile):
-    """Closes what it reads from, too."""
+    """Closes what it reads from, too. Of a file that is cut off or damaged, gives all that stands before."""
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self.read1(len(buffer))  # `read` would lose what it has when the next part is none
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         inner = self.fileobj

@@ -9,6 +9,7 @@ import math
 import sys
 import zipfile
 import zlib
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow
@@ -120,6 +121,21 @@ def test_a_document_is_one_record_and_json_lines_may_be_called_json(tmp_path: Pa
     path.write_text('{"a": 1,\n')
     with pytest.raises(RecordError, match=r"in\.json: not JSON"):
         values(path)
+
+
+@pytest.mark.parametrize(("begin", "between", "what"), [("", "\n", "line"), ("[", ",", "item")])
+def test_of_a_gzip_that_is_cut_off_all_is_read_that_stands_before(
+    tmp_path: Path, begin: str, between: str, what: str
+) -> None:
+    path, records = tmp_path / "in.json.gz", [f'{{"a": "{sha256(bytes(n)).hexdigest()}"}}' for n in range(999)]
+    packed = gzip.compress((begin + between.join(records)).encode())[:-5000]
+    path.write_bytes(packed)
+    whole = zlib.decompressobj(31).decompress(packed).count(b"}" + between.encode())
+    read: list[bytes] = []
+    with pytest.raises(RecordError, match=f"{what} {whole + 1}: the file cannot be read further"):
+        read.extend(record.data.strip() for record in open_source(path).records)
+    assert 0 < whole < 999
+    assert read == [record.encode() for record in records[:whole]]
 
 
 def test_an_inspect_log_is_its_samples_and_keeps_the_rest(tmp_path: Path) -> None:

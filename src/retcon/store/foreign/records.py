@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 import msgspec
 
@@ -64,7 +64,16 @@ def open_source(path: Path) -> Source:
 
     name = "standard input" if path == STDIN else str(path)
     plain = decompressed(io.BufferedReader(raw, _CHUNK), name)
-    first, file = _first_byte(plain, name), cast(IO[bytes], plain)
+    try:
+        return _seen(path, plain, name, read)
+    except read_errors() as error:
+        plain.close()
+        raise RecordError(f"{name}, line 1: the file cannot be read: {error}") from error
+
+
+def _seen(path: Path, file: io.BufferedReader, name: str, read: Callable[[], int]) -> Source:
+    """What a file is by its first bytes, and by its name."""
+    first = file.peek(_CHUNK)[:_CHUNK].removeprefix(codecs.BOM_UTF8).lstrip()[:1]
     if first == b"[":
         if plain_name(path.name).endswith(_LINES):
             head = file.readline()
@@ -153,7 +162,7 @@ def _lines(file: IO[bytes], name: str) -> Iterator[Record]:
         raise RecordError(f"{name}, line {number + 1}: the file cannot be read further: {error}") from error
 
 
-def _document(path: Path, file: IO[bytes], name: str, read: Callable[[], int]) -> Source:
+def _document(path: Path, file: io.BufferedReader, name: str, read: Callable[[], int]) -> Source:
     """A `.json` that begins with an object: inspect_ai's log, one transcript, or JSON Lines under another name."""
     first = file.readline()
     rest_is_lines = _is_json(first)
@@ -171,20 +180,20 @@ def _document(path: Path, file: IO[bytes], name: str, read: Callable[[], int]) -
     return Source(path, "document", iter([Record(whole, 1, name, "document")]), read)
 
 
-def _chained(head: bytes, rest: IO[bytes]) -> IO[bytes]:
+def _chained(head: bytes, rest: io.BufferedReader) -> io.BufferedReader:
     """A file whose beginning was read already."""
-    return cast(IO[bytes], io.BufferedReader(_Joined(head, rest), _CHUNK))
+    return io.BufferedReader(_Joined(head, rest), _CHUNK)
 
 
 class _Joined(io.RawIOBase):
-    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
+    def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
         self._head, self._rest = memoryview(head), rest  # cutting a view copies nothing, whatever the length of a line
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        data = self._head[: len(buffer)] or self._rest.read(len(buffer))
+        data = self._head[: len(buffer)] or self._rest.read1(len(buffer))
         self._head = self._head[len(buffer) :]
         buffer[: len(data)] = data
         return len(data)
@@ -192,15 +201,6 @@ class _Joined(io.RawIOBase):
     def close(self) -> None:
         self._rest.close()
         super().close()
-
-
-def _first_byte(file: io.BufferedReader, name: str) -> bytes:
-    try:
-        head = file.peek(_CHUNK)[:_CHUNK].removeprefix(codecs.BOM_UTF8).lstrip()
-    except read_errors() as error:
-        file.close()
-        raise RecordError(f"{name}, line 1: the file cannot be read: {error}") from error
-    return head[:1]
 
 
 def _is_json(line: bytes) -> bool:
