@@ -3,14 +3,17 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from foreign import REPAIRED, answer, fails, ours, user, works
+from foreign import REPAIRED, answer, fails, markdown, ours, user, works
+from foreign.calls_in_text import sharegpt, sharegpt_functions
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.detection.hints import tool_use
 from retcon.transcripts.formats.retcon import Ours
 from retcon.transcripts.purifying.one import purify_transcript
 from retcon.transcripts.registry import named
@@ -33,6 +36,17 @@ def test_what_has_nothing_to_repair_comes_back_as_it_is() -> None:
     clean, count = purify_transcript(value)
     assert clean is value
     assert (count.calls, count.failed) == (1, 0)
+
+
+@pytest.mark.parametrize("written", [str.capitalize, str.upper, {"gpt": "ChatGPT", "user": "Human"}.get])
+@pytest.mark.parametrize("shape", [sharegpt, sharegpt_functions, markdown])
+def test_roles_may_have_capitals(shape: Callable[..., dict[str, Any]], written: Callable[[str], str | None]) -> None:
+    value = shape(REPAIRED)
+    for item in value.get("conversations") or value["messages"]:
+        key = "from" if "from" in item else "role"
+        item[key] = written(item[key]) or item[key]
+    assert purify_transcript(value)[1].shallow == 1
+    assert tool_use({"messages": [{"role": written("tool") or "tool"}]})
 
 
 def test_what_is_no_number_of_json_is_refused() -> None:

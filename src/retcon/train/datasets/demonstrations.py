@@ -25,13 +25,12 @@ from retcon.transcripts.detection.sample import sampled
 from retcon.transcripts.purifying.assignment import expand
 from retcon.transcripts.reading.in_text import PLACES
 from retcon.transcripts.reading.items import context_of, find_items, text_of
+from retcon.transcripts.reading.roles import SAID, SYSTEM
 from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json
 
 T = TypeVar("T")
 OURS = "retcon"
-SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
-SYSTEM = frozenset({"system", "developer"})
 
 
 def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Sample]:

@@ -33,7 +33,7 @@ def tool_use(record: Json) -> str | None:
             return f"the key '{key}'"
         if not isinstance(value, str):
             continue
-        if key in ("role", "from") and value in _ROLES:
+        if key in ("role", "from") and value.lower() in _ROLES:
             return f"the role '{value}'"
         text = value[:_TEXT]
         if "<" in text and (result := _RESULT.search(text)):

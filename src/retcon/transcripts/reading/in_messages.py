@@ -15,19 +15,10 @@ from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.dialects import Dialect, JsonCall
 from retcon.transcripts.reading.items import context_of, find_items, no_items, text_of, with_text
 from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading, awaits_output
+from retcon.transcripts.reading.roles import KINDS, SAID
 from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.registry import dialects
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
-
-_SAID = frozenset({"assistant", "gpt", "model", "chatgpt", "bot", "ai"})
-_OUTPUT = frozenset(
-    {"tool", "function", "observation", "ipython", "execution", "environment"}
-    | {"tool_response", "function_response", "function-response", "tool_result"}
-)
-_CALL = frozenset({"function_call", "function-call", "tool_call"})
-_KINDS: dict[Json, PieceKind] = {
-    **dict.fromkeys(_SAID, "said"), **dict.fromkeys(_OUTPUT, "output"), **dict.fromkeys(_CALL, "call"),
-}  # fmt: skip
 
 _JSON_CALL = msgspec.json.Decoder(JsonCall)
 
@@ -80,7 +71,7 @@ class InMessages:
 
     def kind(self, item: Item) -> PieceKind:
         role = item.get(self.role)
-        return _KINDS.get(role, "told") if isinstance(role, str) else "told"
+        return KINDS.get(role, "told") if isinstance(role, str) else "told"
 
     def clean(self, record: Json) -> int | None:
         found = find_items(record)
@@ -91,7 +82,7 @@ class InMessages:
         count = pending = 0
         for item in items:
             role, text = item.get(role_key), item.get(text_key)
-            kind = _KINDS.get(role, "told") if type(role) is str else "told"
+            kind = KINDS.get(role, "told") if type(role) is str else "told"
             if type(text) is not str:
                 text = text_of(text)
             if kind == "said":
@@ -207,4 +198,4 @@ def in_messages(dialect: Dialect, *, marks: Sequence[str] = ()) -> InMessages:
 
 def _is_said(item: Item) -> bool:
     role = item.get("role")
-    return isinstance(role, str) and role in _SAID
+    return isinstance(role, str) and role in SAID
