@@ -166,26 +166,26 @@ class Scheduler:
                 continue
             if request.place is not None:
                 self._crop(request, call)
-            shared = None
-            if request.place is None and isinstance(call, GenerateCall) and not call.made:
-                shared = self._prompts.find(call.ids)
-                if shared is not None and shared.logits is None:
-                    continue  # another request computes it just now
+            begins = isinstance(call, GenerateCall) and not call.made
+            shared = self._prompts.find(call.ids) if begins and request.place is None else None
+            if shared is not None and shared.logits is None:
+                continue  # another request computes it just now
             if not self._place(request, call, new=not request.admitted):
                 break
-            if shared is not None and not shared.holders:
-                shared = None  # the last one that held it was put out for this very slot
             (self._waiting if request.admitted else self._new).pop(request.id)
             request.admitted = True
             self._changed = True
-            if shared is not None and shared.logits is not None:
-                self._prompts.copy(shared, request, self._memory)
-                self._stats.copied += len(call.ids)
-                known.append((request, shared.logits))
-                self._decoding[request.id] = request
-                continue
-            if not request.cached and isinstance(call, GenerateCall) and not call.made:
-                self._prompts.lead(request, call.ids)
+            if begins and not request.cached:
+                # looked for anew: slots that it lay in, or what the request itself had cached, may have been given up
+                shared = self._prompts.find(call.ids)
+                if shared is None:
+                    self._prompts.lead(request, call.ids)
+                elif shared.logits is not None:
+                    self._prompts.copy(shared, request, self._memory)
+                    self._stats.copied += len(call.ids)
+                    known.append((request, shared.logits))
+                    self._decoding[request.id] = request
+                    continue
             self._stats.reused += len(request.cached)
             self._feeding[request.id] = request
         return known
