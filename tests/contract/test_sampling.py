@@ -145,6 +145,14 @@ def test_a_truncation_wider_than_the_first_looks() -> None:
         assert torch.allclose(sampling, torch.tensor(1 / kept).log(), atol=2e-3)
 
 
+@pytest.mark.parametrize("top_k", [2**63, 10**400], ids=["beyond int64", "beyond float64"])
+def test_a_top_k_beyond_any_number_of_ids_keeps_them_all(top_k: int) -> None:
+    logits, count = torch.linspace(0, 1, 9).expand(500, -1), 500
+    ids, logprobs, sampling = sample([SamplingParams(top_k=top_k)] * count, logits, uniforms(8, count))
+    assert set(ids.tolist()) == set(range(9))
+    assert torch.allclose(logprobs, sampling, atol=1e-6)
+
+
 @pytest.mark.parametrize("uniform", [0.0, 1e-30, 0.5, BELOW_ONE, 1.0])
 def test_an_impossible_id_is_never_chosen(uniform: float) -> None:
     for width in (7, CELL, 3 * CELL + 7):

@@ -23,6 +23,8 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
 }
+MOST_RANKED = 2**31 - 1
+"""The largest top_k: servers keep it in 32 bits."""
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -96,7 +98,7 @@ def _check_numbers(asked: ChatBody) -> None:
         ("max_completion_tokens", "1 or more", asked.max_completion_tokens is None or asked.max_completion_tokens >= 1),
         ("temperature", "a finite number of 0 or more", _holds(asked.temperature, 0.0, math.inf)),
         ("top_p", "above 0 and at most 1", _holds(asked.top_p, 0.0, 1.0) and asked.top_p != 0),
-        ("top_k", "0 (off) or more", asked.top_k is None or asked.top_k >= 0),
+        ("top_k", f"from 0 (off) to {MOST_RANKED}", asked.top_k is None or 0 <= asked.top_k <= MOST_RANKED),
         ("min_p", "from 0 to 1", _holds(asked.min_p, 0.0, 1.0)),
         ("stop", "a text, or up to 4 of them, none empty", len(stops) <= 4 and all(stops)),
         ("tool_choice", "'auto', 'none' or 'required', which is not enforced", _chooses(asked.tool_choice)),

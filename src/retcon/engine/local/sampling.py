@@ -28,6 +28,8 @@ RANKED_GROWTH = 32
 ranking a whole vocabulary for all of them would cost more than the model."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy, as in vLLM: dividing by it overflows."""
+UNRANKED = 2**53
+"""More ids than any vocabulary has, exact in float64: what top_k is where it is off, and at most."""
 FAINT = 1e-30
 """Below this a float32 probability is about to lose its precision, and its log is taken from the logits."""
 
@@ -241,7 +243,9 @@ class Sampler:
 def _table(params: Sequence[SamplingParams]) -> np.ndarray:
     """(B, 4) float64: temperature (0 where greedy), top_p, top_k and min_p, all off where greedy."""
     rows = [
-        (p.temperature, p.top_p, p.top_k, p.min_p) if p.temperature >= GREEDY_BELOW else (0.0, 1.0, 0, 0.0)
+        (p.temperature, p.top_p, min(p.top_k, UNRANKED), p.min_p)
+        if p.temperature >= GREEDY_BELOW
+        else (0.0, 1.0, 0, 0.0)
         for p in params
     ]
     return np.array(rows, dtype=np.float64).reshape(-1, 4)
@@ -262,7 +266,7 @@ def _plan(table: np.ndarray, rows: slice, device: torch.device) -> _SamplingPlan
         some = truncated.nonzero()[0]
         truncation = Truncation(
             rows=None if truncated.all() else tensor(some, torch.long),
-            top_k=tensor(np.where(top_k > 0, top_k, 2**53)[some], torch.long),
+            top_k=tensor(np.where(top_k > 0, top_k, UNRANKED)[some], torch.long),
             min_p=tensor(min_p[some], torch.float32),
             top_p=tensor(top_p[some], torch.float32),
             limited=tensor(limited[some], torch.bool),
