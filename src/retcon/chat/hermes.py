@@ -58,6 +58,17 @@ def find_calls(text: str, start: int = 0) -> Iterator[FoundCall]:
         at = text.find(OPEN, end)
 
 
+def closed_calls(text: str) -> Iterator[tuple[int, int]]:
+    """Where the calls lie whose JSON can be read and whose closing tag follows it: start and end, in order."""
+    at = text.find(OPEN)
+    while at >= 0:
+        begin = at + len(OPEN)
+        whole = _read_closed(text, begin)
+        if whole is not None:
+            yield at, (begin := whole[2])
+        at = text.find(OPEN, begin)
+
+
 def render_call(name: str, arguments: Mapping[str, object]) -> str:
     """The block that `find_calls` reads back, as Qwen3's own template writes it."""
     return f"{OPEN}\n{as_json({'name': name, 'arguments': arguments})}\n{CLOSE}"

@@ -10,6 +10,16 @@ from retcon.core.schema import ToolSpec
 
 P = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>python\n```json\n"
 C = "<tool_call>\n<function=python>\n"
+
+
+def T(q: str) -> str:
+    return f'<tool_call>{{"name": "s", "arguments": {{"q": "{q}"}}}}</tool_call>'
+
+
+def F(q: str) -> str:
+    return f"<tool_call><function=s><parameter=q>{q}</parameter></function></tool_call>"
+
+
 CALLS = [
     ("llama3", '{"name": "python", "parameters": {"code": "1"}}', [("python", {"code": "1"}, 0)]),
     ("llama3", 'so\n {"name": "s", "arguments": {"q": 1}}', [("s", {"q": 1}, 4)]),
@@ -45,6 +55,14 @@ CALLS = [
     ("gemma", "```tool_code\nprint(1)", [("python", "print(1)", 0)]),
     ("qwen", '<think>\n<tool_call>{}</tool_call></think><tool_call>{"name": "s", "arguments": {}}</tool_call>',
      [("s", {}, 41)]),
+    ("qwen", f"{T('a')}{T('</think>')}{T('c')}",
+     [("s", {"q": "a"}, 0), ("s", {"q": "</think>"}, 61), ("s", {"q": "c"}, 129)]),
+    ("qwen", f"so {T('a')} or {T('</think>')}</think>{T('b')}", [("s", {"q": "b"}, 144)]),
+    ("qwen", f"in <tool_call> and </think>{T('</think>')}", [("s", {"q": "</think>"}, 27)]),
+    ("qwen", "in <tool_call> and </think>4", []),
+    ("qwen3_coder", f"{F('a')}{F('</think>')}", [("s", {"q": "a"}, 0), ("s", {"q": "</think>"}, 72)]),
+    ("qwen3_coder", f"so {F('a')} or {F('</think>')}</think>{F('b')}", [("s", {"q": "b"}, 166)]),
+    ("qwen3_coder", f"in <tool_call> and <function=s> </think>{F('</think>')}", [("s", {"q": "</think>"}, 40)]),
     ("qwen3_coder", C + "<parameter=code>\nx = '</parameter>'\n\nprint(x)\n</parameter>\n</function>\n</tool_call>",
      [("python", {"code": "x = '</parameter>'\n\nprint(x)"}, 0)]),
     ("qwen3_coder", "a<tool_call><function=s><parameter=q>1</parameter><parameter=r></parameter></function></tool_call>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from retcon.chat import hermes
 from retcon.chat.families.hermes import Hermes
@@ -44,10 +44,26 @@ class Qwen(Hermes):
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         """What the model only thought of is no call."""
-        return hermes.find_calls(text, max(0, text.find(THOUGHT)))
+        return hermes.find_calls(text, thought_end(text, hermes.closed_calls(text)))
 
     def with_tools(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> Sequence[Told]:
         return with_system(messages, _shown(tools)) if tools else messages
+
+
+def thought_end(text: str, calls: Iterable[tuple[int, int]]) -> int:
+    """Where the model's thought ends, 0 where there is none: it may have begun in the prompt.
+
+    calls: start and end of those that are whole, in order; what closes a thought within one is part of a program.
+    """
+    at = text.find(THOUGHT)
+    if at < 0:
+        return 0
+    for start, end in calls:
+        if at < start:
+            break
+        if at < end and (at := text.find(THOUGHT, end)) < 0:
+            return 0
+    return at
 
 
 def _shown(tools: Sequence[ToolSpec]) -> str:

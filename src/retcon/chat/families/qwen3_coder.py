@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from retcon.chat import hermes
-from retcon.chat.families.qwen import THOUGHT, Qwen
+from retcon.chat.families.qwen import Qwen, thought_end
 from retcon.chat.family import Written, with_system
 from retcon.chat.jsons import as_json, read_all
 from retcon.chat.types import TURN_END, TURN_START, FoundCall, Piece, Told, words
@@ -45,7 +45,7 @@ class Qwen3Coder(Qwen):
         by another one before it is closed is prose.
         """
         reader = _Reader(text)
-        at = max(0, text.find(THOUGHT))
+        at = thought_end(text, reader.closed_calls())
         while (start := reader.opening(at)) is not None:
             call, at = reader.call(start)
             if call is not None:
@@ -106,6 +106,14 @@ class _Reader:
         raw = self._text[tag.end() : inner].strip()
         named = _NAME.search(raw)
         return FoundCall(named[1] if named else "python", raw, tag.start()), end
+
+    def closed_calls(self) -> Iterator[tuple[int, int]]:
+        """Start and end of the calls that are whole, in order."""
+        at = 0
+        while (start := self.opening(at)) is not None:
+            call, at = self.call(start)
+            if call is not None and not isinstance(call.arguments, str):
+                yield call.char, at
 
     def _whole(self, at: int) -> tuple[dict[str, object], int] | None:
         """The arguments after a function's opening, and where its call ends; None where it is not whole."""
