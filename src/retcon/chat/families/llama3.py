@@ -48,17 +48,17 @@ class Llama3(Family):
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         """Objects of `name` and `parameters` that begin a line, or stand after `<|python_tag|>`; several are divided by
-        `;` or space. What else stands after the tag is a program."""
-        tag = text.find(PYTHON)
-        found = _LINE.search(text, 0, tag if tag >= 0 else len(text))
-        if found is not None:
-            yield from _objects(text, found.start(1), found.start(1))
-        elif tag >= 0:
+        `;` or space. What else stands after the tag is a program. Other objects are words."""
+        tag, at = text.find(PYTHON), 0
+        while found := _LINE.search(text, at, tag if tag >= 0 else len(text)):
+            calls, at = _calls(text, found.start(1), found.start(1))
+            if calls:
+                yield from calls
+                return
+        if tag >= at:
             begin = tag + len(PYTHON)
-            if _OBJECT.match(text, begin):
-                yield from _objects(text, begin, tag)
-            else:
-                yield FoundCall("python", {"code": text[begin:]}, tag)
+            calls = _calls(text, begin, tag)[0] if _OBJECT.match(text, begin) else []
+            yield from calls or [FoundCall("python", {"code": text[begin:]}, tag)]
 
     def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
         return joined(text, [";".join(_object(*call) for call in calls)] if calls else [])
@@ -71,19 +71,23 @@ def _told(role: str, text: str) -> list[Piece]:
     return [glue(f"{START}{role}{HEADED}\n\n"), words(text.strip()), glue(END)]
 
 
-def _objects(text: str, begin: int, char: int) -> Iterator[FoundCall]:
-    """Calls one after the other, the first of which belongs to a marker at `char`."""
+def _calls(text: str, begin: int, char: int) -> tuple[list[FoundCall], int]:
+    """Calls one after the other, the first of which belongs to a marker at `char`; and where what was read ends."""
+    calls: list[FoundCall] = []
     while True:
         try:
             value, end = read_value(text, begin, None)
         except (ValueError, RecursionError):
-            yield to_call(None, text[begin:].strip(), char, "parameters")
-            return
-        key = "parameters" if isinstance(value, dict) and "parameters" in value else "arguments"
-        yield to_call(value, text[begin:end].strip(), char, key)
+            return [*calls, to_call(None, text[begin:].strip(), char)], len(text)
+        about = value.get("function") if value.get("type") == "function" else None
+        about = about if isinstance(about, dict) else value
+        key = next((key for key in ("parameters", "arguments") if key in about), None)
+        if key is None or not isinstance(about.get("name"), str):
+            return calls, end
+        calls.append(to_call(about, text[begin:end].strip(), char, key))
         following = _NEXT.match(text, end)
         if following is None:
-            return
+            return calls, end
         begin = char = following.end()
 
 
