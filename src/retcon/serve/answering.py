@@ -62,9 +62,9 @@ class Agent:
         await self.end_idle()
         context, names = self._for(asked)
         place = self.sessions.find(session, task, _begins(asked), asked.messages)
-        async with self._running(place) as id:
+        async with self._running(place) as (id, number):
             with told():
-                reply = await self._exchanged(asked, place, context, names, id)
+                reply = await self._exchanged(asked, place, context, names, id, number)
             node = place.session.add(place, reply.exchange, id)
             try:
                 self.keep(place.session)
@@ -80,7 +80,13 @@ class Agent:
             self._record.keep(session.id, session.trajectories(self.provenance))
 
     async def _exchanged(
-        self, asked: Asked, place: Place, context: RolloutContext, names: Mapping[str, str] | None, id: str
+        self,
+        asked: Asked,
+        place: Place,
+        context: RolloutContext,
+        names: Mapping[str, str] | None,
+        id: str,
+        number: int,
     ) -> Reply:
         chat = context.chat.showing([tool.spec for tool in context.tools.values()])
         standing = standing_of(place, chat, asked.messages)
@@ -101,7 +107,7 @@ class Agent:
                 faults=faults,
             ),
             id=id,
-            seed=self._seed(asked, place),
+            seed=self._seed(asked, place.session, number),
             after=before,
             watch=partial(_refuse_too_long, turns),
         )
@@ -155,24 +161,24 @@ class Agent:
             message_tokens=wanted if as_text else 0,
         )
 
-    def _seed(self, asked: Asked, place: Place) -> int:
+    def _seed(self, asked: Asked, session: AgentSession, number: int) -> int:
         if asked.seed is not None:
             return derive("asked", asked.seed)
-        session = place.session
-        number = session.requests + session.running
         return derive("served", self.settings.seed, session.id, session.after, session.first, number)
 
     @asynccontextmanager
-    async def _running(self, place: Place) -> AsyncIterator[str]:
-        """The id under which the engine is asked. What it keeps for it goes where there was no answer."""
+    async def _running(self, place: Place) -> AsyncIterator[tuple[str, int]]:
+        """The id under which the engine is asked, and the request's number. What it keeps for it goes where there was
+        no answer, and the number is free again."""
         session = place.session
-        id = session.engine_for(place.parent)
+        id, number = session.engine_for(place.parent), session.take_number()
         session.running += 1
         session.busy.add(id)
         session.engines.add(id)
         try:
-            yield id
+            yield id, number
         except BaseException:
+            session.freed.add(number)
             session.engines.discard(id)
             await self.engine.end(id)
             raise

@@ -31,7 +31,7 @@ class AgentSession:
     before are of sessions of its name that have ended. roots: first exchanges, by what was told before them
     (`Place.first`). requests: that were answered; running: that are being. begun: number of the next trajectory.
     rewards: by trajectory, and of all others under no name. busy: ids under which the engine is being asked; engines:
-    that it keeps something for."""
+    that it keeps something for. numbered: the largest number of a request; freed: those below it that none has."""
 
     id: str
     task: str
@@ -48,6 +48,8 @@ class AgentSession:
     rewards: dict[str, float] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
     engines: set[str] = field(default_factory=set)
+    numbered: int = 0
+    freed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.begun = self.first
@@ -66,6 +68,16 @@ class AgentSession:
             reward = self.rewards.get(id, self.rewards.get(""))
             found.append(recorded(leaf, id=id, task=self.task, reward=reward, provenance=provenance))
         return found
+
+    def take_number(self) -> int:
+        """A request's own: the smallest, from 1, that none has which is under way or was answered. It is `freed` of one
+        that comes to nothing."""
+        if self.freed:
+            number = min(self.freed)
+            self.freed.remove(number)
+            return number
+        self.numbered += 1
+        return self.numbered
 
     def engine_for(self, parent: Node | None) -> str:
         """The id under which an exchange after `parent` asks the engine: the conversation's own, unless another branch
