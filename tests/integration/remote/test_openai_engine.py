@@ -53,10 +53,12 @@ def context_of(engine: OpenAIEngine, *, repair: Saar | None = None, limits: Roll
     return RolloutContext(engine, chat, {"python": tool}, limits, sampling, repair)
 
 
-def rolled(engine: OpenAIEngine, **about: Any) -> Trajectory:
+def rolled(engine: OpenAIEngine, stop: tuple[str, ...] = (), **about: Any) -> Trajectory:
     async def main() -> Trajectory:
+        context = context_of(engine, **about)
+        context = replace(context, sampling=replace(context.sampling, stop=stop))
         async with engine.connected():
-            return await run_rollout(TASK, context_of(engine, **about), id="t/0/0", seed=3)
+            return await run_rollout(TASK, context, id="t/0/0", seed=3)
 
     return asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -93,6 +95,19 @@ def test_native_calls_go_to_the_tool_and_back_as_the_protocol_has_them() -> None
     ]
     assert [call.code for call in trajectory.turns[0].calls] == [odd, "6*7"]
     assert (trajectory.stop, trajectory.turns[1].text) == ("answer", "It is 42.<|im_end|>")
+
+
+def test_stop_strings_are_looked_for_in_what_the_model_says() -> None:
+    program = "print('Observation:')"
+    answers = (said("I compute.", python(program)), said("So 42.\nObservation: none"))
+    with serving(script(*answers)) as server:
+        trajectory = rolled(engine_of(server), stop=("Observation:", ".\n{", "}\n", ".\n<", "\n<tool_call>"))
+    assert [call.code for call in trajectory.turns[0].calls] == [program]
+    assert [turn.text for turn in trajectory.turns[1:]] == ["So 42.\nObservation:"]
+    fenced = f"I compute.\n```python\n{program}\n```"
+    with serving(script(said(fenced))) as server:
+        (turn,) = rolled(engine_of(server, manner="fence"), stop=("Observation:",)).turns
+    assert turn.generated[0].text == fenced.removesuffix("')\n```")
 
 
 def test_fenced_calls_end_a_message_and_their_output_is_told_by_the_user() -> None:

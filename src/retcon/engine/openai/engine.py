@@ -193,11 +193,9 @@ class OpenAIEngine:
             raise self._remote.no_answer("a message that cannot be read") from error
         ids = [i for piece in pieces for i in self.tokenizer.encode(piece)]
         whole = choice.get("finish_reason") != "length"
-        if params.stop:
-            strings = StopStrings(self.tokenizer, params.stop)
-            at = next((n for n, i in enumerate(ids, 1) if strings.completed_by(i)), None)
-            if at is not None and at <= params.max_tokens:
-                return Generation(tuple(ids[:at]), None, "stop")
+        at = self._stopped(pieces, params.stop)
+        if at is not None and at <= params.max_tokens:
+            return Generation(tuple(ids[:at]), None, "stop")
         if whole:
             ids.append(END)
         if len(ids) > params.max_tokens:
@@ -205,6 +203,17 @@ class OpenAIEngine:
                 self._tell_cut(len(ids), params.max_tokens)
             ids, whole = ids[: params.max_tokens], False
         return Generation(tuple(ids), None, "stop" if whole else "length")
+
+    def _stopped(self, pieces: Sequence[str], stop: tuple[str, ...]) -> int | None:
+        """How many tokens there are up to the end of a stop string in what the model said: native calls are none of its
+        words, nor is the line break before them."""
+        apart = self.settings.manner == "native" and len(pieces) > 1
+        said = pieces[0].removesuffix("\n") if apart else "".join(pieces)
+        if not any(string in said for string in stop):
+            return None
+        strings = StopStrings(self.tokenizer, stop)
+        ids = (i for piece in (pieces[:1] if apart else pieces) for i in self.tokenizer.encode(piece))
+        return next((n for n, i in enumerate(ids, 1) if strings.completed_by(i)), None)
 
 
 def _count(choice: Mapping[str, Any], name: str) -> int:
