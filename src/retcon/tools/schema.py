@@ -22,6 +22,9 @@ _CODE = {
 }
 _DATA = ("enum", "const", "default", "examples")
 """Keywords whose values are no schemas."""
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+"""Keywords whose values are schemas by name, which may be that of a keyword."""
+_REFERRING = ("$ref", "$dynamicRef")
 _LONGEST = 200
 _KINDS = {"string": "a string", "number": "a number", "integer": "an integer", "object": "an object",
           "array": "a list", "boolean": "true or false", "null": "null"}  # fmt: skip
@@ -41,10 +44,11 @@ def fault(spec: ToolSpec, arguments: Mapping[str, object]) -> str | None:
     if spec.parameters is ANYTHING:
         return None
     from jsonschema.exceptions import best_match
+    from referencing.exceptions import Unresolvable
 
     try:
         found = best_match(_validator(_encoded(spec), spec.name).iter_errors(dict(arguments)))
-    except (RecursionError, OverflowError) as error:
+    except (RecursionError, OverflowError, Unresolvable) as error:
         return f"the arguments cannot be checked: {error}"[:_LONGEST]
     return None if found is None else _worded(found)
 
@@ -77,13 +81,15 @@ def _validator(schema: bytes, name: str) -> Validator:
     try:
         kind.check_schema(decoded)
         made = kind(decoded, registry=REGISTRY)  # by its own it would ask the network for what is not there
-        for reference in _references(decoded):
-            list(made.evolve(schema={"$ref": reference}).iter_errors(None))
+        for keyword, reference in _references(decoded):
+            list(made.evolve(schema={keyword: reference}).iter_errors(None))
     except SchemaError as error:
         where = error.json_path.removeprefix("$").removeprefix(".")
         raise _none(name, f"{where}: {error.message}" if where else error.message) from error
     except Unresolvable as error:
         raise _none(name, f"{reference!r}, to which it refers, is not in it") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _none(name, f"{reference!r}, to which it refers, is no schema") from error
     except RecursionError as error:
         raise _none(name, "it has no end, or is nested too deep") from error
     return made
@@ -93,18 +99,22 @@ def _none(name: str, why: object) -> RecipeError:
     return RecipeError(f"the tool {name!r}: its parameters are not a JSON schema: {why}")
 
 
-def _references(schema: object) -> Iterator[str]:
-    """What a schema refers to; parts with an `$id` of their own refer to themselves."""
+def _references(schema: object) -> Iterator[tuple[str, str]]:
+    """What a schema refers to, by which keyword; parts with an `$id` of their own refer to themselves."""
     todo: list[Any] = [schema]
     while todo:
         one = todo.pop()
+        inside: list[Any] = []
         if isinstance(one, dict):
-            if isinstance(reference := one.get("$ref"), str):
-                yield reference
-            inside = (value for key, value in one.items() if key not in _DATA)
-            todo += (value for value in inside if not (isinstance(value, dict) and "$id" in value))
+            yield from ((word, one[word]) for word in _REFERRING if isinstance(one.get(word), str))
+            for key, value in one.items():
+                if key in _BY_NAME and isinstance(value, dict):
+                    inside += value.values()
+                elif key not in _DATA:
+                    inside.append(value)
         elif isinstance(one, list):
-            todo += one
+            inside = one
+        todo += (part for part in inside if not (isinstance(part, dict) and isinstance(part.get("$id"), str)))
 
 
 def _worded(error: ValidationError) -> str:

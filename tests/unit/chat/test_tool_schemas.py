@@ -90,6 +90,12 @@ def spec_of(**about: object) -> ToolSpec:
     [
         ({"properties": {"q": {"$ref": "#/$defs/no"}}}, "'#/[$]defs/no', to which it refers, is not in it"),
         ({"properties": {"q": {"prefixItems": [{"$ref": "http://127.0.0.1:9/x"}]}}}, "'http://127.0.0.1:9/x'"),
+        ({"properties": {"default": {"$ref": "#/no"}}}, "'#/no', to which it refers, is not in it"),
+        ({"$defs": {"enum": {"items": {"$ref": "#/no"}}}}, "'#/no', to which it refers, is not in it"),
+        ({"properties": {"$id": {"$ref": "#/no"}}}, "'#/no', to which it refers, is not in it"),
+        ({"properties": {"q": {"$dynamicRef": "#no"}}}, "'#no', to which it refers, is not in it"),
+        ({"properties": {"q": {"$ref": "#/type"}}}, "'#/type', to which it refers, is no schema"),
+        ({"properties": {"q": {"$ref": "#/required/q"}}, "required": ["q"]}, "'#/required/q', to which"),
         ({"$ref": "#"}, "it has no end"),
         ({"$schema": ["a"]}, "its [$]schema is not a string"),
         ({"description": "\ud800"}, "surrogates not allowed"),
@@ -105,12 +111,19 @@ def test_a_schema_may_refer_to_its_own_parts_and_to_the_standards() -> None:
     spec = spec_of(
         properties={"tree": {"$ref": "#/$defs/tree"}, "schema": {"$ref": "http://json-schema.org/draft-07/schema#"}},
         examples=[{"$ref": "a word"}],
+        default={"properties": {"q": {"$ref": "a word"}}},
         **{"$defs": {"tree": tree}, "$id": "https://example.org/t"},
     )
     check(spec)
     assert fault(spec, {"tree": {"left": {"value": 1}}, "schema": {"type": "string"}}) is None
     assert fault(spec, {"tree": {"left": {"value": "one"}}}) == "'tree.left.value' is not an integer"
     assert fault(spec, {"schema": {"type": "strin"}}) is not None
+
+
+def test_a_reference_that_fails_at_a_call_is_told_as_its_fault() -> None:
+    spec = spec_of(properties={"q": {"$id": "https://example.org/q", "$ref": "#/no"}})
+    check(spec)
+    assert str(fault(spec, {"q": 1})).startswith("the arguments cannot be checked: ")
 
 
 def test_a_schema_in_a_schema_refers_to_its_own_parts() -> None:
