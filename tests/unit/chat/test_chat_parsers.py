@@ -57,7 +57,12 @@ CALLS = [
      "<|start|>assistant to=functions.s<|channel|>commentary<|message|>{}", [("s", {}, 39)]),
     ("harmony", "<|channel|>commentary to=functions.s<|message|>{oh<|call|>", [("s", "{oh", 0)]),
     ("harmony", "<|channel|>commentary<|message|>I call to=functions.s now<|end|>", []),
-    ("harmony", "<|channel|>commentary to=browser.search<|message|>{}", []),
+    ("harmony", "<|channel|>commentary to=browser.search<|message|>{}", [("browser.search", {}, 0)]),
+    ("harmony", "<|channel|>analysis to=browser.open<|message|>4<|call|>"
+     "<|start|>assistant<|channel|>final<|message|>so", [("browser.open", "4", 0)]),
+    ("harmony", "<|channel|>commentary to=s<|message|>{}<|call|>", [("s", {}, 0)]),
+    ("harmony", "<|channel|>commentary to=browser.search<|message|>{}<|end|>", []),
+    ("harmony", "<|channel|>final to=user<|message|>{}", []),
     ("gemma", "so\n```tool_code\nprint(1)\n```", [("python", {"code": "print(1)"}, 3)]),
     ("gemma", '```tool_code\n{"name": "s", "parameters": {"q": 1}}\n```', [("s", {"q": 1}, 0)]),
     ("gemma", '```tool_code\n{"a": 1}\n```', [("python", {"code": '{"a": 1}'}, 0)]),

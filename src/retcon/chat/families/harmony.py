@@ -18,8 +18,10 @@ START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN = (
 _FUNCTIONS = "functions."
 _OPENING = f"{START}assistant"
 _RECIPIENT = re.compile(r"\bto=([\w.-]+)")
-_CLOSING = re.compile(r"\s*(?:<\|(?:end|call|return|start)\|>|\Z)")
-_ENDED = re.compile(r"<\|(?:end|call|return|start)\|>")
+_PEOPLE = ("user", "assistant", "all")
+"""Recipients that are no tools."""
+_ENDED = re.compile(r"<\|(end|call|return|start)\|>")
+_CLOSING = re.compile(rf"\s*(?:{_ENDED.pattern}|\Z)")
 _OBSERVED = re.compile(r"<\|start\|>(?:functions\.[\w.-]+|python) to=assistant[^<]*<\|channel\|>\w+<\|message\|>"
                        r"(.*?)<\|end\|>", re.DOTALL)  # fmt: skip
 
@@ -70,8 +72,7 @@ class Harmony(Family):
             header, begin = text[at:message], message + len(MESSAGE)
             recipient = _RECIPIENT.search(header)
             if recipient is None:
-                ended = _ENDED.search(text, begin)
-                end = ended.start() if ended else len(text)
+                end, _ = _ended(text, begin)
             else:
                 opening = header.rfind(START)
                 call, end = _call(text, begin, recipient[1], at + max(0, opening))
@@ -105,21 +106,33 @@ def _asked(text: str) -> list[Piece]:
 
 def _call(text: str, begin: int, recipient: str, char: int) -> tuple[FoundCall | None, int]:
     """The call that a message to `recipient` makes, None where it makes none, and where the message ends."""
-    if recipient.startswith(_FUNCTIONS):
-        name = recipient.removeprefix(_FUNCTIONS)
+    name = recipient.removeprefix(_FUNCTIONS)
+    if recipient != "python":
         try:
             value, end = read_value(text, begin, MESSAGE)
-            if isinstance(value, dict) and _CLOSING.match(text, end):
+            closing = _CLOSING.match(text, end)
+            if isinstance(value, dict) and closing is not None and _calls(recipient, closing[1]):
                 return FoundCall(name, value, char, recipient), end
         except (ValueError, RecursionError):
             pass
-    ended = _ENDED.search(text, begin)
-    end = ended.start() if ended else len(text)
+    end, mark = _ended(text, begin)
     if recipient == "python":
-        return FoundCall("python", {"code": text[begin:end]}, char, recipient), end
-    if recipient.startswith(_FUNCTIONS):
-        return FoundCall(recipient.removeprefix(_FUNCTIONS), text[begin:end].strip(), char, recipient), end
+        return FoundCall(name, {"code": text[begin:end]}, char, recipient), end
+    if _calls(recipient, mark):
+        return FoundCall(name, text[begin:end].strip(), char, recipient), end
     return None, end
+
+
+def _ended(text: str, begin: int) -> tuple[int, str | None]:
+    """Where the message whose words begin there ends, and with which mark."""
+    found = _ENDED.search(text, begin)
+    return (len(text), None) if found is None else (found.start(), found[1])
+
+
+def _calls(recipient: str, mark: str | None) -> bool:
+    """Whether a message that ends with a mark makes a call: to a function always, to any other tool where the turn ends
+    with it. mark: None at the end of a text, which lacks the turn's own."""
+    return recipient.startswith(_FUNCTIONS) or (mark in (None, "call") and recipient not in _PEOPLE)
 
 
 def _system(tools: Sequence[ToolSpec]) -> str:
