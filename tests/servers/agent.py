@@ -14,6 +14,7 @@ import httpx
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
+from retcon.chat.types import Tokenizer
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import Reply, ScriptedEngine
 from retcon.engine.types import Generator, SamplingParams
@@ -29,6 +30,7 @@ from retcon.tools.schema import python_spec
 from retcon.tools.scripted import ScriptedTool
 
 MODEL = "small"
+BYTES = ByteTokenizer()
 LIMITS = RolloutLimits(max_tokens=4000, max_turns=6, lookahead_tokens=4000)
 Message = Mapping[str, object]
 SEARCH = {
@@ -47,10 +49,15 @@ def run_python(code: str) -> tuple[str, Any, str | None]:
 
 
 def context_of(
-    engine: Generator, *, style: str = "markdown", repair: Repair | None = None, limits: RolloutLimits = LIMITS
+    engine: Generator,
+    *,
+    style: str = "markdown",
+    repair: Repair | None = None,
+    limits: RolloutLimits = LIMITS,
+    tokenizer: Tokenizer = BYTES,
 ) -> RolloutContext:
     tool = ScriptedTool(run_python, spec=python_spec())
-    chat = Chat(ByteTokenizer(), style=style)
+    chat = Chat(tokenizer, style=style)
     return RolloutContext(engine, chat, {"python": tool}, limits, SamplingParams(), repair, model=MODEL)
 
 
@@ -87,14 +94,14 @@ async def asking(
     style: str = "markdown",
     repair: Repair | None = None,
     limits: RolloutLimits = LIMITS,
+    tokenizer: Tokenizer = BYTES,
     record: Path | None = None,
     **settings: Any,
 ) -> AsyncIterator[Asking]:
     """Without a socket."""
-    engine = ScriptedEngine(ByteTokenizer(), replies)
-    agent = Agent(
-        context_of(engine, style=style, repair=repair, limits=limits), ServeSettings(MODEL, **settings), Record(record)
-    )
+    engine = ScriptedEngine(tokenizer, replies)
+    context = context_of(engine, style=style, repair=repair, limits=limits, tokenizer=tokenizer)
+    agent = Agent(context, ServeSettings(MODEL, **settings), Record(record))
     async with app.opened(agent) as application:
         transport = httpx.ASGITransport(application, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:

@@ -79,6 +79,11 @@ class Family(Framing, Protocol):
         """The control token that ends such a turn."""
         return self.ends[0]
 
+    def shown(self, text: str) -> str:
+        """What a user is shown of a turn's text without its end, or of how one begins: what is no framing of messages
+        within it."""
+        return text
+
     def observations_in(self, text: str) -> list[str]:
         """What tools answered in a conversation of this family that is text, in order."""
         ...

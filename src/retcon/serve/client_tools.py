@@ -62,15 +62,15 @@ def shown_of(turn: Turn, chat: Chat, names: Mapping[str, str] | None, stops: Seq
     names: what the client calls its tools; None where calls are nobody's but ours. (OpenAI's API leaves the stop string
     out; some harnesses put it back.)
     """
-    ids, text = ids_of(turn.generated), turn.text
+    ids, text, family = ids_of(turn.generated), turn.text, chat.family
     if ids and ids[-1] in chat.stop_ids:
         text = text.removesuffix(chat.tokenizer.decode(ids[-1:]))
     if turn.calls:
-        said = text[: turn.calls[0].char].rstrip()
+        said = family.shown(text[: turn.calls[0].char]).rstrip()
         calls = () if names is None else tuple(_called(call, names) for call in turn.calls)
         return Said("assistant", said, calls), said
     cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return Said("assistant", text[: min(cuts, default=len(text))]), text
+    return Said("assistant", family.shown(text[: min(cuts, default=len(text))])), family.shown(text)
 
 
 def _called(call: ToolCall, names: Mapping[str, str]) -> Called:

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 
+from conversing import bytes_of
 from playing import call
 from retcon.core.types import Trajectory
 from servers.agent import MODEL, SAAR, SEARCH, Asking, asked, said, user
@@ -222,6 +223,34 @@ def test_equal_requests_without_a_seed_are_sampled_otherwise_though_their_sessio
     asked(play, lambda *_: "Yes.")
     asked(play, lambda *_: "Yes.")
     assert seeds[0] == seeds[1]  # which another server repeats
+
+
+def test_of_messages_on_channels_a_client_is_given_the_final_one() -> None:
+    """And what it sends back is known by it: gpt-oss's turns hold what it thought, too."""
+    thought, call_ = "<|channel|>analysis<|message|>Hm.", "<|channel|>commentary to=functions.search<|message|>"
+    final = "<|start|>assistant<|channel|>final<|message|>"
+    replies = [
+        f'{thought}<|end|><|start|>assistant{call_}{{"query": "it"}}<|call|>',
+        f"{thought}<|end|>{final}Ada.<|return|>",
+        f"{thought}<|end|>{final}In 1815, STOP",
+    ]
+
+    async def play(client: Asking) -> None:
+        told = [user("Who?")]
+        first = await client.chat(told, tools=[SEARCH])
+        message = said(first)
+        assert message["content"] is None
+        (made,) = first["choices"][0]["message"]["tool_calls"]
+        told += [message, {"role": "tool", "tool_call_id": made["id"], "content": "Ada"}]
+        second = await client.chat(told, tools=[SEARCH])
+        assert said(second) == {"role": "assistant", "content": "Ada."}
+        third = await client.chat([*told, said(second), user("When?")], tools=[SEARCH], stop=["STOP"])
+        assert said(third) == {"role": "assistant", "content": "In 1815, "}
+        assert third["retcon"]["known_tokens"] == second["usage"]["total_tokens"]
+        (kept,) = client.trajectories(third["retcon"]["session"])
+        assert [turn.text for turn in kept.turns] == replies
+
+    asked(play, replies, style="harmony", tokenizer=bytes_of("harmony"))
 
 
 def test_a_stream_says_the_same_in_pieces() -> None:

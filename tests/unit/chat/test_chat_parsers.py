@@ -99,6 +99,20 @@ def test_calls(family: str, text: str, calls: list[tuple[str, object, int]]) -> 
     assert [(call.name, call.arguments, call.char) for call in named(family).find_calls(text)] == calls
 
 
+@pytest.mark.parametrize(("family", "text", "shown"), [
+    ("qwen", "<think>hm</think>It is 4.", "<think>hm</think>It is 4."),
+    ("harmony", "It is 4.", "It is 4."),
+    ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>It is 4.",
+     "It is 4."),
+    ("harmony", "<|channel|>final <|constrain|>json<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>b",
+     "{}\nb"),
+    ("harmony", "<|channel|>analysis<|message|>the final", ""),
+    ("harmony", "<|channel|>fin", ""),
+])  # fmt: skip
+def test_what_a_user_is_shown_of_a_turn(family: str, text: str, shown: str) -> None:
+    assert named(family).shown(text) == shown
+
+
 @pytest.mark.parametrize(("family", "text", "label"), [
     ("mistral", '[TOOL_CALLS]s[CALL_ID]abc[ARGS]{}', "abc"),
     ("mistral", '[TOOL_CALLS][{"name": "s", "arguments": {}, "id": "abc"}]', "abc"),

@@ -22,6 +22,8 @@ _PEOPLE = ("user", "assistant", "all")
 """Recipients that are no tools."""
 _ENDED = re.compile(r"<\|(end|call|return|start)\|>")
 _CLOSING = re.compile(rf"\s*(?:{_ENDED.pattern}|\Z)")
+_FINAL = re.compile(r"<\|channel\|>final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>(.*?)"
+                    rf"(?:{_ENDED.pattern}|\Z)", re.DOTALL)  # fmt: skip
 _OBSERVED = re.compile(r"<\|start\|>(?:functions\.[\w.-]+|python) to=assistant[^<]*<\|channel\|>\w+<\|message\|>"
                        r"(.*?)<\|end\|>", re.DOTALL)  # fmt: skip
 
@@ -95,6 +97,12 @@ class Harmony(Family):
 
     def end_of(self, calls: Sequence[Written]) -> str:
         return CALL if calls else RETURN
+
+    def shown(self, text: str) -> str:
+        """The messages on `final`; all of a text that has no messages in it."""
+        if MESSAGE not in text and CHANNEL not in text:
+            return text
+        return "\n".join(found[1] for found in _FINAL.finditer(text))
 
     def observations_in(self, text: str) -> list[str]:
         return _OBSERVED.findall(text)
