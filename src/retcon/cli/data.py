@@ -108,7 +108,8 @@ def _show(console: Console, report: Report) -> None:
     if report.unreadable:
         console.print(Text("answers that no grader can read", "bold red"))
         for where, answer, why in report.unreadable[:PLACES]:
-            console.print(Text(f"  {_short(report, where)}: {_cut(answer, 30)!r}: {why}"))
+            said = f"{_cut(answer, 30)!r}: " if answer else ""
+            console.print(Text(f"  {_short(report, where)}: {said}{why}"))
     if report.in_words:
         console.print(
             Text("answers in words, which math takes for products of letters: is --grader exact meant?", "yellow")
@@ -145,7 +146,7 @@ def _lines(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "kept", f"{report.kept:,}", ", ".join(f"{n:,} graded by {name}" for name, n in report.graders.items())
     unread = [where for where, _, _ in report.unreadable]
     known = f"{len(unread):,}" if not report.not_read else "?"
-    tests = "tests of programs are not looked at" if "code" in report.graders else ""
+    tests = "of programs' tests only those in Python are looked at" if "code" in report.graders else ""
     yield "no grader can read", known, report.not_read or _places(report, unread, len(unread)) or tests
     if report.in_words:
         worded = [where for where, _ in report.in_words]

@@ -133,6 +133,33 @@ def test_the_share_of_asserts_that_pass(world: World) -> None:
     assert world.scores([(p, meta) for p in programs]) == [1, 0, 0, 0, 0, 0, 0]
 
 
+def test_tests_that_nothing_calls_are_called(world: World) -> None:
+    functions = "def test_one():\n    assert f(1) == 2\nasync def test_two():\n    assert f(2) == 3\n"
+    suite = (
+        "import unittest\nclass T(unittest.TestCase):\n    @classmethod\n    def setUpClass(cls): cls.one = 1\n"
+        "    def setUp(self): self.two = 2\n    def test_a(self):\n        with self.subTest(): "
+        "self.assertEqual(f(self.one), 2)\n    def test_b(self): self.assertEqual(f(self.two), 3)\n"
+    )
+    metas = [
+        {"tests": functions},
+        {"tests": [functions]},
+        {"test_list": ["K = 1", *functions.split("async ")[:1], "assert f(2) == 2 + K"]},
+        {"tests": suite + "if __name__ == '__main__':\n    unittest.main()"},
+        {"test": suite, "entry_point": "f"},
+    ]
+    right, half = "def f(a): return a + 1", "def f(a): return 2"
+    leaves = "import unittest\ndef f(a):\n    raise unittest.SkipTest if a == 1 else SystemExit(0)"
+    for program, score in ((right, 1), (half, 0.5), ("def f(a): return 3 if a > 1 else 0", 0.5), (leaves, 0)):
+        assert world.scores([(program, meta) for meta in metas], score="share") == [score] * 5
+        assert world.scores([(program, meta) for meta in metas]) == [float(score == 1)] * 5
+    assert world.scores([("pass", meta) for meta in metas]) == [0] * 5
+
+
+def test_what_tests_define_is_there_after_one_that_failed(world: World) -> None:
+    meta = {"tests": ["def same(a, b): return a == b", "assert same(f(1), 2)", "assert same(f(2), 3)"]}
+    assert world.scores([("def f(a): return 3", meta)], score="share") == [0.5]
+
+
 def test_programs_that_read_and_print(world: World) -> None:
     meta = {"tests": [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10"}]}
     programs = [

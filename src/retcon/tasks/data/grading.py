@@ -32,12 +32,13 @@ def in_words(task: Task) -> bool:
     return kind is not None and kind.in_words is not None and kind.in_words(task.answer)
 
 
-def unread(grader: str, answer: str) -> str:
-    """Why a grader could compare nothing with this right answer, "" where it could, or takes a sandbox to tell."""
+def unread(grader: str, item: Item) -> str:
+    """Why a grader could compare nothing with an item's answer or tests, "" where it could, or takes a sandbox to
+    tell."""
     kind = kind_of(grader)
     try:
         if kind.read is not None:
-            kind.read(answer)
+            kind.read(item.answer, item.meta)
     except ValueError as error:
         return str(error)
     return ""

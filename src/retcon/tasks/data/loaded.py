@@ -67,7 +67,7 @@ class ReadSource:
             if self.named_by[0] != item.named_by:
                 return (f"it is an option's {item.named_by}, where {self.named_by[1]} has an option's "
                         f"{self.named_by[0]}: write letters, A, B, …")  # fmt: skip
-        return (item.unread if grader == CHOICE else "") or unread(grader, item.answer)
+        return (item.unread if grader == CHOICE else "") or unread(grader, item)
 
     def drop(self, reason: str, where: str) -> None:
         self.dropped[reason] += 1
@@ -116,7 +116,8 @@ class Loaded:
         """Raises DataError where an answer cannot be read, and that takes no sandbox to tell."""
         wrong = [one for source in self.sources for one in (*source.train, *source.evaluation) if one.unread]
         if wrong:
-            told = [f"{one.where}: {one.task.answer!r:.40}: {one.unread}" for one in wrong[:3]]
+            told = [f"{one.where}: {f'{one.task.answer!r:.40}: ' if one.task.answer else ''}{one.unread}"
+                    for one in wrong[:3]]  # fmt: skip
             raise DataError(f"{counted(len(wrong), 'answer')} that no grader can read:\n  " + "\n  ".join(told))
 
     def warn_of_drops(self) -> None:

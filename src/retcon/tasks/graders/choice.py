@@ -34,4 +34,4 @@ async def _open(_settings: ChoiceSettings, _host: Host) -> ChoiceGrader:
     return ChoiceGrader()
 
 
-GRADER = Kind("choice", ChoiceSettings, _open, read=letter)
+GRADER = Kind("choice", ChoiceSettings, _open, read=lambda answer, _meta: letter(answer))

@@ -16,7 +16,7 @@ import json
 import re
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ from retcon.chat.markdown import find_calls
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
 from retcon.core.types import Trajectory
 from retcon.sandbox.types import Limits, Result, Sandbox, Session
-from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, read_tests
+from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, python_tests, read_tests
 from retcon.tasks.grading.outputs import same_output, same_value
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
@@ -163,11 +163,12 @@ class CodeGrader:
         if each:
             with contextlib.suppress(CheckpointRefused):  # it has threads, say: then no test after one that ends it
                 start = await session.checkpoint()
-        passed, first = 0, ""
+        passed, first, needs = 0, "", False
         for n, check in enumerate(checks, 1):
             word = secrets.token_hex(8)
+            code = f"{check.needs}\n{check.code}" if needs else check.code
             try:
-                result = await _cell(session, f"{check.code}\n{word!r}")
+                result = await _cell(session, f"{code}\n{word!r}")
             except SessionLost as lost:
                 if not lost.by_own_code:
                     raise
@@ -180,6 +181,7 @@ class CodeGrader:
                 break
             if start is not None:
                 await session.rollback(start)  # as it may have ended the interpreter
+                needs = True
         return passed, first
 
     def _limits(self) -> Limits:
@@ -253,4 +255,11 @@ async def _open(settings: CodeSettings, host: Host) -> CodeGrader:
     return CodeGrader(await host.sandbox(), settings)
 
 
-GRADER = Kind("code", CodeSettings, _open)
+def _read(_answer: str, meta: Mapping[str, object]) -> None:
+    try:
+        python_tests(meta)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"its tests cannot be read: {error}") from None
+
+
+GRADER = Kind("code", CodeSettings, _open, read=_read)

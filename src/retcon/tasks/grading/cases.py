@@ -2,9 +2,11 @@
 
 Where they are, in a task's `meta` (the first that is there counts):
 
-tests                     Python that raises where an answer is wrong, a list of such pieces, or cases as below
+tests                     Python that raises where an answer is wrong, a list of such pieces, or cases as below;
+                          where nothing calls the tests in it, each is called as a case (`uncalled.py`)
 test_list                 MBPP: asserts, with `test_setup_code` and `test_imports`
-test, entry_point         HumanEval: `check(candidate)`, with `prompt`, whose imports and helpers an answer may use
+test, entry_point         HumanEval: `check(candidate)`, with `prompt`, whose imports and helpers an answer may use;
+                          or tests as in `tests` (BigCodeBench)
 public_test_cases, private_test_cases, metadata, starter_code      LiveCodeBench, packed or not
 input_output              APPS, TACO, and verl's code rows, where it is the answer: `inputs`, `outputs`, `fn_name`
 
@@ -16,10 +18,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retcon.tasks.grading.packed import unpack
+from retcon.tasks.grading.uncalled import defines, pieces_of
 from retcon.tasks.types import Task
 
 PRELUDE = """
@@ -40,9 +43,10 @@ as math has a `pow` of its own."""
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Python that raises where the answer is wrong."""
+    """Python that raises where the answer is wrong. needs: what it takes to run it after none of those before it."""
 
     code: str
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +93,56 @@ def read_tests(task: Task) -> Tests:
     return found
 
 
-def _found(task: Task) -> Tests | None:
-    meta = task.meta
+def python_tests(meta: Mapping[str, object]) -> Tests | None:
+    """Those in Python, None where there are others or none. Raises ValueError where they would check nothing."""
     setup = _text(meta.get("test_setup_code"))
     if tests := _plain(meta.get("tests")):
         if isinstance(tests, str):
-            return Tests((Check(tests),), setup) if tests.strip() else None
-        if isinstance(tests, Mapping) or not isinstance(tests[0], str):
-            return _cases(tests, _function_of(meta))
-        return Tests(tuple(Check(str(one)) for one in tests), setup)
+            return _python([tests], setup) if tests.strip() else None
+        is_python = not isinstance(tests, Mapping) and isinstance(tests[0], str)
+        return _python(list(map(str, tests)), setup) if is_python else None
     if tests := _plain(meta.get("test_list")):
         imports = "\n".join(str(line) for line in _plain(meta.get("test_imports")) or ())
-        return Tests(tuple(Check(str(one)) for one in tests), f"{imports}\n{setup}".strip())
+        return _python(list(map(str, tests)), f"{imports}\n{setup}".strip())
     if meta.get("test") and meta.get("entry_point"):
         return _humaneval(_text(meta["test"]), _text(meta["entry_point"]), _text(meta.get("prompt")))
+    return None
+
+
+def _found(task: Task) -> Tests | None:
+    meta = task.meta
+    if (found := python_tests(meta)) is not None:
+        return found
+    if tests := _plain(meta.get("tests")):
+        return None if isinstance(tests, str) else _cases(tests, _function_of(meta))
     if public := [name for name in ("public_test_cases", "private_test_cases") if meta.get(name)]:
         cases = [case for name in public for case in _livecodebench(meta[name])]
         function = _function_of(meta) if any(case.get("testtype") == "functional" for case in cases) else None
         return _cases(cases, function)
     written = meta.get("input_output") or (task.answer if task.answer.lstrip().startswith(("{", "[")) else None)
     return _cases(_plain(written), _function_of(meta)) if written else None
+
+
+def _python(codes: Sequence[str], before: str, body_of: tuple[str, str] | None = None) -> Tests:
+    """Each piece that checks something is a case, with what the pieces before it define; each test that nothing calls
+    is one, too."""
+    cases: list[Check] = []
+    defined: list[str] = []
+    new = rest = 0  # how many of those no piece that checks has met, and no case at all
+    for piece in pieces_of(codes):
+        if piece.checks:
+            known = len(defined) - new
+            cases.append(Check("\n".join([*defined[known:], piece.code]), "\n".join(defined[:known])))
+            new = rest = 0
+            continue
+        defined.append(piece.code)
+        cases += [Check("\n".join([*defined, call])) for call in piece.calls]
+        new, rest = new + 1, 0 if piece.calls else rest + 1
+    if not cases:
+        raise ValueError("they check nothing: they have no test_… function, no TestCase, and nothing that may fail")
+    if rest:
+        cases[-1] = replace(cases[-1], code="\n".join([cases[-1].code, *defined[-rest:]]))
+    return Tests(tuple(cases), before, body_of)
 
 
 def _cases(written: Any, function: str | None) -> Tests:
@@ -128,7 +162,10 @@ def _cases(written: Any, function: str | None) -> Tests:
 
 def _humaneval(test: str, name: str, prompt: str) -> Tests:
     helpers = prompt.partition(f"def {name}(")[0]
-    return Tests((Check(f"{test}\ncheck({name})"),), helpers, (name, prompt) if prompt else None)
+    body_of = (name, prompt) if prompt else None
+    if defines(test, "check"):
+        return Tests((Check(f"{test}\ncheck({name})"),), helpers, body_of)
+    return _python([test], helpers, body_of)
 
 
 def _livecodebench(written: Any) -> Sequence[Mapping[str, Any]]:

@@ -29,7 +29,8 @@ class Kind:
     settings: a frozen dataclass whose defaults will do; its fields are described (`Annotated`, pydantic's `Field`).
     open: makes the grader, of settings and host. packages: that the sandbox does well to preload
     (`SandboxPool(packages=…)`). unreadable: of right answers, those that it could compare nothing with, and why.
-    read: raises ValueError for such an answer, where that takes nothing to be run. in_words: whether a right answer is
+    read: raises ValueError for such an answer, or for such tests in a task's `meta`, where that takes nothing to be
+    run. in_words: whether a right answer is
     in words that it takes for something else. ready: raises RetconError where the grader of these settings cannot be
     had here, before anything is made ready for it.
     """
@@ -41,7 +42,7 @@ class Kind:
     unreadable: Callable[[Sequence[str]], Mapping[str, str]] | None = None
     in_words: Callable[[str], bool] | None = None
     ready: Callable[[Any], None] | None = None
-    read: Callable[[str], object] | None = None
+    read: Callable[[str, Mapping[str, object]], object] | None = None
 
 
 @cache
