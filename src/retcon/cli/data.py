@@ -141,6 +141,8 @@ def _table(report: Report) -> Table:
 
 def _lines(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "rows", f"{report.rows:,}", ""
+    for column, count in report.asked_with.items():
+        yield f"asked with '{column}'", f"{count:,}", "the question is of both columns"
     for reason, count in report.dropped.items():
         yield reason, f"{count:,}", _places(report, report.where_dropped[reason], count)
     yield "kept", f"{report.kept:,}", ", ".join(f"{n:,} graded by {name}" for name, n in report.graders.items())

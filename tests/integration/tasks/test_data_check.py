@@ -59,6 +59,13 @@ def test_it_prints_what_there_is_within_eighty_columns(tmp_path: Path) -> None:
     assert printed.count("→") == 5
 
 
+def test_columns_that_are_part_of_the_question_are_told(tmp_path: Path) -> None:
+    row = {"instruction": "What is the sum?", "input": "1 and 2", "answer": "3"}
+    printed = checked(write(tmp_path / "a.jsonl", [row]))
+    assert "asked with 'input' 1 the question is of both columns" in " ".join(printed.split())
+    assert "What is the sum? 1 and 2" in printed
+
+
 def test_what_is_in_brackets_is_shown_as_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "a [raw]").mkdir()
     write(tmp_path / "a [raw]" / "a.jsonl", [{"question": "How long?", "answer": "5", "length [cm]": 3, "[/b]": 4}])

@@ -259,3 +259,52 @@ def test_one_question_after_other_messages_is_another_problem(tmp_path: Path) ->
 def test_numbers_truths_and_lists_of_one_are_answers(tmp_path: Path) -> None:
     rows = [{"question": f"q{n}", "answer": a} for n, a in enumerate([42, 0.5, True, ["7"], 0])]
     assert [t.answer for t in tasks(write(tmp_path / "a.jsonl", rows))] == ["42", "0.5", "True", "7", "0"]
+
+
+ABOUT = {"input": "I loved it", "answer": "1"}
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"instruction": "Good?", **ABOUT}, "Good?\n\nI loved it"),
+        ({"instruction": "Good?", **ABOUT, "output": "It is."}, "Good?\n\nI loved it"),
+        ({"question": "Good?", **ABOUT}, "Good?\n\nI loved it"),
+        ({"question": "Good?", "context": "I loved it\n", "answer": "1"}, "I loved it\n\nGood?"),
+        ({"question": "Good?", "passage": "I loved it", "context": None, "answer": "1"}, "I loved it\n\nGood?"),
+        ({"question": "Good?", "article": "It is.", "options": ["no", "yes"], "answer": "B"},
+         "It is.\n\nGood?\n\nA. no\nB. yes"),
+        ({"instruction": "Good?", "input": " ", "answer": "1"}, "Good?"),
+        ({"instruction": "Good?", "input": ["a"], "context": {"a": 1}, "answer": "1"}, "Good?"),
+        ({"question": "Good?", "context": "Asked: Good?", "answer": "1"}, "Good?"),
+        ({"question": "I loved it. Good?", **ABOUT}, "I loved it. Good?"),
+        ({"question": "Add.", "input": "1 2", "output": "3", "answer": "3"}, "Add."),
+        ({"question": "Add.", "input": "1 2", "answer": "x", "input_output": "{}", "grader": "code"}, "Add."),
+        ({"prompt": "Good?", **ABOUT}, "Good?"),
+        ({"prompt": [{"role": "user", "content": "Good?"}], "context": "x", "answer": "1"}, "Good?"),
+        ({**ROWS["mbpp"], "input": "1", "context": "x"}, None),
+        ({**ROWS["humaneval"], "input": "1", "context": "x"}, None),
+        ({**ROWS["livecodebench"], "input": "1", "context": "x"}, None),
+    ],
+)  # fmt: skip
+def test_what_a_question_is_about_is_part_of_it(row: dict[str, Any], asked: str | None, tmp_path: Path) -> None:
+    plain = {name: value for name, value in row.items() if name not in ("input", "context")}
+    expected = asked or tasks(write(tmp_path / "b.jsonl", [plain]))[0].question
+    assert tasks(write(tmp_path / "a.jsonl", [row]))[0].question == expected
+
+
+def test_questions_that_differ_in_what_they_are_about_are_not_the_same(tmp_path: Path) -> None:
+    rows = [{"instruction": "Good?", "input": said, "answer": "1"} for said in ("I loved it", "I hated it", "")]
+    source = read(write(tmp_path / "a.jsonl", rows))
+    assert [len(source.train), dict(source.asked_with)] == [3, {"input": 2}]
+
+
+def test_a_column_that_is_mapped_is_no_part_of_the_question(tmp_path: Path) -> None:
+    row = {"text": "Good?", "input": "I loved it", "context": "x", "story": "It is.", "answer": "1"}
+    path = write(tmp_path / "a.jsonl", [row])
+    for columns, asked in (
+        ({"question": "input", "source": "context"}, "I loved it"),
+        ({"question": "text", "source": "context", "id": "input"}, "Good?"),
+        ({"question": "text", "context": "story", "solution": "input"}, "It is.\n\nGood?"),
+    ):
+        assert tasks(path, columns=columns)[0].question == asked

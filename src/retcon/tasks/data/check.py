@@ -45,7 +45,8 @@ class Sample:
 class Report:
     """What was found in one source.
 
-    dropped: rows that are left out, by reason; where_dropped: the first places of each. conflicting: pairs of places
+    asked_with: rows by the columns that their questions also come from. dropped: rows that are left out,
+    by reason; where_dropped: the first places of each. conflicting: pairs of places
     that ask the same and answer otherwise. unreadable: (place, answer, why). in_words: (place, answer), graded by
     `math` though they are words. overlap: (place, what it repeats, rule).
     not_read: why nothing is known of unreadable answers, "" where it is.
@@ -55,6 +56,7 @@ class Report:
     convention: str
     columns: Sequence[str]
     rows: int
+    asked_with: dict[str, int]
     kept: int
     dropped: dict[str, int]
     where_dropped: dict[str, list[str]]
@@ -103,6 +105,7 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
         convention=source.convention,
         columns=source.columns,
         rows=source.rows,
+        asked_with=dict(source.asked_with.most_common()),
         kept=len(placed),
         dropped=dict(source.dropped.most_common()),
         where_dropped=source.where_dropped,

@@ -24,6 +24,7 @@ from retcon.tasks.data.fields import (
     prompt,
     text,
 )
+from retcon.tasks.data.passages import INPUT, whole
 from retcon.tasks.graders.text import chosen_letter
 
 QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction")
@@ -35,7 +36,7 @@ ALWAYS = ("system", "grader")
 INDICES = ("answer_index", "label")
 """Where an option is named by its index, though the file may hold it as a string."""
 GROUND_TRUTH = "reward_model.ground_truth"  # as messages name it
-FIELDS = ("question", "answer", "solution", "id", "source", "split", *ALWAYS)
+FIELDS = ("question", "context", INPUT, "answer", "solution", "id", "source", "split", *ALWAYS)
 """What the settings' `columns` may map: each stands for the column of its own name in every convention."""
 
 
@@ -121,9 +122,10 @@ def first_of(row: Columns, names: Iterable[str]) -> str:
 
 
 def item(row: Columns, question: str, answer: str, **more: Any) -> Item:
-    """A row's item, with what any row may have (id, system prompt, source, grader, worked solution); the columns that
-    hold neither are its `meta`."""
+    """A row's item, with what any row may have (id, system prompt, source, grader, worked solution; beside an answer
+    also what the question is about); the columns that hold neither are its `meta`."""
     system, before, asked = prompt(row, question)
+    asked, asked_with = whole(row, question, asked) if answer else (asked, ())
     if not missing(row.get("system")):
         system = text(row, "system")
     id_, source = first_of(row, IDS), first_of(row, SOURCES)
@@ -132,6 +134,7 @@ def item(row: Columns, question: str, answer: str, **more: Any) -> Item:
     final, reference = marked(text(row, answer)) if answer else ("", "")
     read = Item(
         question=asked,
+        asked_with=asked_with,
         before=before,
         answer=final,
         id=_short(row, id_),

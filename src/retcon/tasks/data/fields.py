@@ -42,7 +42,8 @@ class Item:
     answer: "" where it has none. grader: that the row itself names, "" where it names none. source: the data set that
     the row says it is from. reference: a worked solution. before: what is said before the question, (role, text). meta:
     what else graders or people may want to know. named_by: whether the answer names an option by its `text` or its
-    `index`, "" where it does not, or may be either. unread: why its grader cannot read the answer, "" where it can.
+    `index`, "" where it does not, or may be either. asked_with: the columns whose text is part of the question, though
+    another holds it. unread: why its grader cannot read the answer, "" where it can.
     """
 
     question: str
@@ -55,6 +56,7 @@ class Item:
     before: Told = ()
     meta: Columns = field(default_factory=dict)
     named_by: str = ""
+    asked_with: tuple[str, ...] = ()
     unread: str = ""
 
 

@@ -131,6 +131,7 @@ class _Loader:
         except Misfit as misfit:
             raise DataError(f"{row.where}: {misfit} (read as {convention.name})") from None
         _refuse_huge(item, row)
+        read.asked_with.update(item.asked_with)
         grader = item.grader or read.settings.grader or convention.grader
         if item.grader:
             refuse_unknown(item.grader, row.where)

@@ -43,7 +43,9 @@ class ReadSource:
     """A source and what became of its rows.
 
     dropped: rows by reason; where_dropped: the first places of each. conflicting: (place, first place) of dropped
-    duplicates that have another answer. named_by: how the first row that tells names options (`Item`), and its place.
+    duplicates that have another answer.
+    asked_with: rows by the columns that their questions also come from. named_by: how the first row that tells names
+    options (`Item`), and its place.
     """
 
     settings: TaskSource
@@ -58,6 +60,7 @@ class ReadSource:
     dropped: Counter[str] = field(default_factory=Counter)
     where_dropped: dict[str, list[str]] = field(default_factory=dict)
     conflicting: list[tuple[str, str]] = field(default_factory=list)
+    asked_with: Counter[str] = field(default_factory=Counter)
     named_by: tuple[str, str] = ("", "")
 
     def unread(self, item: Item, grader: str, where: str) -> str:

@@ -24,7 +24,8 @@ class _Reading(BaseModel):
     format: str = Field("auto", description="the convention of the columns, such as verl, trl, gsm8k or math; auto: by "
                         "the first row")  # fmt: skip
     columns: dict[str, str] = Field({}, description="which column holds what, as { question = \"text\", answer = "
-        "\"meta.label\" }: question, answer, solution, id, system, source, grader, split; a dot goes into objects"
+        "\"meta.label\" }: question, context, input, answer, solution, id, system, source, grader, split; a dot goes "
+        "into objects"
     )  # fmt: skip
     grader: str = Field("", description="of rows that name none: math, exact, choice, code, or my_package.my_module:"
                         "my_grade; empty: the convention's own")  # fmt: skip
