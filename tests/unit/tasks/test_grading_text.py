@@ -16,6 +16,17 @@ from retcon.tasks.graders.text import final_answer, integer, rational, same_choi
         ("48/2 = 24\n#### 72\n", "72"),
         ("#### 1\nno:\n#### 2", "2"),
         (r"\boxed{3} and #### 4", "3"),
+        ("#### Solution\n\n6 times 7 is 42.\n\n**The answer is 42.**", None),
+        ("#### Step 1\n6 and 7\n\n#### **Final Answer:**\n\nforty-two", "forty-two"),
+        ("#### Answer\n\n41\n\nor 42", None),
+        ("#### 42\n\nLet me double check.\n\n#### Verification\nok", "42"),
+        ("#### 41\nno:\n#### 42\n#### 2. Check\nok", "42"),
+        ("#### 5 apples\n\nThat is it.", "5 apples"),
+        ("#### B. twelve\n\nThat is it.", "B. twelve"),
+        ("#### sqrt(2)\n\nThat is it.", "sqrt(2)"),
+        ("so #### New York\n\nThat is it.", "New York"),
+        ("#### Step 1\n\n#### New York\n\n", "New York"),
+        ("##### 7\n####\n", "7"),
         (r"\boxed{never closed", None),
         ("it is 7", None),
         ("", None),
@@ -113,3 +124,10 @@ def test_any_text_is_compared(answer: str, reply: str) -> None:
     assert same_text(answer, answer) or r"\boxed" in answer or "####" in answer
     same_text(answer, reply)
     same_choice("A", reply)
+
+
+def test_headings_mark_no_answer() -> None:
+    assert same_choice("B", "#### Step 1\n6 times 7\n\n#### Final Answer\n\nB")
+    assert same_choice("B", "#### Solution\nIt is 42.\n\nThe answer is (B).")
+    assert same_text("Paris", "#### Solution\nIn France.\n#### Answer\n**Paris**")
+    assert not same_choice("B", "#### A\n#### B\n#### Solution\n#### C")

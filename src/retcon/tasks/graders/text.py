@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from retcon.tasks.grade import boxed
 
-MARK = "####"  # before an answer in GSM8K's solutions
+MARK = "####"  # before an answer in GSM8K's solutions, and before headings in Markdown
 MOST_DIGITS = 1000
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+")
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -21,17 +21,29 @@ _SCIENTIFIC = re.compile(
 _RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:]?")
+_HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=])")
+_ANNOUNCES = re.compile(r"\W*(?:the\s+)?(?:final\s+)?answer\W*", re.IGNORECASE)
 _THOUGHT = re.compile(r"</think>|\[/THINK\]|<\|message\|>")
 _SAID = re.compile(r"\b[Aa]nswer\b[^A-Za-z0-9(]{0,8}(?:is[^A-Za-z0-9(]{0,8})?(?:\(([A-Za-z])\)|([A-Z])(?![A-Za-z0-9]))")
 
 
 def final_answer(reply: str) -> str | None:
-    r"""The content of the last `\boxed{…}`, else what the last `####` of a line stands before; None without either."""
+    r"""The content of the last `\boxed{…}`, else what the last `####` that is no heading stands before; None without
+    either. A heading begins with a word, and is not the last line."""
     found = boxed(reply)
     if found is not None:
         return found
-    _, mark, rest = reply.rpartition(MARK)
-    return rest.partition("\n")[0].strip() if mark else None
+    after: list[str] = []
+    for line in reversed(reply.split("\n")) if MARK in reply else ():
+        before, mark, said = (part.strip() for part in line.rpartition(MARK))
+        if mark and said:
+            if not after or before.strip("#") or not _HEADING.match(said):
+                return said
+            if len(after) == 1 and _ANNOUNCES.fullmatch(said):
+                return after[0]
+        if len(after) < 2 and line.strip():
+            after.append(line.strip())
+    return None
 
 
 def aloud(reply: str) -> str:
