@@ -77,6 +77,11 @@ def grading() -> Iterator[Grading]:
         ("24_{10}", r"\boxed{24}"),
         (".0000672", r"\boxed{6.72 \times 10^{-5}}"),
         ("110111", r"\boxed{110111_2}"),
+        ("1e-07", r"\boxed{0.0000001}"),
+        ("0.000015", r"\boxed{1.5e-5}"),
+        ("1e10", r"\boxed{10000000000}"),
+        ("1e3", r"\boxed{10 \cdot 100}"),
+        ("1/1000", "The answer is 1e-3."),
     ],
 )
 def test_equal(grading: Grading, answer: str, reply: str) -> None:
@@ -101,6 +106,8 @@ def test_equal(grading: Grading, answer: str, reply: str) -> None:
         ("24_{10}", r"\boxed{25}"),
         (".0000672", r"\boxed{.0000673}"),
         (".0000672", r"\boxed{6.73 \times 10^{-5}}"),
+        ("1e-07", r"\boxed{e-7}"),
+        ("0.000015", r"\boxed{1.5e-6}"),
     ],
 )
 def test_different(grading: Grading, answer: str, reply: str) -> None:

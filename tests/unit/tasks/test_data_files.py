@@ -14,6 +14,7 @@ import pytest
 from datafiles import questions, read, tasks, write
 from retcon.core.errors import MissingExtra
 from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.rows import read_rows
 from retcon.tasks.data.settings import FileTaskSettings
 
 ROWS = [{"question": 'Say "1,5",\ntwice: é', "answer": "1"}, {"question": "And 2?", "answer": "2"}]
@@ -229,3 +230,48 @@ def test_an_answer_that_json_cannot_hold_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "x", "answer": NaN}\n{"question": "y", "answer": 1}\n')
     source = read(str(tmp_path / "a.jsonl"))
     assert source.where_dropped == {"without an answer": [f"{tmp_path}/a.jsonl, line 1"]}
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [
+        ("1e-7", "0.0000001"),
+        ("0.00001250", "0.0000125"),
+        ("1e16", "10000000000000000"),
+        ("-2.5e20", "-250000000000000000000"),
+        ("3.0", "3"),
+        ("[0.1]", "0.1"),
+        ("true", "True"),
+        ("12345678901234567890", "12345678901234567890"),
+    ],
+)
+def test_numbers_are_answers_in_plain_decimals(number: str, answer: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"question": "x", "answer": {number}}}\n')
+    (tmp_path / "b.jsonl").write_text(f'{{"question": "x", "answer": {{"of": {number}}}}}\n')
+    assert [task.answer for task in tasks(str(tmp_path / "a.jsonl"))] == [answer]
+    assert [task.answer for task in tasks(str(tmp_path / "b.jsonl"), columns={"answer": "answer.of"})] == [answer]
+
+
+def test_options_that_are_numbers_are_shown_as_answers_are(tmp_path: Path) -> None:
+    row = {"question": "x", "options": [1e-7, 2.0, 0.5], "answer": 2.0}
+    task = tasks(write(tmp_path / "a.jsonl", [row]))[0]
+    assert (task.question, task.answer) == ("x\n\nA. 0.0000001\nB. 2\nC. 0.5", "B")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_columns_of_bytes_and_of_short_floats_are_read_as_they_were_meant(name: str, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
+    from pyarrow import parquet
+
+    answers, nested = pyarrow.array([0.1, 16777216.0, None], pyarrow.float32()), [{"x": b"\xc3\xa9"}, {"x": None}, None]
+    lists = pyarrow.array([[0.3], [], None], pyarrow.list_(pyarrow.float32()))
+    table = pyarrow.table({"question": [b"a", b"b", b"c"], "answer": answers, "about": nested, "all": lists})
+    if name == "a.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        with pyarrow.ipc.new_stream(tmp_path / name, table.schema) as writer:
+            writer.write_table(table)
+    assert [(one.question, one.answer) for one in tasks(str(tmp_path / name))] == [("a", "0.1"), ("b", "16777216")]
+    rows = [row.columns for row in read_rows(tmp_path / name)]
+    assert [row["about"] for row in rows] == [{"x": "é"}, {"x": None}, None]
+    assert [row["all"] for row in rows] == [[0.3], [], None]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,8 @@ from retcon.core.installing import how_to_install
 from retcon.store.types import Record, Source, Writer
 
 _ROWS = 256
+_WHOLE = 2.0**53
+_Read = Callable[[Any], Any]
 
 
 def parquet_source(path: Path) -> Source:
@@ -55,7 +58,7 @@ class Rows:
         total = max(1, self._file.metadata.num_rows)
         try:
             for _, batch in self.groups():
-                for row in batch.to_pylist():
+                for row in rows_of(batch):
                     number += 1
                     yield Record(_json(row, f"{self._path}, row {number}"), number, str(self._path), "row")
                 self.share = number / total
@@ -118,7 +121,7 @@ class RowsWriter(Writer):
         import pyarrow
 
         new = {at: msgspec.json.decode(data) for at, data in changed.items()}
-        old = {at: msgspec.json.decode(_json(table.slice(at, 1).to_pylist()[0], "row")) for at in changed}
+        old = {at: msgspec.json.decode(_json(rows_of(table.slice(at, 1))[0], "row")) for at in changed}
         for n, field in enumerate(self._schema):
             name = field.name
             other = {at: row[name] for at, row in new.items() if row.get(name) != old[at][name]}
@@ -195,6 +198,62 @@ class ParquetWriter(Writer):
         self._schema = found
         self._seen += len(self._waiting)
         self._waiting = []
+
+
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    """The rows of a table or batch of Arrow's. Bytes that are UTF-8 are text, and floats of fewer than 64 bits are the
+    shortest decimals that name them: 0.1, not 0.10000000149011612."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for field in table.schema:
+        if (read := _reader(field.type)) is not None:
+            for row in rows:
+                row[field.name] = read(row[field.name])
+    return rows
+
+
+def _reader(type: Any) -> _Read | None:
+    """What makes of a value of this type that of `rows_of`; None where it is that already."""
+    from pyarrow import types
+
+    if types.is_float32(type) or types.is_float16(type):
+        return lambda value: value if value is None else _shortest(value, "f" if types.is_float32(type) else "e")
+    if types.is_binary(type) or types.is_large_binary(type) or types.is_fixed_size_binary(type):
+        return _text
+    if types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type):
+        return _of_list(_reader(type.value_type))
+    return _of_struct({part.name: _reader(part.type) for part in type}) if types.is_struct(type) else None
+
+
+def _of_list(read: _Read | None) -> _Read | None:
+    return None if read is None else lambda value: value if value is None else [read(item) for item in value]
+
+
+def _of_struct(parts: dict[str, _Read | None]) -> _Read | None:
+    reads = {name: read for name, read in parts.items() if read is not None}
+    if not reads:
+        return None
+    return lambda value: value and value | {name: read(value[name]) for name, read in reads.items()}
+
+
+def _shortest(value: float, code: str) -> float:
+    """code: that of `struct` for floats of this width."""
+    if value.is_integer() and abs(value) < _WHOLE:
+        return value
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        try:
+            if struct.pack(code, short) == struct.pack(code, value):
+                return short
+        except OverflowError:  # rounded up beyond the greatest
+            continue
+    return value
+
+
+def _text(value: bytes | None) -> str | bytes | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def arrow(what: str) -> ModuleType:

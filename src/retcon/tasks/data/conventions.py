@@ -18,6 +18,7 @@ from retcon.tasks.data.fields import (
     Item,
     Misfit,
     ends_in_mark,
+    in_full,
     marked,
     missing,
     objects,
@@ -219,7 +220,7 @@ def _choices(row: Columns) -> Item:
         raise Misfit(column, "is not a list of choices")
     answer = first_of(row, ("answer", "answerKey", "answer_index", "label"))
     read = item(row, first_of(row, QUESTIONS), answer)
-    lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=False)]
+    lines = [f"{letter}. {in_full(option)}" for letter, option in zip(letters, options, strict=False)]
     read = replace(read, question="\n".join([read.question.rstrip(), "", *lines]))
     called = called[: len(options)]
     if read.answer in called:
@@ -239,7 +240,7 @@ def _place_of(said: str, options: Sequence[object], value: object, column: str) 
     A number is an index, as in MMLU, and so is what stands in a column of indices; a string that is both is a text.
     Raises Misfit where the options are numbers too, and one of them is that number while another has that index.
     """
-    text = next((n for n, option in enumerate(options) if str(option).strip() == said), None)
+    text = next((n for n, option in enumerate(options) if in_full(option).strip() == said), None)
     index = int(said) if said.isdecimal() and int(said) < len(options) else None
     if text == index:
         return index, ""

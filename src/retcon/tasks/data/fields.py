@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from retcon.core.errors import RetconError
@@ -73,9 +74,16 @@ def text(row: Columns, column: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | int | float):
-        return str(value[0])
+        return in_full(value[0])
     if not isinstance(value, int | float):
         raise Misfit(column, f"is {_kind(value)}, where text or a number belongs")
+    return in_full(value)
+
+
+def in_full(value: object) -> str:
+    """As text, a number in plain decimals: `1e-07` is the product of a letter to those who read formulas."""
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else f"{Decimal(repr(value)):f}"
     return str(value)
 
 

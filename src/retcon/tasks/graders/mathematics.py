@@ -22,7 +22,7 @@ from retcon.core.installing import how_to_install
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tasks.graders.bases import same_in_base
 from retcon.tasks.graders.stated import stated
-from retcon.tasks.graders.text import final_answer, integer, rational
+from retcon.tasks.graders.text import final_answer, in_decimals, integer, rational
 from retcon.tasks.grading.readable import in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
@@ -108,7 +108,7 @@ class MathGrader:
         ours, theirs = rational(answer), rational(said)
         if ours is not None and theirs is not None and (ours == theirs or _far(ours, theirs)):
             return ours == theirs
-        return await self._equal(answer, _boxed(said.strip("$")))
+        return await self._equal(in_decimals(answer), _boxed(in_decimals(said).strip("$")))
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
         """See `Grader.grade`."""

@@ -6,6 +6,7 @@ Pure functions, a fraction of a millisecond each.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 from retcon.tasks.grade import boxed
@@ -18,6 +19,7 @@ _DECIMAL = re.compile(r"[+-]?\d*\.\d+", re.ASCII)
 _SCIENTIFIC = re.compile(
     r"([+-]?(?:\d+(?:\.\d+)?|\.\d+)) *(?:\\(?:times|cdot)|[*x×]) *10\^(?:\{([+-]?\d{1,3})\}|([+-]?\d{1,3}))", re.ASCII
 )
+_EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}", re.ASCII)
 _RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:]?")
@@ -64,7 +66,7 @@ def integer(text: str) -> int | None:
 
 
 def rational(text: str) -> Fraction | None:
-    r"""The number that `text` is: an integer, a decimal (`.5`, `1.2 \times 10^{-5}`) or a fraction (`3/4`,
+    r"""The number that `text` is: an integer, a decimal (`.5`, `1.2 \times 10^{-5}`, `1.2e-5`) or a fraction (`3/4`,
     `\frac{3}{4}`); None where it is none."""
     whole = integer(text)
     if whole is not None:
@@ -72,7 +74,7 @@ def rational(text: str) -> Fraction | None:
     text = text.strip().strip("$").strip()
     if len(text) > MOST_DIGITS:
         return None
-    if _DECIMAL.fullmatch(text):
+    if _DECIMAL.fullmatch(text) or _EXPONENT.fullmatch(text):
         return Fraction(text)
     if (found := _SCIENTIFIC.fullmatch(text)) is not None:
         return Fraction(f"{found[1]}e{found[2] or found[3]}")
@@ -81,6 +83,12 @@ def rational(text: str) -> Fraction | None:
         return None
     sign, above, below = found.groups()
     return Fraction(int(sign + above), int(below)) if int(below) else None
+
+
+def in_decimals(text: str) -> str:
+    """The same, where it is a number with an exponent (`1e-7`) written out: as a formula, the `e` would be Euler's."""
+    alone = text.strip().strip("$").strip()
+    return f"{Decimal(alone):f}" if _EXPONENT.fullmatch(alone) else text
 
 
 def same_text(answer: str, reply: str) -> bool:

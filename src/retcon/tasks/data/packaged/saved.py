@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from retcon.core.errors import nearest
-from retcon.store.foreign.parquet import arrow
+from retcon.store.foreign.parquet import arrow, rows_of
 from retcon.tasks.data.fields import DataError, Row
 
 SUFFIX = ".arrow"
@@ -52,7 +52,7 @@ def arrow_rows(path: Path) -> Iterator[Row]:
                 whole = pyarrow.ipc.open_file(file)
                 batches = (whole.get_batch(n) for n in range(whole.num_record_batches))
             for batch in batches:
-                for row in batch.to_pylist():
+                for row in rows_of(batch):
                     number += 1
                     yield Row(msgspec.to_builtins(row), number, f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError, TypeError) as error:
