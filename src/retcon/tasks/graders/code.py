@@ -33,7 +33,14 @@ from retcon.tasks.grading.types import Host, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
 from retcon.tasks.types import Task
 
-_READY = "import math, re, collections, itertools, typing\ndel math, re, collections, itertools, typing"
+_READY = """
+import math, re, collections, itertools, typing, sys
+sys.modules["answer"] = sys.modules[__name__]
+__name__ = "answer"
+del math, re, collections, itertools, typing, sys
+"""
+"""An answer is imported, as it were: what it does as a program of its own, such as read input, is no part of it."""
+_CHECKS = '__name__ = "__main__"'
 WAITING = 10.0  # wall seconds for each CPU second, as machines are busy, and a sleeping program ends too
 READ = 16  # tasks whose tests are kept as they were read
 OUTPUT_BYTES = 65536  # kept beyond what a case expects
@@ -155,7 +162,7 @@ class CodeGrader:
     async def _checked_in(
         self, session: Session, program: str, before: str, checks: Sequence[Check]
     ) -> tuple[int, str]:
-        for code in (before, program) if before.strip() else (program,):
+        for code in (before, program, _CHECKS) if before.strip() else (program, _CHECKS):
             if failure := _failure(await _cell(session, code)):
                 return 0, failure
         each = self._settings.score == "share" and len(checks) > 1
