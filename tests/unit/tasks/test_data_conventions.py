@@ -14,7 +14,7 @@ from retcon.tasks.data.conventions import conventions
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.grading import unreadable
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.graders.text import chosen_letter
+from retcon.tasks.graders.text import letter as letter_of
 
 CODE = ("humaneval", "mbpp", "livecodebench")
 
@@ -102,6 +102,9 @@ def test_an_answer_that_is_none_of_the_choices_is_told_as_it_is(answer: str, tmp
         (["0", "2", "4", "8"], 2, "C"),
         (["0", "1", "2"], "1", "B"),
         (["red", "blue"], "(B)", "B"),
+        (["1", "2"], "(B) 2", "B"),
+        (["1", "2"], "B. 2", "B"),
+        (["1", "2"], r"\textbf{(B)}", "B"),
         ({"label": ["1", "2", "3"], "text": ["2", "3", "1"]}, "2", "B"),
     ],
 )
@@ -110,7 +113,7 @@ def test_an_answer_that_is_an_options_text_and_anothers_index_is_its_text_where_
 ) -> None:
     row = {"question": "How many?", "choices": options, "answer": answer}
     (placed,) = read(write(tmp_path / "a.jsonl", [row])).train
-    assert (chosen_letter(placed.task.answer), placed.unread) == (letter, "")
+    assert (letter_of(placed.task.answer), placed.unread) == (letter, "")
 
 
 def test_a_column_of_indices_holds_indices_also_as_strings(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from retcon.tasks.data.fields import (
     text,
 )
 from retcon.tasks.data.passages import INPUT, whole
-from retcon.tasks.graders.text import chosen_letter
+from retcon.tasks.graders.text import chosen_letter, lettered
 
 QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction")
 ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
@@ -228,7 +228,8 @@ def _choices(row: Columns) -> Item:
     place, named_by = _place_of(read.answer, options, row[answer], answer)
     if place is not None:
         return replace(read, answer=letters[place], named_by=named_by)
-    if chosen_letter(read.answer) in tuple(letters[: len(options)]):  # written otherwise: b, (B)
+    otherwise = lettered(read.answer) or chosen_letter(read.answer)  # b, (B), (B) 42
+    if otherwise in tuple(letters[: len(options)]):
         return read
     return replace(read, unread=f"it names none of the {len(options)} options, A to {letters[len(options) - 1]}")
 

@@ -22,11 +22,23 @@ _SCIENTIFIC = re.compile(
 _EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}", re.ASCII)
 _RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
-_LETTER = re.compile(r"\(?([A-Za-z])\)?[.:]?")
+_OPTION = r"(?:(?:[Oo]ption|[Cc]hoice)\s+)?"
+_LETTER = re.compile(_OPTION + r"\(?([A-Za-z])\)?[.:]?")
+_LABEL = re.compile(_OPTION + r"(?:\(([A-Za-z])\)[.:]?\s*|([A-Za-z])[.:)]\s+)(\S.*)", re.DOTALL)
+_NAMED = re.compile(r"(?<![A-Za-z0-9])\(([A-Za-z])\)|(?<![A-Za-z\\])([A-J])(?![A-Za-z'])")
+_SET = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:bf|it|rm|sf)|mbox)\s*\{([^{}]*)\}")
+_SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
 _HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=])")
 _ANNOUNCES = re.compile(r"\W*(?:the\s+)?(?:final\s+)?answer\W*", re.IGNORECASE)
 _THOUGHT = re.compile(r"</think>|\[/THINK\]|<\|message\|>")
-_SAID = re.compile(r"\b[Aa]nswer\b[^A-Za-z0-9(]{0,8}(?:is[^A-Za-z0-9(]{0,8})?(?:\(([A-Za-z])\)|([A-Z])(?![A-Za-z0-9]))")
+_SAID = re.compile(
+    r"\b(?:[Aa]nswer|(?:[Cc]orrect|[Rr]ight|[Bb]est)\s+(?:option|choice))\b[^A-Za-z0-9(]{0,8}(?:is[^A-Za-z0-9(]{0,8})?"
+    + _OPTION + r"[^A-Za-z0-9(]{0,4}(?:\(([A-Za-z])\)|([A-Z])(?![A-Za-z0-9]))"
+)  # fmt: skip
+_OR_ANOTHER = re.compile(
+    r"[\s*$)]{0,4}(?:or\b|(?:and\b|[,/&])(?=[\s*$(]{0,6}[A-Z][\s*$)]{0,4}(?:[.,;!?]|or\b|and\b|\Z)))[\s*$(]{0,6}"
+    + _OPTION + r"\(?[A-Z](?![A-Za-z0-9])"
+)  # fmt: skip
 
 
 def final_answer(reply: str) -> str | None:
@@ -99,27 +111,51 @@ def same_text(answer: str, reply: str) -> bool:
 
 
 def same_choice(answer: str, reply: str) -> bool:
-    r"""Whether the reply chooses the letter `answer`: marked (`\boxed{B}`, `#### (B)`), said (`the answer is B`), or as
-    its only word. Raises ValueError where `answer` is no letter."""
+    r"""Whether the reply chooses the letter `answer`: marked (`\boxed{B}`, `#### (B)`), where the option's text may
+    follow (`\boxed{(B) 12}`), said (`the answer is B`), or as its only word. Raises ValueError where `answer` is no
+    letter."""
     return chosen_letter(reply) == letter(answer)
 
 
 def letter(answer: str) -> str:
     """The letter that an answer is, in upper case. Raises ValueError where it is none."""
-    found = _LETTER.fullmatch(answer.strip())
+    found = lettered(answer)
     if found is None:
         raise ValueError(f"answer {answer!r:.80} is not a letter: multiple choice is graded by one, such as B or (B)")
-    return found.group(1).upper()
+    return found
+
+
+def lettered(text: str) -> str | None:
+    r"""The letter that `text` is (`B`, `\textbf{(B)}`) or begins with as a label (`B. 12`, `(B) 12`), in upper case;
+    None where it is none, or names another one as well."""
+    text = _unset(text)
+    if (alone := _LETTER.fullmatch(text)) is not None:
+        return alone[1].upper()
+    if (label := _LABEL.fullmatch(text)) is None:
+        return None
+    first = (label[1] or label[2]).upper()
+    named = {"".join(filter(None, found)).upper() for found in _NAMED.findall(label[3])}
+    return first if named <= {first} else None
 
 
 def chosen_letter(reply: str) -> str | None:
-    """The letter that a reply chooses (see `same_choice`), in upper case; None where it chooses none."""
+    """The letter that a reply chooses (see `same_choice`), in upper case; None where it chooses none, or several."""
     said = final_answer(reply)
-    alone = _LETTER.fullmatch(_plain(aloud(reply) if said is None else said))
-    chosen = alone.group(1) if alone else None
-    if chosen is None and said is None:
-        chosen = next(("".join(filter(None, found)) for found in reversed(_SAID.findall(aloud(reply)))), None)
-    return chosen.upper() if chosen else None
+    if said is not None:
+        return lettered(said)
+    text = _unset(aloud(reply))
+    if (alone := _LETTER.fullmatch(text)) is not None:
+        return alone[1].upper()
+    last = next(reversed(list(_SAID.finditer(text))), None)
+    if last is None or _OR_ANOTHER.match(text, last.end()) is not None:
+        return None
+    return (last[1] or last[2]).upper()
+
+
+def _unset(text: str) -> str:
+    """Without what LaTeX and Markdown put around words."""
+    text = _SPACE.sub(" ", _SET.sub(r"\1", _SET.sub(r"\1", text))).replace("**", "")
+    return text.strip().strip("$*").strip()
 
 
 def _plain(text: str) -> str:
