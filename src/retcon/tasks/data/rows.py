@@ -21,9 +21,10 @@ from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.foreign.records import Record, open_source
 from retcon.tasks.data.fields import Columns, DataError, Row, text
 from retcon.tasks.data.packaged.saved import ABOUT, SUFFIX, arrow_rows
+from retcon.tasks.data.tables import TAB, records
 
 SPLIT = "split"
-TABLES = {".csv": ",", ".tsv": "\t"}
+TABLES = {".csv": ",", ".tsv": TAB}
 SUFFIXES = (".jsonl", ".ndjson", ".json", *TABLES, ".parquet", SUFFIX)
 """Of files with rows, before the one of a compression (.gz, .zst)."""
 
@@ -156,25 +157,25 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     with decompressed(raw, str(path)) as file:
-        reader = csv.reader(_decoded(file, path), delimiter=delimiter, strict=True)
+        found = records(_decoded(file, path), delimiter)
         number = 1
         try:
-            header = next(reader, None)
-            if header is None:
+            header, last = next(found, ([], 0))
+            if not last:
                 return
             if len(header) == 1 and ";" in header[0] and delimiter == ",":
                 raise DataError(f"{path}, line 1: columns are divided by ';': write the file with commas")
             _check_header(header, path)
-            number = reader.line_num + 1
-            for values in reader:
+            number = last + 1
+            for values, last in found:
                 where = f"{path}, line {number}"
                 if values and len(values) != len(header):
                     raise DataError(f"{where}: {counted(len(values), 'value')}, where the header names "
                                     f"{counted(len(header), 'column')} ({', '.join(header)}): is a "
-                                    "comma unquoted?")  # fmt: skip
+                                    f"{'tab' if delimiter == TAB else 'comma'} unquoted?")  # fmt: skip
                 if values:
                     yield Row(dict(zip(header, values, strict=True)), number, where)
-                number = reader.line_num + 1
+                number = last + 1
         except csv.Error as error:
             raise DataError(f"{path}, line {number}: no CSV: {error} (is a quote not closed?)") from None
         except read_errors() as error:

@@ -1,0 +1,63 @@
+"""CSV and TSV as they are written elsewhere."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.rows import read_rows
+
+LONG = "x" * 500_000
+
+
+def rows(path: Path, text: str) -> list[tuple[object, ...]]:
+    """Each row's values, and its line."""
+    path.write_text(text)
+    return [(*row.columns.values(), row.number) for row in read_rows(path)]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_long_value_is_read_and_the_processs_limit_stays(name: str, tmp_path: Path) -> None:
+    limit, mark = csv.field_size_limit(), "\t" if name.endswith("tsv") else ","
+    text = f'question{mark}answer\n{LONG}{mark}1\n"{LONG}"{mark}2\n'
+    assert rows(tmp_path / name, text) == [(LONG, "1", 2), (LONG, "2", 3)]
+    assert csv.field_size_limit() == limit
+
+
+def test_a_csv_whose_quote_is_not_closed_is_refused_and_the_limit_stays(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    with pytest.raises(DataError, match="line 2: no CSV: unexpected end of data"):
+        rows(tmp_path / "a.csv", f'question,answer\n"{LONG},1\n')
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ('"Start quoted" then more\t5\nb\t6', [('"Start quoted" then more', "5", 2), ("b", "6", 3)]),
+        ('5 " disk\t"5"', [('5 " disk', "5", 2)]),
+        ('"a ""b"" c"\t5', [('a "b" c', "5", 2)]),
+        ('"a\n\tb"\t5\nc\t6', [("a\n\tb", "5", 2), ("c", "6", 4)]),
+        ('5\t"a\nb"\nc\t6', [("5", "a\nb", 2), ("c", "6", 4)]),
+        ('5\t"a\nb\tc\n\n"d" e\tf', [("5", '"a', 2), ("b", "c", 3), ('"d" e', "f", 5)]),
+        ('"a\tb\nc\td', [('"a', "b", 2), ("c", "d", 3)]),
+        ('"a\tb"\nc\td', [('"a', 'b"', 2), ("c", "d", 3)]),
+    ],
+)
+def test_quotes_in_a_tsv_are_what_they_can_be(lines: str, found: list[tuple[object, ...]], tmp_path: Path) -> None:
+    assert rows(tmp_path / "a.tsv", f"question\tanswer\n{lines}\n") == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('a\tb\n"c" d\te\tf', "line 3: no CSV: "),
+        ("a\tb\tc", r"line 2: 3 values, .* \(question, answer\): is a tab unquoted"),
+    ],
+)
+def test_a_tsv_whose_lines_differ_is_refused(lines: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=told):
+        rows(tmp_path / "a.tsv", f"question\tanswer\n{lines}\n")
