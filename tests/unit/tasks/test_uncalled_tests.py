@@ -62,6 +62,8 @@ def test_each_test_that_nothing_calls_is_a_case(test: str, calls: list[str]) -> 
         FUNCTION + "test_f()",
         FUNCTION + "if __name__ == '__main__':\n    test_f()",
         FUNCTION + "def run(): test_f()\nok = run()",
+        FUNCTION + "for name, each in list(globals().items()):\n    if name.startswith('test'): each()",
+        "exec('assert f(1) == 2')",
         FUNCTION + "for each in (test_f,):\n    each()",
         CASE + "result = unittest.TextTestRunner().run(T('test_a'))\nassert result.wasSuccessful()",
         "if f(1) != 2:\n    raise SystemExit(1)",

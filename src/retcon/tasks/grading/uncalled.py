@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 _RUNNERS = ("unittest", "pytest")
 _RUN = ("main", "run")
+_ANYTHING = {"exec", "eval", "globals", "locals", "vars", "__main__"}
+"""By which what the answer or the tests define can be reached without its name."""
 _BY_PYTEST = ("setup_module", "setup_function", "setup_class", "setup_method")
 _SUITE = "__import__('unittest').TestSuite([{name}({method!r})]).debug()"
 
@@ -90,7 +92,7 @@ class _Known:
         """Whether it can fail because of an answer, other than by not coming to its end where it assigns."""
         if isinstance(statement, _DEFINES):
             return False
-        there = self.bound | _stored(statement) | {*dir(builtins), "__file__"}
+        there = (self.bound | _stored(statement) | {*dir(builtins), "__file__"}) - _ANYTHING
         if isinstance(statement, ast.If | ast.Try):
             condition = _loaded(statement.test) if isinstance(statement, ast.If) else set()
             return not condition <= there or any(map(self.checks, _flat([statement])))
