@@ -92,8 +92,8 @@ async def measure(
 ) -> None:
     """Rolls out each task `rollouts` times; on_task gets its id and how many passed, once the last one is graded.
 
-    A task that lost rollouts is not told. The rollouts' seeds depend on the recipe's and the task alone. Raises
-    SandboxUnavailable where more than one rollout in twenty was lost.
+    A task that lost rollouts, be it in grading, is not told. The rollouts' seeds depend on the recipe's and the task
+    alone. Raises SandboxUnavailable where more than one rollout in twenty was lost.
     """
     passed: dict[str, list[bool]] = defaultdict(list)
     lost = 0
@@ -101,9 +101,10 @@ async def measure(
 
         async def counted(task: Task, trajectory: Trajectory) -> Trajectory:
             done = await graded(task, trajectory, graders.grade, context.faults.add)
-            passed[task.id].append((done.reward or 0) > 0)
-            if len(passed[task.id]) == rollouts:
-                on_task(task.id, sum(passed[task.id]))
+            if done.reward is not None:
+                passed[task.id].append(done.reward > 0)
+                if len(passed[task.id]) == rollouts:
+                    on_task(task.id, sum(passed[task.id]))
             return done
 
         for start in range(0, len(tasks), CHUNK):

@@ -17,7 +17,8 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable, TaskWarning
+from retcon.core.errors import CheckpointError, InfrastructureFault, RecipeError, SandboxUnavailable, TaskWarning
+from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate.difficulty import measure, run_difficulty
 from retcon.store import jsonl
@@ -38,10 +39,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_base(tmp_path_factory.mktemp("difficulty") / "base")
 
 
-def measured(reply) -> list[tuple[str, int]]:
-    """What three rollouts of each of three tasks, answered by `reply`, are told as."""
+def measured(reply, family=None, told=None) -> list[tuple[str, int]]:
+    """What three rollouts of each of three tasks, answered by `reply`, are told as. told: gets it as it comes."""
     tasks = list(islice(training_prompts(task_set("numbers"), NUMBERS.run.seed), 3))
-    tokenizer, told = ByteTokenizer(), []
+    tokenizer, told = ByteTokenizer(), [] if told is None else told
     run = measure(
         NUMBERS,
         tasks,
@@ -49,6 +50,7 @@ def measured(reply) -> list[tuple[str, int]]:
         engine=ScriptedEngine(tokenizer, lambda id, text, n: reply(tasks, id)),
         chat=Chat(tokenizer),
         on_task=lambda task, passed: told.append((task, passed)),
+        family=family,
     )
     asyncio.run(run)
     return sorted((next(n for n, t in enumerate(tasks) if t.id == task), passed) for task, passed in told)
@@ -71,6 +73,20 @@ def test_a_task_that_lost_a_rollout_is_not_told_and_too_many_lost_end_it():
 
     with pytest.raises(SandboxUnavailable, match=r"^1 of 9 rollouts were lost .*gone; what was measured is kept"):
         measured(reply)
+
+
+class Unreachable(Ones):
+    """The grader is down."""
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        raise InfrastructureFault("the judge is down")
+
+
+def test_a_task_that_lost_rollouts_to_its_grader_is_not_told():
+    told: list[tuple[str, int]] = []
+    with pytest.raises(SandboxUnavailable, match=r"9 of 9 rollouts were lost .*the judge is down"):
+        measured(lambda tasks, id: "\\boxed{none}", family=Unreachable(), told=told)
+    assert told == [], "a rollout that nobody could grade is none that failed"
 
 
 def test_an_interrupted_measurement_goes_on_and_measures_nothing_twice(base, tmp_path):
