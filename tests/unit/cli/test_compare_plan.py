@@ -54,6 +54,17 @@ def test_arms_are_measured_alike_without_and_with_repairs_and_under_faults(tmp_p
     assert len(planned(tmp_path, *THREE, seeds=1, faults=0.0).trained["cleaner", 0]) == 3
 
 
+def test_a_recipe_that_says_how_it_is_measured_can_be_told_otherwise(tmp_path: Path) -> None:
+    """Its table would say `purification off` of figures with it on."""
+    own = tmp_path / "own.toml"
+    own.write_text(find_recipe(THREE[1]).read_text() + '\n[evaluate]\nrepair = "saar"\n')
+    alike = (THREE[0], str(own), "evaluate.problems=8", "evaluate.every=3")
+    with pytest.raises(RecipeError, match=r"own\.toml: evaluate\.repair = 'saar', but"):
+        planned(tmp_path / "out", *alike)
+    arms = planned(tmp_path / "out", *alike, "evaluate.repair=none").arms
+    assert {arm.settings.evaluate.repair for arm in arms} == {"none"}
+
+
 def test_recipes_that_differ_in_their_steps_alone_are_one_as_these_are_matched(tmp_path: Path) -> None:
     for steps in (20, 40):
         (tmp_path / f"{steps}.toml").write_text(f"[rl]\nsteps = {steps}\n")
@@ -196,6 +207,8 @@ def test_names_are_as_short_as_tells_them_apart() -> None:
         (["mini/dapo-baseline", "quickstart/baseline"], "the same recipe here"),
         (["mini/dapo-baseline", "smollm2/saar"], "measured on the same problems: .*task.kind was 'numbers', is 'file'"),
         (["mini/dapo-baseline", "mini/cleaner", "rl.step=3"], "did you mean 'steps'"),
+        (["mini/dapo-baseline", "mini/rstar2", "evaluate.repair=saar"], "baseline: .* with purification off.*=none"),
+        (["mini/dapo-baseline", "mini/rstar2", "evaluate.faults=.3"], "those of --faults.*faults=0.0"),
         (["mini/dapo-baseline", "mini/rstar2", "repair.gamma=0.3"], 'belongs to kind = "branch" or "saar"'),
     ],
 )

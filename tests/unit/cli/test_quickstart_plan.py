@@ -82,6 +82,11 @@ def test_from_scratch_gives_way_to_the_users_own(tmp_path: Path) -> None:
     assert plan.options == ("sft.steps=5", "--from-scratch")
 
 
+def test_what_its_table_says_of_the_evaluations_cannot_be_changed(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"'evaluate\.repair=saar': evaluate\.repair is none here, as the table says"):
+        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.repair=saar"])
+
+
 @pytest.mark.parametrize("arm", ["cold_start", "nothing"])
 def test_what_is_no_arm_is_refused(tmp_path: Path, arm: str) -> None:
     with pytest.raises(RecipeError, match=f"no arm '{arm}'.*baseline, blame, roc, saar"):

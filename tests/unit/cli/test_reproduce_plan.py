@@ -82,6 +82,11 @@ def test_recipes_of_another_size_take_the_places_of_the_small_ones(tmp_path: Pat
     assert stages_of(arms[-2].settings)[1].recipe.repair.kind == "saar"
 
 
+def test_evaluations_are_under_the_conditions_that_the_page_names(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="with purification off"):
+        planned(tmp_path, "cleaner", "main", "evaluate.repair=saar")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -17,6 +17,11 @@ from retcon.runs.comparing import differing
 
 MEASURED_ALIKE = ("task", "evaluate")
 """Sections that say what arms are measured on."""
+CONDITIONS = (
+    ("repair", "none", "every arm is measured with purification off, and besides with it on"),
+    ("faults", 0.0, "every arm is measured without faults, and besides with those of --faults"),
+)
+"""Keys of [evaluate] that say how arms are measured, the values of the first evaluation, and what there is instead."""
 COLD = ("model", "task", "demos", "sft")
 """Sections that arms which share a cold start must have in common."""
 UNTRAINED = ("base", "scratch")
@@ -73,8 +78,10 @@ def read_arms(words: Sequence[str]) -> list[Arm]:
 
 
 def refuse_incomparable(arms: Sequence[Arm]) -> None:
-    """Raises RecipeError where two arms are the same, or one is not measured on the first one's problems."""
+    """Raises RecipeError where two arms are the same, or one is not measured on the first one's problems, or says
+    under which of the conditions that all are measured under."""
     for number, arm in enumerate(arms):
+        _refuse_conditions(arm)
         for other in arms[:number]:
             if _but_for_steps(arm) == _but_for_steps(other):
                 but = " but rl.steps, which are matched" * (arm.settings.rl.steps != other.settings.rl.steps)
@@ -110,6 +117,16 @@ def refuse_other_models(cold: Arm, arms: Sequence[Arm]) -> None:
     """Raises RecipeError where an arm is of another model than the cold start, or is talked to in another way."""
     for arm in arms:
         _refuse_apart(cold, arm, ("model",), "started alike")
+
+
+def _refuse_conditions(arm: Arm) -> None:
+    """The plan says them: what is called `purification off` would be on."""
+    for key, plain, instead in CONDITIONS:
+        if (value := getattr(arm.settings.evaluate, key)) != plain:
+            raise RecipeError(
+                f"{arm.recipe}: evaluate.{key} = {value!r}, but {instead}, whatever a recipe says. Leave the key out, "
+                f"or set evaluate.{key}={plain} on the command line"
+            )
 
 
 def _but_for_steps(arm: Arm) -> dict[str, object]:

@@ -16,7 +16,12 @@ ARM_SECTIONS = (
 )  # fmt: skip
 TALKING = ("model.style", "model.thinking")
 """How the model is talked to must be the same in all of them."""
-REFUSED = ("repair.kind", "select.kind")
+REFUSED = {
+    "repair.kind": "distinguishes the arms; choose them with --arms",
+    "select.kind": "distinguishes the arms; choose them with --arms",
+    "evaluate.repair": "is none here, as the table says; `retcon eval --repair` measures with purification on",
+}
+"""Keys that overrides cannot have, and why."""
 FROM_SCRATCH = ("model.path=scratch", "sft.demonstrations=10000", "sft.steps=800", "sft.lr=4e-3")
 """A new model must learn words, numbers and copying besides the tool habit: 4 to 6 minutes instead of one."""
 
@@ -56,14 +61,14 @@ def make_plan(
     """The plan. overrides: each goes to the jobs that its section concerns. about: which quickstart. options: what
     stands for the overrides in a command, where they are not the user's own words.
 
-    Raises RecipeError for an unknown arm and for an override that is wrong or would make the arms alike, before any
-    work starts.
+    Raises RecipeError for an unknown arm and for an override that is wrong, would make the arms alike or have them
+    measured in another way than the table says, before any work starts.
     """
     recipes = {arm: about.arm(arm) for arm in arms}
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key in REFUSED:
-            raise RecipeError(f"override '{override}': {key} distinguishes the arms; choose them with --arms")
+            raise RecipeError(f"override '{override}': {key} {REFUSED[key]}")
         refuse_unless_taken(override, list(recipes.values()))
     scratch = FROM_SCRATCH if from_scratch else ()
     talking = [o for o in overrides if o.partition("=")[0].strip() in TALKING]
