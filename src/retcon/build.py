@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,16 +82,34 @@ def settle(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[
     return with_lengths(recipe, derived), derived
 
 
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A task set with its graders at hand. rewarded: for training, rewards are what the set says that verdicts are
+    worth. judged: for measuring, they are above 0 exactly where a grader finds the answer right, whatever its score."""
+
+    rewarded: TaskSet
+    judged: TaskSet
+
+
 @asynccontextmanager
-async def open_graded(tasks: TaskSet) -> AsyncIterator[TaskSet]:
+async def open_graders(tasks: TaskSet) -> AsyncIterator[Graded]:
     """The task set with the graders of its tasks at hand, where it leaves grading to others (`Ungraded`); they start
     what they need when a task first asks for it; what is no grade costs its rollout (`CheckedGrades`). Raises
     RecipeError for a grader that is unknown."""
-    if isinstance(tasks, Ungraded):
-        async with Grading(GradeSettings(rewards=tasks.rewards)) as grading:
-            yield CheckedGrades(tasks.graded_by(grading.reward))
-    else:
-        yield CheckedGrades(tasks)
+    if not isinstance(tasks, Ungraded):
+        yield Graded(checked := CheckedGrades(tasks), checked)
+        return
+    async with Grading(GradeSettings(rewards=tasks.rewards)) as grading:
+        rewarded = CheckedGrades(tasks.graded_by(grading.reward))
+        scores = tasks.rewards == "graded"
+        yield Graded(rewarded, CheckedGrades(tasks.graded_by(grading.right)) if scores else rewarded)
+
+
+@asynccontextmanager
+async def open_graded(tasks: TaskSet) -> AsyncIterator[TaskSet]:
+    """The task set as training grades it. Raises as `open_graders` does."""
+    async with open_graders(tasks) as graders:
+        yield graders.rewarded
 
 
 def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from retcon.build import build_engine_chat, build_policy, build_tasks, open_context, open_graded, settle
+from retcon.build import build_engine_chat, build_policy, build_tasks, open_context, open_graders, settle
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecordError, SandboxUnavailable
@@ -97,10 +97,10 @@ async def measure(
     """
     passed: dict[str, list[bool]] = defaultdict(list)
     lost = 0
-    async with open_context(recipe, engine, chat) as context, open_graded(family or build_tasks(recipe)) as graders:
+    async with open_context(recipe, engine, chat) as context, open_graders(family or build_tasks(recipe)) as graders:
 
         async def counted(task: Task, trajectory: Trajectory) -> Trajectory:
-            done = await graded(task, trajectory, graders.grade, context.faults.add)
+            done = await graded(task, trajectory, graders.judged.grade, context.faults.add)
             if done.reward is not None:
                 passed[task.id].append(done.reward > 0)
                 if len(passed[task.id]) == rollouts:

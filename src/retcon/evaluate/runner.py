@@ -18,7 +18,7 @@ from retcon.build import (
     build_tasks,
     measuring,
     open_context,
-    open_graded,
+    open_graders,
     settle,
 )
 from retcon.chat.chat import Chat
@@ -143,13 +143,13 @@ async def evaluate(
     """
     begun = begun or Begun()
     done = sum(map(len, begun.groups.values()))
-    async with open_context(recipe, engine, chat) as context, open_graded(family or build_tasks(recipe)) as graders:
+    async with open_context(recipe, engine, chat) as context, open_graders(family or build_tasks(recipe)) as graders:
 
         def graded(task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:
             nonlocal done
             done += 1
             on_progress(done)
-            return graders.grade(task, trajectory)
+            return graders.judged.grade(task, trajectory)
 
         measured = replace(measuring(recipe, context, params), faults=faults or context.faults)
         seed = derive("evaluation", recipe.evaluate.seed, name)

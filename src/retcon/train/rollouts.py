@@ -18,7 +18,7 @@ from retcon.build import (
     mixing,
     open_connected,
     open_context,
-    open_graded,
+    open_graders,
 )
 from retcon.config.schema import Recipe
 from retcon.core.seeds import derive
@@ -36,13 +36,15 @@ EVALUATED = ("eval_pass_rate", "eval_failed_calls", "eval_first_try_failure_rate
 
 @dataclass(frozen=True, slots=True)
 class TrainingRollouts:
-    """Groups for training, from an engine whose weights `sync` keeps equal to the trained ones."""
+    """Groups for training, from an engine whose weights `sync` keeps equal to the trained ones. judged: `tasks` as
+    evaluations grade them (`build.Graded`), None where that is all the same."""
 
     recipe: Recipe
     context: RolloutContext
     tasks: TaskSet
     engine: TrainableEngine
     weights: EngineWeights
+    judged: TaskSet | None = None
 
     async def of(self, tasks: Sequence[Task], *, step: int) -> list[list[Trajectory]]:
         """A graded group of G' rollouts for every task; all that is random derives from (seed, step, task, index)."""
@@ -71,7 +73,7 @@ class TrainingRollouts:
             count=section.every_samples,
             seed=derive("evaluation", section.seed, "every"),
             step=0,
-            grade=self.tasks.grade,
+            grade=(self.judged or self.tasks).grade,
         )
         kept = [[t for t in group if t.reward is not None] for group in groups]
         graded = [t for group in kept for t in group]
@@ -136,11 +138,12 @@ async def open_rollouts(
         least=least,
         adapters=weights.adapters,
     )
-    async with engine, open_context(recipe, engine, chat) as context, open_graded(tasks) as graded:
+    async with engine, open_context(recipe, engine, chat) as context, open_graders(tasks) as graders:
         _tell_version(recipe, engine, version)
         if isinstance(engine, FollowsWeights):
             await engine.follow()  # a run that goes on has other weights than the folder
-        yield TrainingRollouts(recipe, replace(context, repair=build_repair(recipe)), graded, engine, weights)
+        repairing = replace(context, repair=build_repair(recipe))
+        yield TrainingRollouts(recipe, repairing, graders.rewarded, engine, weights, graders.judged)
 
 
 @asynccontextmanager
@@ -153,8 +156,8 @@ async def rollouts_for(
         yield replace(rollouts, recipe=recipe)
         return
     chat = build_chat(recipe, tokenizer, tasks)
-    async with open_connected(recipe, rollouts.engine, chat) as context, open_graded(tasks) as graded:
-        yield replace(rollouts, recipe=recipe, context=context, tasks=graded)
+    async with open_connected(recipe, rollouts.engine, chat) as context, open_graders(tasks) as graders:
+        yield replace(rollouts, recipe=recipe, context=context, tasks=graders.rewarded, judged=graders.judged)
 
 
 def _tell_version(recipe: Recipe, engine: TrainableEngine, version: int) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retcon.build import build_chat, build_plain_sampling, build_policy, open_context, open_graded
+from retcon.build import build_chat, build_plain_sampling, build_policy, open_context, open_graders
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
 from retcon.rollout.group import rollout_groups
@@ -41,9 +41,9 @@ async def _rolled(recipe: Recipe, final: Path, family: TaskSet) -> list[Trajecto
     tasks = list(fitting(family.evaluation(recipe.sft.samples, recipe.evaluate.seed), chat, recipe.rollout.max_tokens))
     engine = build_policy(recipe, final, chat)
     greedy = replace(build_plain_sampling(recipe), temperature=0.0)
-    async with open_context(recipe, engine, chat) as opened, open_graded(family) as graders:
+    async with open_context(recipe, engine, chat) as opened, open_graders(family) as graders:
         context = replace(opened, sampling=greedy, model=str(final))
         groups = await rollout_groups(
-            tasks, context, count=1, seed=recipe.evaluate.seed, step=recipe.sft.steps, grade=graders.grade
+            tasks, context, count=1, seed=recipe.evaluate.seed, step=recipe.sft.steps, grade=graders.judged.grade
         )
     return [trajectory for (trajectory,) in groups]

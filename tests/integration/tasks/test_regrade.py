@@ -268,6 +268,30 @@ def test_changes(before: float | None, reward: float | None, change: str) -> Non
     assert Regraded("f", 0, "t", before, reward, None, "", None, "answer").change == change
 
 
+@pytest.mark.parametrize(
+    ("before", "reward", "right", "change"),
+    [(0.1, 0.1, False, "same"), (1.0, 0.1, False, "became wrong"), (-1.0, 0.7, True, "became right")],
+)
+def test_a_score_between_is_right_where_the_grader_says_so(
+    before: float, reward: float, right: bool, change: str
+) -> None:
+    one = Regraded("f", 0, "t", before, reward, reward, "", None, "answer", right)
+    found = counts([one])
+    assert (one.change, found["now"], found["before"]) == (change, int(right), int(before == 1.0))
+
+
+@pytest.mark.parametrize(("right_from", "now"), [(0.1, 5), (0.5, 0)])
+def test_partial_scores_are_counted_as_the_grader_counts_them(
+    run: Path, monkeypatch: pytest.MonkeyPatch, right_from: float, now: int
+) -> None:
+    monkeypatch.chdir(run.parent)
+    Path("tenths.py").write_text("def tenth(reply): return 0.1")
+    settings = GradeSettings("tenths:tenth", "graded", {"function": {"right_from": right_from}})
+    done = regrade(job(run, by="tenths:tenth", settings=settings), ignored)
+    assert {one.reward for one in done} == {0.1, None, 0.0}
+    assert counts(done)["now"] == now
+
+
 def test_the_names_of_an_evaluations_files_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     files = [f"trajectories-{setting}.jsonl" for setting in ("t1", "top_p")]
     Console(width=80).print(_table([Regraded(file, 0, "t", 1.0, 1.0, None, "", None, "answer") for file in files]))

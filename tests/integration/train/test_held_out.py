@@ -102,7 +102,7 @@ def test_the_figures_of_an_evaluation_by_hand(tmp_path: Path) -> None:
     async def measured(seed: int) -> tuple[dict[str, float | None], Any]:
         recipe = load_recipe(None, [*given, f"evaluate.seed={seed}"])
         async with scripted(recipe, Lab(tmp_path), written) as rollouts:
-            figures = await replace(rollouts, tasks=Numbered()).evaluated()
+            figures = await replace(rollouts, tasks=Numbered(), judged=None).evaluated()
             return figures, rollouts.context.chat.tokenizer
 
     figures, tokenizer = run(measured(7))

@@ -230,7 +230,7 @@ class Kept:
     told: list[tuple[int, int]]
 
 
-def audited(out: Path, *, stop_after: int = 99, replies=reply, **size: int) -> tuple[Audit | None, Kept]:
+def audited(out: Path, *, stop_after: int = 99, replies=reply, judge=None, **size: int) -> tuple[Audit | None, Kept]:
     recipe = load_recipe(None, ["rl.group=4", "rollout.max_turns=6"])
     out.mkdir(exist_ok=True)
     shared, told = context(replies=replies), []
@@ -242,7 +242,7 @@ def audited(out: Path, *, stop_after: int = 99, replies=reply, **size: int) -> t
 
     job = Auditing(recipe, out, out, Size(**{"prompts": 2, "calls": 3, "replays": 2, **size}), by_recipe)
     try:
-        made = asyncio.run(audit(job, TASKS, shared, grade, model="m", on_progress=tell))
+        made = asyncio.run(audit(job, TASKS, shared, grade, model="m", judge=judge, on_progress=tell))
     except KeyboardInterrupt:
         made = None
     return made, Kept(out, shared.engine, told)
@@ -261,6 +261,14 @@ def test_an_audit_that_was_interrupted_goes_on_and_comes_to_the_same(tmp_path):
     assert again.verdicts == audited(tmp_path / "once", replays=64)[0].verdicts
     assert (whole.rollouts, whole.failed, len(whole.calls)) == (8, 4, 3)
     assert {len(list(jsonl.read(f))) for f in (tmp_path / "whole/replays").iterdir()} == {6}
+
+
+def test_credit_is_made_of_training_rewards_and_what_passes_is_judged(tmp_path):
+    whole, _ = audited(tmp_path / "whole")
+    found, _ = audited(tmp_path / "judged", judge=lambda task, made: replace(made, reward=0.0))
+    assert [one.advantage for one in found.calls] == [one.advantage for one in whole.calls]
+    assert {one.fresh.passed for one in whole.calls} == {1}
+    assert {one.fresh.passed for one in found.calls} == {0}
 
 
 def test_the_table_says_who_was_right(tmp_path):

@@ -23,7 +23,7 @@ from retcon.build import (
     build_policy,
     build_tasks,
     open_context,
-    open_graded,
+    open_graders,
     settle,
 )
 from retcon.config.schema import Recipe
@@ -118,8 +118,11 @@ def run_audit(
     engine = build_policy(recipe, job.checkpoint, chat, on_place)
 
     async def audited() -> Audit:
-        async with open_context(recipe, engine, chat) as context, open_graded(family) as graders:
-            return await audit(job, tasks, context, graders.grade, model=model, on_progress=on_progress)
+        async with open_context(recipe, engine, chat) as context, open_graders(family) as graders:
+            return await audit(
+                job, tasks, context, graders.rewarded.grade,
+                model=model, judge=graders.judged.grade, on_progress=on_progress,
+            )  # fmt: skip
 
     found = asyncio.run(audited())
     write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
@@ -133,9 +136,11 @@ async def audit(
     grade: Grade,
     *,
     model: str,
+    judge: Grade | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """As `run_audit`, of these tasks, over this engine and these tools; model: whose rollouts they are."""
+    """As `run_audit`, of these tasks, over this engine and these tools; model: whose rollouts they are. grade: gives
+    the rewards that credit is made of; judge: says which replays pass, `grade` where it is None."""
     recipe, size, seed = job.recipe, job.size, job.recipe.evaluate.seed
     if any(isinstance(tool, TaskTool) for tool in context.tools.values()):
         raise RecipeError(f"task.kind = '{recipe.task.kind}': the state that calls have left an environment in cannot "
@@ -163,7 +168,7 @@ async def audit(
             "out more problems (--prompts), or audit a model that fails more often"
         )
     calls = drawn(found, size.calls, seed=seed)
-    replayed = await _replayed(job, calls, {task.id: task for task in tasks}, context, grade, on_progress)
+    replayed = await _replayed(job, calls, {task.id: task for task in tasks}, context, judge or grade, on_progress)
     return Audit(
         FORMAT, model, size, len(made), len(found), sum(one.lost for one in replayed),
         chances(replayed), [verdict(rule, replayed) for rule in RULES], replayed,

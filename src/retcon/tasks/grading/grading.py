@@ -129,6 +129,13 @@ class Grading:
             raise InfrastructureFault(said.why)
         return made
 
+    async def right(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        """As `reward`, but the reward is 1 where the grader finds it right and 0 where not, whatever its score."""
+        made, said = await self.judged(task, trajectory)
+        if isinstance(said, Fault):
+            raise InfrastructureFault(said.why)
+        return replace(made, reward=reward_of(said, "binary"))
+
     async def judged(self, task: Task, trajectory: Trajectory) -> tuple[Trajectory, Outcome]:
         """As `grade`, and what the grader said."""
         name = self.name_for(task)

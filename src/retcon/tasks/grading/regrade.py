@@ -34,7 +34,8 @@ VERDICTS = "verdicts.jsonl"
 
 class Regraded(msgspec.Struct, frozen=True):
     """What became of one rollout. file, n: where it is stored (n from 0). reward: None where it could not be graded.
-    why: of the grader, or its fault."""
+    why: of the grader, or its fault. right: what the grader says, whatever its score; None where it could not be
+    graded, and in files of before it was told."""
 
     file: str
     n: int
@@ -45,13 +46,24 @@ class Regraded(msgspec.Struct, frozen=True):
     why: str
     answer: str | None
     stop: Stop
+    right: bool | None = None
+
+    @property
+    def is_right(self) -> bool:
+        """Now."""
+        return (self.reward or 0) > 0 if self.right is None else self.right
+
+    @property
+    def was_right(self) -> bool:
+        """Before, of which there is the reward alone: one that stays the same says the same as it does now."""
+        return self.is_right if self.before == self.reward else (self.before or 0) > 0
 
     @property
     def change(self) -> str:
         """`same`, `became right`, `became wrong`, `lost` or `found` (it had no reward before)."""
         if self.reward is None or self.before is None:
             return "same" if self.reward == self.before else "lost" if self.reward is None else "found"
-        return "same" if (self.reward > 0) == (self.before > 0) else f"became {'right' if self.reward > 0 else 'wrong'}"
+        return "same" if self.is_right == self.was_right else f"became {'right' if self.is_right else 'wrong'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +122,8 @@ def counts(regraded: Sequence[Regraded]) -> Counter[str]:
     change."""
     found = Counter(one.change for one in regraded)
     found["rollouts"] = len(regraded)
-    found["before"] = sum((one.before or 0) > 0 for one in regraded)
-    found["now"] = sum((one.reward or 0) > 0 for one in regraded)
+    found["before"] = sum(one.was_right for one in regraded)
+    found["now"] = sum(one.is_right for one in regraded)
     return found
 
 
@@ -139,9 +151,9 @@ async def _grade_all(
 
 async def _regraded(grading: Grading, task: Task, trajectory: Trajectory, name: str, n: int) -> Regraded:
     graded, said = await grading.judged(task, _ended(trajectory))
-    score = said.score if isinstance(said, Verdict) else None
+    score, right = (said.score, said.right) if isinstance(said, Verdict) else (None, None)
     return Regraded(
-        name, n, trajectory.id, trajectory.reward, graded.reward, score, said.why, graded.answer, graded.stop
+        name, n, trajectory.id, trajectory.reward, graded.reward, score, said.why, graded.answer, graded.stop, right
     )
 
 

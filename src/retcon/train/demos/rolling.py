@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from retcon.build import build_plain_sampling, open_context, open_graded
+from retcon.build import build_plain_sampling, open_context, open_graders
 from retcon.chat.chat import Chat
 from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
@@ -57,14 +57,14 @@ async def open_roller(
     engine's, None for that of the model that will learn. sampling: T = 1 and nothing cut off where None. Raises
     SandboxUnavailable, RecipeError."""
     recipe = setup.recipe
-    async with open_context(recipe, engine, chat or setup.chat) as opened, open_graded(tasks) as graders:
+    async with open_context(recipe, engine, chat or setup.chat) as opened, open_graders(tasks) as graders:
         context = replace(
             opened,
             limits=replace(opened.limits, max_turns=recipe.sft.max_turns),
             sampling=sampling or build_plain_sampling(recipe),
             model=model,
         )
-        yield Roller(context, graders, recipe.run.seed)
+        yield Roller(context, graders.judged, recipe.run.seed)
 
 
 def need_python(roller: Roller, kind: str) -> None:

@@ -1,0 +1,90 @@
+"""What is measured is right or wrong, whatever scores are worth in training: `task.rewards = "graded"`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from comparing import answer, trajectory
+from keys.acting import Lab, run
+from keys.rollouts import scripted
+from retcon.build import open_graders
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import load_recipe
+from retcon.engine.scripted import ScriptedEngine
+from retcon.evaluate.difficulty import measure
+from retcon.evaluate.runner import evaluate, settings_of
+from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.data.tasks import DataTasks
+from retcon.tasks.types import Task
+
+pytestmark = pytest.mark.torch
+RECIPE = load_recipe(
+    None, ["evaluate.problems=2", "evaluate.samples=2", "evaluate.every_samples=2", "rollout.max_tokens=2000"]
+)
+
+
+@pytest.fixture(params=["graded", "signed"])
+def tasks(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataTasks:
+    """Of two problems, whose grader gives a tenth to what has a digit, and all to `42`."""
+    monkeypatch.chdir(tmp_path)
+    Path("tenths.py").write_text("def tenth(reply): return 1.0 if '42' in reply else 0.1")
+    rows = [f'{{"id": "{n}", "question": "What is 6 times {n}?", "answer": "42"}}\n' for n in (7, 8)]
+    Path("problems.jsonl").write_text("".join(rows))
+    section = FileTaskSettings(
+        path="problems.jsonl", evaluation_share=1.0, grader="tenths:tenth", rewards=request.param
+    )
+    return section.open()
+
+
+def replied(id: str, text: str, n: int) -> str:
+    """One rollout of the first problem is right."""
+    return "42" if "/7/" in id and id.endswith("/1") else "4"
+
+
+def test_training_has_the_score_and_whoever_measures_what_is_right(tasks: DataTasks) -> None:
+    async def rewards() -> list[tuple[float | None, float | None]]:
+        found = []
+        async with open_graders(tasks) as graders:
+            for text in ("42", "4"):
+                made = trajectory("t/0/0", answer(text), reward=None)
+                task = Task("t/0", "", "42", meta={"grader": "tenths:tenth"})
+                both = [await graders.rewarded.grade(task, made), await graders.judged.grade(task, made)]
+                found.append(tuple(t.reward for t in both))
+        return found
+
+    assert asyncio.run(rewards()) == ([(1, 1), (0.1, 0)] if tasks.rewards == "graded" else [(1, 1), (-1, -1)])
+
+
+def test_an_evaluation_counts_what_is_right(tasks: DataTasks) -> None:
+    tokenizer = ByteTokenizer()
+    work = evaluate(
+        RECIPE, tasks.evaluation(2, 0), name="t1", params=settings_of(RECIPE)["t1"],
+        engine=ScriptedEngine(tokenizer, replied), chat=Chat(tokenizer), on_progress=lambda _: None, family=tasks,
+    )  # fmt: skip
+    _, setting = asyncio.run(work)
+    assert [(p.task, p.passed) for p in setting.problems] == [("problems/7", 1), ("problems/8", 0)]
+
+
+def test_so_does_the_measurement_of_how_hard_tasks_are(tasks: DataTasks) -> None:
+    tokenizer, told = ByteTokenizer(), []
+    work = measure(
+        RECIPE, tasks.evaluation(2, 0), rollouts=2, engine=ScriptedEngine(tokenizer, replied), chat=Chat(tokenizer),
+        on_task=lambda task, passed: told.append((task, passed)), family=tasks,
+    )  # fmt: skip
+    asyncio.run(work)
+    assert sorted(told) == [("problems/7", 1), ("problems/8", 0)]
+
+
+def test_so_does_the_curve_of_held_out_problems(tasks: DataTasks, tmp_path: Path) -> None:
+    async def measured() -> dict[str, float | None]:
+        async with scripted(RECIPE, Lab(tmp_path), replied) as rollouts, open_graders(tasks) as graders:
+            return await replace(rollouts, tasks=graders.rewarded, judged=graders.judged).evaluated()
+
+    assert run(measured())["eval_pass_rate"] == pytest.approx(1 / 4)
