@@ -12,7 +12,7 @@ from playing import LIMITS, call, run_python
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate.replay.audit import Audit, Auditing, Size, _open, audit
@@ -284,6 +284,16 @@ def test_the_table_says_who_was_right(tmp_path):
 def test_a_model_that_never_fails_has_nothing_to_replay(tmp_path):
     with pytest.raises(RecipeError, match="of 8 rollouts none has a failed call"):
         audited(tmp_path / "fine", replies=lambda id, text, n: "It is 42.")
+
+
+def test_rollouts_that_an_outage_took_are_made_again(tmp_path):
+    def gone(id, text, n):
+        raise ConnectionError("gone")
+
+    with pytest.raises(SandboxUnavailable, match=r"^8 of 8 rollouts were lost .*gone, too many for an audit; see"):
+        audited(tmp_path / "audit", replies=gone)
+    assert not list((tmp_path / "audit").glob("*.jsonl"))
+    assert audited(tmp_path / "audit")[0] == audited(tmp_path / "whole")[0]
 
 
 def test_a_folder_of_another_audit_is_refused(tmp_path):

@@ -34,7 +34,7 @@ from retcon.core.types import Trajectory
 from retcon.evaluate.replay.replays import WAYS, replay
 from retcon.evaluate.replay.rules import RULES, Replayed, Verdict, chances, counted, verdict
 from retcon.evaluate.replay.states import FailedCall, Groups, drawn, failed_calls
-from retcon.evaluate.runner import OnPlace
+from retcon.evaluate.runner import MOST_LOST, OnPlace
 from retcon.evaluate.statistics import Interval
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
@@ -102,8 +102,8 @@ def run_audit(
     All that is random derives from the recipe's evaluate.seed; problems are those of its evaluation, rollouts are
     sampled as in its training. Where [repair] is no SAAR, SAAR has its defaults. Raises CheckpointError for an `out`
     that holds something else, such as an audit of other problems in the same file, RecipeError where no call failed or
-    a prompt leaves no room to answer, SandboxUnavailable where faults took all replays of a failed call, what an engine
-    raises, MissingExtra without torch.
+    a prompt leaves no room to answer, SandboxUnavailable where faults took more than one rollout in twenty or all
+    replays of a failed call, what an engine raises, MissingExtra without torch.
     """
     recipe, _ = settle(job.recipe, job.checkpoint)
     job = replace(job, recipe=recipe)
@@ -156,7 +156,14 @@ async def audit(
             groups = await rollout_groups(
                 tasks, armed, count=recipe.rl.group, seed=derive("audit", seed), step=0, grade=grade
             )
-            jsonl.write(file, [t for group in groups for t in group])
+            made = [t for group in groups for t in group]
+            lost = sum(t.reward is None for t in made)
+            if lost > MOST_LOST * len(made):
+                raise SandboxUnavailable(
+                    f"{lost} of {len(made)} rollouts were lost to faults of the sandbox, the engine or a grader"
+                    f"{context.faults.why}, too many for an audit; see `retcon doctor`, then run the same command again"
+                )
+            jsonl.write(file, made)
         return [list(group) for _, group in groupby(jsonl.read(file), key=lambda t: t.task)]
 
     raw, purified = await rolled("raw", None), await rolled("purified", saar)
