@@ -27,16 +27,18 @@ _SHORT_NUMBER = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
 Data = dict[str, Any]
 
 
-def load_recipe(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(recipe: str | Path | None, overrides: Sequence[str] = (), *, text: str | None = None) -> Recipe:
     """A recipe, with overrides such as `rl.steps=40` on top; the last wins.
 
     recipe: its file, the text that names a file or a shipped recipe, such as `quickstart/saar`, or None for all
-    defaults. An override's value is TOML; what TOML cannot read is taken as a bare string. Raises RecipeError: it names
-    the file and the line (or the override), the key, and the nearest valid key or the allowed values; or the nearest
-    recipe.
+    defaults. text: what its file will hold, where it is yet to be written. An override's value is TOML; what TOML
+    cannot read is taken as a bare string. Raises RecipeError: it names the file and the line (or the override), the
+    key, and the nearest valid key or the allowed values; or the nearest recipe.
     """
-    path = find_recipe(recipe) if isinstance(recipe, str) else recipe
-    text = "" if path is None else _read(path)
+    path = Path(recipe) if isinstance(recipe, str) else recipe
+    if text is None:
+        path = find_recipe(recipe) if isinstance(recipe, str) else recipe
+        text = "" if path is None else _read(path)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -121,5 +121,20 @@ def test_an_unknown_role_or_recipe_is_refused(given: str, told: str) -> None:
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="holds no comparison"):
-        planned(tmp_path, "rstar2", "errors")
+    for paper, study in (("rstar2", "errors"), ("cleaner", "recovery")):
+        with pytest.raises(CheckpointError, match="holds no comparison"):
+            planned(tmp_path, paper, study)
+        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_command_that_is_refused_leaves_the_recipes_of_an_unfinished_one(tmp_path: Path) -> None:
+    first = planned(tmp_path, "cleaner", "recovery")
+    first.ledger.begin()
+    first.ledger.end()
+    recipe = tmp_path / "recipes" / "recovery.toml"
+    before = recipe.read_bytes()
+    with pytest.raises(CheckpointError, match=r"rl\.steps was 80, is 8"):
+        planned(tmp_path, "cleaner", "recovery", "rl.steps=8")
+    assert recipe.read_bytes() == before
+    (arm,) = [one for one in planned(tmp_path, "cleaner", "recovery").compared.arms if one.name == "recovery"]
+    assert arm.settings == load_recipe(arm.recipe, arm.overrides)

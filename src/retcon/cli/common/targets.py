@@ -54,34 +54,44 @@ def training(
     start: str,
     needs: Sequence[str],
     late: Callable[[], Sequence[str]] = tuple,
+    text: str | None = None,
 ) -> Target:
     """Reinforcement learning into `folder`, from the model `start`; otherwise as `cold_start`. needs, late: of the
-    job."""
-    settings, overrides = _settled(out, folder, recipe, overrides)
+    job. text: of the recipe's file, where that is written before the job runs."""
+    settings, overrides = _settled(out, folder, recipe, overrides, text)
     words = ("train", recipe, *overrides, "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
     return Target(job, settings, folder / "final", tuple(overrides))
 
 
 def evaluation(
-    out: Path, made: Target, recipe: str, overrides: Sequence[str], *, name: str = "", into: str = EVALUATION
+    out: Path,
+    made: Target,
+    recipe: str,
+    overrides: Sequence[str],
+    *,
+    name: str = "",
+    into: str = EVALUATION,
+    text: str | None = None,
 ) -> Target:
     """The evaluation of what a training makes, in the folder `into` of its own; name: of the job, that of the training
-    with `evaluation` by default."""
+    with `evaluation` by default; text: as of `training`."""
     folder = made.makes.parent
     target = folder / into
     words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
     job = Job(name or f"{made.job.name}, evaluation", words, _log(out, target), needs=(made.job.name,))
-    return Target(job, load_recipe(recipe, overrides), target / "result.json", tuple(overrides))
+    return Target(job, load_recipe(recipe, overrides, text=text), target / "result.json", tuple(overrides))
 
 
-def _settled(out: Path, folder: Path, recipe: str, overrides: Sequence[str]) -> tuple[Recipe, Sequence[str]]:
+def _settled(
+    out: Path, folder: Path, recipe: str, overrides: Sequence[str], text: str | None = None
+) -> tuple[Recipe, Sequence[str]]:
     """The recipe, and the overrides that make it. Its trackers know the run by its place in `out`, where no name is
     given: the folders alone are called seed-1 in every arm."""
-    settings = load_recipe(recipe, overrides)
+    settings = load_recipe(recipe, overrides, text=text)
     if settings.track.to and not settings.track.name:
         overrides = (*overrides, f"track.name={_named(out, folder)}")
-        settings = load_recipe(recipe, overrides)
+        settings = load_recipe(recipe, overrides, text=text)
     return settings, overrides
 
 

@@ -37,21 +37,23 @@ CURVE_POINTS = 8
 @dataclass(frozen=True, slots=True)
 class Arm:
     """name: in tables and folders. recipe: as it was given, a file or the name of a shipped one. overrides: those that
-    concern it. settings: the recipe with them."""
+    concern it. settings: the recipe with them. text: of the recipe's file, where that is written once work begins."""
 
     name: str
     recipe: str
     overrides: tuple[str, ...]
     settings: Recipe
+    text: str | None = None
 
     def changed(self, *overrides: str) -> Arm:
         """The arm with further overrides. Raises RecipeError."""
-        return arm_of(self.name, self.recipe, (*self.overrides, *overrides))
+        return arm_of(self.name, self.recipe, (*self.overrides, *overrides), self.text)
 
 
-def arm_of(name: str, recipe: str, overrides: Sequence[str]) -> Arm:
-    """Raises RecipeError for an unknown recipe, with the nearest, and for a wrong override."""
-    return Arm(name, recipe, tuple(overrides), load_recipe(recipe, overrides))
+def arm_of(name: str, recipe: str, overrides: Sequence[str], text: str | None = None) -> Arm:
+    """text: of the recipe's file, where that is not written yet. Raises RecipeError for an unknown recipe, with the
+    nearest, and for a wrong override."""
+    return Arm(name, recipe, tuple(overrides), load_recipe(recipe, overrides, text=text), text)
 
 
 def read_arms(words: Sequence[str]) -> list[Arm]:

@@ -159,7 +159,15 @@ def _arm_targets(wish: Wish, arm: Arm, seed: int, origin: _Origin) -> tuple[Targ
     name = f"{arm.name}, seed {seed}"
     folder = run_folder(wish.out, arm.name, seed)
     made = training(
-        wish.out, folder, arm.recipe, changes, name=name, start=origin.model, needs=origin.needs, late=origin.late
+        wish.out,
+        folder,
+        arm.recipe,
+        changes,
+        name=name,
+        start=origin.model,
+        needs=origin.needs,
+        late=origin.late,
+        text=arm.text,
     )
     repair = arm.settings.repair.kind if arm.settings.repair.kind != "none" else "saar"
     conditions = {
@@ -172,7 +180,7 @@ def _arm_targets(wish: Wish, arm: Arm, seed: int, origin: _Origin) -> tuple[Targ
     return (
         made,
         *(
-            evaluation(wish.out, made, arm.recipe, (*changes, *own), name=f"{name}, {into}", into=into)
+            evaluation(wish.out, made, arm.recipe, (*changes, *own), name=f"{name}, {into}", into=into, text=arm.text)
             for into, own in conditions.items()
         ),
     )

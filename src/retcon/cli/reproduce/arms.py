@@ -10,10 +10,12 @@ from retcon.cli.common.overriding import refuse_unless_taken, takes
 from retcon.cli.compare.arms import Arm, arm_of, refuse_incomparable, with_curve
 from retcon.config.load import load_recipe
 from retcon.config.save import recipe_to_toml
+from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError, nearest
 from retcon.report.papers.registry import PAPERS
 from retcon.report.papers.types import Paper, Study, Variant
+from retcon.store.alone import alone
 from retcon.store.whole import explained, write_whole
 
 SWITCHED = "recipes"
@@ -67,14 +69,29 @@ def recipes_of(paper: Paper, given: Sequence[str]) -> dict[str, str]:
 def make_arms(
     variants: Sequence[Variant], recipes: Mapping[str, str], overrides: Sequence[str], out: Path
 ) -> list[Arm]:
-    """An arm a variant, in their order; overrides go to all that have the key. Writes the recipes of those that switch
-    into `out`. Raises RecipeError where a variant cannot be made of its recipe, or arms cannot be compared."""
+    """An arm a variant, in their order; overrides go to all that have the key. Those that switch have recipes in `out`
+    that are not written yet. Raises RecipeError where a variant cannot be made of its recipe, or arms cannot be
+    compared."""
     for override in overrides:
         refuse_unless_taken(override, [recipes[variant.role] for variant in variants])
     arms = [_arm(variant, recipes, overrides, out) for variant in variants]
     arms = [with_curve(arm, arms[0]) for arm in arms]
     refuse_incomparable(arms)
     return arms
+
+
+def write_recipes(arms: Sequence[Arm], out: Path) -> None:
+    """Writes those that the arms bring, unless they are there. Raises CheckpointError where another command is at work
+    in `out`, StorageError."""
+    todo = [(Path(arm.recipe), arm.text) for arm in arms if arm.text is not None]
+    todo = [(path, text) for path, text in todo if not path.is_file() or path.read_text() != text]
+    if not todo:
+        return
+    with alone(out):
+        for path, text in todo:
+            with explained(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
 
 
 def told(variant: Variant, recipes: Mapping[str, str]) -> str:
@@ -87,7 +104,8 @@ def _arm(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str],
     recipe = recipes[variant.role]
     own = [o for o in overrides if takes(recipe, o) and o.partition("=")[0] not in _keys(variant)]
     if variant.switches_to:
-        return arm_of(variant.name, str(_switched(variant, recipes, own, out)), ())
+        path = out / SWITCHED / f"{variant.name}.toml"
+        return arm_of(variant.name, str(path), (), recipe_to_toml(_switched(variant, recipes, own)))
     return arm_of(variant.name, recipe, (*variant.keys, *own))
 
 
@@ -95,7 +113,7 @@ def _keys(variant: Variant) -> list[str]:
     return [key.partition("=")[0] for key in variant.keys]
 
 
-def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], out: Path) -> Path:
+def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> Recipe:
     """A recipe of two stages: the variant's own, then with the other's [repair]."""
     before = arm_of(variant.name, recipes[variant.role], overrides)
     base = with_curve(before, before).settings  # written out whole, where nothing can be left to be added
@@ -107,11 +125,4 @@ def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[
         {"name": "before", "steps": half},
         {"name": "after", "repair": other.repair.model_dump(mode="json")},
     ]
-    made = type(base).model_validate({**base.model_dump(exclude={"stages"}), "stages": stages})
-    path = out / SWITCHED / f"{variant.name}.toml"
-    text = recipe_to_toml(made)
-    if not path.is_file() or path.read_text() != text:
-        with explained(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-    return path
+    return type(base).model_validate({**base.model_dump(exclude={"stages"}), "stages": stages})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from retcon.cli.common.ledger import Ledger, read_book
 from retcon.cli.common.targets import Target
 from retcon.cli.compare.plan import FILE, CompareBook, ComparePlan, Wish, make_plan, open_ledger
-from retcon.cli.reproduce.arms import SWITCHED, make_arms, told
+from retcon.cli.reproduce.arms import SWITCHED, make_arms, told, write_recipes
 from retcon.report.papers.types import Paper, Study
 
 
@@ -37,7 +37,8 @@ def make_reproduction(
     wish: Wish, paper: Paper, studies: tuple[Study, ...], recipes: Mapping[str, str], overrides: Sequence[str]
 ) -> Reproduction:
     """The plan. Arms that the folder has already come first, in its order, so that a session can be about other studies
-    than the one before. Raises as `make_plan` and `open_ledger` do."""
+    than the one before; writes the recipes that are made for it once nothing refuses it. Raises as `make_plan`,
+    `open_ledger` and `write_recipes` do."""
     wanted = {variant.name for variant in paper.arms_of(studies)}
     there = list(read_book(wish.out / FILE, CompareBook).arms)
     known = {variant.name: variant for variant in paper.variants}
@@ -46,6 +47,7 @@ def make_reproduction(
     variants = [known[name] for name in order]
     compared = make_plan(wish, make_arms(variants, recipes, overrides, wish.out), overrides)
     ledger = open_ledger(compared, ours=(SWITCHED,))
+    write_recipes(compared.arms, wish.out)
     mine = [variant for variant in paper.variants if variant.name in wanted]
     about = {variant.name: told(variant, recipes) for variant in mine}
     return Reproduction(paper, studies, compared, ledger, tuple(about), about)
