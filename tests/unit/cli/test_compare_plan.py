@@ -9,7 +9,7 @@ import pytest
 
 from retcon.cli.compare.arms import named, read_arms
 from retcon.cli.compare.matching import MOST, Match
-from retcon.cli.compare.plan import ComparePlan, Wish, make_plan, open_ledger
+from retcon.cli.compare.plan import ComparePlan, Wish, arms_in, make_plan, open_ledger
 from retcon.config.shipped import find_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
@@ -20,7 +20,7 @@ THREE = ("mini/dapo-baseline", "mini/cleaner", "mini/rstar2")
 
 def planned(out: Path, *words: str, seeds: int = 2, match: Match = "rollouts", **options: object) -> ComparePlan:
     wish = Wish(out, seeds, match, **options)  # type: ignore[arg-type]
-    return make_plan(wish, read_arms(words), [word for word in words if "=" in word])
+    return make_plan(wish, read_arms(words, arms_in(out)), [word for word in words if "=" in word])
 
 
 def named_jobs(plan: ComparePlan) -> list[str]:
@@ -198,6 +198,13 @@ def test_names_are_as_short_as_tells_them_apart() -> None:
     assert list(named(["quickstart/cold_start", "logs.toml"]).values()) == ["arm-cold_start", "arm-logs"]
 
 
+def test_arms_that_are_there_keep_their_names() -> None:
+    there = ("baseline", "saar")
+    assert list(named(["a/baseline", "a/saar", "b/saar.toml"], there).values()) == ["baseline", "saar", "b-saar"]
+    assert list(named(["a/saar", "a/baseline", "b/saar.toml"], there).values()) == ["a-saar", "a-baseline", "b-saar"]
+    assert list(named(["a/x", "b/x"], ("a-x",)).values()) == ["a-x", "x"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -246,6 +253,18 @@ def test_a_folder_takes_further_arms_and_seeds_and_no_other_comparison(tmp_path:
     ]:
         with pytest.raises(CheckpointError, match=said):
             open_ledger(planned(out, *words, **options))  # type: ignore[arg-type]
+
+
+def test_a_folder_takes_an_arm_whose_short_name_it_has(tmp_path: Path) -> None:
+    own = tmp_path / "mine" / "cleaner.toml"
+    own.parent.mkdir()
+    own.write_text(find_recipe(THREE[1]).read_text().replace("attempts = 3", "attempts = 9"))
+    open_ledger(planned(tmp_path / "out", *THREE[:2])).begin()
+    ledger = open_ledger(planned(tmp_path / "out", *THREE[:2], str(own)))
+    assert list(ledger.book.arms) == ["dapo-baseline", "cleaner", "mine-cleaner"]
+    ledger.begin()
+    assert arms_in(tmp_path / "out") == ("dapo-baseline", "cleaner", "mine-cleaner")
+    open_ledger(planned(tmp_path / "out", *THREE[:2], str(own)))
 
 
 def test_a_folder_goes_on_however_a_recipes_file_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,9 @@ def arm_of(name: str, recipe: str, overrides: Sequence[str], text: str | None = 
     return Arm(name, recipe, tuple(overrides), load_recipe(recipe, overrides, text=text), text)
 
 
-def read_arms(words: Sequence[str]) -> list[Arm]:
+def read_arms(words: Sequence[str], there: Sequence[str] = ()) -> list[Arm]:
     """The words after `retcon compare`: two recipes or more, and overrides, each for the recipes that it can be of.
+    there: as of `named`.
 
     Raises RecipeError for fewer recipes, for one that is unknown or wrong, for two that are the same, and for those
     that are not measured on the same problems.
@@ -68,7 +69,7 @@ def read_arms(words: Sequence[str]) -> list[Arm]:
         raise RecipeError(
             "name two recipes or more; one alone is trained by `retcon train` (`retcon recipes` lists all)"
         )
-    names = named(recipes)
+    names = named(recipes, there)
     for recipe in recipes:
         find_recipe(recipe)
     for override in overrides:
@@ -93,18 +94,28 @@ def refuse_incomparable(arms: Sequence[Arm]) -> None:
         _refuse_apart(arms[0], arm, MEASURED_ALIKE, "measured on the same problems")
 
 
-def named(recipes: Sequence[str]) -> dict[str, str]:
-    """Recipe to the name that its arm has: the end of its path, as much of it as tells it from the others. Raises
-    RecipeError where one is named twice."""
+def named(recipes: Sequence[str], there: Sequence[str] = ()) -> dict[str, str]:
+    """Recipe to the name that its arm has: the end of its path, as much of it as tells it from the others. there: names
+    of a comparison's arms, which the first recipes keep where they are ends of their paths. Raises RecipeError where
+    one is named twice."""
     parts = {recipe: Path(recipe.removesuffix(".toml")).parts for recipe in recipes}
     if len(parts) < len(recipes):
         twice = next(recipe for recipe in recipes if recipes.count(recipe) > 1)
         raise RecipeError(f"{twice} is named twice; another variant of it is a recipe file of its own")
-    for depth in range(1, max(map(len, parts.values())) + 1):
-        names = {recipe: "-".join(part.strip(os.sep) for part in own[-depth:]) for recipe, own in parts.items()}
+    depths = range(1, max(map(len, parts.values())) + 1)
+    kept = dict(zip(recipes, there, strict=False))
+    if any(name not in {_end(parts[recipe], depth) for depth in depths} for recipe, name in kept.items()):
+        kept = {}
+    for depth in depths:
+        names = {recipe: kept.get(recipe) or _end(own, depth) for recipe, own in parts.items()}
         if len(set(names.values())) == len(recipes):
-            return {recipe: f"arm-{name}" if name in TAKEN else name for recipe, name in names.items()}
+            return names
     raise RecipeError(f"these are one recipe under several names: {', '.join(recipes)}")
+
+
+def _end(parts: Sequence[str], depth: int) -> str:
+    name = "-".join(part.strip(os.sep) for part in parts[-depth:])
+    return f"arm-{name}" if name in TAKEN else name
 
 
 def refuse_unshared(arms: Sequence[Arm]) -> None:

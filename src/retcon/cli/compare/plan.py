@@ -88,6 +88,12 @@ def make_plan(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str] = ()) ->
     return plan
 
 
+def arms_in(out: Path) -> tuple[str, ...]:
+    """Names of the arms of the comparison in `out`, none where there is none. Raises CheckpointError where it cannot be
+    read."""
+    return tuple(read_book(out / FILE, CompareBook).arms) if (out / FILE).is_file() else ()
+
+
 def open_ledger(plan: ComparePlan, *, ours: Sequence[str] = ()) -> Ledger[CompareBook]:
     """The book of the plan's folder. Arms and seeds may be added to a comparison. ours: names of what may be there
     before it. Raises CheckpointError where the folder holds another one, or something else."""
