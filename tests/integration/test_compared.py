@@ -18,7 +18,7 @@ from retcon.cli.compare.plan import Wish, make_plan, open_ledger
 from retcon.config.shipped import find_recipe
 from retcon.evaluate.result import Result, score, write_result
 from retcon.evaluate.statistics import exactly
-from retcon.report.compared.curves import area, curve_of, steps_to
+from retcon.report.compared.curves import HELD_OUT, area, curve_of, learnt, steps_to
 from retcon.report.compared.figures import Figure, figures
 from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun
 from retcon.report.compared.sheet import Sheet
@@ -121,18 +121,31 @@ def test_a_problem_that_a_run_lost_is_left_out_of_all(arms: dict[str, list[Compa
 
 def test_curves_by_hand() -> None:
     one, goal = (run(0, measured({"a": 1.0}), rates).run for rates in ((0.2, None, 0.4, 0.6), (0.1, 0.2, 0.3, 0.4)))
-    assert [list(part) for part in curve_of(one)] == [[1, 3, 4], [0.2, 0.4, 0.6]]
-    assert area(one) == pytest.approx((0.3 * 2 + 0.5 * 1) / 3)
-    assert steps_to(one, goal) == 3
-    assert steps_to(goal, one) is None
-    assert area(replace(one, metrics=[])) is None
+    assert [list(part) for part in curve_of(one, HELD_OUT)] == [[1, 3, 4], [0.2, 0.4, 0.6]]
+    assert area(one, HELD_OUT) == pytest.approx((0.3 * 2 + 0.5 * 1) / 3)
+    assert steps_to(one, goal, HELD_OUT) == 3
+    assert steps_to(goal, one, HELD_OUT) is None
+    assert area(replace(one, metrics=[]), HELD_OUT) is None
 
 
 def test_without_evaluations_a_curve_is_the_running_mean_of_training() -> None:
     metrics: list[Metrics] = [{"step": n, "pass_rate": rate} for n, rate in enumerate((0.0, 0.3, 0.6), 1)]
-    steps, heights = curve_of(replace(run(0, measured({"a": 1.0})).run, metrics=metrics))
+    one = replace(run(0, measured({"a": 1.0})).run, metrics=metrics)
+    steps, heights = curve_of(one, learnt([one]))
     assert list(steps) == [1, 2, 3]
     assert list(heights) == pytest.approx([0.3, 0.3, 0.3])
+
+
+def test_held_out_problems_are_never_compared_with_those_of_training(arms: dict[str, list[ComparedRun]]) -> None:
+    """An arm of fewer, larger steps has a single evaluation; its training's own rollouts pass far more."""
+    easy = measured({"a": 0.5, "b": 0.25})
+    arms["ours"] = [run(seed, easy, (None, None, None, 0.5), pass_rate=0.9) for seed in (1, 2)]
+    rows = by_name(figures(arms))
+    assert rows["curve_area"].arms["base"] is not None
+    assert rows["curve_area"].arms["ours"] is None
+    assert not rows["curve_area"].differences
+    assert rows["steps_to_first"].arms == {"base": exactly(4.0), "ours": None}
+    assert rows["reached_first"].arms == {"base": exactly(2.0), "ours": None}
 
 
 def test_files_of_a_comparison(tmp_path: Path, arms: dict[str, list[ComparedRun]]) -> None:

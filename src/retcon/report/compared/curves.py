@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from retcon.report.plots import CURVES, Curve, running_mean
@@ -9,6 +11,7 @@ from retcon.report.runs import Run
 
 HELD_OUT = "eval_pass_rate"
 """What evaluations in between tell (`evaluate.every`)."""
+IN_TRAINING = "pass_rate"
 
 COMPARED = (
     Curve("held_out", HELD_OUT, "Held-out problems, purification off", "pass@1", top=1.0, smooth=False),
@@ -21,21 +24,28 @@ COMPARED = (
 )  # fmt: skip
 
 
-def curve_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and heights, both (T,), of a run's learning curve: of the evaluations on held-out problems where there are
-    two or more, else the running mean of what its own rollouts passed, which repairs raise."""
-    points = np.array([(step["step"] or 0, value) for step in run.metrics if (value := step.get(HELD_OUT)) is not None])
-    if len(points) > 1:
-        return points[:, 0], points[:, 1]
-    rates = np.array([np.nan if (v := step.get("pass_rate")) is None else v for step in run.metrics])
+def learnt(runs: Iterable[Run]) -> str:
+    """The metric that the learning curves of all these are of: held-out problems where one of the runs has two
+    evaluations on them or more, else what training's own rollouts passed, which repairs raise."""
+    counts = (sum(step.get(HELD_OUT) is not None for step in run.metrics) for run in runs)
+    return HELD_OUT if any(count > 1 for count in counts) else IN_TRAINING
+
+
+def curve_of(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and heights, both (T,), of a run's learning curve: its evaluations, or the running mean of training."""
+    if metric != IN_TRAINING:
+        points = [(step["step"] or 0, value) for step in run.metrics if (value := step.get(metric)) is not None]
+        steps, heights = np.array(points, dtype=float).reshape(-1, 2).T
+        return steps, heights
+    rates = np.array([np.nan if (v := step.get(metric)) is None else v for step in run.metrics])
     steps = np.arange(1.0, len(rates) + 1)
     known = ~np.isnan(rates)
     return steps[known], running_mean(rates)[known]
 
 
-def area(run: Run) -> float | None:
+def area(run: Run, metric: str) -> float | None:
     """The curve's mean height from its first point to its last, by trapezoids; None of fewer than two points."""
-    steps, heights = curve_of(run)
+    steps, heights = curve_of(run, metric)
     if len(steps) < 2:
         return None
     return float(((heights[1:] + heights[:-1]) / 2 * np.diff(steps)).sum() / (steps[-1] - steps[0]))
@@ -55,9 +65,9 @@ def at_tokens(run: Run, tokens: float) -> float | None:
     return float(np.interp(tokens, places, heights))
 
 
-def steps_to(run: Run, goal: Run) -> float | None:
+def steps_to(run: Run, goal: Run, metric: str) -> float | None:
     """The first step at which the run's curve is as high as the last point of `goal`'s; None where it never is."""
-    (steps, heights), (_, reached) = curve_of(run), curve_of(goal)
+    (steps, heights), (_, reached) = curve_of(run, metric), curve_of(goal, metric)
     if not len(heights) or not len(reached):
         return None
     there = np.flatnonzero(heights >= reached[-1])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from retcon.evaluate.paired import Paired, over_runs, paired
 from retcon.evaluate.result import PASS_AT, Problem
 from retcon.evaluate.statistics import Interval, exactly, over_seeds, pass_at_k
-from retcon.report.compared.curves import area, at_tokens, steps_to
+from retcon.report.compared.curves import area, at_tokens, learnt, steps_to
 from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun, cpu_of_a_rollout, per_problem
 
 SEEDS_OF_A_FINDING = 5
@@ -114,18 +114,21 @@ def _evaluated(arms: Arms) -> list[Figure]:
 def _learning(arms: Arms) -> list[Figure]:
     """The learning curve: its mean height, its height at the tokens that the thriftiest arm of the seed had sampled in
     the end, and how many steps an arm took to where the first arm ended, of those seeds that came there."""
-    areas = {arm: [area(run.run) for run in runs] for arm, runs in arms.items()}
-    goals = [run.run for run in next(iter(arms.values()))]
+    metric = learnt(run.run for runs in arms.values() for run in runs)
+    areas = {arm: [area(run.run, metric) for run in runs] for arm, runs in arms.items()}
+    first = next(iter(arms))
     steps = {
-        arm: [steps_to(run.run, goal) for run, goal in zip(runs, goals, strict=True)] for arm, runs in arms.items()
+        arm: [steps_to(run.run, goal.run, metric) for run, goal in zip(runs, arms[first], strict=True)]
+        for arm, runs in arms.items()
+        if None not in areas[arm]
     }
     title = "learning curve"
     rows = [
         by_seed(title, "curve_area", "mean height", 3, 1, areas),
         by_seed(title, "pass1_equal_tokens", "at equal tokens", 3, 1, _at_equal_tokens(arms)),
     ]
-    if all(value is not None for values in areas.values() for value in values):
-        rows += _reached(title, steps)
+    if first in steps:
+        rows += _reached(title, {arm: steps.get(arm) for arm in arms})
     return [row for row in rows if any(row.arms.values())]
 
 
@@ -178,11 +181,12 @@ def by_seed(
     return Figure(title, name, label, digits, better, intervals, differences)
 
 
-def _reached(title: str, steps: Mapping[str, Sequence[float | None]]) -> list[Figure]:
-    """Steps to the first arm's final score, the mean of the seeds that reached it; and how many did."""
-    known = {arm: [v for v in own if v is not None] for arm, own in steps.items()}
+def _reached(title: str, steps: Mapping[str, Sequence[float | None] | None]) -> list[Figure]:
+    """Steps to the first arm's final score, the mean of the seeds that reached it; and how many did. steps: None of an
+    arm without curves."""
+    known = {arm: None if own is None else [v for v in own if v is not None] for arm, own in steps.items()}
     means = {arm: exactly(statistics.fmean(own)) if own else None for arm, own in known.items()}
-    counts: dict[str, Interval | None] = {arm: exactly(float(len(own))) for arm, own in known.items()}
+    counts = {arm: None if own is None else exactly(float(len(own))) for arm, own in known.items()}
     return [
         Figure(title, "steps_to_first", "steps to first arm's end", 0, -1, means, {}),
         Figure(title, "reached_first", "  seeds that came there", 0, 1, counts, {}),
