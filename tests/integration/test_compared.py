@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import random
 import shutil
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from comparing import FAILED, FIX, result, trajectory
 from retcon.cli.compare.arms import read_arms
@@ -221,6 +223,30 @@ def test_few_seeds_are_no_finding(seeds: int, said: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(0.0125, "+.013"), (-0.02, "−.020"), (-0.0001, ".000"), (1.5, "+1.500")])
 def test_differences_have_their_sign(value: float, text: str) -> None:
     assert signed(value, 3) == text
+
+
+@pytest.mark.parametrize("arms", [2, 3, 5, 12])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_terminal_gets_as_many_columns_as_it_has_room_for_and_whole_numbers(width: int, arms: int) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=width, markup=False)
+    values = tuple(f".{n:03} [.{n:03}–.{n + 1:03}]" for n in range(700, 700 + arms))
+    differences = tuple(f"+.{n:03} [−.{n:03}, +.{n + 1:03}] *" for n in range(700, 700 + arms))
+    names = tuple(f"arm-{n}" for n in range(arms))
+    sheet = Sheet("T", ("", *names), (("learning curve", (("steps to the first's", *values),)),), ("note",))
+    other = replace(sheet, sections=(("differences", (("pass@1", *differences),)),))
+    for one in (sheet, other):
+        for table in one.tables(console):
+            console.print(table)
+    printed = text.getvalue()
+    assert max(map(len, printed.splitlines())) <= width
+    words = printed.split()
+    assert sorted(w for w in words if w in names) == sorted(2 * names), "each has a column in both"
+    for cell in (*values, *differences):
+        assert set(cell.split()) <= set(words), cell
+    assert printed.count("note") == 2
+    if width == 80 and arms == 3:
+        assert all(value in printed for value in values), "there is room for means and ranges on one line"
 
 
 def test_a_sheet_in_its_formats() -> None:

@@ -31,8 +31,9 @@ def finish(plan: ComparePlan, seconds: float, words: list[str], console: Console
     recipes = {arm.name: arm.recipe for arm in plan.arms}
     found = Compared(out.name, runs, recipes, ABOUT[wish.match], wish.faults, seconds)
     for sheet in write_compared(found, out):
-        console.print(sheet.table())
-        console.print()
+        for table in sheet.tables(console):
+            console.print(table)
+            console.print()
     console.print(f"{seconds / 60:.1f} minutes in all. Where everything is, in {out}:", highlight=False, soft_wrap=True)
     tell_end(console, FILES, len(plan.seeds), _next(plan, words))
 

@@ -15,9 +15,6 @@ from retcon.report.compared.reading import read_compared, run_folder
 from retcon.report.papers.page import FIGURES, PAGE, PICTURES, Reproduced, write_reproduced
 from retcon.report.papers.types import Paper, Study
 
-COLUMNS = 3
-"""Arms side by side in the terminal."""
-
 
 def finish(plan: Reproduction, seconds: float, command: str, console: Console) -> None:
     """Writes what the plan's runs came to into its folder, and tells it."""
@@ -25,8 +22,8 @@ def finish(plan: Reproduction, seconds: float, command: str, console: Console) -
     runs = {arm: [read_compared(out, arm, seed) for seed in seeds] for arm in plan.arms}
     found = Reproduced(plan.paper, plan.studies, runs, plan.recipes, command, seconds)
     for sheet in write_reproduced(found, out):
-        for part in sheet.parts(COLUMNS):
-            console.print(part.table())
+        for table in sheet.tables(console):
+            console.print(table)
             console.print()
     console.print(f"{seconds / 60:.1f} minutes in all. Where everything is, in {out}:", highlight=False, soft_wrap=True)
     places = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,8 @@ _LATEX = {c: rf"\{c}" for c in "&%$#_{}"} | {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "–": "--", "×": r"$\times$",
     "Δ": r"$\Delta$", "±": r"$\pm$", "−": "$-$", "≥": r"$\geq$",
 }  # fmt: skip
+ANY_WIDTH = 10_000
+"""Columns that no table has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,29 @@ class Sheet:
         lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes)]
         return "\n".join(lines) + "\n"
 
+    def tables(self, console: Console) -> Iterator[Table]:
+        """For a terminal, one below the other: each has as many columns as its width holds, so that no number is
+        folded. Where it does not hold all, ranges that would make a column wider are on lines of their own."""
+        if _fits(whole := self.table(), console):
+            yield whole
+            return
+        narrow = self._stacked()
+        for most in range(max(1, len(self.columns) - 1), 0, -1):
+            tables = [part.table() for part in narrow.parts(most)]
+            if most == 1 or all(_fits(table, console) for table in tables):
+                yield from tables
+                return
+
+    def _stacked(self) -> Sheet:
+        """With `.812 [.790–.834]` on two lines, in cells that are longer than any half of one in their column."""
+        columns = list(zip(*(row for _, rows in self.sections for row in rows), strict=True))
+        widths = [max(len(line) for cell in column for line in _stacked(cell).split("\n")) for column in columns]
+
+        def narrow(row: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(c if len(c) <= w else _stacked(c) for c, w in zip(row, widths, strict=True))
+
+        return replace(self, sections=tuple((title, tuple(map(narrow, rows))) for title, rows in self.sections))
+
     def table(self) -> Table:
         """For a terminal, on a console that reads no markup: names may have brackets."""
         table = Table(
@@ -73,6 +99,16 @@ class Sheet:
             for row in rows:
                 table.add_row(*row, end_section=row is rows[-1])
         return table
+
+
+def _fits(table: Table, console: Console) -> bool:
+    wide = console.options.update(width=ANY_WIDTH)
+    return console.measure(table, options=wide).maximum <= console.width
+
+
+def _stacked(cell: str) -> str:
+    """`.812 [.790–.834]` on two lines."""
+    return cell.replace(" [", "\n[", 1)
 
 
 def to_csv(rows: Sequence[Sequence[object]]) -> str:
