@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -19,7 +20,7 @@ from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
 from retcon.report.pages.markup import document
 from retcon.report.pages.runs import draw_runs
-from retcon.report.plots import shown
+from retcon.report.plots import Curve, draw, shown
 from retcon.report.reading import named, some_trajectories, view
 from retcon.report.style import looks
 from retcon.runs.manifest import manifest
@@ -159,6 +160,25 @@ def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
     (tmp_path / "quick/result.json").write_bytes(b'{"checkpoint": "\xe9"}')
     with pytest.raises(CheckpointError, match=r"result\.json: the evaluation result cannot be read: .*utf-8"):
         view(tmp_path / "quick", "x")
+
+
+def test_a_run_is_told_by_its_held_out_problems_too(tmp_path: Path) -> None:
+    measured = {"eval_pass_rate": 0.125, "eval_failed_calls": 0.0, "eval_tokens": 90.0, "eval_rollouts": 8}
+    lines = [{"pass_rate": 0.9}, {"pass_rate": 0.9, **measured}, {"pass_rate": 0.9}]
+    out = run(tmp_path / "own", "rl", lines, "rl.steps=9")
+    report(out)
+    page = (out / "report/report.html").read_text()
+    assert "<td>pass@1 on held-out problems, last</td><td>0.125</td>" in page
+    assert all(f'alt="{alt}' in page for alt in ("Held-out problems", "Failed calls, held-out", "Tokens sampled, held"))
+    assert 'alt="First tries that fail' not in page
+
+
+def test_a_run_of_one_step_has_a_point(tmp_path: Path) -> None:
+    """A line of one point draws nothing."""
+    single, empty = (np.array([[value]]) for value in (0.5, 0.75))
+    curve = Curve("x", "x", "X", "x", top=1.0)
+    pictures = {draw(curve, {"own": values}, ["own"], tmp_path).read_bytes() for values in (single, empty)}
+    assert len(pictures) == 2, "the point's height shows"
 
 
 def test_a_run_without_steps_has_no_pictures_and_no_trajectories(tmp_path: Path) -> None:

@@ -103,11 +103,13 @@ def draw(
             else:
                 axes.plot(steps, values[0], color=look.colour, alpha=0.3, linewidth=0.8)
             mean = running_mean(values.mean(0)) if curve.smooth else values.mean(0)
+            alone = len(steps) == 1
             axes.plot(
                 steps,
                 mean,
-                marker=None if curve.smooth else "o",
+                marker="o" if alone or not curve.smooth else None,
                 markersize=4,
+                clip_on=not alone,  # it stands on the border
                 color=look.colour,
                 linestyle=look.line,
                 linewidth=2,

@@ -13,6 +13,7 @@ from retcon.core.texts import counted
 from retcon.core.types import Trajectory
 from retcon.evaluate.result import PASS_AT
 from retcon.evaluate.statistics import over_problems
+from retcon.report.compared.curves import HELD_OUT
 from retcon.report.pages.markup import blocks_of, curves_of, document, prompt_of, sides_of, table_of
 from retcon.report.plots import CURVES, Curve, draw, need_matplotlib, value_of
 from retcon.report.reading import Viewed
@@ -20,6 +21,11 @@ from retcon.report.style import looks
 from retcon.report.tables import cell
 
 ALL = (
+    Curve("held_out", HELD_OUT, "Held-out problems", "pass@1", top=1.0, smooth=False),
+    Curve("held_out_failed_calls", "eval_failed_calls", "Failed calls, held-out problems", "per rollout", smooth=False),
+    Curve("held_out_first_tries", "eval_first_try_failure_rate", "First tries that fail, held-out problems",
+          "share of first tries", smooth=False),
+    Curve("held_out_tokens", "eval_tokens", "Tokens sampled, held-out problems", "per rollout", smooth=False),
     Curve("reward", "reward", "Reward", "mean", from_zero=False),
     *CURVES,
     Curve("response_tokens", "response_tokens", "Length of a response", "tokens"),
@@ -31,7 +37,9 @@ ALL = (
     Curve("margin", "margin", "Margin", "nats", from_zero=False),
     Curve("grad_norm", "grad_norm", "Norm of the gradient", ""),
     Curve("tokens_per_second", "tokens_per_second", "Speed", "tokens a second"),
-)
+)  # fmt: skip
+ZERO_SAYS = ("pass_rate", "raw_failures", HELD_OUT, "eval_failed_calls")
+"""Metrics that have a curve even where all is 0."""
 LATE = 10
 """Steps that a figure of the end is the mean of."""
 FIGURES = (
@@ -68,7 +76,7 @@ def _values(run: Viewed, curve: Curve) -> np.ndarray | None:
         if (value := value_of(step, curve)) is not None:
             found[0, n] = value
     known = found[~np.isnan(found)]
-    return found if known.size and (known.any() or curve.metric in ("pass_rate", "raw_failures")) else None
+    return found if known.size and (known.any() or curve.metric in ZERO_SAYS) else None
 
 
 def runs_page(
@@ -117,6 +125,7 @@ def _runs_table(runs: Sequence[Viewed]) -> str:
         (f"{label}, last {LATE} steps", [_late(run, name, digits) for run in runs]) for name, label, digits in FIGURES
     ]
     rows += [
+        ("pass@1 on held-out problems, last", [_last(run, HELD_OUT, 3) for run in runs]),
         ("wall minutes", [_minutes(run.last("wall_s")) for run in runs]),
         ("CPU minutes", [_minutes(run.last("cpu_s")) for run in runs]),
     ]
@@ -179,6 +188,12 @@ def _late(run: Viewed, metric: str, digits: int) -> str:
         return "–"
     values = [v for step in run.metrics[-LATE:] if (v := step.get(metric)) is not None]
     return f"{sum(values) / len(values):,.{digits}f}" if values else "–"
+
+
+def _last(run: Viewed, metric: str, digits: int) -> str:
+    """Of the last step that has it, as evaluations in between are not of all."""
+    known = [value for step in run.metrics if (value := step.get(metric)) is not None]
+    return f"{known[-1]:,.{digits}f}" if known else "–"
 
 
 def _minutes(seconds: float | None) -> str:
