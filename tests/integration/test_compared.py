@@ -10,6 +10,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -21,7 +22,7 @@ from retcon.config.shipped import find_recipe
 from retcon.evaluate.result import Result, score, write_result
 from retcon.evaluate.statistics import exactly
 from retcon.report.compared.curves import HELD_OUT, area, curve_of, learnt, steps_to
-from retcon.report.compared.figures import Figure, figures
+from retcon.report.compared.figures import Figure, Over, figures
 from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun
 from retcon.report.compared.sheet import Sheet
 from retcon.report.compared.writing import Compared, caveat, signed, write_compared
@@ -119,6 +120,31 @@ def test_a_problem_that_a_run_lost_is_left_out_of_all(arms: dict[str, list[Compa
     found = by_name(figures(arms))["pass1_t1"]
     assert found.arms["base"].mean == pytest.approx(0.5)  # type: ignore[union-attr]
     assert found.differences["ours"].by_seed == pytest.approx((0.125, 0.0))
+    assert found.problems == Over(1, 2)
+
+
+def test_a_figure_that_problems_are_left_out_of_says_so(arms: dict[str, list[ComparedRun]], tmp_path: Path) -> None:
+    """One run calls no tool: first tries of the others are no longer compared, which the table must not conceal."""
+    pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
+    for lost in (1, 2):
+        result = measured({"a": 0.5, "b": 0.25})
+        problems = [
+            msgspec.structs.replace(problem, first_try_failures=None if n < lost else 0.5)
+            for n, problem in enumerate(result.settings["t1"].problems)
+        ]
+        setting = msgspec.structs.replace(result.settings["t1"], problems=problems)
+        arms["ours"][1] = run(2, msgspec.structs.replace(result, settings={"t1": setting}))
+        row = by_name(figures(arms))["first_try_failures_t1"]
+        assert row.problems == Over(2 - lost, 2)
+        assert [one is None for one in row.arms.values()] == [lost == 2, lost == 2]
+        assert bool(row.differences) == (lost == 1)
+        found = Compared("cell", arms, {"base": "a", "ours": "b"}, "equal rollouts", 0.0, 1.0)
+        values, _ = write_compared(found, tmp_path)
+        (note,) = [note for note in values.notes if "have a value in every run" in note]
+        assert note.endswith(f": first tries failed (purification off) {2 - lost} of 2.")
+        told = json.loads((tmp_path / "compare.json").read_text())["problems"]
+        assert told["first_try_failures_t1"] == {"counted": 2 - lost, "of": 2}
+        assert told["pass1_t1"] == {"counted": 2, "of": 2}
 
 
 def test_curves_by_hand() -> None:
@@ -171,6 +197,7 @@ def test_files_of_a_comparison(tmp_path: Path, arms: dict[str, list[ComparedRun]
     assert "<svg" in (tmp_path / "held_out.svg").read_text()
     assert "| pass@1 | .375" in (tmp_path / "table.md").read_text()
     assert r"\begin{tabular}{lrr}" in (tmp_path / "table.tex").read_text()
+    assert not any("have a value" in note for sheet in sheets for note in sheet.notes)
     assert all("not a finding" in " ".join(sheet.notes) for sheet in sheets)
 
 

@@ -11,7 +11,15 @@ from retcon.evaluate.paired import Paired, over_runs, paired
 from retcon.evaluate.result import PASS_AT, Problem
 from retcon.evaluate.statistics import Interval, exactly, over_seeds, pass_at_k
 from retcon.report.compared.curves import area, at_tokens, learnt, steps_to
-from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun, cpu_of_a_rollout, per_problem
+from retcon.report.compared.reading import (
+    FAULTS,
+    PLAIN,
+    REPAIRED,
+    ComparedRun,
+    cpu_of_a_rollout,
+    evaluated_on,
+    per_problem,
+)
 
 SEEDS_OF_A_FINDING = 5
 
@@ -63,9 +71,18 @@ CONDITIONS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Over:
+    """counted: problems that have a value in every run, over which a figure is; of: all that were measured."""
+
+    counted: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One row of a comparison. section: what it is of. arms: each arm's estimate, None where there is none.
-    differences: from the first arm, of the others, where they can be paired."""
+    differences: from the first arm, of the others, where they can be paired. problems: None where the figures are of no
+    problems."""
 
     section: str
     name: str
@@ -74,6 +91,7 @@ class Figure:
     better: int
     arms: dict[str, Interval | None]
     differences: dict[str, Paired]
+    problems: Over | None = None
 
 
 Arms = Mapping[str, Sequence[ComparedRun]]
@@ -94,6 +112,8 @@ def _evaluated(arms: Arms) -> list[Figure]:
             if values is None:
                 continue
             most = 1.0 if measure.bounded else math.inf
+            count = values[0].shape[1]
+            of_arm, apart = zip(names, values, strict=True), zip(names[1:], values[1:], strict=True)
             found.append(
                 Figure(
                     condition.title,
@@ -101,8 +121,9 @@ def _evaluated(arms: Arms) -> list[Figure]:
                     measure.label,
                     measure.digits,
                     measure.better,
-                    {arm: over_runs(v, floor=0.0, ceiling=most) for arm, v in zip(names, values, strict=True)},
-                    {arm: paired(v, values[0], most=most) for arm, v in zip(names[1:], values[1:], strict=True)},
+                    {arm: over_runs(v, floor=0.0, ceiling=most) if count else None for arm, v in of_arm},
+                    {arm: paired(v, values[0], most=most) for arm, v in apart if count},
+                    Over(count, evaluated_on(list(arms.values()), condition.folder, condition.setting)),
                 )
             )
         times = {arm: [cpu_of_a_rollout(run, condition.folder, condition.setting) for run in arms[arm]] for arm in arms}

@@ -42,7 +42,8 @@ def per_problem(
     arms: Sequence[Sequence[ComparedRun]], condition: str, setting: str, value: Callable[[Problem], float | None]
 ) -> list[np.ndarray] | None:
     """`value` of each problem in each run of each arm, (S, N) an arm, the same problems in all; None where a run was
-    not measured so. A problem that has no value in some run, such as for rollouts that faults took, is left out."""
+    not measured so, or no run has any. A problem that has no value in some run, such as for rollouts that faults took,
+    is left out: N may be 0."""
     measured = [[_setting(run, condition, setting) for run in runs] for runs in arms]
     if any(found is None for runs in measured for found in runs):
         return None
@@ -50,11 +51,16 @@ def per_problem(
         [{p.task: v for p in found.problems if p.samples and (v := value(p)) is not None} for found in runs if found]
         for runs in measured
     ]
-    common = set.intersection(*(set(run) for runs in values for run in runs))
-    if not common:
+    if not any(run for runs in values for run in runs):
         return None
-    tasks = sorted(common)
+    tasks = sorted(set.intersection(*(set(run) for runs in values for run in runs)))
     return [np.array([[run[task] for task in tasks] for run in runs]) for runs in values]
+
+
+def evaluated_on(arms: Sequence[Sequence[ComparedRun]], condition: str, setting: str) -> int:
+    """How many problems the runs were measured on, those that have no value among them."""
+    settings = (_setting(run, condition, setting) for runs in arms for run in runs)
+    return len({problem.task for found in settings if found for problem in found.problems})
 
 
 def cpu_of_a_rollout(run: ComparedRun, condition: str, setting: str) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def write_compared(found: Compared, out: Path) -> list[Sheet]:
 
 def summary(found: Compared, rows: Sequence[Figure]) -> dict[str, object]:
     """compare.json: one cell, its arms with their figures by name, each {mean, low, high}; under `difference` the same
-    of this arm less the first, paired, with what each seed says."""
+    of this arm less the first, paired, with what each seed says; and over how many problems each figure is."""
     first = next(iter(found.arms))
     arms = {
         arm: {
@@ -76,6 +76,7 @@ def summary(found: Compared, rows: Sequence[Figure]) -> dict[str, object]:
         "finding": len(found.seeds) >= SEEDS_OF_A_FINDING,
         "note": caveat(len(found.seeds)),
         "cells": [{"name": found.name, "arms": arms}],
+        "problems": {row.name: row.problems for row in rows if row.problems},
         "about": {row.name: f"{row.section}: {row.label}" for row in rows},
     }
 
@@ -87,6 +88,14 @@ def caveat(seeds: int) -> str:
     many = "One seed" if seeds == 1 else f"{seeds} seeds"
     said = "say" if seeds > 1 else "says"
     return f"{many} {said} little about other seeds: this is not a finding. For one, take {SEEDS_OF_A_FINDING} or more."
+
+
+def partly(rows: Sequence[Figure], label: Callable[[Figure], str]) -> list[str]:
+    """A sentence on the figures that some problems are left out of; none where there are none."""
+    left = [
+        f"{label(row)} {over.counted} of {over.of}" for row in rows if (over := row.problems) and over.counted < over.of
+    ]
+    return [f"Over the problems that have a value in every run alone: {', '.join(left)}."] if left else []
 
 
 def _told(one: Paired) -> dict[str, object]:
@@ -108,7 +117,7 @@ def _values(found: Compared, rows: Sequence[Figure]) -> Sheet:
         notes.append(f"Faulty tools: {found.faults:.0%} of calls fail with a TimeoutError or a ConnectionError.")
     return Sheet(
         f"{len(found.arms)} arms, {seeds} {'seed' if seeds == 1 else 'seeds'}", ("", *found.arms), _sections(cells),
-        (*notes, *_caveats(seeds)),
+        (*notes, *partly(rows, lambda row: f"{row.label} ({row.section})"), *_caveats(seeds)),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from retcon.report.compared.curves import COMPARED
 from retcon.report.compared.figures import Arms, Figure, by_seed, figures
 from retcon.report.compared.reading import ComparedRun
 from retcon.report.compared.sheet import Sheet
-from retcon.report.compared.writing import caveat, difference
+from retcon.report.compared.writing import caveat, difference, partly
 from retcon.report.papers.types import Extra, Paper, Study
 from retcon.report.plots import draw_curves
 from retcon.report.tables import cell
@@ -83,7 +83,7 @@ def _sheet(study: Study, rows: Sequence[Figure]) -> Sheet:
         if row.differences
     )
     sections = (("as measured", values), *([(f"less {arms[0]}", apart)] if apart else []))
-    return Sheet(study.title, ("", *arms), sections)
+    return Sheet(study.title, ("", *arms), sections, tuple(partly(rows, _label)))
 
 
 CONDITION = {"off, second top-p": "top-p", "purification on": "repaired"}
@@ -145,6 +145,7 @@ def _told(study: Study, rows: Sequence[Figure]) -> dict[str, object]:
             row.name: {
                 "about": _label(row),
                 "arms": row.arms,
+                **({"problems": row.problems} if row.problems else {}),
                 "difference": {arm: one.difference for arm, one in row.differences.items()},
             }
             for row in rows
