@@ -6,7 +6,7 @@ The formats are those of `retcon purify`, so that what it wrote can be learnt fr
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,12 +20,12 @@ from retcon.core.sample import to_sample
 from retcon.core.texts import counted
 from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.store.foreign.records import Record, open_source
+from retcon.train.datasets.asked import kind_of, refuse_unasked, told_before, words_of
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.sample import sampled
 from retcon.transcripts.purifying.assignment import expand
 from retcon.transcripts.reading.in_text import PLACES
-from retcon.transcripts.reading.items import context_of, find_items, text_of
-from retcon.transcripts.reading.roles import SAID, SYSTEM
+from retcon.transcripts.reading.items import context_of, find_items
 from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json
 
@@ -113,12 +113,19 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
 
 
 def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Trajectory]:
-    """The trajectories of one record. Raises RecordError where it is no transcript."""
+    """The trajectories of one record. Raises RecordError where it is no transcript, or answers what it does not ask."""
     found = detector.format_of(value)
     if found is not None and found.name == OURS:
         return [from_dict(value, where)]
     trajectories = found.read(value, where).trajectories if found is not None else _without_calls(value, where)
-    return [_until_learnt(in_template(one, chat, told_before(value, one))) for one in trajectories]
+    return [_until_learnt(in_template(one, chat, _told(value, one))) for one in trajectories]
+
+
+def _told(record: Json, trajectory: Trajectory) -> list[Told]:
+    before = told_before(record, trajectory)
+    if not before and trajectory.turns:
+        refuse_unasked(record)
+    return before
 
 
 def in_template(trajectory: Trajectory, chat: Chat, before: Sequence[Told]) -> Trajectory:
@@ -135,20 +142,6 @@ def _observed(turn: Turn, was: Turn) -> Turn:
     return replace(turn, observations=tuple(replace(o, call_id=call.id) for call, o in pairs))
 
 
-def told_before(record: Json, trajectory: Trajectory) -> list[Told]:
-    """What the model was told before its first turn, with the roles that the record knows."""
-    found = find_items(record)
-    systems = {_text(item) for item in found[1] if _role(item) in SYSTEM} if found else set()
-    prompt = record.get("prompt") if isinstance(record, dict) else None
-    before: list[Told] = []
-    for segment in trajectory.prompt:
-        if isinstance(prompt, list) and segment.text == context_of(record):
-            before += [(_kind(m), _text(m)) for m in prompt if isinstance(m, dict)]
-        else:
-            before.append(("system" if segment.text in systems else "user", segment.text))
-    return before
-
-
 def _until_learnt(trajectory: Trajectory) -> Trajectory:
     """Without what follows the model's last words."""
     if not trajectory.turns:
@@ -159,34 +152,21 @@ def _until_learnt(trajectory: Trajectory) -> Trajectory:
 
 def _without_calls(record: Json, where: str) -> list[Trajectory]:
     """A conversation, or texts, in which no tool was called."""
+    context = context_of(record)
+    asked = (Segment("prompt", context),) if context else ()
     if (found := find_items(record)) is not None:
-        prompt: list[Segment] = []
+        prompt = list(asked) if found[0] == ("completion",) else []
         turns: list[Turn] = []
         for item in found[1]:
-            if _role(item) in SAID:
-                turns.append(Turn((Segment("sampled", _text(item)),)))
+            if kind_of(item) == "assistant":
+                turns.append(Turn((Segment("sampled", words_of(item)),)))
             elif turns:
-                turns[-1] = Turn((*turns[-1].segments, Segment("prompt", _text(item))))
+                turns[-1] = Turn((*turns[-1].segments, Segment("prompt", words_of(item))))
             else:
-                prompt.append(Segment("prompt", _text(item)))
+                prompt.append(Segment("prompt", words_of(item)))
         return [Trajectory(where, where, tuple(prompt), tuple(turns))]
     assert isinstance(record, dict)
     # None of these stands in a record whose list of messages is empty.
     value: Json = next((record[name] for name in PLACES if name in record), [])
-    context = context_of(record)
-    asked = (Segment("prompt", context),) if context else ()
     texts = value if isinstance(value, list) else [value]
     return [Trajectory(where, where, asked, (Turn((Segment("sampled", str(text)),)),)) for text in texts]
-
-
-def _role(item: Mapping[str, Json]) -> str:
-    return str(item.get("role", item.get("from")))
-
-
-def _kind(item: Mapping[str, Json]) -> str:
-    role = _role(item)
-    return "system" if role in SYSTEM else "assistant" if role in SAID else "user"
-
-
-def _text(item: Mapping[str, Json]) -> str:
-    return text_of(item.get("content", item.get("value")))

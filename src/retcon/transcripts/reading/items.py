@@ -13,6 +13,8 @@ _PLACES = (
     ("messages",), ("conversations",), ("conversation",), ("completion",), ("trajectory",),
     ("debug_result",), ("state", "history"), ("history",), ("transcript",), ("chat_history",),
 )  # fmt: skip
+QUESTIONS = ("prompt", "question", "instruction", "problem", "input")
+"""Where a record that has no list of messages, or only the model's, keeps what was asked."""
 _ROLES = {str, type(None)}
 _ONE_PART = {"type", "text"}
 
@@ -103,7 +105,7 @@ def context_of(record: Json) -> str:
     prompt = record.get("prompt")
     if isinstance(prompt, list):
         return "\n\n".join(text_of(m.get("content")) for m in prompt if isinstance(m, dict))
-    for key in ("prompt", "question", "instruction", "problem", "input"):
-        if isinstance(value := record.get(key), str):
+    for key in QUESTIONS:
+        if isinstance(value := record.get(key), str) and value:
             return value
     return ""

@@ -1,0 +1,100 @@
+"""What a foreign record tells the model before its first turn: system prompt, earlier turns, question, and what goes
+with the question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeGuard
+
+from retcon.chat.types import Told
+from retcon.core.errors import RecordError
+from retcon.core.types import Trajectory
+from retcon.transcripts.reading.items import QUESTIONS, context_of, find_items, text_of
+from retcon.transcripts.reading.roles import SAID, SYSTEM
+from retcon.transcripts.types import Json
+
+SYSTEMS = ("system", "system_prompt")
+ANSWERS = ("completion", "response", "output", "generation", "solution", "answer")
+"""Fields of which the names say that what is in them answers something."""
+_BESIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "question": (("context",), ()), "instruction": ((), ("input", "context")),
+}  # fmt: skip
+"""What else is asked, by the field of the question: the fields that come before it, and after."""
+
+
+def told_before(record: Json, trajectory: Trajectory) -> list[Told]:
+    """What the model was told before its first turn, with the roles that the record knows."""
+    found = find_items(record)
+    items = [(kind_of(item), words_of(item)) for item in found[1]] if found else []
+    systems = {text for kind, text in items if kind == "system"}
+    texts = [segment.text for segment in trajectory.prompt]
+    context = context_of(record)
+    in_items = found is not None and found[0] != ("completion",) and context in (text for _, text in items)
+    before = [] if in_items else asked_of(record)
+    if context and texts[:1] == [context] and (not in_items or context in texts[1:]):
+        texts = texts[1:]  # in `before`, or repeated by the list
+    elif texts:
+        before = []  # the list is all that was told
+    before += [("system" if text in systems else "user", text) for text in texts]
+    system = _system_of(record)
+    if system and not any(kind == "system" or system in text for kind, text in before):
+        before.insert(0, ("system", system))
+    return before
+
+
+def asked_of(record: Json) -> list[Told]:
+    """What `context_of` finds, as messages, with all that belongs to the question."""
+    if not isinstance(record, dict):
+        return []
+    if isinstance(prompt := record.get("prompt"), list):
+        return [(kind_of(message), words_of(message)) for message in prompt if isinstance(message, dict)]
+    question = context_of(record)
+    name = next((name for name in QUESTIONS if question and record.get(name) == question), "")
+    first, after = _BESIDE.get(name, ((), ()))
+    parts = [*(record.get(other) for other in first), question, *(record.get(other) for other in after)]
+    asked = "\n\n".join(part for part in parts if _is_text(part) and (part is question or part not in question))
+    return [*_history_of(record), *([("user", asked)] if asked else [])]
+
+
+def refuse_unasked(record: Json) -> None:
+    """Raises RecordError where nothing comes before an answer, as the question is in a field of an unknown name. Text
+    in a field that does not say what it is (`text`, `content`, `code`) may be meant so."""
+    if not isinstance(record, dict):
+        return
+    found = find_items(record)
+    name = found[0][-1] if found and found[0] else next((name for name in ANSWERS if name in record), "")
+    if name in ANSWERS:
+        raise RecordError(
+            f"nothing is asked before '{name}': the question is looked for in {', '.join(QUESTIONS)}, and the record "
+            f"has {', '.join(list(record)[:8])}; name it `prompt`, or give text that nobody asked for as `text`"
+        )
+
+
+def kind_of(item: Mapping[str, Json]) -> str:
+    """The role of a message: `system`, `assistant` or `user`."""
+    role = str(item.get("role", item.get("from")))
+    return "system" if role in SYSTEM else "assistant" if role in SAID else "user"
+
+
+def words_of(item: Mapping[str, Json]) -> str:
+    """The text of a message, of OpenAI's shape or ShareGPT's."""
+    return text_of(item.get("content", item.get("value")))
+
+
+def _system_of(record: Json) -> str:
+    """A text or parts, as Anthropic's requests have them; empty where there is none."""
+    values = [record.get(name) for name in SYSTEMS] if isinstance(record, dict) else []
+    return next((text for value in values if not isinstance(value, dict) and (text := text_of(value)).strip()), "")
+
+
+def _history_of(record: Mapping[str, Json]) -> list[Told]:
+    """Alpaca's earlier turns, pairs of what was asked and what was answered."""
+    history = record.get("history")
+    pairs = history if isinstance(history, list) else []
+    if not all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair)) for pair in pairs):
+        return []
+    return [(role, str(text)) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
+
+
+def _is_text(value: Json) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value.strip())
