@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError
 from retcon.models.devices import USES, Placement, Use, place
 from retcon.models.loading import load_config, load_model
 from retcon.models.locating import BASE, SCRATCH, locate
+from retcon.models.logits import check_logits
 from retcon.models.lora import check_lora
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def start_model(path: str | Path, seed: int, attention: str | None = None) -> Pr
     """The model to start from, fp32, in evaluation mode. `scratch`: the base model's configuration, fresh weights.
     attention: as in `load_model`.
 
-    Raises CheckpointError for a model whose logits are not plainly those of its output layer.
+    Raises CheckpointError for a model whose logits are not those of its output layer, times a factor that is known.
     """
     from transformers import AutoModelForCausalLM
 
@@ -61,7 +61,6 @@ def start_model(path: str | Path, seed: int, attention: str | None = None) -> Pr
             )
     else:
         model = load_model(folder, attention=attention)
-    if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logit_scale", None):
-        raise CheckpointError(f"{folder}: models that cap or scale their logits cannot be trained yet")
     model.float().eval()
+    check_logits(model, folder)
     return model

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from retcon.models.logits import before_head
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -17,7 +19,7 @@ def gather_entropies(model: PreTrainedModel, hidden: Tensor, source: Tensor, *, 
     gradient. hidden: (N, d). source: (L,), the hidden states that precede the L tokens in the loss mask, row by row.
     chunk: logits (tokens × vocabulary) at once; beyond it they are computed once more in the backward."""
     head = model.get_output_embeddings()
-    states = hidden.index_select(0, source)
+    states = before_head(model, hidden.index_select(0, source))
     tokens = max(1, chunk // int(model.config.get_text_config().vocab_size))
     if len(states) <= tokens:
         found = _entropies(head, states)

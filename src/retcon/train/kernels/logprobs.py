@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from retcon.models.logits import before_head
 from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.linear import product_for
 from retcon.train.kernels.packing import Repeats
@@ -57,7 +58,8 @@ def gather_logprobs(
     targets = ids.reshape(-1).index_select(0, where)
     if repeats is not None:
         source, targets = source.index_select(0, repeats.first), targets.index_select(0, repeats.first)
-    found = learnt_logprobs(hidden.index_select(0, source), model.get_output_embeddings(), targets, chunk)
+    states = before_head(model, hidden.index_select(0, source))
+    found = learnt_logprobs(states, model.get_output_embeddings(), targets, chunk)
     if repeats is not None:
         found = found.index_select(0, repeats.of)
     return found.new_zeros(mask.numel()).index_copy(0, where, found).view(mask.shape)
