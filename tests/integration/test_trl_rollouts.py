@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +14,23 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from playing import LIMITS, TASK, call
+from playing import LIMITS, TASK, call, play
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.config.load import load_recipe
+from retcon.core.errors import InfrastructureFault, RecipeError, RecordError
+from retcon.core.sample import history_ids, to_sample, token_count
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.models.placing import start_model
-from retcon.plugins.trl import ROUNDS, Rollouts, _told, prompt_of
+from retcon.plugins.trl import ROUNDS, Rollouts, _completions, _told, prompt_of
 from retcon.rollout.context import RolloutContext
+from retcon.store.fingerprint import fingerprint
+from retcon.store.pass_rates import PassRate, PassRateFile
+from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
 from retcon.tools.scripted import Answer, ScriptedTool
+from retcon.train.objective.shaping import in_failed_turns
 from retcon.train.rollouts import TrainingRollouts
 from training import Ones, make_base
 
@@ -111,7 +119,101 @@ def test_a_share_of_the_rollouts_is_purified_as_in_training(
             assert sum(t.provenance.purified for t in made) == count
 
 
-@pytest.mark.parametrize("key", ["rl.blame=0.5", "rl.dpo_beta=15", "rl.contrast=0.5"])
-def test_a_loss_that_trl_does_not_have_is_refused(key: str) -> None:
-    with pytest.raises(RecipeError, match="TRL's loss knows nothing like it"):
-        Rollouts("quickstart/saar", [key])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rl.blame", "0.5"), ("rl.dpo_beta", "15"), ("rl.contrast", "0.5"), ("rl.shared_advantage", "mean")],
+)
+def test_a_loss_that_trl_does_not_have_is_refused(key: str, value: str) -> None:
+    with pytest.raises(RecipeError, match=f"{key} = .*TRL's loss knows nothing like it"):
+        Rollouts("quickstart/saar", [f"{key}={value}"])
+
+
+@pytest.mark.parametrize(("key", "value"), [("select.dynamic", "true"), ("lora.rank", "4")])
+def test_what_its_trainer_cannot_carry_is_refused_by_key(key: str, value: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^{key} = {value}: .*set {key}="):
+        Rollouts("quickstart/saar", [f"{key}={value}"])
+
+
+FAILED = play([call("fail()"), call("print(y)"), "42"], {"fail()": "error"}).trajectory
+VOID = play([call("print(y)"), "nothing"], {}).trajectory
+LONG = replace(FAILED, stop="length")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "made", "masked"),
+    [
+        ([], FAILED, "none"),
+        (["rl.failed_calls=mask"], FAILED, "failed"),
+        (["rl.void_turns=mask"], replace(FAILED, answer="42"), "none"),
+        (["rl.void_turns=mask"], VOID, "all"),
+        (["rl.truncated=mask"], FAILED, "none"),
+        (["rl.truncated=mask"], LONG, "all"),
+    ],
+)
+def test_what_the_recipe_masks_is_not_in_the_mask_while_it_trains(
+    overrides: list[str], made: Trajectory, masked: str
+) -> None:
+    recipe = load_recipe("quickstart/baseline", overrides)
+    sample, start = to_sample(made), token_count(made.prompt)
+    failed = in_failed_turns(made) if masked == "failed" else [masked == "all"] * len(sample.mask)
+    expected = [int(m and not f) for m, f in zip(sample.mask, failed, strict=True)][start:]
+    assert _completions([made], recipe, True)["env_mask"] == [expected]
+    assert _completions([made], recipe, False)["env_mask"] == [list(sample.mask[start:])]
+
+
+def test_the_reward_is_shaped_while_it_trains() -> None:
+    length = len(history_ids(FAILED))
+    recipe = load_recipe("quickstart/baseline", [f"rollout.max_tokens={length}", "rl.overlong_buffer=20"])
+    made = [replace(FAILED, reward=1.0), FAILED]
+    assert _completions(made, recipe, True)["rollout_reward"] == [0.0, None]
+    assert _completions(made, recipe, False)["rollout_reward"] == [1.0, None]
+
+
+def test_void_turns_of_prompts_that_nobody_grades_are_not_known(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    said = r"rl\.void_turns = 'mask' goes by what the grader reads as an answer"
+    masking = Rollouts("quickstart/baseline", ["rl.void_turns=mask"], model=base)
+    with masking as rollouts, pytest.raises(RecipeError, match=said):
+        rollouts._task("Who?", None)
+
+
+class Watched(Rollouts):
+    """Keeps the strategies that its groups were made with."""
+
+    async def _group(self, *about: Any) -> list[Trajectory]:
+        self.strategies = [*getattr(self, "strategies", []), about[2].context.strategy]
+        return await super()._group(*about)
+
+
+def test_rollouts_branch_in_training_as_the_recipe_says(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    model: Any = start_model(base, 0)
+    short = ["rollout.max_tokens=40", "rollout.max_turns=2", "sandbox.workers=1", "compute.device=cpu"]
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), accelerator=SimpleNamespace(process_index=0))
+    with Watched("mini/arpo", short, model=base) as rollouts:
+        for training in (True, False):
+            made = rollouts._wait(rollouts._rolled(["go"] * 3, model, trainer, training))
+            assert len(made) == 3
+    assert rollouts.strategies == [rollouts.recipe.strategy, None]
+    assert rollouts.recipe.strategy.kind == "arpo"
+
+
+def test_the_data_set_holds_the_tasks_within_the_bounds_of_pass_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    stands_in = SimpleNamespace(Dataset=SimpleNamespace(from_list=lambda rows: rows))
+    monkeypatch.setitem(sys.modules, "datasets", stands_in)
+    with Rollouts("quickstart/baseline", model=base) as rollouts:
+        tasks = list(islice(training_prompts(rollouts._tasks, rollouts.recipe.run.seed), 6))
+    file, model = tmp_path / "rates.jsonl", fingerprint(base)
+    with PassRateFile(file) as rates:
+        for task, passed in zip(tasks, (0, 4, 8, 2, 8, 6), strict=True):
+            rates.add(PassRate(task.id, model, passed, 8))
+    with Rollouts("quickstart/baseline", [f"select.pass_rates={file}"], model=base) as rollouts:
+        within = [tasks[n] for n in (1, 3, 5)]
+        assert rollouts.dataset(3) == [{"prompt": prompt_of(task)} for task in within]
+        with pytest.raises(RecipeError, match=rf"select\.pass_rates = {file}: task .* has no pass rate"):
+            rollouts.dataset(4)
+    with pytest.raises(RecordError, match=r"missing\.jsonl does not exist; `retcon difficulty` makes one"):
+        Rollouts("quickstart/baseline", [f"select.pass_rates={tmp_path / 'missing.jsonl'}"], model=base)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from retcon.build import build_tasks, mixing, settle
+from retcon.build import build_chat, build_strategy, build_tasks, mixing, settle
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
@@ -27,9 +27,13 @@ from retcon.core.types import Trajectory
 from retcon.models.locating import locate
 from retcon.plugins.losses import refuse_own_losses
 from retcon.rollout.group import rollout_group
+from retcon.store.fingerprint import fingerprint
 from retcon.tasks.types import Task
+from retcon.train.objective.shaping import shaped_rewards
+from retcon.train.prompts import PromptStream
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.sync import EngineWeights
+from retcon.train.update import learnt
 
 if TYPE_CHECKING:
     import datasets
@@ -52,17 +56,19 @@ class Rollouts:
             )
             trainer.train()
 
-    recipe, overrides: as those of `retcon train`; [task], [rollout], [sandbox], [repair] and [select] count, and [rl]
-    does not: algorithm, group and optimiser are TRL's, and rules of credit that its loss does not have are refused.
+    recipe, overrides: as those of `retcon train`; [task], [rollout], [strategy], [sandbox], [repair] and [select]
+    count, and of [rl] what masks rollouts and turns or shapes rewards: algorithm, group and optimiser are TRL's. Rules
+    of credit that its loss does not have are refused, as are dynamic sampling and adapters.
     model: whose tokenizer and chat template the rollouts use; it must be that of the trainer's model. A prompt is a
     text, or one message of the user. Of a prompt that is a question of the task set, the rollouts are graded
     (`reward`); other prompts are for reward functions of your own, and cannot be selected among (`[select] kind =
     "none"`).
 
-    Completions hold everything after the prompt. Their `env_mask` is 1 on what the model wrote, repairs among it, and
-    their log-probs are those under the purified history, by the weights that sampled, 0 on observations.
-    While TRL evaluates, nothing is repaired or selected. Sandbox and engine start with the first call and end with the
-    `with` block. Raises RecipeError, MissingExtra, and what `retcon train` raises for recipe, model and tasks.
+    Completions hold everything after the prompt. Their `env_mask` is 1 on what the model wrote, repairs among it, less
+    what [rl] masks, and their log-probs are those under the purified history, by the weights that sampled, 0 on
+    observations. While TRL evaluates, nothing is repaired, selected, masked or shaped. Sandbox and engine start with
+    the first call and end with the `with` block. Raises RecipeError, MissingExtra, and what `retcon train` raises for
+    recipe, model, tasks and pass rates.
     """
 
     def __init__(self, recipe: str | Path, overrides: Sequence[str] = (), *, model: str | Path = "") -> None:
@@ -70,10 +76,12 @@ class Rollouts:
         settings.engine.refuse_training(settings)
         if settings.stages:
             raise RecipeError(f"{recipe} has stages, and TRL's trainer has none: train with a recipe of one of them")
-        refuse_own_losses(settings, "TRL")
+        _refuse_unfit(settings)
         self._folder = locate(model or settings.model.path)
         self._tasks = build_tasks(settings, self._folder)
         self.recipe, _ = settle(settings, self._folder, self._tasks)
+        if self.recipe.select.pass_rates:
+            self._within(0)  # a file that cannot serve says so
         self._known: dict[str, Task] = {}
         self._asking: dict[str, dict[str, Task]] = {}  # by question, then by id
         self._loop = asyncio.new_event_loop()
@@ -94,8 +102,19 @@ class Rollouts:
         self._loop.close()
 
     def dataset(self, count: int) -> datasets.Dataset:
-        """The task set's first `count` training prompts, for `train_dataset`. Raises MissingExtra without datasets."""
+        """The task set's first `count` training prompts, for `train_dataset`; with `select.pass_rates` those within the
+        bounds, again and again as `retcon train` draws them. Raises MissingExtra without datasets, RecipeError as
+        `PromptStream`."""
+        if self.recipe.select.pass_rates:
+            return self._dataset(self._within(count))
         return self._dataset(list(islice(self._tasks.train(self.recipe.run.seed), count)))
+
+    def _within(self, count: int) -> list[Task]:
+        rl = self.recipe.rl.model_copy(update={"prompts": 1})  # steps and their prompts are TRL's
+        recipe = self.recipe.model_copy(update={"rl": rl})
+        chat = build_chat(recipe, self._folder, self._tasks)
+        stream = PromptStream(recipe, self._tasks, chat=chat, model=fingerprint(self._folder), steps=count)
+        return list(islice(stream.after(0), count))
 
     def evaluation_dataset(self, count: int) -> datasets.Dataset:
         """`count` prompts that no training sees, for `eval_dataset`."""
@@ -132,7 +151,7 @@ class Rollouts:
             made = self._wait(self._rolled(list(prompts), model, trainer, training))
         finally:
             model.train(training)
-        return _completions(made)
+        return _completions(made, self.recipe, training)
 
     async def _rolled(self, prompts: list[Prompt], model: Any, trainer: Any, training: bool) -> list[Trajectory]:
         groups = [(self._task(*told), len(list(same))) for told, same in groupby(map(_told, prompts))]
@@ -140,8 +159,10 @@ class Rollouts:
         await rollouts.sync()
         step, seed = trainer.state.global_step, derive("trl", self.recipe.run.seed, trainer.accelerator.process_index)
         context = rollouts.context
-        # TRL counts the steps that are done, a recipe from its first one.
-        context = mixing(self.recipe, context, step + 1) if training else replace(context, repair=None)
+        if training:  # TRL counts the steps that are done, a recipe from its first one
+            context = replace(mixing(self.recipe, context, step + 1), strategy=build_strategy(self.recipe))
+        else:
+            context = replace(context, repair=None)
         try:
             return [
                 trajectory
@@ -194,10 +215,16 @@ class Rollouts:
             )
         if asking:
             return asking[0]
+        graded = f"and a prompt is not a question of the task set {self._tasks.name}: {question[:80]!r}"
         if self.recipe.select.kind != "none":
             raise RecipeError(
-                f"select.kind = '{self.recipe.select.kind}' goes by rewards, and a prompt is not a question of the "
-                f"task set {self._tasks.name}: {question[:80]!r}; set select.kind=none, or train on `dataset()`"
+                f"select.kind = '{self.recipe.select.kind}' goes by rewards, {graded}; set select.kind=none, or train "
+                "on `dataset()`"
+            )
+        if self.recipe.rl.void_turns == "mask":
+            raise RecipeError(
+                f"rl.void_turns = 'mask' goes by what the grader reads as an answer, {graded}; set rl.void_turns=keep, "
+                "or train on `dataset()`"
             )
         return Task(f"prompt/{derive(question):016x}", question, "")
 
@@ -247,17 +274,36 @@ def _told(prompt: Prompt) -> tuple[str, str | None]:
     return str(last["content"]), last.get(TASK)
 
 
-def _completions(made: Sequence[Trajectory]) -> dict[str, Any]:
+def _refuse_unfit(recipe: Recipe) -> None:
+    """Raises RecipeError, before any work, for what TRL's trainer cannot carry."""
+    refuse_own_losses(recipe, "TRL")
+    if recipe.select.dynamic:
+        raise RecipeError("select.dynamic = true: TRL's trainer draws the prompts of a step, and no more in their "
+                          "place; set select.dynamic=false")  # fmt: skip
+    if recipe.lora.rank:
+        raise RecipeError(f"lora.rank = {recipe.lora.rank}: the model is TRL's to make, and with adapters the rollouts "
+                          "would need its merged weights; set lora.rank=0")  # fmt: skip
+
+
+def _completions(made: Sequence[Trajectory], recipe: Recipe, training: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [],
-        "rollout_reward": [t.reward for t in made],
+        "rollout_reward": [_shaped(t, recipe) if training else t.reward for t in made],
         "failed_calls": [t.raw_failures for t in made],
         "repairs": [sum(turn.repair is not None for turn in t.turns) for t in made],
     }  # fmt: skip
     for trajectory in made:
         sample, start = to_sample(trajectory), token_count(trajectory.prompt)
+        mask = learnt(trajectory, sample, recipe.rl) if training else sample.mask
         found["prompt_ids"].append(list(sample.ids[:start]))
         found["completion_ids"].append(list(sample.ids[start:]))
         found["logprobs"].append([0.0 if logprob is None else logprob for logprob in sample.logprobs[start:]])
-        found["env_mask"].append(list(sample.mask[start:]))
+        found["env_mask"].append(list(mask[start:]))
     return found
+
+
+def _shaped(trajectory: Trajectory, recipe: Recipe) -> float | None:
+    """The grader's reward with what [rl] takes off it for length; None where nobody graded."""
+    if trajectory.reward is None:
+        return None
+    return shaped_rewards([trajectory], recipe.rl, limit=recipe.rollout.max_tokens)[0]
