@@ -154,6 +154,7 @@ def compared(sample: Sample) -> tuple[str, str]:
 
 
 CALL = {"function": {"name": "python", "arguments": '{"code": "print(1)"}'}}
+ANSWERS = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
 ASKED = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
 
 
@@ -164,6 +165,18 @@ def test_messages_are_compared_from_the_call_on_in_the_models_own_words(tmp_path
     before = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nI try.\n"
     assert compared(pair.chosen) == (before, "```python\nprint(1)\n```<|im_end|>")
     assert compared(pair.rejected) == (before, "```python\nprint(\n```<|im_end|>")
+
+
+@pytest.mark.parametrize("name", ["system", "system_prompt"])
+def test_a_system_prompt_beside_the_messages_comes_first(tmp_path, name):
+    (beside,) = read(tmp_path, {name: "S", "prompt": ASKED[1:], **ANSWERS})
+    assert [beside] == read(tmp_path, {"prompt": ASKED, **ANSWERS})
+    assert [beside] == read(tmp_path, {name: "S", "prompt": ASKED, **ANSWERS})
+
+
+def test_a_prompt_that_both_sides_repeat_is_told_once(tmp_path):
+    whole = {side: [*ASKED, *answer] for side, answer in ANSWERS.items()}
+    assert read(tmp_path, {"prompt": ASKED, **whole}) == read(tmp_path, {"prompt": ASKED, **ANSWERS})
 
 
 def test_ids_and_masks_of_our_own_pairs_are_taken_as_they_are(tmp_path):
@@ -198,6 +211,7 @@ def test_an_id_that_nothing_predicts_is_not_compared(tmp_path):
     [
         ({"messages": ASKED}, "line 2: no pair: it needs prompt, chosen and rejected"),
         ({**ROW, "chosen": ASKED}, "line 2: prompt, chosen and rejected must all be text, or all be lists"),
+        ({**ROW, "system": "S"}, "line 2: 'system' beside a prompt that is text"),
         ({**ROW, "rejected": ""}, "line 2: a side of the pair is empty"),
         ({"prompt": ASKED, "chosen": [], "rejected": []}, "line 2: no message of the model"),
         ({**ROW, "tokens": {"prompt": [1], "chosen": [2], "chosen_mask": [1, 1], "rejected": [3]}}, "a mask of 2"),

@@ -14,6 +14,7 @@ from retcon.core.sample import ids_of
 from retcon.core.texts import counted
 from retcon.core.types import Sample, Trajectory
 from retcon.store.foreign.records import open_source
+from retcon.train.datasets.asked import SYSTEMS
 from retcon.train.datasets.demonstrations import refuse_other_vocabulary, rendered, short_enough
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.reading.style import decoded
@@ -37,9 +38,9 @@ def both_sides(pairs: Sequence[Preference]) -> list[Sample]:
 
 def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Preference]:
     """The pairs of a file. Ids are taken where the file has them, with its masks; messages go through the chat's
-    template, and what counts is the last turn from its first call on; text is encoded as it stands, and all of it
-    counts. Pairs of which a side is longer than max_tokens are left out, which a TaskWarning counts; another one counts
-    those whose sides are the same.
+    template, after the system prompt that stands beside them, and what counts is the last turn from its first call on;
+    text is encoded as it stands, and all of it counts. Pairs of which a side is longer than max_tokens are left out,
+    which a TaskWarning counts; another one counts those whose sides are the same.
 
     Raises RecordError, which begins with the file and line, at a record that is no pair, or has ids of another
     vocabulary; and where there is no pair.
@@ -73,6 +74,11 @@ def _pair(value: Json, chat: Chat, where: str) -> Preference:
     elif all(isinstance(row[key], list) for key in ("prompt", *SIDES)):
         chosen, rejected = (_of_messages(row, side, chat, where) for side in SIDES)
     elif all(isinstance(row[key], str) for key in ("prompt", *SIDES)):
+        if name := next((name for name in SYSTEMS if row.get(name)), None):
+            raise RecordError(
+                f"'{name}' beside a prompt that is text, which is encoded as it stands: put it into the prompt, in the "
+                "model's template, or give prompt, chosen and rejected as lists of messages"
+            )
         chosen, rejected = (_of_text(str(row["prompt"]), str(row[side]), chat) for side in SIDES)
     else:
         raise RecordError("prompt, chosen and rejected must all be text, or all be lists of messages")
@@ -96,12 +102,15 @@ def _of_tokens(tokens: Mapping[str, Json], side: str) -> Sample:
 
 
 def _of_messages(row: Mapping[str, Json], side: str, chat: Chat, where: str) -> Sample:
-    written = cast(list[Json], row[side])
+    prompt, *sides = (cast(list[Json], row[key]) for key in ("prompt", *SIDES))
+    whole = all(one[: len(prompt)] == prompt for one in sides)  # each side is the conversation from its beginning
+    written = cast(list[Json], row[side])[len(prompt) if whole else 0 :]
     # Some formats read a call as one only where an output follows; blocks have roles of their own.
     in_blocks = any(isinstance(m, dict) and m.get("role") == "code" for m in written)
     closing = {"role": "execution" if in_blocks else "tool", "content": "-"}
-    messages = [*cast(list[Json], row["prompt"]), *written, closing]
-    (trajectory,) = rendered({"messages": messages}, Detector(), chat, where)
+    beside = {name: row[name] for name in SYSTEMS if name in row}
+    record: Json = {**beside, "messages": [*prompt, *written, closing]}
+    (trajectory,) = rendered(record, Detector(), chat, where)
     return _of_last_turn(trajectory)
 
 
