@@ -82,7 +82,10 @@ def test_without_a_repair_the_servers_log_probs_are_those_of_every_token() -> No
     refuse_unfit(configured("actor_rollout_ref.rollout.max_model_len", 23040), cleaner("repair.kind=none"))
 
 
-@pytest.mark.parametrize("key", ["splice_weight=truncated", "imitate_spliced=0.1", "contrast=1.0", "dpo_beta=15.0"])
+@pytest.mark.parametrize(
+    "key",
+    ["splice_weight=truncated", "imitate_spliced=0.1", "contrast=1.0", "dpo_beta=15.0", "shared_advantage=mean"],
+)
 def test_a_loss_that_verl_does_not_have_is_refused(key: str) -> None:
     with pytest.raises(RecipeError, match=f"rl.{key.partition('=')[0]}"):
         refuse_unfit(configured(), cleaner(f"rl.{key}"))
@@ -91,6 +94,15 @@ def test_a_loss_that_verl_does_not_have_is_refused(key: str) -> None:
 def test_rollouts_that_branch_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"strategy.kind = 'arpo'.*set it to independent"):
         refuse_unfit(configured(), cleaner("strategy.kind=arpo"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [("lora.rank", "4", r"actor_rollout_ref\.model\.lora_rank"), ("select.pass_rates", "rates.jsonl", "train_files")],
+)
+def test_what_verl_does_by_itself_is_refused_by_key(key: str, value: str, says: str) -> None:
+    with pytest.raises(RecipeError, match=f"{key} = {value}: .*{says}"):
+        refuse_unfit(configured(), cleaner(f"{key}={value}"))
 
 
 def test_a_selection_needs_its_sampler() -> None:

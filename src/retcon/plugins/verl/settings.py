@@ -102,6 +102,14 @@ def refuse_unfit(config: Any, recipe: Recipe) -> None:
             f"strategy.kind = '{recipe.strategy.kind}': verl rolls out each member of a group by itself: none can "
             "branch off another; set it to independent"
         )
+    if recipe.lora.rank:
+        raise RecipeError(f"lora.rank = {recipe.lora.rank}: adapters are verl's to make; set lora.rank=0, and "
+                          "actor_rollout_ref.model.lora_rank")  # fmt: skip
+    if recipe.select.pass_rates:
+        raise RecipeError(
+            f"select.pass_rates = {recipe.select.pass_rates}: verl draws the rows of data.train_files, whatever their "
+            "rates; leave out of the file what is not to be drawn, and set the key to ''"
+        )
     _refuse_selection(config, recipe)
     _refuse_lengths(Lengths.of(config), recipe, purified)
 
