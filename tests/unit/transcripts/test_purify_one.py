@@ -349,3 +349,19 @@ def test_what_a_user_says_beside_an_output_in_one_text_is_not_the_model_s(start:
     assert (count.calls, count.failed, count.left) == (2, 1, {"user": 1})
     (trajectory,) = Detector().format_of(value).read(value, "t").trajectories
     assert WORDS in "".join(s.text for s in trajectory.segments if s.kind == "prompt")
+
+
+def test_what_stands_beside_the_messages_is_in_the_prompt_of_a_pair() -> None:
+    system, asked = {"role": "system", "content": "S"}, {"role": "user", "content": "q"}
+    whole = transcript(("print(", "SyntaxError: '(' was never closed"), ("print(2)", "2"))["messages"]
+
+    def prompt(record: dict[str, Any]) -> tuple[Any, ...]:
+        reading = Detector().format_of(record).read(record, "x")
+        (pair,) = reading.pairs([Offline()(t) for t in reading.trajectories])
+        return pair.prompt
+
+    assert prompt({"messages": whole}) == (asked,)
+    assert prompt({"messages": whole, "system": "S"}) == (system, asked)
+    assert prompt({"messages": [system, *whole], "system": "S"}) == (system, asked)
+    assert prompt({"prompt": [system, asked], "completion": whole[1:]}) == (system, asked)
+    assert prompt({"prompt": "q", "completion": whole[1:], "system_prompt": "S"}) == (system, asked)

@@ -9,11 +9,10 @@ from typing import TypeGuard
 from retcon.chat.types import Told
 from retcon.core.errors import RecordError
 from retcon.core.types import Trajectory
-from retcon.transcripts.reading.items import QUESTIONS, context_of, find_items, text_of
+from retcon.transcripts.reading.items import QUESTIONS, context_of, find_items, system_of, text_of
 from retcon.transcripts.reading.roles import SAID, SYSTEM
 from retcon.transcripts.types import Json
 
-SYSTEMS = ("system", "system_prompt")
 ANSWERS = ("completion", "response", "output", "generation", "solution", "answer")
 """Fields of which the names say that what is in them answers something."""
 _BESIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -36,7 +35,7 @@ def told_before(record: Json, trajectory: Trajectory) -> list[Told]:
     elif texts:
         before = []  # the list is all that was told
     before += [("system" if text in systems else "user", text) for text in texts]
-    system = _system_of(record)
+    system = system_of(record)
     if system and not any(kind == "system" or system in text for kind, text in before):
         before.insert(0, ("system", system))
     return before
@@ -79,12 +78,6 @@ def kind_of(item: Mapping[str, Json]) -> str:
 def words_of(item: Mapping[str, Json]) -> str:
     """The text of a message, of OpenAI's shape or ShareGPT's."""
     return text_of(item.get("content", item.get("value")))
-
-
-def _system_of(record: Json) -> str:
-    """A text or parts, as Anthropic's requests have them; empty where there is none."""
-    values = [record.get(name) for name in SYSTEMS] if isinstance(record, dict) else []
-    return next((text for value in values if not isinstance(value, dict) and (text := text_of(value)).strip()), "")
 
 
 def _history_of(record: Mapping[str, Json]) -> list[Told]:

@@ -14,9 +14,9 @@ from retcon.core.sample import ids_of
 from retcon.core.texts import counted
 from retcon.core.types import Sample, Trajectory
 from retcon.store.foreign.records import open_source
-from retcon.train.datasets.asked import SYSTEMS
 from retcon.train.datasets.demonstrations import refuse_other_vocabulary, rendered, short_enough
 from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.reading.items import SYSTEMS
 from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json
 

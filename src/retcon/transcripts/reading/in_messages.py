@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import msgspec
 
 from retcon.core.errors import RecordError
-from retcon.core.pair import Completion, Pair
+from retcon.core.pair import Completion, Message, Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.dialects import Dialect, JsonCall
-from retcon.transcripts.reading.items import context_of, find_items, no_items, text_of, with_text
+from retcon.transcripts.reading.items import context_of, find_items, no_items, system_of, text_of, with_text
 from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading, awaits_output
-from retcon.transcripts.reading.roles import KINDS, SAID
+from retcon.transcripts.reading.roles import KINDS, SAID, SYSTEM
 from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.registry import dialects
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
@@ -40,16 +40,27 @@ class ItemsReading:
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         in_text = list(preference_pairs(results[0].trajectory))
-        context = (
-            self._record.get("prompt") if isinstance(self._record, dict) and self._path == ("completion",) else None
-        )
-        before = tuple(context) if isinstance(context, list) else ()
+        before = self._before()
+        system = system_of(self._record)
         for pair, sides in zip(in_text, self._reading.sides(results[0]), strict=True):
             if not all(isinstance(item, dict) and "role" in item for side in sides for item in side):
                 yield pair  # TRL knows no other messages
                 continue
-            prompt, chosen, rejected = sides
-            yield Pair(pair.id, (*before, *prompt), Completion(chosen), Completion(rejected), about=pair.about)
+            prompt = (*before, *sides[0])
+            if system and not any(str(message.get("role")) in SYSTEM for message in prompt):
+                prompt = ({"role": "system", "content": system}, *prompt)
+            chosen, rejected = map(Completion, sides[1:])
+            yield Pair(pair.id, prompt, chosen, rejected, about=pair.about)
+
+    def _before(self) -> tuple[Message, ...]:
+        """The prompt that stands beside a completion, as messages."""
+        prompt = self._record.get("prompt") if isinstance(self._record, dict) else None
+        if self._path != ("completion",):
+            return ()
+        if isinstance(prompt, list):
+            return tuple(message for message in prompt if isinstance(message, dict))
+        asked = context_of(self._record)
+        return ({"role": "user", "content": asked},) if asked else ()
 
 
 @dataclass(frozen=True, slots=True)

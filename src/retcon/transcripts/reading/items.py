@@ -15,6 +15,8 @@ _PLACES = (
 )  # fmt: skip
 QUESTIONS = ("prompt", "question", "instruction", "problem", "input")
 """Where a record that has no list of messages, or only the model's, keeps what was asked."""
+SYSTEMS = ("system", "system_prompt")
+"""Where a record keeps the system prompt, if not in its list of messages."""
 _ROLES = {str, type(None)}
 _ONE_PART = {"type", "text"}
 
@@ -109,3 +111,10 @@ def context_of(record: Json) -> str:
         if isinstance(value := record.get(key), str) and value:
             return value
     return ""
+
+
+def system_of(record: Json) -> str:
+    """The system prompt that a record keeps beside the items: a text or parts, as Anthropic's requests have them; empty
+    where there is none."""
+    values = [record.get(name) for name in SYSTEMS] if isinstance(record, dict) else []
+    return next((text for value in values if not isinstance(value, dict) and (text := text_of(value)).strip()), "")
