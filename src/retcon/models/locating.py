@@ -85,7 +85,7 @@ def _advice(folder: Path) -> str:
 def _from_gguf(file: Path) -> Path:
     """The folder that the GGUF file was converted to; it is another one once the file, or the tokenizer beside it, has
     changed."""
-    from retcon.models.gguf import convert
+    from retcon.models.gguf.converting import convert
 
     if file.suffix != GGUF:
         raise CheckpointError(f"{file} is a file: a model is a folder with a config.json, or a {GGUF} file")

@@ -116,7 +116,7 @@ def test_an_index_without_it_is_told(index: tuple[Path, str], tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a hub with one model, acme/tiny."""
-    from retcon.models.gguf import convert
+    from retcon.models.gguf.converting import convert
 
     place = tmp_path_factory.mktemp("hub")
     (place / "files").mkdir()

@@ -18,7 +18,7 @@ from retcon.chat.opening import open_chat
 from retcon.core.errors import CheckpointError
 from retcon.models.catalogue import HOME, models_folder
 from retcon.models.checking import QUESTION, check_model_folder
-from retcon.models.gguf import convert
+from retcon.models.gguf.converting import convert
 from retcon.models.loading import empty_model, load_config, load_model
 from retcon.models.locating import BASE, locate
 

@@ -1,7 +1,7 @@
 """A GGUF file as a Hugging Face folder: weights in float32, exactly what the quantised ones stand for.
 
 The `gguf` package reads the file and undoes the quantisation; names, shapes and the configuration are mapped here,
-rather than by transformers' own reader, which loses how the tokenizer cuts text (see `gguf_tokenizer`) and leaves out
+rather than by transformers' own reader, which loses how the tokenizer cuts text (see `tokenizer`) and leaves out
 tensors that it does not know.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from retcon.core.errors import CheckpointError, MissingExtra, nearest
 from retcon.core.installing import how_to_install
-from retcon.models.gguf_tokenizer import tokenizer_config, tokenizer_of
+from retcon.models.gguf.tokenizer import tokenizer_config, tokenizer_of
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
