@@ -131,7 +131,7 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
             pieces.answered(item, [_judged(text, own_id, extras, part_of(extras, "metadata"))])
     elif action in _RUNS and item.get("source") != "user":
         pieces.said(item, string(args.get("thought")), moved=[], apart=True)
-        program = {key: args[key] for key in _PROGRAMS if key in args}
+        program = {} if action == "edit" else {key: args[key] for key in _PROGRAMS if key in args}
         made = part_of(item, "tool_call_metadata")
         arguments = program or {k: v for k, v in args.items() if k != "thought"}
         pieces.called(item, [Call(string(action), arguments, id=some_id(made.get("tool_call_id")))])
