@@ -59,8 +59,10 @@ class Piece:
 
 Rebuild = Callable[[Json, Sequence[Piece]], Json]
 """An item and the pieces that it is to have, to the new item."""
-Reword = Callable[["Piece", str], "Piece"]
-"""A piece of words and what is to be left of them, to the new piece."""
+Stretch = tuple[int, int]
+"""[start, end) of a text."""
+Reword = Callable[["Piece", Sequence[Stretch]], "Piece"]
+"""A piece of words, without these stretches of its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ class _Span:
     end: int
 
 
-def reworded(piece: Piece, text: str) -> Piece:
-    """The piece with another text, where its item is made anew of texts."""
-    return replace(piece, text=text)
+def reworded(piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+    """The piece without these stretches, where its item is made anew of texts."""
+    return replace(piece, text=without(piece.text, cuts))
 
 
 class PieceReading:
@@ -131,7 +133,7 @@ class PieceReading:
                     continue
                 end = at + len(piece.text)
                 inside = [(max(s, at) - at, min(e, end) - at) for s, e in edit.words if s < end and e > at]
-                pieces[n] = self._reword(piece, without(piece.text, inside)) if inside else piece
+                pieces[n] = self._reword(piece, inside) if inside else piece
                 at = end
             if edit.program is not None and span.call is not None:
                 for n in range(span.call, span.end):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import (
@@ -18,7 +19,7 @@ from retcon.transcripts.reading.itemwise import (
     some_id,
     string,
 )
-from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
+from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -70,13 +71,14 @@ class OpenHands(Itemwise):
                 return [*items[:n], _with_thought(item, words, beside_words(pieces)), *items[n + 1 :]]
         return items
 
-    def with_words(self, item: Json, text: str) -> Json:
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
         message, args = part_of(item, "llm_message"), part_of(item, "args")
         if not isinstance(item, dict):
             return item
         if message:
-            return {**item, "llm_message": super().with_words(message, text)}
-        return {**item, "args": {**args, "content" if args.get("content") else "thought": text}}
+            return {**item, "llm_message": super().without_words(message, cuts)}
+        key = "content" if args.get("content") else "thought"
+        return {**item, "args": {**args, key: without(string(args.get(key)), cuts)}}
 
 
 def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
