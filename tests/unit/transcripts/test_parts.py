@@ -124,3 +124,15 @@ def test_langchain_s_reasoning_stays_with_its_words_and_is_cut() -> None:
     assert first["tool_calls"][0]["args"] == {"code": WORKS}
     assert first["additional_kwargs"] == {"reasoning_content": "A plain root.", "refusal": None}
     assert last["additional_kwargs"] == {"reasoning_content": "The root is plausible.", "refusal": None}
+
+
+def test_parts_around_a_call_in_text_stay() -> None:
+    def said(code: str, output: str, words: str) -> list[dict[str, Any]]:
+        parts = [text(f"{words} ", n=1), IMAGES[0], text(f"And so:\n```python\n{code}\n```", n=2), IMAGES[1]]
+        return [{"role": "assistant", "content": parts}, {"role": "user", "content": f"```output\n{output}\n```"}]
+
+    answer = {"role": "assistant", "content": "It is 1.732."}
+    steps = [*said(FAILED, ERROR, "We compute the root."), *said(WORKS, "1.732", "Now with math.")]
+    clean, count = purify_transcript({"messages": [ASK, *steps, answer]})
+    assert (count.shallow, clean["messages"][2:]) == (1, [steps[3], answer])
+    assert clean["messages"][1] == said(WORKS, "", "We compute the root.")[0]

@@ -108,10 +108,9 @@ def part_words(part: Json) -> str:
 def with_part_words(part: Json, words: str) -> Json:
     """A part with other words."""
     thought = _thought_key(part)
-    key = thought or _text_key(part)
-    if key is None or not isinstance(part, dict):
-        return words
-    return {**part, key: words.removesuffix(APART) if thought else words}
+    if thought is None or not isinstance(part, dict):
+        return _with_part(part, words)
+    return {**part, thought: words.removesuffix(APART)}
 
 
 def without_words(content: Json, cuts: Sequence[tuple[int, int]]) -> Json:
@@ -145,19 +144,39 @@ def _thought_key(part: Json) -> str | None:
 
 
 def with_text(content: Json, text: str) -> Json:
-    """The content with another text; parts that hold no text (images, reasoning) stay, the text goes where it was."""
+    """The content with another text. Of parts those change that have what differs, from the first place to the last;
+    what is new goes where that begins, and a part that becomes empty goes."""
     if not isinstance(content, list):
         return text
+    old = text_of(content)
+    start = _alike(old, text)
+    rest = _alike(old[start:][::-1], text[start:][::-1])
+    stop, new = len(old) - rest, text[start : len(text) - rest]
     parts: list[Json] = []
-    placed = False
+    at, placed = 0, False
     for part in content:
-        if not _part(part):
-            parts.append(part)
-        elif not placed:
-            key = "text" if isinstance(part, dict) and isinstance(part.get("text"), str) else "content"
-            parts.append({**part, key: text} if isinstance(part, dict) else text)
+        own = _part(part)
+        end = at + len(own)
+        left = own[: max(0, start - at)] + own[max(0, stop - at) :]
+        if own and not placed and start <= end:
+            left = own[: max(0, start - at)] + new + own[max(0, stop - at) :]
             placed = True
+        if left == own:
+            parts.append(part)
+        elif left:
+            parts.append(_with_part(part, left))
+        at = end
     return parts if placed else [*parts, {"type": "text", "text": text}]
+
+
+def _alike(a: str, b: str) -> int:
+    """How many characters both begin with."""
+    return next((n for n, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+
+
+def _with_part(part: Json, text: str) -> Json:
+    key = _text_key(part)
+    return {**part, key: text} if key is not None and isinstance(part, dict) else text
 
 
 def context_of(record: Json) -> str:
