@@ -136,3 +136,33 @@ def test_parts_around_a_call_in_text_stay() -> None:
     clean, count = purify_transcript({"messages": [ASK, *steps, answer]})
     assert (count.shallow, clean["messages"][2:]) == (1, [steps[3], answer])
     assert clean["messages"][1] == said(WORKS, "", "We compute the root.")[0]
+
+
+def test_openhands_reasoning_is_cut_too_and_what_repeats_it_goes() -> None:
+    def action(id: str, code: str, thought: str) -> dict[str, Any]:
+        blocks = [{"type": "thinking", "thinking": thought, "signature": "c2ln"}]
+        return {
+            "kind": "ActionEvent", "source": "agent", "thought": [text("We compute the root.")], "tool_call_id": id,
+            "reasoning_content": thought, "thinking_blocks": blocks, "responses_reasoning_item": None,
+            "action": {"kind": "PythonAction", "code": code}, "tool_name": "python", "llm_response_id": f"r{id}",
+        }  # fmt: skip
+
+    def seen(id: str, output: str) -> dict[str, Any]:
+        return {"kind": "ObservationEvent", "tool_call_id": id, "observation": {"content": [text(output)]}}
+
+    rest = "The root of three is plausible."
+    message = {"role": "assistant", "content": [text("It is 1.732.")], "reasoning_content": f"{SAID} {rest}"}
+    events = [
+        {"kind": "MessageEvent", "source": "user", "llm_message": {"role": "user", "content": [text("?")]}},
+        action("a", FAILED, "A plain root."), seen("a", ERROR),
+        action("b", WORKS, "The import is missing."), seen("b", "1.732"),
+        action("c", "print(math.sqrt(4))", f"{SAID} {rest}"), seen("c", "2.0"),
+        {"kind": "MessageEvent", "source": "agent", "llm_message": {**message, "thinking_blocks": ["x"]}},
+    ]  # fmt: skip
+    clean, count = purify_transcript({"events": events})
+    first, third, last = clean["events"][1], clean["events"][3], clean["events"][5]["llm_message"]
+    assert (count.shallow, first["action"]["code"]) == (1, WORKS)
+    assert first["reasoning_content"] == "A plain root."
+    assert first["thinking_blocks"][0]["thinking"] == "A plain root."
+    assert third == {**events[5], "reasoning_content": rest, "thinking_blocks": []}
+    assert last == {**message, "reasoning_content": rest, "thinking_blocks": []}
