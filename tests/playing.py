@@ -31,9 +31,9 @@ def call(code: str, reasoning: str = "") -> str:
     return f"{reasoning}```python\n{code}\n```"
 
 
-def hermes_call(code: str, reasoning: str = "") -> str:
-    """The same in the style of Hermes and Qwen."""
-    return reasoning + hermes.render_call("python", {"code": code})
+def hermes_call(code: str, reasoning: str = "", *, name: str = "python") -> str:
+    """The same in the style of Hermes and Qwen, to the tool of this name."""
+    return reasoning + hermes.render_call(name, {"code": code})
 
 
 CALL: dict[str, Callable[..., str]] = {"markdown": call, "hermes": hermes_call}
@@ -88,6 +88,7 @@ async def play_on(
     outcomes: Mapping[str, Status | Answer] | None = None,
     *,
     tool: Tool | StatefulTool | None = None,
+    beside: Sequence[Tool] = (),
     style: str = "markdown",
     tokenizer: Tokenizer | None = None,
     repair: Repair | None = None,
@@ -98,7 +99,7 @@ async def play_on(
     """One rollout, in this event loop.
 
     outcomes: of code, by status or by whole answer; code that is not named is ok. tool: another one than the scripted
-    tool that gives them. tokenizer: bytes where None.
+    tool that gives them. beside: further tools. tokenizer: bytes where None.
     """
     named = outcomes or {}
 
@@ -109,8 +110,7 @@ async def play_on(
     tokenizer = tokenizer or ByteTokenizer()
     engine, scripted = ScriptedEngine(tokenizer, replies), ScriptedTool(answer)
     sampling = SamplingParams(max_tokens=max_tokens)
-    context = RolloutContext(
-        engine, Chat(tokenizer, style=style), {"python": tool or scripted}, limits, sampling, repair
-    )
+    tools = {"python": tool or scripted, **{one.name: one for one in beside}}
+    context = RolloutContext(engine, Chat(tokenizer, style=style), tools, limits, sampling, repair)
     trajectory = await run_rollout(TASK, context, id="t/0/0", seed=seed)
     return Play(trajectory, engine, scripted)

@@ -39,9 +39,13 @@ class OpenTools:
         await self.reach(calls)
         return await run_calls(calls, self._handlers, self._specs)
 
+    def reaches(self, calls: Sequence[ToolCall]) -> bool:
+        """Whether one of the calls goes to a tool that keeps state."""
+        return any(call.name in self._stateful and not call.malformed for call in calls)
+
     async def reach(self, calls: Sequence[ToolCall]) -> bool:
-        """Whether one of the calls goes to a tool that keeps state, which is open from here on."""
-        if not any(call.name in self._stateful and not call.malformed for call in calls):
+        """The same; such a tool is open from here on."""
+        if not self.reaches(calls):
             return False
         for name, tool in self._stateful.items():
             if name not in self._opened:
@@ -103,8 +107,9 @@ class TurnState:
         return await self._tools.run(calls)
 
     async def run_again(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
-        """Run the calls of another attempt at the turn, from the state before it."""
-        if await self._tools.reach(calls):
+        """Run the calls of another attempt at the turn, from the state before it, and where they change none leave
+        that one: the attempt may be the fix."""
+        if await self._tools.reach(calls) or self._before is not None:
             if self._after is None:
                 self._after = await self._tools.checkpoint()
             if self._before is None:  # the failure reached no tool that keeps state
@@ -115,9 +120,9 @@ class TurnState:
     async def would_repeat(self, said: Sequence[tuple[Sequence[ToolCall], Sequence[Observation]]]) -> bool:
         """Whether the calls of other attempts, run one after the other where the turn's own left the tools, are told
         again what they were told. The tools stay as they are after that."""
-        if self._after is None:  # none of them reached a tool that keeps state
+        await self.restore_failure()
+        if not any(self._tools.reaches(calls) for calls, _ in said):
             return True
-        await self._tools.rollback(self._after)
         for calls, observations in said:
             again = await self._tools.run(calls)
             if any(observation.status == "infrastructure" for observation in again):
