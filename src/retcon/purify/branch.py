@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from retcon.core.types import REPLACED, RepairRecord, Turn
+from retcon.purify.failing import is_fix
 from retcon.purify.saar import Saar
 from retcon.purify.types import Lookahead
 
@@ -47,7 +48,7 @@ class Branch:
             if attempt is None:
                 break
             tries.append(attempt)
-            if self.saar.worked(attempt) and lookahead.fits(attempt):
+            if is_fix(attempt) and lookahead.fits(attempt):
                 record = RepairRecord("resampled", len(tries), fresh=len(tries))
                 return (replace(attempt, abandoned=(turn, *tries), repair=record),)
         first, *rest = await self.saar.repair(turn, lookahead)

@@ -51,6 +51,11 @@ def turn_does_nothing(turn: Turn) -> bool:
     return works(turn) and all(map(is_noop, turn.calls))
 
 
+def is_fix(turn: Turn) -> bool:
+    """Whether an attempt can take a failure's place: all its calls succeeded, and one of them does something."""
+    return works(turn) and not all(map(is_noop, turn.calls))
+
+
 def spoken_after(turn: Turn) -> bool:
     """Whether a user spoke between this turn and the next."""
     return any(s.kind == "prompt" for s in turn.segments)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from retcon.core.types import RepairRecord, Status, Turn
-from retcon.purify.failing import FAILURES, check_failures, has_failed
-from retcon.purify.noop import is_noop
+from retcon.purify.failing import FAILURES, check_failures, has_failed, is_fix
 from retcon.purify.splice import purify
 from retcon.purify.types import Lookahead
 
@@ -22,7 +21,7 @@ class Saar:
     attempts: K, lookahead attempts at most; 0 leaves every failure as it is. gamma: γ in [0, 1], the similarity from
     which a repair is shallow. lookahead: what an attempt is shown of those that went before it at this turn: `all`,
     the `first` failure alone (the paper's equations) or the `latest` alone (the published code). failures: the statuses
-    that count as a failure.
+    that start a repair; no other status than `ok` makes a fix, whatever they are.
 
     The unit is the turn: it failed if one of its calls did, and a fix is a turn whose calls all succeed. A fix that
     does nothing (`pass`) or does not fit the budget is one more failed attempt.
@@ -77,7 +76,7 @@ class Saar:
                 else:
                     return self._answered(turn, made, visible)
                 break
-            if self.worked(attempt):
+            if is_fix(attempt):
                 fixed = purify((turn, *made), self.gamma)
                 if lookahead.fits(fixed):
                     return (fixed,)
@@ -90,12 +89,6 @@ class Saar:
         if self.lookahead == "all":
             return shown
         return shown[:1] if self.lookahead == "first" else shown[-1:]
-
-    def worked(self, attempt: Turn) -> bool:
-        """Whether an attempt is a fix: calls, all of which succeed, and which do something."""
-        if any(o.status == "infrastructure" for o in attempt.observations):
-            return False
-        return not self.failed(attempt) and not all(map(is_noop, attempt.calls))
 
     @staticmethod
     def _answered(turn: Turn, made: Sequence[Turn], seen: Sequence[Turn]) -> Sequence[Turn]:

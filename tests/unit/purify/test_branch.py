@@ -75,6 +75,12 @@ def test_without_attempts_of_saar_the_fresh_tries_are_all():
     assert p.texts == [call(BAD), DONE]
 
 
+def test_a_fresh_try_with_a_status_that_starts_no_repair_is_not_committed():
+    only_errors = Branch(fresh=2, saar=Saar(attempts=0, failures=frozenset({"error"})))
+    p = play([call(BAD), call("slow()"), call(GOOD), DONE], {BAD: "error", "slow()": "timeout"}, repair=only_errors)
+    assert p.texts == [call(GOOD), DONE]
+
+
 def test_a_fresh_try_that_calls_nothing_is_not_committed():
     p = branched([call(BAD), DONE, call(GOOD), DONE])
     assert p.texts == [call(GOOD), DONE]

@@ -117,6 +117,15 @@ def test_a_turn_that_the_infrastructure_hit_is_neither_a_failure_nor_a_fix():
     assert committed.repair.decision == "unrepaired"
 
 
+@pytest.mark.parametrize("status", ["timeout", "limit", "malformed"])
+def test_what_starts_no_repair_is_no_fix_either(status):
+    only_errors = Saar(failures=frozenset({"error"}))
+    replies = [call(BAD), call("slow()"), call(GOOD), call("slow()"), DONE]
+    p = play(replies, {BAD: "error", "slow()": status}, repair=only_errors)
+    assert p.texts == [call(GOOD), call("slow()"), DONE]
+    assert (decisions(p), p.turns[0].repair.attempts) == (["shallow", None, None], 2)
+
+
 @pytest.mark.parametrize("second", [call("lost()"), ConnectionError("gone")])
 def test_a_failure_of_the_infrastructure_in_the_lookahead_ends_the_rollout(second):
     p = play([call(BAD), second, call(GOOD)], {BAD: "error", "lost()": "infrastructure"}, repair=Saar())
