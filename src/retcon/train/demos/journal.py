@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,8 +20,10 @@ from retcon.core.codec import from_dict
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Trajectory
 from retcon.runs.comparing import differing
+from retcon.store.alone import alone_on
 from retcon.store.jsonl import line_of
 from retcon.store.lines import LineAppender
+from retcon.store.outputs import refuse_special
 from retcon.store.partial import SUFFIX
 from retcon.train.demos.types import Made
 
@@ -49,21 +52,23 @@ class Journal:
 
 
 class FileJournal(Journal):
-    """In `FILE.partial`, which goes on where it stopped; use it in a `with`.
+    """In `FILE.partial`, which goes on where it stopped, and which no other process writes meanwhile; use it in a
+    `with`.
 
-    made_from: of what, section to key to value. Raises CheckpointError where the file was begun with something else,
-    or is broken; RecordError where it cannot be written.
+    made_from: of what, section to key to value. Raises CheckpointError where another process is at it, where it was
+    begun with something else, or is broken; RecordError or StorageError where it cannot be written.
     """
 
     def __init__(self, file: Path, made_from: Mapping[str, Mapping[str, object]]) -> None:
         super().__init__()
         self.path = file.with_name(file.name + SUFFIX)
-        self._lines = LineAppender(self.path)  # which removes a line that was cut off
-        try:
+        refuse_special(self.path)
+        with ExitStack() as opening:
+            opening.enter_context(alone_on(self.path))
+            # Under the lock, as it removes a line that was cut off, or that another process is writing.
+            self._lines = opening.enter_context(LineAppender(self.path))
             self._read(made_from)
-        except BaseException:
-            self._lines.close()
-            raise
+            self._open = opening.pop_all()
 
     def _read(self, made_from: Mapping[str, Mapping[str, object]]) -> None:
         lines = self.path.read_bytes().splitlines()
@@ -74,6 +79,11 @@ class FileJournal(Journal):
             begun: Any = msgspec.json.decode(lines[0])["made_from"]
             stretches: list[Any] = [msgspec.json.decode(line) for line in lines[1:]]
             for number, stretch in enumerate(stretches, start=2):
+                if stretch["stop"] <= self.stop:
+                    raise CheckpointError(
+                        f"{self.path}, line {number}: candidates up to {stretch['stop']} after those up to "
+                        f"{self.stop}: two commands wrote it at once; remove it, and start over"
+                    )
                 kept = [from_dict(one, f"{self.path}, line {number}") for one in stretch["kept"]]
                 super().add(Made(stretch["stop"] - self.stop, tuple(kept), stretch["rejected"]))
         except (msgspec.DecodeError, LookupError, TypeError) as error:
@@ -92,8 +102,8 @@ class FileJournal(Journal):
 
     def remove(self) -> None:
         """The file is no longer needed."""
-        self._lines.close()
         self.path.unlink(missing_ok=True)
+        self._open.close()
 
     def _write(self, line: Mapping[str, object]) -> None:
         text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
@@ -102,4 +112,4 @@ class FileJournal(Journal):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lines.close()
+        self._open.close()

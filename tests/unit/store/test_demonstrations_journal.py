@@ -1,0 +1,62 @@
+"""The journal of demonstrations: one process at a time adds to it, and what two wrote is not gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retcon.core.errors import CheckpointError, RecordError
+from retcon.core.types import Segment, Trajectory, Turn
+from retcon.train.demos.journal import FileJournal
+from retcon.train.demos.types import Made
+
+MADE_FROM = {"run": {"seed": 0}}
+
+
+def stretch(number: int) -> Made:
+    return Made(1, (Trajectory(f"t{number}", "a", (), (Turn((Segment("sampled", str(number)),)),)),), {})
+
+
+def test_a_second_one_over_the_same_file_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
+    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
+    with FileJournal(file, MADE_FROM) as first:
+        first.add(stretch(0))
+        with partial.open("ab") as half:
+            half.write(b'{"stop": 2, "kep')  # as a line that is being written
+        with pytest.raises(CheckpointError, match=r"another command is at work on .*d\.jsonl\.partial: wait for it"):
+            FileJournal(file, MADE_FROM)
+        assert partial.read_bytes().endswith(b'"kep')  # nothing of the first's was touched
+        with FileJournal(tmp_path / "other.jsonl", MADE_FROM) as other:
+            assert other.stop == 0
+    with FileJournal(file, MADE_FROM) as again:
+        assert (again.stop, [one.id for one in again.kept]) == (1, ["t0"])
+        again.remove()
+    assert not partial.exists()
+
+
+def test_one_that_cannot_be_begun_holds_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "d.jsonl"
+    with FileJournal(file, MADE_FROM):
+        pass
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"run\.seed was 0, is 1"):
+            FileJournal(file, {"run": {"seed": 1}})
+    with FileJournal(file, MADE_FROM) as again:
+        assert again.stop == 0
+    (tmp_path / "e.jsonl.partial").mkdir()
+    with pytest.raises(RecordError, match="is a folder"):
+        FileJournal(tmp_path / "e.jsonl", MADE_FROM)
+
+
+def test_what_two_commands_wrote_side_by_side_is_refused_with_its_line(tmp_path: Path) -> None:
+    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
+    with FileJournal(file, MADE_FROM) as journal:
+        for number in range(2):
+            journal.add(stretch(number))
+    lines = partial.read_bytes().splitlines(keepends=True)
+    assert [json.loads(line).get("stop") for line in lines] == [None, 1, 2]
+    partial.write_bytes(b"".join([*lines, lines[1]]))
+    with pytest.raises(CheckpointError, match=r"line 4: candidates up to 1 after those up to 2: two"):
+        FileJournal(file, MADE_FROM)
