@@ -17,6 +17,7 @@ import torch
 from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
 from retcon.core.memory import available_memory
+from retcon.engine.local.slabs import budget_for, capacity_for
 from retcon.models.devices import Placement
 from retcon.models.loading import empty_model, load_config
 from retcon.runs.manifest import RunKind
@@ -123,20 +124,26 @@ def needs_of(
         about = f"{parameters / 1e6:,.1f} M parameters, {place.rollout_dtype}"
         parts.append(Part("weights", wide * parameters, "always", about))
     if rolls:
-        rows = min(ROWS, recipe.rl.prompts * recipe.select.made(recipe.rl.group)) if work == "rl" else ROWS
-        if work == "eval":
-            rows = min(rows, recipe.evaluate.problems * recipe.evaluate.samples)
-        token = _kv_bytes(text, wide)
-        kv = rows * whole * token
-        if recipe.compute.kv_memory_mb:
-            kv = min(kv, recipe.compute.kv_memory_mb * MIB)
-        elif (free := _free(place.device)) is not None:
-            kv = min(kv, max(whole * token, free // 4))
-        parts.append(Part("KV blocks", kv, "rollouts", f"{rows} rollouts side by side, {whole:,} tokens each at most"))
+        parts.append(_kv_blocks(work, recipe, whole, _kv_bytes(text, wide), _free(place.device)))
         if cpu:
             parts.append(Part("packed weights", wide * _linear(text, parameters), "rollouts", "as decoding reads them"))
     disk = _disk(work, recipe, parameters, trained)
     return Needs(tuple(parts), disk, parameters, trained, place.device)
+
+
+def _kv_blocks(work: Work, recipe: Recipe, whole: int, token: int, free: int | None) -> Part:
+    """The budget that the local engine gives itself, all of which it may take: what requests have outgrown is kept for
+    others. whole: tokens of a rollout at its longest. token, free: bytes, of one and on the device; None: not known."""
+    if recipe.compute.kv_memory_mb:
+        return Part("KV blocks", recipe.compute.kv_memory_mb * MIB, "rollouts", "compute.kv_memory_mb")
+    rows = ROWS
+    if work == "rl":
+        rows = min(rows, recipe.rl.prompts * recipe.select.made(recipe.rl.group) * (1 + recipe.rl.max_staleness))
+    request = capacity_for(whole, whole) * token
+    held = 2 * rows * request
+    about = f"room for twice {rows} rollouts of {whole:,} tokens"
+    kv = held if free is None else budget_for(request, rows, free)
+    return Part("KV blocks", kv, "rollouts", about if kv == held else f"{about}, cut to a quarter of what is free")
 
 
 ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks")
@@ -216,9 +223,9 @@ def _kv_heads(text: Any) -> tuple[int, int]:
 
 
 def _kv_bytes(text: Any, wide: int) -> int:
-    """Of a token, in all layers."""
+    """Of a token, in all layers, with its place in the mask."""
     heads, size = _kv_heads(text)
-    return int(text.num_hidden_layers * 2 * heads * size * wide)
+    return int((1 + text.num_hidden_layers * 2 * heads * size) * wide)
 
 
 def _activations(text: Any, checkpointing: bool, value: float, keys: int = 0) -> int:

@@ -32,7 +32,7 @@ from retcon.engine.local.decoder import decoder_for
 from retcon.engine.local.machine import bound_kernels, free_memory, keep_pages
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.local.scheduler import Scheduler
-from retcon.engine.local.slabs import Memory, capacity_for
+from retcon.engine.local.slabs import Memory, budget_for, capacity_for
 from retcon.engine.local.stats import EngineStats
 from retcon.engine.local.support import check_model
 from retcon.engine.stops import StopStrings
@@ -95,9 +95,7 @@ class LocalEngine:
             shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0
         )
         least = capacity_for(max_len, max_len) * memory.id_bytes
-        memory.budget = kv_memory_mb * 2**20 or max(
-            least, min(2 * max_requests * least, (free_memory(model.device) - reserved) // 4)
-        )
+        memory.budget = kv_memory_mb * 2**20 or budget_for(least, max_requests, free_memory(model.device) - reserved)
         if memory.budget < least:
             raise EngineError(
                 f"kv_memory_mb is {kv_memory_mb}, but one request of max_len {max_len} needs {-(-least // 2**20)} MiB; "

@@ -38,6 +38,12 @@ def capacity_for(length: int, most: int) -> int:
     return min(octave if octave <= 512 else padded(length, octave >> 3), padded(most))
 
 
+def budget_for(request: int, max_requests: int, free: int) -> int:
+    """Bytes for slabs, where nobody says how many: what twice `max_requests` need, a quarter of the `free` ones at
+    most, and one request at any rate. request: bytes of one at its longest."""
+    return max(request, min(2 * max_requests * request, free // 4))
+
+
 class Slab:
     """`slots` stretches of `capacity` positions. keys, values: by layer, (slots, KV, capacity, size).
 
