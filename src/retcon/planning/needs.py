@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from retcon.build import build_evaluation_repair, build_repair
 from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
 from retcon.core.memory import available_memory
@@ -38,6 +39,10 @@ KEPT = 2
 ROWS = 256
 """Rollouts that are decoded side by side at most (`build.MAX_REQUESTS`)."""
 
+LINE_TOKEN = 45
+"""Bytes of a kept rollout's line for each token that its history and the lookaheads of one turn can have: the longest
+of 10 runs and their evaluations had 32 without repairs and 42 with SAAR, where ids have up to four digits."""
+
 SCORED_KEYS = 1024
 """Keys up to which a training in bfloat16 on a CPU keeps the weights of attention (`train.kernels.attention.SHORT`)."""
 VALUE = {"float32": 4.0, "bfloat16": 2.75}
@@ -58,10 +63,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """memory: of the device that computes. disk: bytes in the run folder at most. parameters, trained: numbers."""
+    """memory: of the device that computes. disk: bytes of checkpoints and models in the run folder at most. rollouts:
+    bytes of those that are kept there, an estimate from the longest that they can be. parameters, trained: numbers."""
 
     memory: tuple[Part, ...]
     disk: int
+    rollouts: int
     parameters: int
     trained: int
     device: str
@@ -127,8 +134,8 @@ def needs_of(
         parts.append(_kv_blocks(work, recipe, whole, _kv_bytes(text, wide), _free(place.device)))
         if cpu:
             parts.append(Part("packed weights", wide * _linear(text, parameters), "rollouts", "as decoding reads them"))
-    disk = _disk(work, recipe, parameters, trained)
-    return Needs(tuple(parts), disk, parameters, trained, place.device)
+    disk = _disk(recipe, parameters, trained) if trains else 0
+    return Needs(tuple(parts), disk, _kept_rollouts(work, recipe), parameters, trained, place.device)
 
 
 def _kv_blocks(work: Work, recipe: Recipe, whole: int, token: int, free: int | None) -> Part:
@@ -154,8 +161,8 @@ ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks")
 def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
     """Raises RecipeError where the memory of the device, or the disk of `out`, which need not exist yet, cannot hold
     what is needed: names the largest part, and which key makes it smaller. of: what takes it, such as a stage. What is
-    an estimate (ESTIMATED) refuses nothing: where it alone makes the difference, there is a ComputeWarning. A run that
-    is finished needs nothing; one that goes on has most of its disk already."""
+    an estimate (ESTIMATED, rollouts on disk) refuses nothing: where it alone makes the difference, there is a
+    ComputeWarning. A run that is finished needs nothing; one that goes on has most of its disk already."""
     if (out / "final").is_dir():
         return
     free = _free(needs.device)
@@ -171,10 +178,19 @@ def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
         warnings.warn(said, ComputeWarning, stacklevel=2)
     there = next(p for p in (out, *out.absolute().parents) if p.exists())
     room = shutil.disk_usage(there).free
-    if needs.disk > room and not (out / "run.json").is_file():
+    if (out / "run.json").is_file():
+        return
+    if needs.disk > room:
         raise RecipeError(
             f"{out} would take up to {gib(needs.disk)} of disk and {gib(room)} are free there: make room, or choose "
             "another --out; with lora.rank checkpoints hold adapters alone"
+        )
+    if needs.disk + needs.rollouts > room:
+        warnings.warn(
+            f"{out} could take {gib(needs.disk + needs.rollouts)} of disk, {gib(needs.rollouts)} of them for rollouts, "
+            f"and {gib(room)} are free there: make room, or choose another --out",
+            ComputeWarning,
+            stacklevel=2,
         )
 
 
@@ -246,16 +262,27 @@ def _activations(text: Any, checkpointing: bool, value: float, keys: int = 0) ->
     return int(min(kept, layer + value * (inner + 2 * hidden) + 4 * hidden * layers) if checkpointing else kept)
 
 
-def _disk(work: Work, recipe: Recipe, parameters: int, trained: int) -> int:
-    """Bytes: checkpoints with their optimiser, the final model, and rollouts that are kept."""
-    if work == "eval":
-        return 2 * recipe.evaluate.problems * recipe.evaluate.samples * 8 * min(recipe.rollout.max_tokens, 2000)
+def _disk(recipe: Recipe, parameters: int, trained: int) -> int:
+    """Bytes: checkpoints with their optimiser, and the final model."""
     checkpoint = 4 * (trained if recipe.lora.rank else parameters) + 8 * trained
-    kept = 0
+    return (KEPT + 1) * checkpoint + 4 * parameters
+
+
+def _kept_rollouts(work: Work, recipe: Recipe) -> int:
+    """Bytes of the rollouts of a training's kept steps, or of an evaluation's two settings and of what is begun of one.
+    Each is reckoned as long as it can be, with all attempts of one repair."""
+    if work not in ("rl", "eval"):
+        return 0
     if work == "rl":
-        steps = 2 + recipe.rl.steps // 10
-        kept = steps * recipe.rl.prompts * recipe.select.made(recipe.rl.group) * 12 * recipe.rollout.max_tokens
-    return (KEPT + 1) * checkpoint + 4 * parameters + kept
+        repair = build_repair(recipe)
+        groups = recipe.rl.prompts * (1 + recipe.select.max_extra * recipe.select.dynamic)
+        steps = min(recipe.rl.steps, 2 + recipe.rl.steps // 10)
+        count = int(steps * groups * recipe.select.made(recipe.rl.group))
+    else:
+        repair = build_evaluation_repair(recipe)
+        count = 3 * recipe.evaluate.problems * recipe.evaluate.samples
+    attempts = 0 if repair is None else repair.attempts
+    return count * LINE_TOKEN * (recipe.rollout.max_tokens + attempts * recipe.rollout.lookahead_tokens)
 
 
 def gib(count: int) -> str:

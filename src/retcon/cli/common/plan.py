@@ -50,7 +50,7 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
         for stage, tasks in settled.each
     ]
     show = plain_console()
-    largest = max((needs for _, _, needs in each), key=lambda needs: needs.disk)
+    largest = max((needs for _, _, needs in each), key=lambda needs: needs.disk + needs.rollouts)
     _head(show, folder, out, largest, place.line, settled.derived)
     seconds = 0.0
     problems = problems_of(recipe, settled.tasks) if recipe.evaluate.every else []
@@ -172,7 +172,10 @@ def _head(show: Console, folder: Path, out: Path, needs: Needs, place: str, deri
     trained = "" if needs.trained == needs.parameters else f", {needs.trained / 1e6:,.2f} M of adapters trained"
     show.print(f"model: {folder}, {needs.parameters / 1e6:,.1f} M parameters{trained}")
     show.print(place)
-    show.print(f"out: {out}, {gib(needs.disk)} of disk at most")
+    disk = [f"{gib(needs.disk)} of disk at most"] if needs.disk else []
+    if needs.rollouts:
+        disk.append(f"about {gib(needs.rollouts)} for rollouts, if all are long")
+    show.print(f"out: {out}, {', and '.join(disk)}")
     _derived(show, derived)
 
 
