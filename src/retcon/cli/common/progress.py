@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -114,10 +115,11 @@ RECENT = 20
 
 class StepLine:
     """Makes the line of each step. steps: of the whole run, of which a session may take the last ones alone. stages:
-    names of its stages, in their order; none where it has none."""
+    names of its stages, in their order; none where it has none. clock: seconds, from which the time left is
+    reckoned: what a run cost, its `wall_s`, leaves out evaluations on the way."""
 
-    def __init__(self, steps: int, stages: Sequence[str] = ()) -> None:
-        self._steps, self._stages = steps, stages
+    def __init__(self, steps: int, stages: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._steps, self._stages, self._clock = steps, stages, clock
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
 
     def __call__(self, metrics: Mapping[str, float | None]) -> str:
@@ -133,15 +135,13 @@ class StepLine:
                 value = _rate(metrics)
             if value is not None and shown.metric not in left_out:
                 parts.append(f"{shown.label} {shown.form.format(value)}{shown.unit}".strip())
-        if (left := self._left(step, metrics.get("wall_s"))) is not None:
+        if (left := self._left(step)) is not None:
             parts.append(f"left {duration(left)}")
         return "  ".join(parts)
 
-    def _left(self, step: int, wall_s: float | None) -> float | None:
+    def _left(self, step: int) -> float | None:
         """Seconds, by the mean of the last steps; None after a session's first, which has nothing to compare with."""
-        if wall_s is None:
-            return None
-        self._recent.append((step, wall_s))
+        self._recent.append((step, self._clock()))
         (first, since), (last, until) = self._recent[0], self._recent[-1]
         return None if first == last else (self._steps - last) * (until - since) / (last - first)
 
