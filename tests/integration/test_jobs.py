@@ -25,6 +25,9 @@ class Record:
     def moved(self, job: Job, label: str, done: int, total: int) -> None:
         self.told.append((f"{label} {done}/{total}", job.name))
 
+    def ending(self, job: Job) -> None:
+        self.told.append(("ending", job.name))
+
     def ended(self, job: Job) -> None:
         self.told.append(("ended", job.name))
 

@@ -34,6 +34,9 @@ FEW = 12
 """Jobs that each have a bar from the beginning to the end. Of more only those that run do, and there is one of all."""
 
 
+ENDING = "ends, what it is at is finished and kept first; Ctrl-C again: at once"
+
+
 class BarBoard:
     """A bar a job, those that wait among them where they are few."""
 
@@ -52,6 +55,9 @@ class BarBoard:
 
     def moved(self, job: Job, label: str, done: int, total: int) -> None:
         self._progress.update(self._bars[job.name], description=escape(label), completed=done, total=total)
+
+    def ending(self, job: Job) -> None:
+        self._progress.update(self._bars[job.name], description=ENDING)
 
     def ended(self, job: Job) -> None:
         task = self._progress.tasks[self._bars[job.name]]
@@ -77,6 +83,9 @@ class LineBoard:
         if key not in self._lines:
             self._lines[key] = Lines(f"{job.name}: {label}", self._say)
         self._lines[key](done, total)
+
+    def ending(self, job: Job) -> None:
+        self._say(f"{job.name}: {ENDING}")
 
     def ended(self, job: Job) -> None:
         self._done += 1

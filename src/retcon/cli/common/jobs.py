@@ -1,6 +1,7 @@
 """Several Retcon commands at once, each a process, with live progress; Ctrl-C ends them all.
 
-A job that was ended goes on where it was when it is started again: that is the commands' own doing.
+A job that was ended goes on where it was when it is started again: that is the commands' own doing. So is what they do
+at Ctrl-C, which may take its time: a training finishes its step and keeps it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +24,8 @@ from retcon.core.errors import RetconError
 from retcon.core.together import cancelled
 
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 5.0  # between asking a job to end and ending it
+PATIENCE_SECONDS = 600.0  # for what a job that was asked to end still has to finish
+GRACE_SECONDS = 5.0  # between asking a job to end at once and ending it
 TAIL_LINES = 15
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here, not between fork and exec
@@ -52,6 +55,10 @@ class Board(Protocol):
 
     def moved(self, job: Job, label: str, done: int, total: int) -> None: ...
 
+    def ending(self, job: Job) -> None:
+        """It was asked to end, and may first finish and keep what it is at; one more Ctrl-C ends it at once."""
+        ...
+
     def ended(self, job: Job) -> None: ...
 
 
@@ -63,34 +70,68 @@ def run_jobs(jobs: Sequence[Job], *, at_once: int, board: Board, on_end: Callabl
     """Runs jobs, `at_once` at a time: whenever there is a place, the first of those left that need nothing that is to
     come. A need that is not among these jobs is over already. on_end: after each success.
 
-    The first failure ends all the others and raises JobFailed; Ctrl-C ends all and raises KeyboardInterrupt. Raises
+    The first failure ends all the others and raises JobFailed; Ctrl-C ends all and raises KeyboardInterrupt. Both let
+    them finish what they must, for ten minutes at most; Ctrl-C during that does not. No process is left. Raises
     ValueError for jobs that wait for each other.
     """
-    asyncio.run(_run_jobs(jobs, at_once, board, on_end))
+    try:
+        asyncio.run(_run_jobs(jobs, at_once, board, on_end))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 async def _run_jobs(jobs: Sequence[Job], at_once: int, board: Board, on_end: Callable[[Job], None]) -> None:
     waiting, to_come = list(jobs), {job.name for job in jobs}
     running: dict[asyncio.Task[None], Job] = {}
+    ending, hurry = asyncio.Event(), asyncio.Event()
+    with _pressed(ending, hurry):
+        try:
+            while waiting or running:
+                ready = [job for job in waiting if to_come.isdisjoint(job.needs)]
+                for job in ready[: at_once - len(running)]:
+                    waiting.remove(job)
+                    running[asyncio.create_task(_run(job, board, hurry))] = job
+                if not running:
+                    raise ValueError(f"{waiting[0].name} waits for {', '.join(waiting[0].needs)}, which waits for it")
+                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    job = running.pop(task)
+                    task.result()
+                    to_come.discard(job.name)
+                    on_end(job)
+        finally:
+            ending.set()
+            await cancelled(running)
+
+
+@contextlib.contextmanager
+def _pressed(ending: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+    """Within, a Ctrl-C cancels this task and sets `ending`; once that is set, it sets `hurry`, and cancels no clean-up.
+
+    Does nothing outside the main thread, where signals do not arrive, nor where this one is ignored (nohup).
+    """
+    before = signal.getsignal(signal.SIGINT) or signal.SIG_DFL
+    main, loop = asyncio.current_task(), asyncio.get_running_loop()
+    if before is signal.SIG_IGN or main is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def press() -> None:
+        if ending.is_set():
+            hurry.set()
+        else:
+            ending.set()
+            main.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, press)
     try:
-        while waiting or running:
-            ready = [job for job in waiting if to_come.isdisjoint(job.needs)]
-            for job in ready[: at_once - len(running)]:
-                waiting.remove(job)
-                running[asyncio.create_task(_run(job, board))] = job
-            if not running:
-                raise ValueError(f"{waiting[0].name} waits for {', '.join(waiting[0].needs)}, which waits for it")
-            ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                job = running.pop(task)
-                task.result()
-                to_come.discard(job.name)
-                on_end(job)
+        yield
     finally:
-        await cancelled(running)
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
 
 
-async def _run(job: Job, board: Board) -> None:
+async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.progress.unlink(missing_ok=True)
     with job.log.open("ab") as log:
@@ -114,7 +155,10 @@ async def _run(job: Job, board: Board) -> None:
                     await asyncio.wait_for(process.wait(), POLL_SECONDS)
                 _report(job, board)
         finally:
-            await _end(process)
+            if process.returncode is None:
+                _send(process, signal.SIGINT)
+                board.ending(job)
+                await _end(process, hurry)
     if process.returncode:
         raise JobFailed(
             f"{job.name} failed with exit code {process.returncode}; the end of {job.log}:\n{_tail(job.log)}"
@@ -149,15 +193,22 @@ def _report(job: Job, board: Board) -> None:
     board.moved(job, told["label"], told["done"], told["total"])
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """As Ctrl-C would, then the hard way."""
+async def _end(process: asyncio.subprocess.Process, hurry: asyncio.Event) -> None:
+    """Wait for a process that was told SIGINT; where that takes too long, or `hurry` is set, tell it again, as the
+    second Ctrl-C that ends a training within its step, and then the hard way."""
+    ended, hurried = asyncio.create_task(process.wait()), asyncio.create_task(hurry.wait())
+    await asyncio.wait({ended, hurried}, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
     for signal_number in (signal.SIGINT, signal.SIGKILL):
-        if process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+        if process.returncode is None:
+            _send(process, signal_number)
+            await asyncio.wait({ended}, timeout=GRACE_SECONDS)
+
+
+def _send(process: asyncio.subprocess.Process, signal_number: signal.Signals) -> None:
+    """To the process and what it started in its group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal_number)
 
 
 def _tail(path: Path) -> str:
