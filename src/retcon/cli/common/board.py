@@ -34,7 +34,7 @@ FEW = 12
 """Jobs that each have a bar from the beginning to the end. Of more only those that run do, and there is one of all."""
 
 
-ENDING = "ends, what it is at is finished and kept first; Ctrl-C again: at once"
+ENDING = "finishes its step and keeps it first; Ctrl-C again ends it at once"
 
 
 class BarBoard:
@@ -57,7 +57,8 @@ class BarBoard:
         self._progress.update(self._bars[job.name], description=escape(label), completed=done, total=total)
 
     def ending(self, job: Job) -> None:
-        self._progress.update(self._bars[job.name], description=ENDING)
+        self._progress.console.out(f"{job.name}: {ENDING}", highlight=False)
+        self._progress.update(self._bars[job.name], description="ending")
 
     def ended(self, job: Job) -> None:
         task = self._progress.tasks[self._bars[job.name]]

@@ -1,0 +1,23 @@
+"""What a board says of jobs that are asked to end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from retcon.cli.common.board import board_for
+from retcon.cli.common.jobs import Job
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_job_that_still_finishes_its_step_is_told_of_with_what_ends_it_at_once(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    job = Job("saar/seed-0", ("train",), Path("saar.log"))
+    with board_for(console, [job]) as board:
+        board.started(job)
+        board.ending(job)
+    said = console.file.getvalue()
+    assert "saar/seed-0: finishes its step and keeps it first; Ctrl-C again ends it at once\n" in said
