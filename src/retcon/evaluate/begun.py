@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -15,8 +15,10 @@ from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import Trajectory
 from retcon.evaluate.result import Result
 from retcon.runs.cost import Cost, Meter
+from retcon.store.alone import alone_on
 from retcon.store.jsonl import line_of
 from retcon.store.lines import LineAppender
+from retcon.store.outputs import refuse_special
 from retcon.store.partial import SUFFIX
 
 
@@ -34,20 +36,23 @@ class Begun:
 
 
 class BegunFile(Begun, AbstractContextManager["BegunFile"]):
-    """In `FILE.partial`, whose first line says of which evaluation it is; goes on where that stopped.
+    """In `FILE.partial`, whose first line says of which evaluation it is; goes on where that stopped. No other process
+    writes it meanwhile.
 
-    Raises CheckpointError where the file is broken, RecordError where it cannot be written.
+    Raises CheckpointError where another process is at it, or it is broken; RecordError or StorageError where it cannot
+    be written.
     """
 
     def __init__(self, file: Path, of: Result) -> None:
         super().__init__()
         self._path = partial(file)
-        self._lines = LineAppender(self._path)  # which removes a line that was cut off
-        try:
+        refuse_special(self._path)
+        with ExitStack() as opening:
+            opening.enter_context(alone_on(self._path))
+            # Under the lock, as it removes a line that was cut off, or that another process is writing.
+            self._lines = opening.enter_context(LineAppender(self._path))
             self._read(of)
-        except BaseException:
-            self._lines.close()
-            raise
+            self._open = opening.pop_all()
 
     def _read(self, of: Result) -> None:
         _, *lines = self._path.read_bytes().splitlines() or [b""]
@@ -77,7 +82,7 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lines.close()
+        self._open.close()
 
 
 def partial(file: Path) -> Path:
