@@ -297,3 +297,43 @@ def test_a_crash_is_a_failure_with_a_name(jail: Jail, code: str, error_type: set
 def test_the_bound_of_the_disk_is_looked_at_only_while_it_runs(jail: Jail) -> None:
     """The price of no file system of its own: what a short call writes is found when it is emptied."""
     assert jail.attack("for n in range(20): open(str(n), 'wb').write(bytes(1 << 20))").status == "ok"
+
+
+# the largest block that can be had, in MiB, and then some time for the watchdog to look at what is held
+ROOM = """
+import time
+for size in range(1, 64):
+    try:
+        block = bytearray(size << 20)
+    except MemoryError:
+        break
+    del block
+    most = size
+print(most)
+time.sleep(0.2)
+"""
+
+
+@contained_by(*ALL)
+def test_how_much_memory_a_call_may_have_does_not_depend_on_the_calls_before(jail: Jail) -> None:
+    before = _room(jail)
+    large = 12 << 20
+    jail.run(f"import os\nos.write(1, b'x' * {large})", output_bytes=large)
+    assert _room(jail) == before
+    write = f"open('b', 'wb').write(bytes({8 << 20}))"
+    given = jail.run(write, files={"a": bytes(large)}, stdin="x" * large, fetch=("b",))
+    assert len(given.files["b"]) == 8 << 20
+    assert _room(jail) == before
+
+
+@contained_by(*ALL)
+def test_what_a_call_is_given_takes_none_of_its_memory(jail: Jail) -> None:
+    code = f"import time\nblock = bytearray({12 << 20})\ntime.sleep(0.2)\nprint(block[0], open('a').read(3))"
+    result = jail.run(code, files={"a": b"x" * (20 << 20)}, stdin="x" * (20 << 20), memory_mb=16)
+    assert result.stdout == "0 xxx\n", result
+
+
+def _room(jail: Jail) -> str:
+    result = jail.run(ROOM, memory_mb=24)
+    assert (result.status, result.stderr) == ("ok", ""), result
+    return result.stdout

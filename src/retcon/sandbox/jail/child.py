@@ -44,6 +44,7 @@ FILENAME = "<python>"
 RECORD_FD = 3
 NAME_CHARS = 200  # of an exception's class, which the program may have made up
 FDS = 256  # more than a worker ever has open
+AT_ONCE = 1 << 18  # characters of a file, whole groups of four: decoding it takes none of the program's memory
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
 _GIVEN = dict(vars(builtins))
 __builtins__ = _GIVEN  # type: ignore[assignment]  # of the functions here: the program may replace the others
@@ -76,7 +77,7 @@ def prepare() -> None:
 
 
 class Setting(NamedTuple):
-    """What all calls of a worker share. baseline: bytes of address space of the warm interpreter."""
+    """What all calls of a worker share. baseline: bytes of address space that a process is forked with."""
 
     confinement: Confinement
     scratch: str
@@ -126,7 +127,8 @@ def enter(
         if folder:
             os.makedirs(folder, exist_ok=True)
         with open(name, "wb") as file:
-            file.write(base64.b64decode(content))
+            for start in range(0, len(content), AT_ONCE):
+                file.write(base64.b64decode(content[start : start + AT_ONCE]))
     memory = setting.baseline + (limits.memory_mb << 20)
     cpu = math.ceil(limits.cpu_seconds)
     _bound(resource.RLIMIT_AS, memory, memory + MEMORY_HEADROOM)

@@ -20,9 +20,14 @@ def read(proc: int, path: str) -> bytes:
         os.close(fd)
 
 
-def address_space(proc: int) -> int:
-    """Bytes of address space of this process."""
-    return int(read(proc, "self/statm").split()[0]) * _PAGE
+def open_own(proc: int) -> int:
+    """A descriptor to be given to `own`, by which this process alone is measured, in its forks too."""
+    return os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+
+
+def own(statm: int) -> tuple[int, int]:
+    """(address space, resident) of the process that opened `statm`, in bytes."""
+    return _parsed(os.pread(statm, 256, 0))
 
 
 def resident(proc: int, pid: int | str) -> int:
@@ -43,9 +48,13 @@ def resident(proc: int, pid: int | str) -> int:
 def _sizes(proc: int, path: str) -> tuple[int, int]:
     """(address space, resident) in bytes, as a file `statm` has them."""
     try:
-        size, held = read(proc, path).split(None, 2)[:2]
+        return _parsed(read(proc, path))
     except (OSError, ValueError):
         return 0, 0
+
+
+def _parsed(statm: bytes) -> tuple[int, int]:
+    size, held, _ = statm.split(None, 2)
     return int(size) * _PAGE, int(held) * _PAGE
 
 

@@ -32,7 +32,7 @@ class Watchdog:
     def __init__(
         self, confinement: Confinement, limits: Bounds, baseline: int, apart: Collection[int] = (), pid: int = 0
     ) -> None:
-        """baseline: resident bytes of the warm interpreter, which no process of the call answers for.
+        """baseline: resident bytes that it is forked with, which no process of the call answers for.
 
         apart: children of this process, as numbered in its own /proc, that are not the call's. pid: of the child that
         is stopped while many files are counted, 0 for none.

@@ -28,6 +28,8 @@ from retcon.sandbox.jail.watchdog import Watchdog
 GRACE_SECONDS = 0.2  # between the wall clock's SIGXCPU, at which printed output is written out, and SIGKILL
 SWEEP_SECONDS = 5.0
 CHUNK = 1 << 16
+GROWN = 4 << 20  # bytes of address space; a worker that has so much more than at its start ends with the call
+LARGE = 1 << 20  # characters of an answer, likewise: making it takes several times that
 READY = select.POLLIN | select.POLLHUP
 
 
@@ -53,7 +55,11 @@ def main(fd: int, asked: ForkOrder) -> None:
 
 
 class Worker:
-    """The loop: one call at a time. dirty: it ends with this one. ran: whether the program of this one was started."""
+    """The loop: one call at a time. dirty: it ends with this one. ran: whether the program of this one was started.
+
+    resident: bytes in memory that it was forked with, of the setting's `baseline`. No program answers for what it finds
+    there, its own files among it; nor does it find the room that an earlier call's have left.
+    """
 
     def __init__(self, channel: socket.socket, confinement: Confinement, folder: str) -> None:
         self.channel = channel
@@ -64,13 +70,15 @@ class Worker:
         gc.collect()
         gc.freeze()
         gc.disable()
-        self.setting = child.Setting(confinement, folder, usage.address_space(confinement.proc))
-        self.resident = usage.resident(confinement.proc, "self")
+        self.statm = usage.open_own(confinement.proc)
+        self.first_size, self.resident = usage.own(self.statm)
+        self.setting = child.Setting(confinement, folder, self.first_size)
         self.machine_kills = usage.MachineKills(confinement.vmstat)
         self.folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for folder in confinement.writable]
 
     def serve(self) -> None:
         while (asked := wire.receive(self.channel)) is not None:
+            self.measure()
             if isinstance(asked, OpenSession):  # this worker is the session's from here on
                 Keeper(self.channel, self.setting, self.nothing, asked, self.resident).serve()
                 return
@@ -83,9 +91,17 @@ class Worker:
             except OSError as error:  # no process, pipe or folder could be made: not the program's fault
                 outcome = Outcome("infrastructure", stderr=f"sandbox worker: {error}")
                 self.dirty = True
+            grown = self.setting.baseline - self.first_size
+            self.dirty |= grown > GROWN or _characters(outcome, files) > LARGE
             wire.send(self.channel, CallEnded(outcome, files, self.ran, self.dirty))
             if self.dirty:
                 return
+
+    def measure(self) -> None:
+        """Before a process is forked."""
+        size, self.resident = usage.own(self.statm)
+        if size != self.setting.baseline:
+            self.setting = self.setting._replace(baseline=size)
 
     def call(self, call: RunCall) -> tuple[Outcome, dict[str, str]]:
         """How it ended, and the files that it hands back. Raises OSError."""
@@ -250,6 +266,10 @@ class Running:
             return None, None
         raised, _, value = body.partition("\0")
         return raised[: child.NAME_CHARS] or None, value[1:] if value else None
+
+
+def _characters(outcome: Outcome, files: dict[str, str]) -> int:
+    return len(outcome.stdout) + len(outcome.stderr) + len(outcome.value or "") + sum(map(len, files.values()))
 
 
 def _reap() -> bool:

@@ -57,8 +57,8 @@ ENDED = "The interpreter has ended: its variables are gone."
 class Keeper:
     """Serves one session, until the worker's channel closes.
 
-    asked: with the limits of memory, files and processes that no cell's own exceed. baseline: resident bytes of the
-    warm interpreter.
+    asked: with the limits of memory, files and processes that no cell's own exceed. baseline: resident bytes that
+    the interpreter is forked with.
     """
 
     def __init__(
