@@ -16,22 +16,22 @@ pytestmark = pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason=
 
 ASK = """
 import asyncio, sys, warnings
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.jail.confine import instructions, seccomp
 from retcon.sandbox.jail import kernel
 from retcon.sandbox.pool import SandboxPool
 
 async def ask(tier):
     async with SandboxPool(workers=1, tier=tier) as sandbox:
-        result = await sandbox.run("print(6 * 7)")
-        print(sandbox.tier, result.tier, result.stdout.strip())
+        USE
 
-refused = {"unshare": 1, "landlock_create_ruleset": 38}
 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-if "CAP_SYS_ADMIN" in sys.argv:
-    sys.argv.remove("CAP_SYS_ADMIN")
-    kernel.prctl(24, 21)  # PR_CAPBSET_DROP: gone for what is started from here
-rules = [(name, [(6, 0, 0, instructions.ERRNO | refused[name])]) for name in sys.argv[2:]]
+for name, number in (("CAP_SETUID", 7), ("CAP_SYS_ADMIN", 21)):
+    if name in sys.argv:
+        sys.argv.remove(name)
+        kernel.prctl(24, number)  # PR_CAPBSET_DROP: gone for what is started from here
+errors = {"landlock_create_ruleset": 38}
+rules = [(name, [(6, 0, 0, instructions.ERRNO | errors.get(name, 1))]) for name in sys.argv[2:]]
 seccomp.Filter(rules).apply()
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
@@ -44,10 +44,29 @@ for warning in warned:
 """
 
 
-def ask(tier: str, *refused: str) -> str:
+CALL = """
+        result = await sandbox.run("print(6 * 7)")
+        print(sandbox.tier, result.tier, result.stdout.strip())
+"""
+SESSION = """
+        session = await sandbox.session()
+        result = await session.run("1")
+        print(result.status, result.tier, result.stderr)
+        try:
+            await session.run("1")
+        except SessionLost as lost:
+            print(f"{lost.by_own_code=}")
+"""
+
+
+def ask(tier: str, *refused: str, use: str = CALL) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
-        [sys.executable, "-c", ASK, tier, *refused], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", ASK.replace("USE", use.strip()), tier, *refused],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -117,3 +136,21 @@ def test_calls_run_as_one_of_the_users_that_were_given_each_worker_its_own(tier:
     found = asyncio.run(users())
     assert found <= set(range(1_200_000, 1_200_050))
     assert len(found) > 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives calls another user")
+@pytest.mark.parametrize("tier", ["landlock", "rlimits"])
+def test_a_tier_in_which_calls_could_not_become_their_user_is_refused(tier: str) -> None:
+    if not has(tier):
+        pytest.skip(f"this machine has no {tier}")
+    said = ask(tier, "CAP_SETUID")
+    assert said.startswith(f"refused: a sandbox worker could not set itself up: tier {tier!r} is unavailable here")
+    assert "calls cannot become user" in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives calls another user")
+def test_what_keeps_a_sessions_interpreter_from_starting_is_not_its_codes_fault() -> None:
+    said = ask("rlimits", "chown", "fchownat", use=SESSION)
+    assert said.startswith("infrastructure None "), said
+    assert "the interpreter could not be started: PermissionError" in said
+    assert "lost.by_own_code=False" in said

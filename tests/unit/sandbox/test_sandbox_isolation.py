@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,33 @@ def test_what_calls_may_read_holds_python_and_no_home(monkeypatch: pytest.Monkey
 def test_a_uid_is_of_the_range_and_free() -> None:
     assert pick_uid() in range(FIRST_UID, FIRST_UID + UIDS) or pick_uid() == NOBODY
     assert pick_uid(-5, 2) == NOBODY  # ids that are not mapped
+
+
+ROOT_ALONE = """
+import os
+from retcon.sandbox.jail import kernel
+from retcon.sandbox.jail.confine.users import pick_uid
+maps = {"setgroups": "deny", "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
+kernel.unshare(0x10000000)  # CLONE_NEWUSER
+for name, line in maps.items():
+    with open(f"/proc/self/{name}", "w") as file:
+        file.write(line)
+try:
+    print(pick_uid())
+except OSError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_user_namespace_without_any_user_for_calls_is_refused() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", ROOT_ALONE], env=environment, capture_output=True, text=True, check=False
+    )
+    if ran.returncode:
+        pytest.skip("no user namespace can be had here: " + ran.stderr.splitlines()[-1])
+    assert ran.stdout.startswith("refused: calls need a user of their own"), ran.stdout
+    assert f"nor {NOBODY}" in ran.stdout
 
 
 def test_the_outermost_closed_folder_is_found(tmp_path: Path) -> None:

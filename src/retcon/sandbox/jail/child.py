@@ -96,13 +96,18 @@ def run(call: RunCall, token: bytes, streams: Streams, setup: int, setting: Sett
         try:
             enter(call.files, call.limits, streams, setting)
         except BaseException as error:
-            os.write(setup, f"{type(error).__name__}: {error}".encode()[: select.PIPE_BUF])
+            tell(setup, error)
             raise
         os.closerange(RECORD_FD + 1, FDS)
         reseed(call.seed)
         code = _program(call.code, token, call.limits.output_bytes, call.echo)
     finally:
         leave(code)
+
+
+def tell(setup: int, error: BaseException) -> None:
+    """Why a process could not be set up, in a pipe that its parent reads to its end."""
+    os.write(setup, f"{type(error).__name__}: {error}".encode(errors="replace")[: select.PIPE_BUF])
 
 
 def enter(

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from retcon.sandbox.jail import kernel
 from retcon.sandbox.jail.confine import cgroup, commands, landlock, loopback, root, seccomp
 from retcon.sandbox.jail.confine.confinement import Confinement
-from retcon.sandbox.jail.confine.users import NOBODY, become, closed_to_others, count_tasks, pick_uid
+from retcon.sandbox.jail.confine.users import NOBODY, become, closed_to_others, count_tasks, pick_uid, why_not
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -204,6 +204,8 @@ def _leave_user_to_calls(confinement: Confinement, uid: int | None, capabilities
     if uid is None:
         confinement.tasks = SLACK + count_tasks(os.getuid())
         return
+    if problem := why_not(uid):
+        raise OSError(f"calls cannot become user {uid}: {problem}")
     confinement.mode = 0o711  # to pass through, to a scratch folder that is theirs
     confinement.tasks = SLACK + count_tasks(uid) if uid == NOBODY else 0
     if (closed := _closed_folder()) is not None:

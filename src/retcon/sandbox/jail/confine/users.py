@@ -14,9 +14,16 @@ NOBODY = 65534
 def pick_uid(first: int = FIRST_UID, count: int = UIDS) -> int:
     """A uid out of [first, first + count) that no process has, `NOBODY` where this user namespace has none of them.
 
-    Drawn at random, so that pools which do not know of each other, in other containers too, do not meet.
+    Drawn at random, so that pools which do not know of each other, in other containers too, do not meet. Raises OSError
+    where there is not even `NOBODY`.
     """
     if not (_mapped(first) and _mapped(first + count - 1)):
+        if not _mapped(NOBODY):
+            raise OSError(
+                f"calls need a user of their own where root starts them, and this user namespace has neither {first} "
+                f"to {first + count - 1} nor {NOBODY} (/proc/self/uid_map, gid_map): map some (`unshare --map-auto`), "
+                "or start as another user than root"
+            )
         return NOBODY
     taken = used_uids()
     draw = random.SystemRandom()
@@ -56,6 +63,24 @@ def become(uid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
+def why_not(uid: int) -> str:
+    """Why this process could not `become` that user, empty where it could: tried in one that is forked for it."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become(uid)
+        except OSError as error:
+            os.write(writes, str(error.strerror).encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with open(reads) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
 def closed_to_others(path: str) -> str | None:
     """The outermost folder on the way to `path`, itself included, that other users may not enter."""
     way = os.path.realpath(path)
@@ -68,7 +93,12 @@ def closed_to_others(path: str) -> str | None:
         way = os.path.dirname(way)
 
 
-def _mapped(uid: int) -> bool:
-    with open("/proc/self/uid_map") as file:
+def _mapped(number: int) -> bool:
+    """Whether this user namespace has such a user and such a group."""
+    return all(_in_map(f"/proc/self/{kind}_map", number) for kind in ("uid", "gid"))
+
+
+def _in_map(path: str, number: int) -> bool:
+    with open(path) as file:
         rows = [[int(field) for field in line.split()] for line in file]
-    return any(inside <= uid < inside + length for inside, _, length in rows)
+    return any(inside <= number < inside + length for inside, _, length in rows)

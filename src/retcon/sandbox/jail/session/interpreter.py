@@ -118,15 +118,22 @@ class OpenFile(NamedTuple):
     inherited: bool
 
 
-def serve_cells(streams: child.Streams, setting: child.Setting, asked: OpenSession, keeper: int) -> NoReturn:
+def serve_cells(
+    streams: child.Streams, setting: child.Setting, asked: OpenSession, keeper: int, setup: int
+) -> NoReturn:
     """Run cells until the control channel closes. asked: with the limits that no cell's own exceed. keeper: its process
-    id."""
+    id. setup: as for `child.run`."""
     try:
-        child.enter({}, asked.limits, streams, setting, Confinement.confine_session)
+        try:
+            child.enter({}, asked.limits, streams, setting, Confinement.confine_session)
+            reseed(asked.seed)
+            die_with_parent()
+            interpreter = Interpreter(setting.scratch, keeper)
+        except BaseException as error:
+            child.tell(setup, error)
+            raise
         os.closerange(CONTROL_FD + 1, child.FDS)
-        reseed(asked.seed)
-        die_with_parent()
-        Interpreter(setting.scratch, keeper).serve()
+        interpreter.serve()
     finally:
         _exit(1)
 

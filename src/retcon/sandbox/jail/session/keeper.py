@@ -84,11 +84,16 @@ class Keeper:
         most = asked.limits.processes + CHECKPOINTS + 2
         ceiling = asked.limits._replace(cpu_seconds=FOREVER, processes=most)
         keeper = os.getpid()
+        reads, writes = os.pipe()
         pid = os.fork()
         if pid == 0:
             streams = (nothing, *self._output.writes, self._control.theirs.fileno())
-            serve_cells(streams, setting, asked._replace(limits=ceiling), keeper)
+            serve_cells(streams, setting, asked._replace(limits=ceiling), keeper, writes)
+        os.close(writes)
         self._interpreter: Child | None = Child(pid, self._tree.number(pid))
+        with open(reads, errors="replace") as setup:  # closed before any cell runs
+            if problem := setup.read():
+                self._fault = f"the interpreter could not be started: {problem}"
 
     def serve(self) -> None:
         wire.send(self._channel, Kept(self._memory()))
