@@ -165,6 +165,57 @@ def test_a_pool_in_the_event_loop_of_a_thread_beside_another_one() -> None:
     assert sorted(said) == ["one\n", "two\n"]
 
 
+LEAVE = """
+import os, time
+os.makedirs("a/b/c")
+for name in ("file", "a/file", "a/b/c/file"):
+    with open(name, "wb") as file:
+        file.write(bytes(1 << 20))
+os.symlink({kept!r}, "link")
+os.symlink({folder!r}, "a/link")
+os.chmod("a/b", 0)
+open("written", "w").close()
+"""
+
+
+@pytest.mark.parametrize("tier", ["namespaces", "landlock", "rlimits"])
+@pytest.mark.filterwarnings("ignore::retcon.core.errors.SandboxWarning")
+def test_what_a_worker_that_was_ended_has_left_goes_while_the_pool_is_open(tier: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    leave = LEAVE.format(kept=str(kept), folder=str(tmp_path))
+
+    async def main() -> None:
+        async with SandboxPool(workers=1, tier=tier) as pool:  # type: ignore[arg-type]
+            folders = pool.fleet.folder
+
+            def left() -> set[Path]:
+                return set(folders.glob("w*"))
+
+            idle = left()
+            session = await pool.session()
+            assert (await session.run(leave)).status == "ok"
+            (of_session,) = left() - idle
+            await session.close()
+            await until(lambda: not of_session.exists())
+            call = asyncio.create_task(pool.run(f"{leave}\ntime.sleep(60)"))
+            (of_call,) = left()
+            if tier == "namespaces":  # what it writes is not seen from here
+                await until(lambda: pool.fleet.running)
+            else:
+                await until((of_call / "scratch/written").exists)
+            call.cancel()
+            await until(lambda: not of_call.exists())
+            assert (await pool.run("1")).status == "ok"
+            assert len(left()) == 1
+
+    try:
+        asyncio.run(main())
+    except SandboxUnavailable as error:
+        pytest.skip(f"not on this machine: {error}")
+    assert kept.read_text() == "mine"
+
+
 def test_workers_look_for_a_cgroup_where_they_are_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What workers that are gone have left there is removed. The folder itself has no kernel behind it."""
     (tmp_path / "cgroup.controllers").write_text("memory pids\n")

@@ -1,4 +1,4 @@
-"""A pool's folder on the host, removed with all that calls left in it. Standard library only: the zygotes import it."""
+"""Folders of a pool on the host, removed with all that calls left. Standard library only: the zygotes import it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def remove_abandoned(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """What a call has left may be deeper than Python recurses, and closed to its owner."""
+    """A folder with all that is in it; no link is followed.
+
+    What a call has left may be deeper than Python recurses, and closed to its owner.
+    """
     with contextlib.suppress(OSError):  # it is gone, or what is still ending writes to it: a later pool removes it
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

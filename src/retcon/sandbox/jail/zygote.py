@@ -19,11 +19,12 @@ from importlib import import_module
 from typing import NamedTuple
 
 from retcon.sandbox.jail import kernel
-from retcon.sandbox.jail.leftovers import remove_abandoned
+from retcon.sandbox.jail.leftovers import remove, remove_abandoned
 from retcon.sandbox.jail.messages import Failed, Forked, ForkOrder, Imported, Message, decoded, encoded
 
 OOM_SCORE = "500"  # if the machine runs out of memory, sooner one of ours than the process that uses the sandbox
 MESSAGE_BYTES = 1 << 16
+SWEEP_SECONDS = 1.0  # for processes that fork as fast as they are ended
 FIRST_FD = 3
 
 
@@ -32,6 +33,13 @@ class Order(NamedTuple):
 
     channel: int
     asked: ForkOrder
+
+
+class Worker(NamedTuple):
+    """pid: of its first process. root: its folder on the host."""
+
+    pid: int
+    root: str
 
 
 class _Stop(BaseException):
@@ -106,13 +114,13 @@ def _used_by(exercise: str) -> list[str]:
 
 
 class _Zygote:
-    """workers: pid by pidfd of each worker's first process."""
+    """workers: each by the pidfd of its first process."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.pid = os.getpid()
         self.stopping = False
-        self.workers: dict[int, int] = {}
+        self.workers: dict[int, Worker] = {}
 
     def stop(self, _number: int, _frame: object) -> None:
         """At most once: the end itself must not be interrupted."""
@@ -150,7 +158,7 @@ class _Zygote:
                     return self.leave(order)
                 os.close(order.channel)
                 worker = os.pidfd_open(pid)
-                self.workers[worker] = pid
+                self.workers[worker] = Worker(pid, asked.root)
                 poller.register(worker, select.POLLIN)
                 self.say(Forked(pid), (worker,))
 
@@ -164,14 +172,18 @@ class _Zygote:
         return order._replace(channel=FIRST_FD)
 
     def reap(self, worker: int) -> None:
-        """A worker ended: so must all that it ran."""
-        os.waitpid(self.workers.pop(worker), 0)
+        """A worker ended: so must all that it ran, and then what is left of its folder goes."""
+        pid, root = self.workers.pop(worker)
+        os.waitpid(pid, 0)
         os.close(worker)
-        orphans = _children() - set(self.workers.values())
-        for pid in orphans:
-            os.kill(pid, signal.SIGKILL)
-        for pid in orphans:
-            os.waitpid(pid, 0)
+        known = {other.pid for other in self.workers.values()}
+        deadline = time.monotonic() + SWEEP_SECONDS
+        while (orphans := _children() - known) and time.monotonic() < deadline:  # whose own children come here next
+            for pid in orphans:
+                os.kill(pid, signal.SIGKILL)
+            for pid in orphans:
+                os.waitpid(pid, 0)
+        remove(root)
 
     def end(self) -> None:
         """End every descendant: whatever loses its parent becomes a child of this process."""

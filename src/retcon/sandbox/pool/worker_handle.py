@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -34,7 +33,6 @@ class WorkerHandle:
         pid: int,
         process: int,
         profile: str,
-        root: Path,
         channel: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
         self.pid = pid
@@ -43,14 +41,13 @@ class WorkerHandle:
         self.network = self.files = self.own_user = False
         self.unprotected: tuple[str, ...] = ()
         self._process: int | None = process
-        self._root = root
         self._reader, self._writer = channel
 
     @classmethod
-    async def open(cls, pid: int, process: int, profile: str, root: Path, channel: socket.socket) -> WorkerHandle:
+    async def open(cls, pid: int, process: int, profile: str, channel: socket.socket) -> WorkerHandle:
         """A worker that was just forked, once it is ready. process: pidfd, the handle's from here on.
 
-        root: its folder on the host, likewise. Raises SandboxUnavailable, with the worker ended.
+        Raises SandboxUnavailable, with the worker ended.
         """
         try:
             streams = await asyncio.open_unix_connection(sock=channel)
@@ -60,7 +57,7 @@ class WorkerHandle:
                 signal.pidfd_send_signal(process, signal.SIGKILL)
             os.close(process)
             raise
-        worker = cls(pid, process, profile, root, streams)
+        worker = cls(pid, process, profile, streams)
         try:
             async with asyncio.timeout(START_SECONDS):
                 hello = await worker._receive()
@@ -103,7 +100,10 @@ class WorkerHandle:
             raise OSError(str(error)) from error
 
     def kill(self) -> None:
-        """End the worker and, through it, all that it runs; its zygote reaps it. Killing twice is no error."""
+        """End the worker and, through it, all that it runs. Killing twice is no error.
+
+        Its zygote reaps it and removes its folder, with what a call that did not come to its end has left there.
+        """
         if self._process is None:
             return
         self._writer.transport.abort()
@@ -111,5 +111,3 @@ class WorkerHandle:
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
         os.close(self._process)
         self._process = None
-        with suppress(OSError):  # not empty: a call left files where there is no tmpfs; they go with the pool's folder
-            self._root.rmdir()

@@ -103,7 +103,7 @@ class ZygoteHandle:
                 root.rmdir()
             raise
         try:
-            return await WorkerHandle.open(answer.pid, process, self.profile, root, ours)
+            return await WorkerHandle.open(answer.pid, process, self.profile, ours)
         except SandboxUnavailable as error:
             raise SandboxUnavailable(f"{error}: {self._said()}") from error
 
