@@ -126,6 +126,47 @@ def test_opening_can_be_cancelled_at_any_moment(seed: int) -> None:
     assert descriptors() == before
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_closing_can_be_cancelled_at_any_moment(steps: int) -> None:
+    """Nothing is left when it returns: a second call has nothing to do."""
+    others, before = children(), descriptors()
+
+    async def main() -> None:
+        pool = SandboxPool(workers=2, warm=("stdlib",))
+        await pool.start()
+        await asyncio.gather(pool.run("1"), pool.run("import random"))
+        folder = pool.fleet.folder
+        closing = asyncio.create_task(pool.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await closing
+        if not steps:  # it has not even begun
+            await pool.close()
+        assert not pool.fleet.is_open
+        assert not folder.exists()
+        assert children() <= others
+
+    asyncio.run(main())
+    assert descriptors() == before
+
+
+def test_a_pool_that_is_closed_while_it_opens_leaves_nothing() -> None:
+    others = children()
+
+    async def main() -> None:
+        pool = SandboxPool(workers=1)
+        opening = asyncio.create_task(pool.start())
+        await until(lambda: pool.fleet.is_open)
+        await pool.close()
+        with pytest.raises(SandboxUnavailable, match="not open"):
+            await opening
+        assert children() <= others
+
+    asyncio.run(main())
+
+
 def test_closing_does_not_wait_for_a_process_that_the_user_forked() -> None:
     """It holds copies of the pool's descriptors: what relies on them being closed would wait for it."""
 

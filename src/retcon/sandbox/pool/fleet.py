@@ -110,7 +110,10 @@ class Fleet:
             raise
 
     async def close(self) -> None:
-        """End every worker and zygote, and wait until they are gone. Whoever waits gets SandboxUnavailable."""
+        """End every worker and zygote, and wait until they are gone, also where this is cancelled.
+
+        Whoever waits gets SandboxUnavailable.
+        """
         if self._folder is None:
             return
         folder, self._folder = self._folder, None
@@ -122,12 +125,16 @@ class Fleet:
                 task.cancel()
             for worker in self.workers:
                 worker.kill()
+            for zygote in self._zygotes.values():
+                zygote.stop()
             await asyncio.gather(
                 *(zygote.close() for zygote in self._zygotes.values()), *self._tasks, return_exceptions=True
             )
-        finally:
+        finally:  # also where it was cancelled, which may be before any of them has begun
             for worker in self.workers:
                 worker.kill()
+            for zygote in self._zygotes.values():
+                zygote.reap()
             self._busy.clear()
             self._idle.clear()
             self._zygotes.clear()
@@ -310,6 +317,9 @@ class Fleet:
         zygote = await ZygoteHandle.start(
             self._choose.profiles[profile], self._python or sys.executable, folder, folder / f"z{self._made}.log"
         )
+        if self._folder is None:  # closed meanwhile
+            await zygote.close()
+            raise _closed()
         self._zygotes[profile] = zygote
         self._choose.learn(profile, zygote.packages)
 

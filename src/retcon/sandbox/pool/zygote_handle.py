@@ -20,6 +20,7 @@ from retcon.sandbox.pool.worker_handle import WorkerHandle
 
 START_SECONDS = 120.0  # importing large packages from a cold disk
 END_SECONDS = 10.0
+REAP_SECONDS = 1.0  # the event loop stands still meanwhile; its end takes milliseconds
 FULL_SECONDS = 0.01
 MESSAGE_BYTES = 1 << 16
 SAID_BYTES = 4000
@@ -108,24 +109,41 @@ class ZygoteHandle:
             raise SandboxUnavailable(f"{error}: {self._said()}") from error
 
     async def close(self) -> None:
-        """End it and all its workers, and wait until they are gone."""
+        """End it and all its workers, and wait until they are gone, also where this is cancelled."""
+        self.stop()
+        try:
+            if self._process.poll() is None:
+                await self._ended()
+        finally:
+            self.reap()
+
+    def stop(self) -> None:
+        """Have it end, with all its workers."""
         self._lose()
         if self._starting:  # in the middle of an import, where it does not see that the channel closed
             self._process.terminate()
-        with suppress(ProcessLookupError):
-            process = os.pidfd_open(self.pid)
-            ended = asyncio.Event()
-            self._loop.add_reader(process, ended.set)
-            try:
-                async with asyncio.timeout(END_SECONDS):
-                    await ended.wait()
-            except TimeoutError:
-                pass
-            finally:
-                self._loop.remove_reader(process)
-                os.close(process)
-        self._process.kill()  # no more than a safeguard, but where this was cancelled
-        self._process.wait()
+
+    def reap(self) -> None:
+        """After `stop`: wait for its end without the event loop, for `REAP_SECONDS` at most before it is killed."""
+        try:
+            self._process.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    async def _ended(self) -> None:
+        """Waits for `END_SECONDS` at most, and kills it then."""
+        process = os.pidfd_open(self.pid)
+        ended = asyncio.Event()
+        self._loop.add_reader(process, ended.set)
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await ended.wait()
+        except TimeoutError:
+            self._process.kill()
+        finally:
+            self._loop.remove_reader(process)
+            os.close(process)
 
     async def _order(self, order: bytes, channel: int) -> None:
         """Raises SandboxUnavailable where the zygote takes none any more."""
