@@ -333,6 +333,13 @@ def test_what_a_call_is_given_takes_none_of_its_memory(jail: Jail) -> None:
     assert result.stdout == "0 xxx\n", result
 
 
+@contained_by(*ALL)
+@pytest.mark.parametrize("memory_mb", [16, 32, 64])
+def test_a_program_that_is_too_long_for_its_memory_is_over_the_limit(jail: Jail, memory_mb: int) -> None:
+    result = jail.run("x = 1\n" * 400_000, memory_mb=memory_mb)
+    assert (result.status, result.error_type) == ("limit", "MemoryError"), result
+
+
 def _room(jail: Jail) -> str:
     result = jail.run(ROOM, memory_mb=24)
     assert (result.status, result.stderr) == ("ok", ""), result

@@ -159,8 +159,8 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
     raised, value, code = "", "", 0
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
-    show_source(source, FILENAME)
     try:
+        show_source(source, FILENAME)
         value = _run_as_main(source, main, echo)
     except SystemExit as stop:
         code = exit_code(stop, streams)
@@ -173,7 +173,8 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
         if raised == "MemoryError":
             _free_memory(error, main)
         flush_all(streams)
-        show_source(source, FILENAME)  # once more, as the program may have emptied the cache
+        if raised != "MemoryError":  # for which a long program's lines may have been too much
+            show_source(source, FILENAME)  # once more, as the program may have emptied the cache
         _show(error, raised)
         if raised != "MemoryError":  # of which nothing is left that could run
             with suppress(BaseException):
