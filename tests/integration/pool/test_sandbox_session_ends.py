@@ -48,6 +48,20 @@ def test_no_room_for_one_more_says_what_to_do() -> None:
     using(work, sessions=SessionBounds(1, wait_seconds=0.05))
 
 
+def test_a_session_that_waits_for_a_place_gets_none_of_a_pool_that_is_closed_meanwhile() -> None:
+    async def work(pool: SandboxPool) -> None:
+        await pool.session()
+        waiting = [asyncio.create_task(pool.session()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await pool.close()
+        for one in waiting:
+            with pytest.raises(SandboxUnavailable, match="not open"):
+                await one
+        assert not pool.open_sessions
+
+    using(work, sessions=SessionBounds(1, wait_seconds=30))
+
+
 def test_a_checkpoint_too_many_is_refused_before_the_first_cell_too() -> None:
     async def work(pool: SandboxPool) -> None:
         session = await pool.session()

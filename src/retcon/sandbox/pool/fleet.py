@@ -59,6 +59,11 @@ class Fleet:
     def is_open(self) -> bool:
         return self._folder is not None
 
+    def check_open(self) -> None:
+        """Raises SandboxUnavailable when closed."""
+        if self._folder is None:
+            raise _closed()
+
     @property
     def folder(self) -> Path:
         """On the host: for the logs, and for scratch where there is no tmpfs. Raises SandboxUnavailable when closed."""

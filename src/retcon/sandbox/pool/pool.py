@@ -165,10 +165,15 @@ class SandboxPool:
 
     async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> PoolSession:
         """See `Sandbox.session`."""
-        if not self._fleet.is_open:
-            raise SandboxUnavailable("the sandbox is not open: use `async with SandboxPool(...)`")
+        self._fleet.check_open()
         check_seed(seed)
-        return await self._sessions.open(limits or self.limits, seed)
+        session = await self._sessions.open(limits or self.limits, seed)
+        try:
+            self._fleet.check_open()  # it may have waited for a place until the pool was closed
+        except SandboxUnavailable as closed:
+            session.end(str(closed))
+            raise
+        return session
 
     async def _session_worker(self, code: str) -> WorkerHandle:
         return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes))
