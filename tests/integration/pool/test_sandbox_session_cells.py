@@ -66,6 +66,17 @@ def test_replaced_builtins_stay_replaced_for_the_next_cell_and_the_judge_has_its
     assert third.error_type == "ZeroDivisionError"
 
 
+def test_a_cell_that_deletes_its_streams_keeps_what_it_printed_and_its_session() -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        result = await session.run("import sys\nprint(1)\nout = sys.stdout\ndel sys.stdout, sys.stderr")
+        assert (result.status, result.stdout) == ("ok", "1\n")
+        assert (await session.run("print(2)")).error_type == "RuntimeError"  # lost sys.stdout
+        assert (await session.run("sys.stdout = out\nprint(3)")).stdout == "3\n"
+
+    using(work)
+
+
 def test_an_alarm_that_a_failed_cell_leaves_set_does_not_end_the_session() -> None:
     guarded = (
         "import signal\nx = 1\ndef late(*_): raise TimeoutError('late')\n"

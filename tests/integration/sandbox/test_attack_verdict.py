@@ -106,6 +106,15 @@ def test_a_stream_whose_flush_ends_the_program_does_not_hide_its_error(jail: Jai
 
 
 @contained_by(*ALL)
+def test_what_was_printed_is_kept_of_a_program_that_deletes_its_streams(jail: Jail) -> None:
+    result = jail.attack("import sys\nprint(1)\ndel sys.stdout")
+    assert (result.status, result.stdout) == ("ok", "1\n"), result
+    result = jail.attack("import sys\nprint(1)\ndel sys.stdout, sys.stderr\n1 / 0")
+    assert (result.error_type, result.stdout) == ("ZeroDivisionError", "1\n"), result
+    assert result.stderr.startswith("Traceback")
+
+
+@contained_by(*ALL)
 def test_an_end_by_code_counts_by_its_code(jail: Jail) -> None:
     result = jail.attack("import os\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    os._exit(0)")
     assert (result.status, result.exit_code, result.error_type) == ("ok", 0, None)  # it was caught: as python would say

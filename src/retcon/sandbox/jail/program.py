@@ -142,8 +142,13 @@ def write(fd: int, data: bytes) -> None:
 
 def flush_all(streams: tuple[Any, ...]) -> None:
     """Flush the given streams and those that the program may have put in their place."""
-    for stream in (sys.stdout, sys.stderr, *streams):
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except BaseException:  # noqa: BLE001, S112 - it may be closed, gone, or an object of the program's own
+            continue
+    for stream in streams:
         try:
             stream.flush()
-        except BaseException:  # noqa: BLE001, S112 - it may be closed, or an object of the program's own
+        except BaseException:  # noqa: BLE001, S112 - likewise
             continue

@@ -171,7 +171,7 @@ class Interpreter:
 
     def _cell(self, command: CellCommand) -> None:
         self._count += 1
-        streams = (sys.stdout, sys.stderr)
+        streams = (getattr(sys, "stdout", None), getattr(sys, "stderr", None))  # an earlier cell may have deleted them
         raised, value = "", ""
         try:
             try:
