@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,19 +12,15 @@ from starlette.responses import Response
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.http.body import parse
-from retcon.http.handling import ClientGone, answer, read_body, unless_gone
+from retcon.http.handling import answer, read_body, unless_gone
 from retcon.http.refusal import RequestRefused
 from retcon.sandbox.service.apis.own import Cell, LimitFields, Seed, checked_cell, checked_limits
 from retcon.sandbox.service.calls import Calls, Ending, unavailable
+from retcon.sandbox.service.once import KEY, Answers
 from retcon.sandbox.types import Limits, Tier
 
-KEY = "idempotency-key"
-REMEMBERED = 4
-"""Answers of a session that are kept for a client that asks again with the same key."""
 ENDED = 256
 """Sessions that ended by themselves, or were evicted, whose clients can still ask why: the last that were used."""
-RECONNECT_SECONDS = 10.0
-"""How long what a vanished client asked for, under a key, goes on: it may ask again."""
 
 
 class Open(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -54,18 +47,8 @@ class Entry:
     def __init__(self, session: Ending, limits: Limits) -> None:
         self.session = session
         self.limits = limits
-        self.answers: OrderedDict[str, Answer] = OrderedDict()
+        self.answers = Answers[Any]()
         self.used = time.monotonic()
-
-
-class Answer:
-    """What was asked under a key, and what comes of it."""
-
-    def __init__(self, asked: bytes, task: asyncio.Task[Any]) -> None:
-        self.asked = asked
-        self.task = task
-        self.readers = 0
-        self.given_up = "its work was abandoned: nobody waited for the answer"
 
 
 class SessionsApi:
@@ -150,9 +133,7 @@ class SessionsApi:
         try:
             if key is None:
                 return await unless_gone(request, work())
-            return await self._keyed(
-                request, entry, key, hashlib.sha256(request.url.path.encode() + body).digest(), work
-            )
+            return await entry.answers.once(request, key, body, work)
         except SessionLost as error:
             extra = {"by_own_code": error.by_own_code}
             raise RequestRefused(410, "session_lost", str(error), extra=extra) from error
@@ -160,33 +141,6 @@ class SessionsApi:
             raise RequestRefused(409, "refused", str(error), extra={"full": error.full}) from error
         finally:
             entry.used = time.monotonic()
-
-    async def _keyed(
-        self,
-        request: Request,
-        entry: Entry,
-        key: str,
-        asked: bytes,
-        work: Callable[[], Coroutine[Any, Any, Any]],
-    ) -> Any:
-        known = entry.answers.get(key)
-        if known is None:
-            known = entry.answers[key] = Answer(asked, asyncio.ensure_future(work()))
-            while len(entry.answers) > REMEMBERED:
-                entry.answers.popitem(last=False)
-        elif known.asked != asked:
-            raise RequestRefused(422, "invalid", f"the key '{key}' has been used for another request", field=KEY)
-        known.readers += 1
-        try:
-            return await unless_gone(request, _shielded(known))
-        except ClientGone:
-            asyncio.get_running_loop().call_later(RECONNECT_SECONDS, _give_up, known)
-            raise
-        except RequestRefused:  # nothing was done: who asks again may have more luck
-            entry.answers.pop(key, None)
-            raise
-        finally:
-            known.readers -= 1
 
     async def _make_room(self) -> None:
         latest = time.monotonic() - self._calls.settings.session_idle
@@ -199,21 +153,5 @@ class SessionsApi:
 
     @staticmethod
     async def _end(entry: Entry) -> None:
-        for known in entry.answers.values():
-            known.given_up = "it was closed"
-            known.task.cancel()
+        entry.answers.give_up("it was closed")
         await entry.session.close()
-
-
-async def _shielded(known: Answer) -> Any:
-    try:
-        return await asyncio.shield(known.task)
-    except asyncio.CancelledError:
-        if known.task.cancelled():
-            raise SessionLost(known.given_up) from None
-        raise
-
-
-def _give_up(known: Answer) -> None:
-    if not known.readers:
-        known.task.cancel()
