@@ -58,19 +58,23 @@ class MemorySandbox:
     """Implements `Sandbox`, for tests of what stands before one: sessions are dictionaries, nothing is contained.
 
     runs: how many cells have run. wait: what a cell waits for before it runs. begun: cells that wait or have run.
-    open_sessions: that have not ended. `lose()` in a cell ends its session.
+    place: what a session waits for before it opens. open_sessions: that have not ended. `lose()` in a cell ends its
+    session.
     """
 
     def __init__(self) -> None:
         self.runs = 0
         self.begun = 0
         self.wait: asyncio.Event | None = None
+        self.place: asyncio.Event | None = None
         self.open_sessions = 0
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         return await MemorySession(self).run(program, **options)
 
     async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> MemorySession:
+        if self.place is not None:
+            await self.place.wait()
         self.open_sessions += 1
         return MemorySession(self)
 

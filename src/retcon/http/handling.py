@@ -113,20 +113,29 @@ class ClientGone(Exception):
     """Whoever asked has closed the connection."""
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` comes to. It is cancelled, and ClientGone raised, when the client closes the connection."""
+async def unless_gone(
+    request: Request, work: Coroutine[Any, Any, T], *, undo: Callable[[T], Awaitable[None]] | None = None
+) -> T:
+    """What `work` comes to. It is cancelled, and ClientGone raised, when the client closes the connection.
+
+    undo: of a result that came and that nobody is there to read.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(closed(request.receive))
+    read = False
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        if gone.done():
             raise ClientGone
+        read = True
         return task.result()
     finally:
         gone.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait((task,))
+        if not read and not task.cancelled() and task.exception() is None and undo is not None:
+            await undo(task.result())
 
 
 async def closed(receive: Receive) -> None:

@@ -34,6 +34,8 @@ from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Tier, 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between tries, doubled each time
 PROBE_SECONDS = 10.0
+LEAVE_SECONDS = 2.0
+"""How long the answer to a cancelled request for a session is waited for, so that the session can be closed."""
 TOKEN = "RETCON_SANDBOX_TOKEN"
 """The environment variable that commands take a server's token from."""
 
@@ -74,6 +76,7 @@ class SandboxClient:
         self._limits = limits
         self._remote: Remote | None = None
         self._tier: Tier | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
         self._open = partial(Remote, url, token, connections=connections, patience=patience)
 
     async def __aenter__(self) -> Self:
@@ -117,6 +120,8 @@ class SandboxClient:
     async def close(self) -> None:
         remote, self._remote = self._remote, None
         if remote is not None:
+            if self._leaving:
+                await asyncio.wait(self._leaving)
             await remote.close()
 
     @property
@@ -147,15 +152,17 @@ class SandboxClient:
     async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> ClientSession:
         """See `Sandbox.session`."""
         check_seed(seed)
+        key = uuid.uuid4().hex
         try:
-            return await repeated(self._tries, lambda: self.open_session(limits or self._limits, seed))
+            return await repeated(self._tries, lambda: self.open_session(limits or self._limits, seed, key))
         except ServerUnavailable as error:
             raise SandboxUnavailable(f"no session: {error}") from error
 
     async def open_session(
-        self, limits: Limits | None, seed: int | None, *, on_end: Callable[[], None] = lambda: None
+        self, limits: Limits | None, seed: int | None, key: str, *, on_end: Callable[[], None] = lambda: None
     ) -> ClientSession:
-        """Ask for a session without repeating it. on_end: called once it is closed or lost.
+        """Ask for a session without repeating it. key: under which a server opens one only. on_end: called once it is
+        closed or lost. Where this is cancelled, the session is closed if it is there all the same.
 
         Raises ServerUnavailable, SandboxUnavailable.
         """
@@ -163,14 +170,42 @@ class SandboxClient:
         body = {} if limits is None else {"limits": msgspec.to_builtins(limits)}
         if seed is not None:
             body["seed"] = seed
-        opened = await remote.ask("POST", "/v1/sessions", body)
-        id, self._tier = told(opened, "session"), told(opened, "tier")
+        opening = asyncio.ensure_future(_opened(remote, body, key))
+        try:
+            id, self._tier = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            leaving = asyncio.ensure_future(_leave(remote, opening))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            raise
         return ClientSession(remote, id, self._tries, on_end)
 
     def _connected(self) -> Remote:
         if self._remote is None:
             raise SandboxUnavailable("the sandbox client is not open: use `async with SandboxClient(...)`")
         return self._remote
+
+
+async def _opened(remote: Remote, body: Mapping[str, Any], key: str) -> tuple[str, Tier]:
+    """A session's id and tier. Raises as `open_session`."""
+    opened = await remote.ask("POST", "/v1/sessions", body, key=key)
+    id, tier = str(told(opened, "session")), told(opened, "tier")
+    try:  # the server keeps for long only what its client is known to know of
+        await remote.ask("GET", f"/v1/sessions/{quote(id, safe='')}")
+    except SessionLost as error:
+        raise ServerUnavailable(f"{opened.url}: {error}", down=False) from error
+    return id, tier
+
+
+async def _leave(remote: Remote, opening: asyncio.Task[tuple[str, Tier]]) -> None:
+    """Closes a session that nobody waits for any more; what does not come soon the server ends by itself."""
+    await asyncio.wait((opening,), timeout=LEAVE_SECONDS)
+    if not opening.done():
+        opening.cancel()
+        await asyncio.wait((opening,))
+        return
+    with contextlib.suppress(ServerUnavailable, SandboxUnavailable, SessionLost, ValueError):
+        await remote.ask("DELETE", f"/v1/sessions/{quote(opening.result()[0], safe='')}", patience=LEAVE_SECONDS)
 
 
 class ClientSession:

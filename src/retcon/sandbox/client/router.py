@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, Unpack
@@ -115,12 +116,13 @@ class SandboxRouter:
     async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
         """See `Sandbox.session`."""
         check_seed(seed)
+        key = uuid.uuid4().hex
 
         async def once() -> ClientSession:
             server = self._choose()
             server.load += 1
             try:
-                return await server.client.open_session(limits or self._limits, seed, on_end=server.less)
+                return await server.client.open_session(limits or self._limits, seed, key, on_end=server.less)
             except BaseException as error:
                 server.less()
                 if isinstance(error, ServerUnavailable):

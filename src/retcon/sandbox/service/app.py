@@ -88,6 +88,7 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings) -> Front:
         ours("POST", f"{session}/checkpoints", sessions.checkpoint, "Freeze its state.", None, Checkpoint, 201),
         ours("POST", f"{session}/rollback", sessions.rollback, "Go to a checkpoint.", Checkpoint, Checkpoint),
         ours("DELETE", f"{session}/checkpoints/{{checkpoint}}", sessions.discard, "Free a checkpoint.", status=204),
+        ours("GET", session, sessions.told, "Whether the session is there, and to keep one that is new.", None, Opened),
         ours("DELETE", session, sessions.close, "Close a session.", status=204),
         ours("GET", "/health", health, "Whether the server is there; no token is needed.", None, Health),
         ours("GET", "/metrics", metrics, "Counts, in Prometheus' text format.", None, str),

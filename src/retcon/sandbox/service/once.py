@@ -18,15 +18,19 @@ KEY = "idempotency-key"
 REMEMBERED = 4
 """Answers that are kept for a client that asks again with the same key, beside those that are not there yet."""
 RECONNECT_SECONDS = 10.0
-"""How long what a vanished client asked for, under a key, goes on: it may ask again."""
+"""How long what a vanished client asked of a session, under a key, goes on: it may ask again."""
 
 
 class Answer(Generic[T]):
-    """What was asked under a key, and what comes of it. readers: who wait for it. giving_up: set while nobody does."""
+    """What was asked under a key, and what comes of it.
 
-    def __init__(self, asked: bytes, task: asyncio.Task[T]) -> None:
+    patience: seconds that the work goes on without a reader. giving_up: set while there is none.
+    """
+
+    def __init__(self, asked: bytes, task: asyncio.Task[T], patience: float) -> None:
         self.asked = asked
         self.task = task
+        self.patience = patience
         self.readers = 0
         self.giving_up: asyncio.TimerHandle | None = None
         self.given_up = "its work was abandoned: nobody waited for the answer"
@@ -40,7 +44,7 @@ class Answer(Generic[T]):
             return await unless_gone(request, self._shielded())
         except ClientGone:
             if self.readers == 1:
-                self.giving_up = asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self.task.cancel)
+                self.giving_up = asyncio.get_running_loop().call_later(self.patience, self.task.cancel)
             raise
         finally:
             self.readers -= 1
@@ -55,12 +59,20 @@ class Answer(Generic[T]):
 
 
 class Answers(Generic[T]):
-    """By key. What is not done yet is never forgotten; of the rest the last `REMEMBERED` to come are known."""
+    """By key. What is not done yet is never forgotten; of the rest the last `remembered` to come are known.
 
-    def __init__(self) -> None:
+    patience: seconds that work goes on when the last client that asked for it has gone. 0: at once it is given up,
+    which leaves nothing behind, and who asks again begins it anew.
+    """
+
+    def __init__(self, *, remembered: int = REMEMBERED, patience: float = RECONNECT_SECONDS) -> None:
+        self._remembered = remembered
+        self._patience = patience
         self._known: dict[str, Answer[T]] = {}
 
-    async def once(self, request: Request, key: str, body: bytes, work: Callable[[], Coroutine[object, object, T]]) -> T:
+    async def once(
+        self, request: Request, key: str, body: bytes, work: Callable[[], Coroutine[object, object, T]]
+    ) -> T:
         """What `work` comes to, or came to when it was asked for under this key before.
 
         Raises RequestRefused where the key was another request's, and as `Answer.read`.
@@ -68,11 +80,17 @@ class Answers(Generic[T]):
         asked = hashlib.sha256(request.url.path.encode() + body).digest()
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Answer(asked, asyncio.ensure_future(work()))
+            known = self._known[key] = Answer(asked, asyncio.ensure_future(work()), self._patience)
             known.task.add_done_callback(lambda _: self._came(key))
         elif known.asked != asked:
             raise RequestRefused(422, "invalid", f"the key '{key}' has been used for another request", field=KEY)
         return await known.read(request)
+
+    def forget(self, key: str) -> None:
+        """What was answered under it: who asks again has the work done anew."""
+        known = self._known.get(key)
+        if known is not None and known.task.done():
+            del self._known[key]
 
     def give_up(self, why: str) -> None:
         """End what is not done; who waits for it is told why."""
@@ -81,10 +99,11 @@ class Answers(Generic[T]):
             known.task.cancel()
 
     def _came(self, key: str) -> None:
-        known = self._known.pop(key)
-        if not known.task.cancelled() and isinstance(known.task.exception(), RequestRefused):
-            return  # nothing was done: who asks again may have more luck
+        known = self._known.pop(key)  # to stand last
+        nothing = not self._patience if known.task.cancelled() else isinstance(known.task.exception(), RequestRefused)
+        if nothing:  # was done: who asks again may have more luck
+            return
         self._known[key] = known
         done = [name for name, one in self._known.items() if one.task.done()]
-        for name in done[:-REMEMBERED]:
+        for name in done[: -self._remembered]:
             del self._known[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -21,6 +22,11 @@ from retcon.sandbox.types import Limits, Tier
 
 ENDED = 256
 """Sessions that ended by themselves, or were evicted, whose clients can still ask why: the last that were used."""
+OPENINGS = 1024
+"""Keys under which a session was opened that are kept for a client that asks again: the last."""
+UNUSED_SECONDS = 60.0
+"""After which a session that was opened under a key is closed, unless its client has asked anything of it: then it has
+learnt which session it has."""
 
 
 class Open(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -42,13 +48,21 @@ class Checkpoint(Struct, forbid_unknown_fields=True):
 
 
 class Entry:
-    """An open session, the limits of its cells, and its latest answers."""
+    """An open session, the limits of its cells, and its latest answers. requests: that are being served.
+    unused: ends it, until its client has asked something of it."""
 
     def __init__(self, session: Ending, limits: Limits) -> None:
         self.session = session
         self.limits = limits
         self.answers = Answers[Any]()
         self.used = time.monotonic()
+        self.requests = 0
+        self.unused: asyncio.TimerHandle | None = None
+
+    def learnt(self) -> None:
+        """Its client knows that it has it."""
+        if self.unused is not None:
+            self.unused.cancel()
 
 
 class SessionsApi:
@@ -57,6 +71,8 @@ class SessionsApi:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._entries: dict[str, Entry] = {}
+        self._openings = Answers[Entry](remembered=OPENINGS, patience=0.0)
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, request: Request) -> Response:
         """A fresh session; those that nobody has used for long are closed first, and most that have ended forgotten."""
@@ -64,12 +80,17 @@ class SessionsApi:
         asked = parse(body or b"{}", Open)
         limits = checked_limits(self._calls, asked.limits, self._calls.settings.limits)
         await self._make_room()
-        try:
-            session = await unless_gone(request, self._calls.sandbox.session(limits=limits, seed=asked.seed))
-        except SandboxUnavailable as error:
-            raise unavailable(error, "busy") from error  # no room for one more; there may be later
-        self._entries[session.id] = Entry(session, limits)
-        return answer(Opened(session.id, self._calls.tier), 201)
+        key = request.headers.get(KEY)
+        if key is None:
+            entry = await unless_gone(request, self._opened(limits, asked.seed), undo=self._close)
+        else:
+            entry = await self._openings.once(request, key, body, lambda: self._opened(limits, asked.seed, key))
+        return answer(self._said(entry), 201)
+
+    async def told(self, request: Request) -> Response:
+        """The session, whose client by this has learnt that it has it."""
+        entry, _ = await self._asked(request)
+        return answer(self._said(entry))
 
     async def run(self, request: Request) -> Response:
         entry, body = await self._asked(request)
@@ -110,10 +131,31 @@ class SessionsApi:
 
     async def close(self, request: Request) -> Response:
         """Closing twice, or what was never there, is no error."""
-        entry = self._entries.pop(request.path_params["session"], None)
+        entry = self._entries.get(request.path_params["session"])
         if entry is not None:
-            await self._end(entry)
+            await self._close(entry)
         return Response(status_code=204)
+
+    async def _opened(self, limits: Limits, seed: int | None, key: str | None = None) -> Entry:
+        """key: that the client asked under; it may ask again, if the answer is lost, but not for ever."""
+        try:
+            session = await self._calls.sandbox.session(limits=limits, seed=seed)
+        except SandboxUnavailable as error:
+            raise unavailable(error, "busy") from error  # no room for one more; there may be later
+        entry = self._entries[session.id] = Entry(session, limits)
+        if key is not None:
+            loop = asyncio.get_running_loop()
+            entry.unused = loop.call_later(UNUSED_SECONDS, self._close_unused, entry, key)
+        return entry
+
+    def _close_unused(self, entry: Entry, key: str) -> None:
+        self._openings.forget(key)
+        task = asyncio.ensure_future(self._close(entry))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _said(self, entry: Entry) -> Opened:
+        return Opened(entry.session.id, self._calls.tier)
 
     async def _asked(self, request: Request) -> tuple[Entry, bytes]:
         name = request.path_params["session"]
@@ -123,6 +165,7 @@ class SessionsApi:
                 404, "unknown_session", f"no session '{name}': it was closed, or this server has restarted"
             )
         entry.used = time.monotonic()
+        entry.learnt()
         return entry, await read_body(request, self._calls.settings.max_body)
 
     async def _once(
@@ -130,6 +173,7 @@ class SessionsApi:
     ) -> Any:
         """Do it; where it has been asked before under the same key, what came of it then."""
         key = request.headers.get(KEY)
+        entry.requests += 1
         try:
             if key is None:
                 return await unless_gone(request, work())
@@ -140,18 +184,18 @@ class SessionsApi:
         except CheckpointRefused as error:
             raise RequestRefused(409, "refused", str(error), extra={"full": error.full}) from error
         finally:
+            entry.requests -= 1
             entry.used = time.monotonic()
 
     async def _make_room(self) -> None:
         latest = time.monotonic() - self._calls.settings.session_idle
-        idle = [name for name, entry in self._entries.items() if entry.used < latest]
-        for name in idle:
-            await self._end(self._entries.pop(name))
-        ended = [name for name, entry in self._entries.items() if entry.session.ended]
-        for name in sorted(ended, key=lambda name: self._entries[name].used)[:-ENDED]:
-            await self._end(self._entries.pop(name))
+        idle = [entry for entry in self._entries.values() if entry.used < latest and not entry.requests]
+        ended = [entry for entry in self._entries.values() if entry.session.ended]
+        for entry in [*idle, *sorted(ended, key=lambda entry: entry.used)[:-ENDED]]:
+            await self._close(entry)
 
-    @staticmethod
-    async def _end(entry: Entry) -> None:
+    async def _close(self, entry: Entry) -> None:
+        self._entries.pop(entry.session.id, None)
+        entry.learnt()
         entry.answers.give_up("it was closed")
         await entry.session.close()
