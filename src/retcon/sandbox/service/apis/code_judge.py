@@ -10,6 +10,7 @@ are let pass. What differs: no call waits so long that it is dropped, and a prog
 from __future__ import annotations
 
 import uuid
+from http import HTTPStatus
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -122,10 +123,20 @@ class CodeJudgeApi:
 
     async def _batch(self, request: Request, *, patient: bool, judged: bool = False) -> Response:
         batch = parse(await read_body(request, self._calls.settings.max_body), BatchSubmission)
-        work = together([self._ran(submission, patient=patient) for submission in batch.submissions])
+        work = together([self._settled(submission, patient=patient) for submission in batch.submissions])
         results: list[Ran] = await unless_gone(request, work)
         name = batch.sub_id or str(uuid.uuid4())
         return answer(BatchJudged(name, [_judged(ran) for ran in results]) if judged else BatchRan(name, results))
+
+    async def _settled(self, submission: Submission, *, patient: bool) -> Ran:
+        """As `_ran`, of a batch: what cannot be run is told of that submission alone."""
+        try:
+            return await self._ran(submission, patient=patient)
+        except RequestRefused as refused:
+            unserved = refused.status == HTTPStatus.SERVICE_UNAVAILABLE
+            name = submission.sub_id or str(uuid.uuid4())
+            reason: Reason = "internal_error" if unserved else "invalid_input"
+            return Ran(name, False, False, 0.0, reason, None, refused.message)
 
     async def _ran(self, submission: Submission, *, patient: bool) -> Ran:
         """patient: wait for room, as the long batches do; else `queue_timeout` where there is none."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from retcon.core.together import cancelled, together
 from retcon.http.body import parse
 from retcon.http.handling import ClientGone, answer, encoded, read_body, unless_gone
 from retcon.http.refusal import RequestRefused
+from retcon.sandbox.pool.paths import check_room
 from retcon.sandbox.service.calls import Calls
 from retcon.sandbox.service.files import check_paths, check_text, decode_files
 from retcon.sandbox.service.shapes import as_own
@@ -81,6 +83,15 @@ class Results(Struct):
     results: list[Result]
 
 
+class ProgramRefused(RequestRefused):
+    """No request may have such code; but a model may have written it, and to a caller who runs what models write it is
+    a failed program like others. result: that it would have; the body of the refusal has it too."""
+
+    def __init__(self, message: str, *, field: str, result: Result) -> None:
+        super().__init__(422, "invalid", message, field=field, extra={"result": msgspec.to_builtins(result)})
+        self.result = result
+
+
 class OwnApi:
     """The handlers of `/v1/run` and `/v1/batch`."""
 
@@ -93,21 +104,33 @@ class OwnApi:
 
     async def batch(self, request: Request) -> Response:
         batch = parse(await read_body(request, self._calls.settings.max_body), Batch)
-        programs = [checked_call(self._calls, call, f"calls[{i}].") for i, call in enumerate(batch.calls)]
+        programs = [checked_one(self._calls, call, f"calls[{i}].") for i, call in enumerate(batch.calls)]
         if batch.stream:
             return Streamed(self._stream(programs))
-        results = unless_gone(request, together([self._run(program, patient=True) for program in programs]))
+        results = unless_gone(request, together([self._settled(i, program) for i, program in enumerate(programs)]))
         return answer(Results(await results))
 
     async def _run(self, program: Program, *, patient: bool = False) -> Result:
         return await self._calls.run("v1", lambda: self._calls.sandbox.run(program), patient=patient)
 
-    async def _stream(self, programs: list[Program]) -> AsyncGenerator[bytes, None]:
+    async def _of_batch(self, program: Program | Result) -> Result:
+        return program if isinstance(program, Result) else await self._run(program, patient=True)
+
+    async def _settled(self, index: int, program: Program | Result) -> Result:
+        """A call of a batch, whose other results are not lost where there is no room for it, or no worker."""
+        try:
+            return await self._of_batch(program)
+        except RequestRefused as refused:
+            if refused.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise RequestRefused.invalid(f"calls[{index}]", refused.message) from refused
+            return Result("infrastructure", stderr=refused.message)
+
+    async def _stream(self, programs: list[Program | Result]) -> AsyncGenerator[bytes, None]:
         """A line for each call as it ends: its place in the batch, and its result or what is wrong with it."""
 
-        async def one(index: int, program: Program) -> bytes:
+        async def one(index: int, program: Program | Result) -> bytes:
             try:
-                said: dict[str, Any] = {"index": index, "result": await self._run(program, patient=True)}
+                said: dict[str, Any] = {"index": index, "result": await self._of_batch(program)}
             except RequestRefused as refused:
                 said = {"index": index, **as_own(refused)}
             return encoded(said) + b"\n"
@@ -131,6 +154,14 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
     return replace(program, fetch=fetch, wait=call.wait, seed=call.seed)
 
 
+def checked_one(calls: Calls, call: Call, at: str) -> Program | Result:
+    """As `checked_call`, of a batch: the result of a program that fails before it could run."""
+    try:
+        return checked_call(calls, call, at)
+    except ProgramRefused as refused:
+        return refused.result
+
+
 def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: str = "") -> Program:
     """As `checked_call`, for a session's cell. limits: of a cell that asks for none. tier: whose absolute paths its
     files may have; a session's have none."""
@@ -139,17 +170,20 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: s
     if (problem := calls.too_long(cell.code)) is not None:
         raise RequestRefused.invalid(f"{at}code", problem)
     if "\0" in cell.code:
-        # The request is refused as any that is wrong; but a model may have written it, and to a caller who runs what
-        # models write it is a failed program like others, so the result that it would have is there too.
         result = Result("error", "SyntaxError", stderr=f"{NUL}\n", exit_code=1)
         message = f"NUL at character {cell.code.index(chr(0))}: Python takes none in a program"
-        raise RequestRefused(422, "invalid", message, field=f"{at}code", extra={"result": msgspec.to_builtins(result)})
+        raise ProgramRefused(message, field=f"{at}code", result=result)
     check_text(cell.stdin, f"{at}stdin", "surrogateescape")
+    files = decode_files(cell.files, f"{at}files", tier)
+    try:
+        check_room(files, cell.stdin)
+    except ValueError as error:
+        raise RequestRefused.invalid(at.removesuffix(".") or None, str(error)) from error
     return Program(
         cell.code,
         stdin=cell.stdin,
         limits=checked_limits(calls, cell.limits, limits, at).with_(*checked_clocks(calls, cell, at)),
-        files=decode_files(cell.files, f"{at}files", tier),
+        files=files,
         echo=cell.echo,
     )
 
