@@ -68,7 +68,7 @@ class Asking:
 def asking(work: Callable[[Asking], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
         sandbox = MemorySandbox()
-        app = create_app(sandbox, "rlimits", Settings(workers=16, **settings))
+        app = create_app(sandbox, "rlimits", Settings(**{"workers": 16, **settings}))
         once = httpx.Limits(max_keepalive_connections=0)  # the server closes what is kept as the clock goes forward
         async with (
             served(app, listen("127.0.0.1", 0)) as url,

@@ -1,4 +1,4 @@
-"""Sessions whose clients are gone when they are there, or do not learn of them: none of them stays."""
+"""Sessions stay as long as they are used, and no longer: also those whose clients are gone, or never learn of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from retcon.core.errors import SessionLost
 from retcon.sandbox.client import SandboxClient, SandboxRouter
 from servers.vanishing import SESSIONS, Asking, asking
 
@@ -103,3 +104,38 @@ def test_a_client_may_open_a_session_long_before_it_uses_it() -> None:
             assert [(await session.run("print(1)")).stdout for session in sessions] == ["1\n", "1\n"]
 
     asking(work)
+
+
+def test_a_session_that_is_lost_to_a_busy_server_is_closed_there() -> None:
+    async def work(client: Asking) -> None:
+        client.sandbox.wait = release = asyncio.Event()
+        run = f"{await client.opened()}/run"
+        busy = [asyncio.create_task(client.post(run, {"code": "1"})) for _ in range(2)]
+        while client.sandbox.begun < 2:
+            await asyncio.sleep(0)
+        async with SandboxClient(str(client.http.base_url), tries=1) as sandbox:
+            session = await sandbox.session()
+            assert (await session.run("1")).status == "infrastructure"
+            assert client.sandbox.open_sessions == 2
+            await session.close()
+            assert client.sandbox.open_sessions == 1
+            with pytest.raises(SessionLost, match="try again later"):
+                await session.run("1")
+        release.set()
+        await asyncio.gather(*busy)
+
+    asking(work, workers=1, queue=1)
+
+
+def test_a_session_whose_cell_runs_is_not_idle() -> None:
+    async def work(client: Asking) -> None:
+        run = f"{await client.opened()}/run"
+        client.sandbox.wait = release = asyncio.Event()
+        cell = asyncio.create_task(client.post(run, {"code": "print(1)"}, "k"))
+        while not client.sandbox.begun:
+            await asyncio.sleep(0)
+        await client.opened()
+        release.set()
+        assert (await cell).json().get("stdout") == "1\n"
+
+    asking(work, session_idle=1e-9)

@@ -217,6 +217,7 @@ class ClientSession:
         self._tries = tries
         self._on_end = on_end
         self._lost: str | None = None
+        self._may_be_there = False  # though it is lost
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         """See `Session.run`. Where the server stays away the result is `infrastructure`, and the session is lost."""
@@ -247,6 +248,10 @@ class ClientSession:
             with contextlib.suppress(ServerUnavailable, SessionLost):  # the server closes what nobody uses
                 await self._ask("DELETE", "")
             self._end("it was closed")
+        elif self._may_be_there:
+            self._may_be_there = False
+            with contextlib.suppress(ServerUnavailable, SandboxUnavailable):
+                await self._remote.ask("DELETE", f"/v1/sessions/{self.id}", patience=LEAVE_SECONDS)
 
     def _end(self, why: str) -> None:
         if self._lost is None:
@@ -269,6 +274,7 @@ class ClientSession:
         try:
             return await repeated(self._tries, lambda: self._remote.ask(method, path, body, seconds=seconds, key=key))
         except (ServerUnavailable, SessionForgotten) as error:
+            self._may_be_there = isinstance(error, ServerUnavailable) and method != "DELETE"
             self._end(str(error))
             raise
 
