@@ -68,6 +68,8 @@ def test_openings_under_one_key_give_one_session() -> None:
         paths = {*(await asyncio.gather(*together)), await client.opened("k")}
         assert (len(paths), client.sandbox.open_sessions) == (1, 1)
         assert await client.opened("other") not in paths
+        await client.http.delete(*paths)
+        assert await client.opened("k") not in paths  # one that is closed is no answer any more
         other = await client.post(SESSIONS, {"seed": 1}, "k")
         assert (other.status_code, other.json()["error"]["field"]) == (422, "idempotency-key")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -49,7 +50,7 @@ class Checkpoint(Struct, forbid_unknown_fields=True):
 
 class Entry:
     """An open session, the limits of its cells, and its latest answers. requests: that are being served.
-    unused: ends it, until its client has asked something of it."""
+    key: under which it was opened. unused: ends it, until its client has asked something of it."""
 
     def __init__(self, session: Ending, limits: Limits) -> None:
         self.session = session
@@ -57,6 +58,7 @@ class Entry:
         self.answers = Answers[Any]()
         self.used = time.monotonic()
         self.requests = 0
+        self.key: str | None = None
         self.unused: asyncio.TimerHandle | None = None
 
     def learnt(self) -> None:
@@ -84,7 +86,11 @@ class SessionsApi:
         if key is None:
             entry = await unless_gone(request, self._opened(limits, asked.seed), undo=self._close)
         else:
-            entry = await self._openings.once(request, key, body, lambda: self._opened(limits, asked.seed, key))
+            work = partial(self._opened, limits, asked.seed, key)
+            try:
+                entry = await self._openings.once(request, key, body, work)
+            except SessionLost as error:  # given up as this client came, with the one before it
+                raise unavailable(SandboxUnavailable(str(error)), "busy") from error
         return answer(self._said(entry), 201)
 
     async def told(self, request: Request) -> Response:
@@ -144,12 +150,11 @@ class SessionsApi:
             raise unavailable(error, "busy") from error  # no room for one more; there may be later
         entry = self._entries[session.id] = Entry(session, limits)
         if key is not None:
-            loop = asyncio.get_running_loop()
-            entry.unused = loop.call_later(UNUSED_SECONDS, self._close_unused, entry, key)
+            entry.key = key
+            entry.unused = asyncio.get_running_loop().call_later(UNUSED_SECONDS, self._close_unused, entry)
         return entry
 
-    def _close_unused(self, entry: Entry, key: str) -> None:
-        self._openings.forget(key)
+    def _close_unused(self, entry: Entry) -> None:
         task = asyncio.ensure_future(self._close(entry))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -197,5 +202,7 @@ class SessionsApi:
     async def _close(self, entry: Entry) -> None:
         self._entries.pop(entry.session.id, None)
         entry.learnt()
+        if entry.key is not None:
+            self._openings.forget(entry.key)
         entry.answers.give_up("it was closed")
         await entry.session.close()
