@@ -1,4 +1,4 @@
-"""A call of a batch that cannot be run, or fails before it could: the results of the others are not lost."""
+"""A call of a batch, or a notebook's cell, that cannot be run, or fails before it could: the others' results stay."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from retcon.sandbox.service.app import create_app
 from retcon.sandbox.service.settings import Settings
 from retcon.sandbox.types import Program, ProgramOptions, Result, as_program
 from servers.serving import MemorySandbox
+from servers.vanishing import Asking, asking
 
 FAULTS = {"busy": SandboxBusy("no worker was free"), "gone": SandboxUnavailable("closed"), "wrong": ValueError("wrong")}
 TOO_MUCH = "x" * ((SIZE_MB << 20) + 1)
@@ -82,3 +83,31 @@ def test_of_a_batch_of_code_judges_each_submission_is_judged_by_itself() -> None
     assert [result["reason"] for result in results] == ["", "queue_timeout", "internal_error", "invalid_input", ""]
     assert [result["stdout"] for result in results] == ["0\n", None, None, None, "1\n"]
     assert [results[index]["stderr"] for index in (2, 3)] == ["closed", "wrong"]
+
+
+def test_a_notebook_that_has_begun_waits_for_room() -> None:
+    async def work(client: Asking) -> None:
+        async def until(begun: int, queued: int) -> None:
+            while client.sandbox.begun < begun:
+                await asyncio.sleep(0)
+            while f"retcon_sandbox_queue_length {queued}" not in (await client.http.get("/metrics")).text:
+                assert not notebook.done(), notebook.result().text
+
+        client.sandbox.wait = first = asyncio.Event()
+        notebook = asyncio.create_task(client.post("/run_jupyter", {"cells": ["print(1)", "print(2)"]}))
+        await until(begun=1, queued=0)
+        client.sandbox.wait = rest = asyncio.Event()
+        batch = asyncio.create_task(client.post("/v1/batch", {"calls": [{"code": "1"}] * 2}))
+        await until(begun=2, queued=2)
+        first.set()  # its place goes to the batch's second call
+        await until(begun=3, queued=2)
+        refused = await client.post("/run_jupyter", {"cells": ["print(1)"]})
+        assert refused.status_code == 504, "one that has not begun does not wait"
+        rest.set()
+        answer = await notebook
+        assert answer.status_code == 200, answer.text
+        assert [cell["stdout"] for cell in answer.json()["cells"]] == ["1\n", "2\n"]
+        assert (await batch).status_code == 200
+        assert client.sandbox.open_sessions == 0
+
+    asking(work, workers=1, queue=1)

@@ -163,6 +163,7 @@ class _Notebook:
         self._late = False
         self._most = calls.settings.fusion_bytes
         self._plots = False
+        self._begun = False
 
     async def run(self, cells: list[str], files: dict[str, bytes], fetch: list[str]) -> JupyterRan:
         started = time.monotonic()
@@ -248,7 +249,10 @@ class _Notebook:
         return value, result.seconds
 
     async def _asked(self, cell: Program) -> Result:
-        return await self._calls.run(API, lambda: self._session.run(cell))
+        """A notebook that has begun waits for room rather than lose what its cells have come to."""
+        result = await self._calls.run(API, lambda: self._session.run(cell), patient=self._begun)
+        self._begun = True
+        return result
 
     def _shown(self, result: Result) -> CellRan:
         stderr, error = result.stderr, []
