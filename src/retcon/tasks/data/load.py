@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from retcon.core.errors import nearest
 from retcon.tasks.data.conventions import Convention, named, recognised
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, missing
+from retcon.tasks.data.files.rows import mapped, read_rows, split_of
 from retcon.tasks.data.grading import has_tests, refuse_unknown
 from retcon.tasks.data.loaded import Loaded, Placed, ReadSource, Role
 from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
@@ -21,7 +22,6 @@ from retcon.tasks.data.overlap import EvaluationIndex
 from retcon.tasks.data.packaged.hub import hub_rows
 from retcon.tasks.data.packaged.saved import folder_of, has_splits
 from retcon.tasks.data.programs import CODE
-from retcon.tasks.data.rows import mapped, read_rows, split_of
 from retcon.tasks.data.text import NAMED, key
 from retcon.tasks.registry import CountTokens, task_set
 from retcon.tasks.types import Task

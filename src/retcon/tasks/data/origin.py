@@ -12,7 +12,7 @@ from retcon.core.registry import at_path
 from retcon.store.compression import plain_name
 from retcon.tasks.checked import serves
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.rows import SUFFIXES, is_data_file, is_pattern
+from retcon.tasks.data.files.rows import SUFFIXES, is_data_file, is_pattern
 from retcon.tasks.registry import TaskSet
 
 Origin = Literal["file", "family", "import", "hub"]

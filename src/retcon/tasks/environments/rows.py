@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from retcon.core.errors import RecipeError
-from retcon.tasks.data.rows import read_rows
+from retcon.tasks.data.files.rows import read_rows
 
 
 def rows_of(path: str, seeds: int) -> Sequence[Mapping[str, Any]]:
-    """Those of a file (`retcon.tasks.data.rows`), or `{"seed": n}` for n from 0. Raises RecipeError where neither or
-    both are named, DataError for a file that cannot be read."""
+    """Those of a file (`retcon.tasks.data.files.rows`), or `{"seed": n}` for n from 0. Raises RecipeError where neither
+    or both are named, DataError for a file that cannot be read."""
     if bool(path) == bool(seeds):
         raise RecipeError(
             "task.path, task.seeds: name one of them: the file whose rows the environment is reset with, or how many "

@@ -57,8 +57,8 @@ ENDED = "The interpreter has ended: its variables are gone."
 class Keeper:
     """Serves one session, until the worker's channel closes.
 
-    asked: with the limits of memory, files and processes that no cell's own exceed. baseline: resident bytes that
-    the interpreter is forked with.
+    asked: with the limits of memory, files and processes that no cell's own exceed. baseline: resident bytes that the
+    interpreter is forked with.
     """
 
     def __init__(
@@ -81,10 +81,8 @@ class Keeper:
         self._writable = Writable(setting.confinement, setting.scratch)
         self._control = Control()
         self._output = Output()
-        most = asked.limits.processes + CHECKPOINTS + 2
-        ceiling = asked.limits._replace(cpu_seconds=FOREVER, processes=most)
-        keeper = os.getpid()
-        reads, writes = os.pipe()
+        ceiling = asked.limits._replace(cpu_seconds=FOREVER, processes=asked.limits.processes + CHECKPOINTS + 2)
+        keeper, (reads, writes) = os.getpid(), os.pipe()
         pid = os.fork()
         if pid == 0:
             streams = (nothing, *self._output.writes, self._control.theirs.fileno())

@@ -368,7 +368,7 @@ def test_without_the_datasets_package_it_says_what_to_install(monkeypatch: pytes
 
 
 def test_the_page_on_data_says_what_every_setting_is() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "data" / "problems.md").read_text(encoding="utf-8").replace("\\|", "|")
+    page = (Path(__file__).parents[4] / "docs" / "data" / "problems.md").read_text(encoding="utf-8").replace("\\|", "|")
     for name, about in FileTaskSettings.model_fields.items():
         if name != "kind":
             assert about.description

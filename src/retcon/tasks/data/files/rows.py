@@ -20,8 +20,8 @@ from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.foreign.records import Record, open_source
 from retcon.tasks.data.fields import Columns, DataError, Row, text
+from retcon.tasks.data.files.tables import TAB, records
 from retcon.tasks.data.packaged.saved import ABOUT, SUFFIX, arrow_rows
-from retcon.tasks.data.tables import TAB, records
 
 SPLIT = "split"
 TABLES = {".csv": ",", ".tsv": TAB}

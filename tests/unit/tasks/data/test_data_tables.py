@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.rows import read_rows
+from retcon.tasks.data.files.rows import read_rows
 
 LONG = "x" * 500_000
 

@@ -1,0 +1,1 @@
+"""Files of problems, row by row."""
