@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from retcon.chat.types import Told
 from retcon.core.errors import RecordError
 from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
@@ -28,7 +29,7 @@ from retcon.transcripts.reading.pieces import (
     shown_call,
 )
 from retcon.transcripts.reading.stale import renewed
-from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
+from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading, Speakers
 
 Item = Mapping[str, Json]
 _PARTS = "items"
@@ -36,11 +37,13 @@ _BESIDE = "beside"
 
 
 class ItemList(NamedTuple):
-    """Where the items of a record stand, and what the model was told beside them."""
+    """Where the items of a record stand, and what the model was told beside them. asked, system: see `PieceReading`."""
 
     path: Sequence[str]
     items: list[Item]
     context: str = ""
+    asked: Sequence[Told] = ()
+    system: str = ""
 
 
 class Itemwise:
@@ -131,9 +134,14 @@ class ItemwiseReading:
             owned[piece.owner].append(piece)
         groups: list[Json] = [format.original(own) for own in owned]
         self.reading = PieceReading(
-            groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context, reword=format.reworded
-        )
+            groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context, reword=format.reworded,
+            asked=place.asked, system=place.system,
+        )  # fmt: skip
         self.trajectories: Sequence[Trajectory] = (self.reading.trajectory,)
+
+    @property
+    def speakers(self) -> Sequence[Speakers]:
+        return [self.reading.speakers]
 
     def purified(self, results: Sequence[Purified]) -> Json:
         groups = self.reading.items(results[0])
@@ -198,6 +206,7 @@ class Pieces:
         last = self._last
         if last is None:
             self.told(item, "")
+            self.all[-1] = changed(self.all[-1], role="")
         else:
             self.all[-1] = changed(last, payload={_PARTS: [*parts(last), item]})
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from retcon.chat.types import Told
 from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import FAILURES
@@ -21,7 +22,8 @@ from retcon.purify.offline import Purified, Splice
 from retcon.purify.reading.rewriting import rewritten
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict, judge
-from retcon.transcripts.types import Json
+from retcon.transcripts.reading.roles import is_unlearnt, role_of
+from retcon.transcripts.types import Json, Speakers
 
 PieceKind = Literal["told", "said", "call", "output"]
 
@@ -47,7 +49,8 @@ class ToolOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """owner: which item it is part of. payload: what of the item, besides text, moves with it (such as tool_calls)."""
+    """owner: which item it is part of. payload: what of the item, besides text, moves with it (such as tool_calls).
+    role: who tells it, None where the item says so, "" for nobody."""
 
     kind: PieceKind
     owner: int
@@ -55,6 +58,7 @@ class Piece:
     calls: tuple[Call, ...] = ()
     outputs: tuple[ToolOutput, ...] = ()
     payload: Mapping[str, Json] = field(default_factory=dict)
+    role: str | None = None
 
 
 Rebuild = Callable[[Json, Sequence[Piece]], Json]
@@ -81,11 +85,13 @@ def reworded(piece: Piece, text: str) -> Piece:
 
 class PieceReading:
     """One transcript of pieces. apart: an item holds either words or a call (blocks), never both (messages). reword:
-    for pieces whose words stand in their payload too."""
+    for pieces whose words stand in their payload too. asked: what the context is made of, where that is known. system:
+    see `Speakers`."""
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
-        *, apart: bool = False, context: str = "", reword: Reword = reworded,
+        *, apart: bool = False, context: str = "", reword: Reword = reworded, asked: Sequence[Told] = (),
+        system: str = "",
     ) -> None:  # fmt: skip
         self._items = items
         self._pieces = list(pieces)
@@ -93,6 +99,8 @@ class PieceReading:
         self._reword = reword
         self._apart = apart
         self._spans = _spans(self._pieces, apart)
+        self._asked = asked or [("user", context)] * bool(context)
+        self._system = system
         first = self._spans[0].start if self._spans else len(self._pieces)
         told = [context] * bool(context) + [p.text for p in self._pieces[:first]]
         turns = [_turn(self._pieces, span, n) for n, span in enumerate(self._spans)]
@@ -100,6 +108,25 @@ class PieceReading:
             id, id, tuple(Segment("prompt", text) for text in told), tuple(turns),
             stop="turns" if turns and turns[-1].calls else "answer",
         )  # fmt: skip
+
+    @property
+    def speakers(self) -> Speakers:
+        """Who speaks in the trajectory."""
+        first = self._spans[0].start if self._spans else len(self._pieces)
+        return Speakers(
+            [*self._asked, *self._told(0, first)],
+            [self._told(span.start, span.end) for span in self._spans],
+            [not any(self._unlearnt(self._pieces[span.start : span.end])) for span in self._spans],
+            self._system,
+        )
+
+    def _told(self, start: int, end: int) -> list[Told]:
+        told = [piece for piece in self._pieces[start:end] if piece.kind == "told"]
+        roles = [role_of(self._items[piece.owner]) if piece.role is None else piece.role for piece in told]
+        return [(role, piece.text) for role, piece in zip(roles, told, strict=True) if role]
+
+    def _unlearnt(self, pieces: Sequence[Piece]) -> Iterator[bool]:
+        return (is_unlearnt(self._items[piece.owner]) for piece in pieces if piece.kind in ("said", "call"))
 
     def items(self, result: Purified) -> list[Json]:
         """The items with the splices made, and without what was cut."""
