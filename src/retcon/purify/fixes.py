@@ -9,10 +9,11 @@ import ast
 import builtins
 import keyword
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Literal
 
-from retcon.core.types import Observation, Turn
+from retcon.core.types import Observation, ToolCall, Turn
 from retcon.purify.kept import prose, unreferring
 from retcon.purify.noop import is_program
 from retcon.purify.reading.names import definitions, goals, only_constants, runs_nothing, works_out
@@ -147,6 +148,36 @@ def another_end(failure: Turn, fix: Turn) -> str | None:
     bound = _bound(fix) | own
     alike = any(one.startswith(other) or other.startswith(one) for one in wanted for other in bound)
     return None if alike else min(wanted)
+
+
+def another_file(failure: Turn, fix: Turn) -> str | None:
+    """The file that a failed call without a program was about, where the fix is about other files and does something
+    else there: calls that differ in the path alone are one call, and so are those that name one file in two places."""
+    made = [given for call in fix.calls if (given := _without_program(call))]
+    for call, observation in zip(failure.calls, failure.observations, strict=True):
+        given = _without_program(call) if observation.status != "ok" else None
+        if given and made and not any(_on_one_file(given, other) for other in made):
+            return _path(given)
+    return None
+
+
+def _without_program(call: ToolCall) -> Mapping[str, object] | None:
+    """The arguments of a call that has no program among them."""
+    return None if isinstance(call.arguments, str) or "code" in call.arguments else call.arguments
+
+
+def _on_one_file(call: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    path, its = _path(call), _path(other)
+    if path is None or its is None or PurePath(path).name == PurePath(its).name:
+        return True
+    return all(call.get(key) == other.get(key) for key in (call.keys() | other.keys()) - set(_PATHS))
+
+
+def _path(call: Mapping[str, object]) -> str | None:
+    return next((value for key in _PATHS if isinstance(value := call.get(key), str)), None)
+
+
+_PATHS = ("path", "file_path", "filepath", "filename")
 
 
 def line_of(observation: Observation) -> int | None:

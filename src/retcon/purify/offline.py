@@ -15,7 +15,7 @@ from typing import Literal
 
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import failed, half_answered, run_end, run_starts, spoken_after, turn_does_nothing, works
-from retcon.purify.fixes import another_end, keeps_plan, plan_given_up, same_end, weak
+from retcon.purify.fixes import another_end, another_file, keeps_plan, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
 from retcon.purify.reading.names import assertions, handlers
 from retcon.purify.reading.words import referring, says_something, takes_back
@@ -199,7 +199,7 @@ class Offline:
             return "unrelated", "another tool"
         if not at_least(program(failure.calls), program(fix.calls), self.gamma) and not same_end(failure, fix):
             return "unrelated", ""
-        if (name := another_end(failure, fix)) is not None:
+        if (name := another_end(failure, fix) or another_file(failure, fix)) is not None:
             return "unrelated", name
         for call, observation in zip(failure.calls, failure.observations, strict=True):
             if observation.status == "ok" and not any(self._alike(call, other) for other in fix.calls):

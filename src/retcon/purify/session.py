@@ -10,7 +10,8 @@ from typing import Literal
 from retcon.core.types import Observation, ToolCall, Turn
 from retcon.purify.fixes import line_of
 from retcon.purify.noop import is_program
-from retcon.purify.reading.names import effects, needs, reads
+from retcon.purify.reading.names import effects
+from retcon.purify.reading.reads import needs, reads
 from retcon.purify.reading.trees import parse
 
 _GIVEN = frozenset({*dir(builtins), "display", "get_ipython", "In", "Out", "exit", "quit", "__file__"})

@@ -27,7 +27,7 @@ from retcon.core.types import Segment, Trajectory
 from retcon.http.body import parse
 from retcon.http.refusal import RequestRefused
 from retcon.purify.noop import does_nothing
-from retcon.purify.reading import names, trees
+from retcon.purify.reading import names, reads, trees
 from retcon.purify.reading.words import referring, referring_comments
 from retcon.report.diff import _aligned
 from retcon.report.transcript import _prompt
@@ -79,7 +79,7 @@ def overlap(text: str) -> None:
 
 def program(text: str) -> None:
     trees.parse.cache_clear()
-    names.effects(text), names.reads(text), names.goals(text, 1), names.works_out(text), names.assertions(text)
+    names.effects(text), reads.reads(text), names.goals(text, 1), names.works_out(text), names.assertions(text)
 
 
 CALLS = {
@@ -143,7 +143,9 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "purify.names": (
         program,
         ("x=1\n", "x\n", "\n", "def f():\n", "(", "[", "import a\n", "import a, b\n", "from a import b\n", "x = (\n",
-         "'", "#x\n", " ", "  x\n", "assert x\n", "x+", "for x in y: ", "!ls\n", "%m\n"),
+         "'", "#x\n", " ", "  x\n", "assert x\n", "x+", "for x in y: ", "!ls\n", "%m\n",
+         "if x: y = 1\n", "if x: y = 1\nelse: z = y\n", "try: y = x\nexcept E as e: pass\n", "f(lambda x: x, y)\n",
+         "def f(x): return [y for y in x]\n", "class A: x = y\n"),
     ),
     "purify.words": (
         lambda text: (referring(text, "fix"), referring(text, "later"), referring_comments("x\n" + text, "fix")),
@@ -154,8 +156,9 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("\n", "-", "Traceback (most recent call last)", "Traceback (most recent call last):\n  File",
          "File a, line 1\n", 'File "a", line 1, in x\n', " ", "x\n", "exit code 1\n", "exit code 1 ", "{",
          '{"a":', "[", "<", "Error: ", "a.b:", "\x1b[", "\x1b[0m", "NameError(", "NameError    ",
-         "Cell In[1], line 1\n", "SyntaxError: ", "timed out ", "Killed\n", "bash: line 1: ",
-         "Code execution failed at line ", "python", "'"),
+         "Cell In[1], line 1\n", "Cell In[1], line 1, in f()\n", "<ipython-input-1> in <module>\n", "----> 1 x\n",
+         "E    Traceback (most recent call last)\nCell In[1], line 1\n", "SyntaxError: ", "timed out ", "Killed\n",
+         "bash: line 1: ", "Code execution failed at line ", "python", "'"),
     ),
     "transcripts.markdown": (
         lambda text: (Markdown().cut(text, answered=True), Markdown().outputs(text), Markdown().clean_inside(text)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from retcon.transcripts.failures.rules import RULES, judge, looks_clean
@@ -25,6 +27,37 @@ During handling of the above exception, another exception occurred:
 Traceback (most recent call last):
   File "t.py", line 3, in <module>
 ValueError: bad"""
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "t.py", line 9, in <module>
+  | ExceptionGroup: two (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "t.py", line 3, in <module>
+    | ValueError: no
+    +------------------------------------"""
+HELPER = """ValueError                                Traceback (most recent call last)
+Cell In[1], line 13, in parse_all(s)
+     12     try:
+---> 13         return int(s)
+
+ValueError: invalid literal
+
+The above exception was the direct cause of the following exception:
+
+RuntimeError                              Traceback (most recent call last)
+Cell In[2], line 5
+      4 scale = 7
+----> 5 parsed = parse_all("x")
+
+Cell In[1], line 15, in parse_all(s)
+---> 15         raise RuntimeError("bad") from e
+
+RuntimeError: bad"""
+OLD_HELPER = re.sub(r"Cell In\[(\d)\], line \d+(?:, in (.*))?", r"<ipython-input-\1-a> in \2", HELPER).replace(
+    "in \n", "in <module>\n"
+)
+HANDLED = JUPYTER + "\n\nDuring handling\n\n" + JUPYTER.replace("line 2", "line 4").replace("-> 2", "-> 4")
+INSIDE = HELPER[: HELPER.index("\n\nThe above")]
 HARNESS = """Traceback (most recent call last):
   File "{name}", line {outer}, in <module>
   File "<string>", line 4, in <module>
@@ -59,7 +92,12 @@ DEAD = "-" * 75 + " Timeout waiting for reply                                Tra
         (ONE_LINE_HEADING, "jupyter", "NameError", 2),
         (CUT, "jupyter", "NameError", 2),
         (PLAIN, "traceback", "OwnError", 4),
-        (CHAINED, "traceback", "ValueError", 1),
+        (CHAINED, "traceback", "ValueError", 3),
+        (GROUP, "traceback", None, 9),
+        (HELPER, "jupyter", "RuntimeError", 5),
+        (OLD_HELPER, "jupyter", "RuntimeError", 5),
+        (HANDLED, "jupyter", "NameError", 4),
+        (INSIDE, "jupyter", "ValueError", 13),
         (PLAIN.replace("line 4", "line 14"), "traceback", "OwnError", 14),
         (HARNESS.format(name="<string>", outer=1), "traceback", "NameError", 4),
         (HARNESS.format(name="/srv/run.py", outer=1), "traceback", "NameError", 4),
@@ -80,7 +118,7 @@ DEAD = "-" * 75 + " Timeout waiting for reply                                Tra
         ('{"output": "x", "exit_code": 3}', "exit-code", "exit 3", None),
     ],
 )  # fmt: skip
-def test_a_failure_is_found_by_its_rule(output: str, rule: str, error_type: str, line: int | None) -> None:
+def test_a_failure_is_found_by_its_rule(output: str, rule: str, error_type: str | None, line: int | None) -> None:
     verdict = judge(output, "some(code)")
     assert verdict is not None
     assert (verdict.status, verdict.rule, verdict.error_type, verdict.line) == ("error", rule, error_type, line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from foreign import FIXED, FORMATS, REPAIRED, answer, fails, messages, user, works
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.store.foreign.records import open_source
+from retcon.store.foreign.records import open_source, writer
 from retcon.store.types import Record
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.one import purify_transcript
@@ -85,6 +86,55 @@ def test_a_transcript_at_hand_keeps_what_no_standard_knows(odd: Any) -> None:
     assert isinstance(clean, dict)
     assert clean["score"] == odd
     assert FIXED in json.loads(clean["messages"][1]["tool_calls"][0]["function"]["arguments"])["code"]
+
+
+def repaired(data: bytes, kind: str = "line") -> bytes:
+    out = Purifier(Offline(), "auto", Sinks(), Count())(Record(data, 1, "in.jsonl", kind))  # type: ignore[arg-type]
+    assert out is not None
+    assert out != data
+    return out
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e999"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_number_beyond_all_floats_stays_a_number_of_json(number: str, indent: int | None) -> None:
+    record = {"scores": ["AT", 1.5], **messages(REPAIRED), "said": "1e999"}
+    out = repaired(json.dumps(record, indent=indent).replace('"AT"', number).encode() + b"\n").decode()
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    new = json.loads(out, parse_constant=refuse)
+    assert new["scores"] == [float(number), 1.5]
+    assert new["said"] == "1e999"
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
+def test_what_python_s_own_writer_names_is_named_so_again(number: str) -> None:
+    out = repaired(json.dumps({"score": "AT", **messages(REPAIRED)}).replace('"AT"', number).encode() + b"\n")
+    assert f'"score": {number}' in out.decode()
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_as_they_did(end: str, indent: int | None) -> None:
+    text = json.dumps(messages(REPAIRED), indent=indent).replace("\n", end) + end
+    out = repaired(text.encode(), "line" if indent is None else "document").decode()
+    assert out.endswith(end)
+    assert out.count("\n") == out.count(end) >= (1 if indent is None else 9)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_the_lines_of_a_file_end_alike_repaired_or_not(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "in.jsonl"
+    whole, plain = json.dumps(messages(REPAIRED)).encode(), b'{"messages": []}'
+    path.write_bytes(whole + end + plain + end)
+    out = io.BytesIO()
+    source = open_source(path)
+    lines = writer(source, out)
+    for record in source.records:
+        lines.add(record, repaired(record.data) if record.number == 1 else record.data)
+    assert out.getvalue() == repaired(whole + end) + plain + end
 
 
 LONG = "9" * 5000

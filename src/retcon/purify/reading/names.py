@@ -1,4 +1,4 @@
-"""What a program defines, changes and needs: enough to tell whether a session can do without one of its cells."""
+"""What a program defines and changes, and is for: enough to tell whether a session can do without one of its cells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from retcon.purify.reading.trees import below, is_function, nodes_here, parse, with_scopes
+from retcon.purify.reading.trees import IMPORTS, below, binds, nodes_here, parse
 
 _ASSIGNED = re.compile(
     r"^[ \t]*([A-Za-z_]\w*)[ \t]*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE
@@ -70,9 +70,9 @@ def effects(code: str, before: int | None = None) -> Effects:
     imported: set[tuple[str, str]] = set()
     here = [item for node in ran for item in nodes_here(node)]
     for item in here:
-        bound = _binds(item)
+        bound = binds(item)
         defined.update(bound)
-        if isinstance(item, _IMPORTS):
+        if isinstance(item, IMPORTS):
             imported.update((name, ast.unparse(item)) for name in bound if item in ran)
     if not _REACHING.isdisjoint(_WORD.findall(code)):
         outside |= _outside(ran)
@@ -82,42 +82,6 @@ def effects(code: str, before: int | None = None) -> Effects:
         if isinstance(item, ast.ImportFrom) and item.names[0].name == "*" and item.lineno != before
     )
     return Effects(frozenset(defined), frozenset(imported), _changed(here, defined), outside, stars)
-
-
-def needs(code: str, names: frozenset[str]) -> frozenset[str]:
-    """Those of `names` whose value from before `code` it may read: loaded where it has not bound them itself."""
-    return names & reads(code) if names else names
-
-
-@lru_cache(maxsize=64)
-def reads(code: str) -> frozenset[str]:
-    """All names whose value from before `code` it may read; of a program that cannot be parsed, all its words."""
-    tree = parse(code)
-    if tree is None:
-        return frozenset(_WORD.findall(code))
-    bound: set[str] = set()
-    outer: set[str] = set()
-    later: set[str] = set()  # read inside functions: at the earliest when they are called, taken as the end
-    for node in tree.body:
-        read: set[str] = set()
-        local: set[str] = set()
-        own: set[str] = set()
-        for item, within, hidden in with_scopes(node):
-            if isinstance(item, ast.Name):
-                if not isinstance(item.ctx, ast.Store):
-                    (later if within else read).add(item.id)
-            elif isinstance(item, ast.AugAssign) and isinstance(item.target, ast.Name):
-                read.add(item.target.id)
-            elif isinstance(item, ast.comprehension):
-                own.update(n.id for n in below(item.target) if isinstance(n, ast.Name))
-            if not hidden:
-                local.update(_binds(item))
-        # `x = f(x)` reads the old x; a loop or a comprehension reads what it has bound itself.
-        if isinstance(node, ast.For | ast.AsyncFor | ast.With | ast.AsyncWith | ast.Try):
-            own = local
-        outer |= read - bound - own
-        bound |= local
-    return frozenset(outer | (later - bound - _parameters(tree)))
 
 
 def definitions(code: str) -> frozenset[str]:
@@ -139,7 +103,7 @@ def goals(code: str, line: int | None = None) -> frozenset[str]:
     for node in tree.body:
         at_line = line is not None and node.lineno <= line <= (node.end_lineno or node.lineno)
         if node is tree.body[-1] or at_line:
-            found |= {name for item in nodes_here(node) for name in _binds(item)}
+            found |= {name for item in nodes_here(node) for name in binds(item)}
             if isinstance(node, ast.Expr | ast.If | ast.Assert):
                 found |= {n.id for n in below(node) if isinstance(n, ast.Name)}
     return frozenset(found) & definitions(code)
@@ -259,35 +223,6 @@ def _began(node: ast.stmt, line: int) -> bool:
     if (node.end_lineno or node.lineno) < line:
         return True
     return not isinstance(node, ast.Assign | ast.AnnAssign | ast.Import | ast.FunctionDef | ast.ClassDef)
-
-
-_IMPORTS = (ast.Import, ast.ImportFrom)
-
-
-def _binds(node: ast.AST) -> Sequence[str]:
-    if isinstance(node, ast.Name):
-        return (node.id,) if isinstance(node.ctx, ast.Store) else ()
-    if isinstance(node, _NAMED):
-        return (node.name,) if node.name else ()
-    if isinstance(node, _IMPORTS):
-        return [alias.asname or alias.name.partition(".")[0] for alias in node.names if alias.name != "*"]
-    return ()
-
-
-_NAMED = (
-    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar
-)  # fmt: skip
-
-
-def _parameters(tree: ast.Module) -> set[str]:
-    """Parameters and local names of functions: reading those reads nothing from outside."""
-    names: set[str] = set()
-    for node in below(tree):
-        if is_function(node):
-            inside = below(node)
-            names |= {a.arg for a in inside if isinstance(a, ast.arg)}
-            names |= {name for n in inside for name in _binds(n)}
-    return names
 
 
 def _changed(here: Sequence[ast.AST], own: set[str]) -> frozenset[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import cache, lru_cache
 
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
 _DEEPEST = 100
 """Levels of a tree (a sum of so many terms) beyond which Python's own functions, which recurse, may not read it."""
+IMPORTS = (ast.Import, ast.ImportFrom)
 _SCOPES = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef,
     ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
@@ -36,24 +37,9 @@ def _nested(tree: ast.AST) -> int:
     level: list[ast.AST] = [tree]
     depth = 0
     while level and depth <= _DEEPEST:
-        level = [child for node in level for child in _children(node)]
+        level = [child for node in level for child in children(node)]
         depth += 1
     return depth
-
-
-def with_scopes(node: ast.AST) -> Iterator[tuple[ast.AST, bool, bool]]:
-    """Every node below, whether it lies within a function, and whether within any scope of its own."""
-    stack = [(node, False, False)]
-    while stack:
-        item, within, hidden = stack.pop()
-        yield item, within, hidden
-        if isinstance(item, _SCOPES):
-            within, hidden = within or is_function(item), True
-        stack += [(child, within, hidden) for child in _children(item)]
-
-
-def is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def nodes_here(node: ast.AST) -> list[ast.AST]:
@@ -61,19 +47,35 @@ def nodes_here(node: ast.AST) -> list[ast.AST]:
     found = [node]
     for item in found:  # which grows as it is read
         if not isinstance(item, _SCOPES):
-            found += _children(item)
+            found += children(item)
     return found
+
+
+def binds(node: ast.AST) -> Sequence[str]:
+    """The names that this very node binds."""
+    if isinstance(node, ast.Name):
+        return (node.id,) if isinstance(node.ctx, ast.Store) else ()
+    if isinstance(node, _NAMED):
+        return (node.name,) if node.name else ()
+    if isinstance(node, IMPORTS):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names if alias.name != "*"]
+    return ()
+
+
+_NAMED = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar
+)  # fmt: skip
 
 
 def below(node: ast.AST) -> list[ast.AST]:
     """All nodes from this one down."""
     found = [node]
     for item in found:
-        found += _children(item)
+        found += children(item)
     return found
 
 
-def _children(node: ast.AST) -> list[ast.AST]:
+def children(node: ast.AST) -> list[ast.AST]:
     """The nodes right below, those left out that have no name or value in them: contexts and operators."""
     found: list[ast.AST] = []
     for name in _fields_of(type(node)):  # type: ignore[arg-type]  # classes are hashable

@@ -122,7 +122,8 @@ class LinesWriter(Writer):
 
     def add(self, record: Record, data: bytes) -> None:
         if record.kind != "line" or data is not record.data:
-            data = _one_line(data)
+            end = b"\r\n" if record.kind == "line" and data.endswith(b"\r\n") else b"\n"
+            data = _one_line(data.removesuffix(end)) + end
         self._write(data if data.endswith(b"\n") else data + b"\n")
 
     def end(self) -> None:

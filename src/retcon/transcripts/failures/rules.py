@@ -15,6 +15,7 @@ from functools import lru_cache
 from retcon.core.types import Status
 from retcon.transcripts.failures import wordings
 from retcon.transcripts.failures.fields import blocks_of, fields_of
+from retcon.transcripts.failures.frames import HEADING, entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,11 @@ UNCLEAR = "own-words"
 """The rule of an output that looks like a failure, of a program that itself writes such text."""
 
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-_HEADING = r"Traceback \(most recent call last\)"
-_JUPYTER = re.compile(rf"^(?:-{{20,}}\s+)?(?P<type>[A-Za-z_][\w.]*(?: [a-z]+)*)[ \t]{{2,}}{_HEADING}", re.MULTILINE)
+_JUPYTER = re.compile(rf"^(?:-{{20,}}\s+)?(?P<type>[A-Za-z_][\w.]*(?: [a-z]+)*)[ \t]{{2,}}{HEADING}", re.MULTILINE)
 _PLAIN = re.compile(
-    rf"{_HEADING}:?[ \t]*\r?\n[\s|+-]*(?:File |Cell In|\^|\[|\.\.\.|<)|^[ \t]*{_HEADING}:?\s*\Z", re.MULTILINE
+    rf"{HEADING}:?[ \t]*\r?\n[\s|+-]*(?:File |Cell In|\^|\[|\.\.\.|<)|^[ \t]*{HEADING}:?\s*\Z", re.MULTILINE
 )
-_TRIMMED = re.compile(rf"^[ \t]*(?:[\w ]{{1,20}}: ?)?{_HEADING}:?[ \t]*$", re.MULTILINE)
+_TRIMMED = re.compile(rf"^[ \t]*(?:[\w ]{{1,20}}: ?)?{HEADING}:?[ \t]*$", re.MULTILINE)
 _EXCEPTION = re.compile(r"^ ?(?P<type>[A-Za-z_][\w.]*)(?:: |:?[ \t]*$)", re.MULTILINE)
 _FRAME = re.compile(r'^[ \t]*File "[^"\n]{1,300}", line \d+, in \S', re.MULTILINE)
 _REPR = re.compile(r"(?P<type>[A-Za-z_][\w.]*)\((?:['\"].*|-?\d+(?:,? .*)?)?\)", re.DOTALL)
@@ -65,13 +65,6 @@ _SYNTAX = re.compile(
     r"(?:[^\n]*\n){0,3}?(?P<type>SyntaxError|IndentationError|TabError): ",
     re.MULTILINE,
 )
-# Numbers of lines are short here, as Python makes no number of very many digits.
-_CELL = re.compile(
-    r'Cell In ?\[\d+\], line (?P<cell>\d{1,9})|File "[^"\n]*", line (?P<file>\d{1,9}), in <(?:module|cell line)'
-)
-_OWN_FRAME = re.compile(r'File "<[^"\n]*>", line (\d{1,9}), in <(?:module|cell line)')
-"""A frame at the top of a program that stands in no file; a harness that runs it may have one too."""
-_ARROW = re.compile(r"^-+> ?(\d{1,9})", re.MULTILINE)
 _OWN_TRACEBACK = re.compile(r"print_exc|format_exc|exc_info|excepthook|showtraceback|\.exception\(|Traceback|print_tb")
 _LEFT = re.compile(r"\bSystemExit(?:: ?(?:0|None)?|\((?:0|None)?\))?\s*\Z")
 """A program that ended itself without an exit code, as `sys.exit()` does: that is no failure."""
@@ -235,7 +228,7 @@ def _traceback(text: str, code: str) -> Verdict | None:
     if error_type is not None and error_type.lower().startswith("timeout") and " " in error_type:
         return Verdict("timeout", rule, "Timeout")  # a kernel that no longer answers has no exception of its own
     status: Status = "timeout" if error_type in _TIMEOUTS else "error"
-    return Verdict(status, rule, error_type, _entry(text))
+    return Verdict(status, rule, error_type, entry(text))
 
 
 def _trimmed(text: str) -> bool:
@@ -256,17 +249,6 @@ def _last_exception(text: str) -> str | None:
     """The type in the first unindented line after the frames; None where that was cut off."""
     found = _EXCEPTION.search(text)
     return found["type"].rpartition(".")[2] if found else None
-
-
-def _entry(text: str) -> int | None:
-    old = text.find("<ipython-input")
-    found = _ARROW.search(text, old) if old >= 0 else None
-    if found:
-        return int(found[1])
-    if lines := _OWN_FRAME.findall(text):
-        return max(map(int, lines))  # so that nothing that ran counts as if it had not
-    found = _CELL.search(text)
-    return int(found[found.lastgroup or 0]) if found else None
 
 
 def _does_not_compile(text: str, code: str) -> Verdict | None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 from itertools import groupby
 from typing import cast
 
+from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
-from retcon.transcripts.reading.items import text_of, with_text
+from retcon.transcripts.reading.calls import shown_call
+from retcon.transcripts.reading.items import text_of, without_words, words_of
 from retcon.transcripts.reading.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
-from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, ToolOutput, shown_call
+from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, Stretch, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -37,7 +39,7 @@ class Anthropic(Itemwise):
             for kind, blocks in _runs(item):
                 calls = placed([_call(b) for b in blocks]) if kind == "call" else ()
                 outputs = tuple(map(_output, blocks)) if kind == "output" else ()
-                shown = "".join(map(shown_call, calls)) or "".join(o.text for o in outputs) or text_of(blocks)
+                shown = "".join(map(shown_call, calls)) or "".join(o.text for o in outputs) or words_of(blocks)
                 pieces.append(Piece(kind, owner, shown, calls, outputs, {"items": blocks, "home": item}))
         return pieces
 
@@ -48,8 +50,9 @@ class Anthropic(Itemwise):
         blocks = [block for piece in pieces for block in parts(piece)]
         return [{**_home(pieces), "content": blocks if isinstance(_home(pieces).get("content"), list) else blocks[0]}]
 
-    def reworded(self, piece: Piece, text: str) -> Piece:
-        return replace(piece, text=text, payload={**piece.payload, "items": with_text(parts(piece), text)})
+    def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+        blocks = without_words(parts(piece), cuts)
+        return replace(piece, text=without(piece.text, cuts), payload={**piece.payload, "items": blocks})
 
 
 def _home(pieces: Sequence[Piece]) -> dict[str, Json]:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
-from retcon.transcripts.reading.items import text_of
+from retcon.transcripts.reading.calls import shown_call
+from retcon.transcripts.reading.items import APART, text_of, words_of
 from retcon.transcripts.reading.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
-from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput, awaits_output, shown_call
+from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput, awaits_output
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _INSIDE = ("data", "kwargs")
-_MOVED = ("tool_calls", "invalid_tool_calls", "additional_kwargs")
+_MOVED = ("tool_calls", "invalid_tool_calls")
+_KWARGS = "additional_kwargs"
+_MOVED_KWARGS = ("tool_calls", "function_call")
+"""The calls once more, as the provider has them."""
+_REASONING = "reasoning_content"
+_THOUGHT = "thought"
+"""Of a piece of words: that it is what stands in `additional_kwargs` as reasoning (DeepSeek's)."""
 _KINDS = ("human", "ai", "system", "tool", "function", "chat", "developer")
 _CALL_BLOCKS = ("tool_use", "server_tool_use", "function_call", "tool_call", "invalid_tool_call")
 
 
 class LangChain(Itemwise):
     """type: human, ai, tool, system. Calls are in `tool_calls`, those with broken arguments in `invalid_tool_calls`; a
-    tool's `status` speaks where it is "error" ("success" is what it has when nobody sets it)."""
+    tool's `status` speaks where it is "error" ("success" is what it has when nobody sets it). `reasoning_content` among
+    `additional_kwargs` is words as well."""
 
     name = "langchain"
     aliases = ("langgraph",)
@@ -38,8 +48,10 @@ class LangChain(Itemwise):
         pieces: list[Piece] = []
         for owner, item in enumerate(items):
             inside, moved = _inside(item), {"items": [item]}
-            text = text_of(inside.get("content"))
             kind = _kind(item)
+            text = (words_of if kind == "ai" else text_of)(inside.get("content"))
+            if kind == "ai" and (thought := string(part_of(inside, _KWARGS).get(_REASONING))):
+                pieces.append(Piece("said", owner, thought + APART, payload={**moved, _THOUGHT: True}))
             calls = placed(_calls(inside)) if kind == "ai" else ()
             if calls:
                 pieces.append(Piece("said", owner, text, payload=moved))
@@ -58,16 +70,32 @@ class LangChain(Itemwise):
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         """The message of the words, with the calls of the fix."""
-        home, fix = parts(pieces[0])[0], parts(pieces[-1])[0]
+        said_in = next((piece for piece in pieces if _THOUGHT not in piece.payload), pieces[0])
+        home, fix = parts(said_in)[0], parts(pieces[-1])[0]
         if not isinstance(home, dict) or not isinstance(fix, dict):
             return [home]
         said, called = _inside(home), _inside(fix)
         moved = {key: value for key, value in called.items() if key in _MOVED}
         content = {} if home is fix else {"content": _with_calls(said.get("content"), called.get("content"))}
-        return [_with_inside(home, {**{k: v for k, v in said.items() if k not in _MOVED}, **content, **moved})]
+        thought = next((piece.text.removesuffix(APART) for piece in pieces if _THOUGHT in piece.payload), None)
+        kwargs = _kwargs(part_of(said, _KWARGS), part_of(called, _KWARGS), thought)
+        own = {_KWARGS: kwargs} if _KWARGS in said or kwargs else {}
+        return [_with_inside(home, {**{k: v for k, v in said.items() if k not in _MOVED}, **content, **own, **moved})]
 
-    def with_words(self, item: Json, text: str) -> Json:
-        return _with_inside(item, super().with_words(_inside(item), text))
+    def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+        if _THOUGHT in piece.payload:  # which `rebuilt` takes from the piece
+            return replace(piece, text=without(piece.text, cuts))
+        return super().reworded(piece, cuts)
+
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
+        return _with_inside(item, super().without_words(_inside(item), cuts))
+
+
+def _kwargs(said: Item, called: Item, thought: str | None) -> dict[str, Json]:
+    """The keyword arguments of the words, with the calls of the fix, and with what is left of what was thought."""
+    kept = {key: value for key, value in said.items() if key not in _MOVED_KWARGS}
+    moved = {key: value for key, value in called.items() if key in _MOVED_KWARGS}
+    return {**kept, **({} if thought is None else {_REASONING: thought}), **moved}
 
 
 def _with_calls(said: Json, called: Json) -> Json:

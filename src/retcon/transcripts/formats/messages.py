@@ -9,10 +9,19 @@ import msgspec
 from retcon.core.errors import RecordError
 from retcon.core.types import Status
 from retcon.transcripts.failures.rules import Verdict, looks_clean
+from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.in_messages import ItemsReading
-from retcon.transcripts.reading.items import context_of, find_items, no_items, text_of, with_text
+from retcon.transcripts.reading.items import (
+    APART,
+    context_of,
+    find_items,
+    no_items,
+    part_words,
+    text_of,
+    with_part_words,
+)
 from retcon.transcripts.reading.itemwise import some_id
-from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output, shown_call
+from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
@@ -26,13 +35,15 @@ _STATUSES: dict[str, Status] = {
 }  # fmt: skip
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Where servers put what a model thinks before it speaks (DeepSeek, vLLM, OpenRouter)."""
+_REASONING_AGAIN = ("reasoning_details", "thinking_blocks")
+"""Where OpenRouter and LiteLLM have the same once more, some of it signed or encrypted."""
 _THOUGHT = "thought"
+_PART = "part"
+"""Of a piece of words: the key of what is thought, or the place of a part of the content."""
 _WEIGHT = "weight"
 """Whether a message is learned from (OpenAI's fine-tuning): it goes with the call."""
 _LOGPROBS = "logprobs"
 """Of the tokens of a message: wrong where it has others now."""
-_APART = "\n\n"
-"""What stands between that and the words, so that sentences end."""
 _TYPED = frozenset({"error", "is_error", "status", "exit_code", "returncode"})
 
 
@@ -42,7 +53,8 @@ class Messages:
     A tool's message answers the call that its `tool_call_id` names, or the next one where it names none. Typed
     statuses are taken from the tool's message: `error` (inspect_ai), `is_error`, `status`, `exit_code`, `returncode`.
     One message may answer several calls in `tool_responses` (AutoGen 0.2), and its content repeats them.
-    The old `function_call` is read as one call. `reasoning_content`, `reasoning` and `thinking` are words as well.
+    The old `function_call` is read as one call. `reasoning_content`, `reasoning` and `thinking` are words as well, and
+    so are parts of the content that are reasoning (inspect_ai).
     """
 
     name = "messages"
@@ -101,16 +113,16 @@ class Messages:
 
 
 def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
-    text = text_of(item.get("content"))
     if item.get("role") == "assistant":
+        said = _said(item.get("content"), owner)
         thought = [
-            Piece("said", owner, value + _APART, payload={_THOUGHT: key})
+            Piece("said", owner, value + APART, payload={_THOUGHT: key})
             for key in _REASONING
             if isinstance(value := item.get(key), str) and value
         ]
         raw = calls_of(item)
         if not raw:
-            return [*thought, Piece("said", owner, text)]
+            return [*thought, *(said or [Piece("said", owner, "")])]
         shown: list[str] = []
         calls: list[Call] = []
         for one in raw:
@@ -120,10 +132,20 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
         key = "tool_calls" if item.get("tool_calls") else "function_call"
         own = {name: item[name] for name in (key, _WEIGHT) if name in item}
         call_piece = Piece("call", owner, "".join(shown), tuple(calls), payload=own)
-        return [*thought, *([Piece("said", owner, text)] if text else []), call_piece]
+        return [*thought, *said, call_piece]
+    text = text_of(item.get("content"))
     if item.get("role") in _OUTPUT and after_call:
         return [Piece("output", owner, text, (), tuple(map(_output, _answers(item))))]
     return [Piece("told", owner, text)]
+
+
+def _said(content: Json, owner: int) -> list[Piece]:
+    """What a message says: one piece, or one for each part of its content that has words."""
+    if isinstance(content, list):
+        words = enumerate(map(part_words, content))
+        return [Piece("said", owner, text, payload={_PART: n}) for n, text in words if text]
+    text = text_of(content)
+    return [Piece("said", owner, text)] if text else []
 
 
 def calls_of(item: Item) -> list[Json]:
@@ -210,21 +232,37 @@ def _typed(item: Item) -> tuple[Verdict | None, bool]:
 def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
     if not isinstance(item, dict):
         raise RecordError("a message is not an object")
-    said = "".join(p.text for p in pieces if p.kind == "said" and _THOUGHT not in p.payload)
-    moved = {key: value for p in pieces for key, value in p.payload.items() if key != _THOUGHT}
-    thought = {str(p.payload[_THOUGHT]): p.text.removesuffix(_APART) for p in pieces if _THOUGHT in p.payload}
+    said = [p for p in pieces if p.kind == "said" and _THOUGHT not in p.payload]
+    moved = {key: value for p in pieces for key, value in p.payload.items() if key not in (_THOUGHT, _PART)}
+    thought = {str(p.payload[_THOUGHT]): p.text.removesuffix(APART) for p in pieces if _THOUGHT in p.payload}
     # What was thought goes where the words go: of a message that has other words now, its own goes.
-    kept = {
+    kept: Item = {
         key: thought.get(key, value) for key, value in item.items() if key in thought or not _is_thought(key, value)
     }
     if any(p.kind == "call" for p in pieces) and _WEIGHT not in moved:
         kept.pop(_WEIGHT, None)
+    if any(thought.get(key, value) != value for key, value in item.items()):
+        for key in filter(kept.get, _REASONING_AGAIN):
+            kept[key] = []
     if kept.get(_LOGPROBS) is not None:
         kept[_LOGPROBS] = None
     moved = {**{key: value for key, value in thought.items() if key not in kept}, **moved}
-    content = item.get("content")
-    same = text_of(content) == said
-    return {**kept, **moved} if same else {**kept, "content": with_text(content, said), **moved}
+    content = _with_said(item.get("content"), said)
+    return {**kept, **moved} if content == item.get("content") else {**kept, "content": content, **moved}
+
+
+def _with_said(content: Json, said: Sequence[Piece]) -> Json:
+    """The content with these words; of parts with words those that have none left go."""
+    if not isinstance(content, list):
+        text = "".join(piece.text for piece in said)
+        return content if text_of(content) == text else text
+    words = {piece.payload.get(_PART): piece.text for piece in said}
+    parts = [
+        part if part_words(part) == words.get(n, "") else with_part_words(part, words.get(n, ""))
+        for n, part in enumerate(content)
+        if words.get(n) or not part_words(part)
+    ]
+    return parts or [with_part_words(part, "") for part in content[:1]]
 
 
 def _is_thought(key: str, value: Json) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.transcripts.failures.rules import Verdict
-from retcon.transcripts.reading.items import text_of, with_text
+from retcon.transcripts.reading.items import text_of, without_words, words_of
 from retcon.transcripts.reading.itemwise import (
     Item,
     ItemList,
@@ -17,7 +17,7 @@ from retcon.transcripts.reading.itemwise import (
     some_id,
     string,
 )
-from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
+from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
 from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
@@ -73,7 +73,7 @@ class Responses(Itemwise):
                 pieces.called(item, [_call(item, kind)])
                 pieces.answered(None, [_own_output(item, kind)])
             elif kind == "reasoning" or (kind == "message" and item.get("role") == "assistant"):
-                pieces.said(item, _text(item) or text_of(item.get("summary")))
+                pieces.said(item, _words(item) or text_of(item.get("summary")))
             elif kind == "message":
                 pieces.told(item, _text(item))
             else:
@@ -86,10 +86,14 @@ class Responses(Itemwise):
             return item
         return {**item, **{key: [] for key in _TOKENS if key in item}}
 
-    def with_words(self, item: Json, text: str) -> Json:
-        if isinstance(item, dict) and not _text(item):
-            return {**item, "summary": with_text(item.get("summary"), text)}
-        return super().with_words(item, text)
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
+        if isinstance(item, dict) and not _words(item):
+            return {**item, "summary": without_words(item.get("summary"), cuts)}
+        return super().without_words(item, cuts)
+
+
+def _words(item: Json) -> str:
+    return words_of(item.get("content")) if isinstance(item, dict) else ""
 
 
 def _instructions(request: Item) -> str:

@@ -43,7 +43,7 @@ class ItemsReading:
         return renewed(self._record, self._path, items)
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
-        in_text = list(preference_pairs(results[0].trajectory))
+        in_text = preference_pairs(results[0].trajectory)
         before = self._before()
         system = system_of(self._record)
         for pair, sides in zip(in_text, self._reading.sides(results[0]), strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from retcon.core.errors import RecordError
+from retcon.purify.reading.words import without
 from retcon.transcripts.types import Json
 
 _PLACES = (
@@ -19,6 +20,9 @@ SYSTEMS = ("system", "system_prompt")
 """Where a record keeps the system prompt, if not in its list of messages."""
 _ROLES = {str, type(None)}
 _ONE_PART = {"type", "text"}
+_THOUGHTS = ("reasoning", "thinking")
+APART = "\n\n"
+"""What stands between what a model thinks and its words, so that sentences end."""
 
 
 def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | None:
@@ -77,27 +81,102 @@ def text_of(content: Json) -> str:
 def _part(part: Json) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, dict):
-        for key in ("text", "content"):
-            if isinstance(value := part.get(key), str):
-                return value
-    return ""
+    key = _text_key(part)
+    return cast(str, part[key]) if key is not None and isinstance(part, dict) else ""
+
+
+def _text_key(part: Json) -> str | None:
+    found = part if isinstance(part, dict) else {}
+    return next((key for key in ("text", "content") if isinstance(found.get(key), str)), None)
+
+
+def words_of(content: Json) -> str:
+    """What a model says in the content of its message: its text, and what it thinks where that stands in parts
+    (inspect_ai's, or Anthropic's that are not signed)."""
+    return "".join(map(part_words, content)) if isinstance(content, list) else text_of(content)
+
+
+def part_words(part: Json) -> str:
+    """The same of one part; what is thought ends with `APART`."""
+    thought = _thought_key(part)
+    if thought is None or not isinstance(part, dict):
+        return _part(part)
+    value = cast(str, part[thought])
+    return value + APART if value else ""
+
+
+def with_part_words(part: Json, words: str) -> Json:
+    """A part with other words."""
+    thought = _thought_key(part)
+    if thought is None or not isinstance(part, dict):
+        return _with_part(part, words)
+    return {**part, thought: words.removesuffix(APART)}
+
+
+def without_words(content: Json, cuts: Sequence[tuple[int, int]]) -> Json:
+    """The content without these stretches, [start, end) of `words_of`. Parts that nothing is left of go, but for the
+    last one that is left; all others stay as they are and where they are."""
+    if not isinstance(content, list):
+        left = without(text_of(content), cuts)
+        return with_part_words(content, left) if isinstance(content, dict) and content.keys() == _ONE_PART else left
+    parts: list[Json] = []
+    at = 0
+    for part in content:
+        words = part_words(part)
+        end = at + len(words)
+        inside = [(max(s, at) - at, min(e, end) - at) for s, e in cuts if s < end and e > at]
+        left = without(words, inside)
+        if not inside:
+            parts.append(part)
+        elif left:
+            parts.append(with_part_words(part, left))
+        at = end
+    return parts or [with_part_words(part, "") for part in content[:1]]
+
+
+def _thought_key(part: Json) -> str | None:
+    """Where a part has what a model thinks as plain text, which no signature holds to its wording."""
+    if not isinstance(part, dict) or part.get("type") not in _THOUGHTS or _text_key(part) is not None:
+        return None
+    if part.get("signature") or part.get("redacted") is True:
+        return None
+    return next((key for key in _THOUGHTS if isinstance(part.get(key), str)), None)
 
 
 def with_text(content: Json, text: str) -> Json:
-    """The content with another text; parts that hold no text (images, reasoning) stay, the text goes where it was."""
+    """The content with another text. Of parts those change that have what differs, from the first place to the last;
+    what is new goes where that begins, and a part that becomes empty goes."""
     if not isinstance(content, list):
         return text
+    old = text_of(content)
+    start = _alike(old, text)
+    rest = _alike(old[start:][::-1], text[start:][::-1])
+    stop, new = len(old) - rest, text[start : len(text) - rest]
     parts: list[Json] = []
-    placed = False
+    at, placed = 0, False
     for part in content:
-        if not _part(part):
-            parts.append(part)
-        elif not placed:
-            key = "text" if isinstance(part, dict) and isinstance(part.get("text"), str) else "content"
-            parts.append({**part, key: text} if isinstance(part, dict) else text)
+        own = _part(part)
+        end = at + len(own)
+        left = own[: max(0, start - at)] + own[max(0, stop - at) :]
+        if own and not placed and start <= end:
+            left = own[: max(0, start - at)] + new + own[max(0, stop - at) :]
             placed = True
+        if left == own:
+            parts.append(part)
+        elif left:
+            parts.append(_with_part(part, left))
+        at = end
     return parts if placed else [*parts, {"type": "text", "text": text}]
+
+
+def _alike(a: str, b: str) -> int:
+    """How many characters both begin with."""
+    return next((n for n, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+
+
+def _with_part(part: Json, text: str) -> Json:
+    key = _text_key(part)
+    return {**part, key: text} if key is not None and isinstance(part, dict) else text
 
 
 def context_of(record: Json) -> str:

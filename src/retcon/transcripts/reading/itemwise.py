@@ -18,15 +18,17 @@ from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.reading.items import context_of, with_text
+from retcon.purify.reading.words import without
+from retcon.transcripts.reading.calls import shown_call
+from retcon.transcripts.reading.items import context_of, without_words
 from retcon.transcripts.reading.pieces import (
     Call,
     Piece,
     PieceKind,
     PieceReading,
+    Stretch,
     ToolOutput,
     awaits_output,
-    shown_call,
 )
 from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading, Speakers
@@ -76,15 +78,15 @@ class Itemwise:
         """The items of a group, from the pieces that it now has."""
         return [item for piece in pieces for item in parts(piece)]
 
-    def reworded(self, piece: Piece, text: str) -> Piece:
-        """A piece of words of which only this text is to be left, in its items too; see `with_words`."""
+    def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+        """A piece of words without these stretches of its text, in its items too; see `without_words`."""
         moved = parts(piece)
-        new = [self.with_words(moved[0], text), *moved[1:]] if moved else []
-        return changed(piece, text=text, payload={**piece.payload, _PARTS: new})
+        new = [self.without_words(moved[0], cuts), *moved[1:]] if moved else []
+        return changed(piece, text=without(piece.text, cuts), payload={**piece.payload, _PARTS: new})
 
-    def with_words(self, item: Json, text: str) -> Json:
-        """An item that moves with its words (in a piece without items they stand in that of the call), with others."""
-        return {**item, "content": with_text(item.get("content"), text)} if isinstance(item, dict) else item
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
+        """An item that moves with its words (in a piece without items they stand in that of the call), without some."""
+        return {**item, "content": without_words(item.get("content"), cuts)} if isinstance(item, dict) else item
 
     def forgotten(self, item: Json) -> Json:
         """An item that stands after a repair, without what repeats the history before it."""

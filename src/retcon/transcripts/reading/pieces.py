@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from retcon.chat.types import Told
 from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
@@ -22,6 +20,7 @@ from retcon.purify.offline import Purified, Splice
 from retcon.purify.reading.rewriting import rewritten
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict, judge
+from retcon.transcripts.reading.calls import program_argument
 from retcon.transcripts.reading.roles import is_unlearnt, role_of
 from retcon.transcripts.types import Json, Speakers
 
@@ -63,8 +62,10 @@ class Piece:
 
 Rebuild = Callable[[Json, Sequence[Piece]], Json]
 """An item and the pieces that it is to have, to the new item."""
-Reword = Callable[["Piece", str], "Piece"]
-"""A piece of words and what is to be left of them, to the new piece."""
+Stretch = tuple[int, int]
+"""[start, end) of a text."""
+Reword = Callable[["Piece", Sequence[Stretch]], "Piece"]
+"""A piece of words, without these stretches of its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,9 @@ class _Span:
     end: int
 
 
-def reworded(piece: Piece, text: str) -> Piece:
-    """The piece with another text, where its item is made anew of texts."""
-    return replace(piece, text=text)
+def reworded(piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+    """The piece without these stretches, where its item is made anew of texts."""
+    return replace(piece, text=without(piece.text, cuts))
 
 
 class PieceReading:
@@ -95,6 +96,9 @@ class PieceReading:
     ) -> None:  # fmt: skip
         self._items = items
         self._pieces = list(pieces)
+        self._owned: dict[int, list[Piece]] = {}
+        for piece in self._pieces:
+            self._owned.setdefault(piece.owner, []).append(piece)
         self._rebuild = rebuild
         self._reword = reword
         self._apart = apart
@@ -138,13 +142,22 @@ class PieceReading:
 
     def sides(self, result: Purified) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
         """For each splice the items before it (purified), what stands there now, and what failed."""
-        pieces, splices = self._edited(result.edits), result.splices
-        for n, splice in enumerate(splices):
+        pieces = self._edited(result.edits)
+        before: list[Json] = []
+        last: list[Piece] = []  # of the item before that may go on
+        done = 0
+        for splice in result.splices:
             failure, fix = self._spans[splice.failure], self._spans[splice.fix]
-            before = self._joined(pieces, splices[:n], until=failure.start)
+            last = self._extended(before, last, pieces[done : failure.start])
             written = self._written(pieces, failure, fix, splice.shallow)
             failed = self._pieces[failure.start : (failure.last or failure.start) + 1]
-            yield self._messages(before), self._messages(written), self._messages(failed)
+            yield (
+                _messages([*before, *self._put_together(last)]),
+                _messages(self._put_together(written)),
+                _messages(self._put_together(failed)),
+            )
+            last = self._extended(before, last, written)
+            done = _after(fix)
 
     def _edited(self, edits: Sequence[Edit]) -> list[Piece]:
         """The pieces, those of edited turns without what was cut."""
@@ -158,25 +171,22 @@ class PieceReading:
                     continue
                 end = at + len(piece.text)
                 inside = [(max(s, at) - at, min(e, end) - at) for s, e in edit.words if s < end and e > at]
-                pieces[n] = self._reword(piece, without(piece.text, inside)) if inside else piece
+                pieces[n] = self._reword(piece, inside) if inside else piece
                 at = end
             if edit.program is not None and span.call is not None:
                 for n in range(span.call, span.end):
                     pieces[n] = _rewritten(pieces[n], edit.program)
         return pieces
 
-    def _messages(self, pieces: Sequence[Piece]) -> tuple[Message, ...]:
-        return tuple(item for item in self._put_together(pieces) if isinstance(item, dict))
-
-    def _joined(self, pieces: Sequence[Piece], splices: Sequence[Splice], until: int | None = None) -> list[Piece]:
+    def _joined(self, pieces: Sequence[Piece], splices: Sequence[Splice]) -> list[Piece]:
         joined: list[Piece] = []
         done = 0
         for splice in splices:
             failure, fix = self._spans[splice.failure], self._spans[splice.fix]
             joined += pieces[done : failure.start]
             joined += self._written(pieces, failure, fix, splice.shallow)
-            done = (fix.last if fix.last is not None else fix.end - 1) + 1
-        return [*joined, *pieces[done:until]]
+            done = _after(fix)
+        return [*joined, *pieces[done:]]
 
     def _written(self, pieces: Sequence[Piece], failure: _Span, fix: _Span, shallow: bool) -> list[Piece]:
         if fix.call is None or fix.last is None or failure.call is None:
@@ -187,22 +197,38 @@ class PieceReading:
         if self._apart:
             return [*said, *calls]
         home, own = self._pieces[failure.call].owner, calls[0].owner
-        if any(p.owner == own for p in self._pieces[fix.last + 1 :]):
+        if any(p.owner == own for p in self._pieces[fix.last + 1 : fix.last + 2]):
             # The item of the fix goes on after its calls: the words move there.
             return [*(replace(p, owner=own) for p in said), *calls]
         return [*said, *(replace(p, owner=home) if p.owner == own else p for p in calls)]
 
     def _put_together(self, pieces: Sequence[Piece]) -> list[Json]:
-        before: dict[int, list[Piece]] = {}
-        after: dict[int, list[Piece]] = {}
-        for piece in self._pieces:
-            before.setdefault(piece.owner, []).append(piece)
+        items: list[Json] = []
+        last = self._extended(items, [], pieces)
+        return [*items, self._item(last)] if last else items
+
+    def _extended(self, items: list[Json], last: list[Piece], pieces: Sequence[Piece]) -> list[Piece]:
+        """Put those items to `items` of which another follows, `last` being the pieces of the one that begins; those of
+        the one that ends. Pieces of one item follow each other."""
         for piece in pieces:
-            after.setdefault(piece.owner, []).append(piece)
-        return [
-            self._items[owner] if own == before[owner] else self._rebuild(self._items[owner], own)
-            for owner, own in after.items()
-        ]
+            if last and last[-1].owner != piece.owner:
+                items.append(self._item(last))
+                last = []
+            last.append(piece)
+        return last
+
+    def _item(self, own: list[Piece]) -> Json:
+        owner = own[0].owner
+        return self._items[owner] if own == self._owned[owner] else self._rebuild(self._items[owner], own)
+
+
+def _messages(items: Sequence[Json]) -> tuple[Message, ...]:
+    return tuple(item for item in items if isinstance(item, dict))
+
+
+def _after(span: _Span) -> int:
+    """Where the calls of a turn end, or a turn without one."""
+    return (span.last if span.last is not None else span.end - 1) + 1
 
 
 def _rewritten(piece: Piece, program: tuple[str, str]) -> Piece:
@@ -354,31 +380,3 @@ def _observation(call: ToolCall, output: ToolOutput) -> Observation:
     return Observation(
         call.id, output.text, verdict.status, verdict.error_type, rule=verdict.rule, line=verdict.line
     )  # fmt: skip
-
-
-_PROGRAMS = ("code", "source", "script", "python_code", "snippet", "program", "cell", "input")
-_COMMANDS = ("command", "cmd", "bash", "shell_command", "cmds", "keystrokes")
-_SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_command", "bash_session", "run_shell"})
-
-
-def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[Mapping[str, object] | str, str | None]:
-    """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and whether it
-    is a shell's (`shell`, else None), whose effects cannot be told from its text."""
-    if isinstance(arguments, str):
-        return arguments, None
-    for key in (*_PROGRAMS, *_COMMANDS):
-        if isinstance(value := arguments.get(key), str):
-            shell = key in _COMMANDS or name.lower() in _SHELLS
-            return {**arguments, "code": value}, "shell" if shell else None
-    return arguments, None
-
-
-def shown_call(call: Call) -> str:
-    """How a call is written in our own record of it, where the format keeps calls apart from text."""
-    arguments, language = program_argument(call.name, call.arguments)
-    if isinstance(arguments, str):
-        return f"\n```{call.name}\n{arguments}\n```"
-    if "code" in arguments:
-        fence = "bash" if language == "shell" else "python"
-        return f"\n```{fence}\n{arguments['code']}\n```"
-    return f"\n```{call.name}\n{msgspec.json.format(msgspec.json.encode(arguments)).decode()}\n```"

@@ -33,13 +33,15 @@ def decoded(record: Record) -> Json:
 
 
 def encoded(value: Json, like: Record) -> bytes:
-    """A new value of a record, in the style that the record has: indentation, spaces, escapes; NaN as it was."""
+    """A new value of a record, in the style that the record has: indentation, spaces, escapes, ends of lines; NaN as it
+    was, and numbers beyond all floats as such a number."""
     head = like.data.lstrip()[:_HEAD]
     broken = _INDENT.match(head)
     colon = _COLON.search(head)
     spaced = colon is not None and colon["space"] != b""
     ascii_only = like.data.isascii() and b"\\u" in like.data
-    end = b"\n" if like.kind == "line" else like.data[len(like.data.rstrip()) :]
+    newline = "\r\n" if like.data.endswith(b"\r\n") or (broken is not None and b"\r" in broken[0]) else "\n"
+    end = newline.encode() if like.kind == "line" else like.data[len(like.data.rstrip()) :]
     if broken is None and not spaced and not ascii_only:
         try:
             data = msgspec.json.encode(value)
@@ -48,12 +50,17 @@ def encoded(value: Json, like: Record) -> bytes:
         except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
             pass  # a lone surrogate, a whole number of more than 64 bits
     separators = (", ", ": ") if spaced else (",", ":")
-    if broken is None:
-        return _text(value, ascii_only, separators, None).encode("utf-8", "replace") + end
-    base = (like.lead.rpartition(b"\n")[2] if b"\n" in like.lead else b"").decode()
-    step = broken["indent"].decode().removeprefix(base) or " "
-    text = _text(value, ascii_only, (",", separators[1]), step)
-    return text.replace("\n", "\n" + base).encode("utf-8", "replace") + end
+    base, step = "", None
+    if broken is not None:
+        base = (like.lead.rpartition(b"\n")[2] if b"\n" in like.lead else b"").decode()
+        step = broken["indent"].decode().removeprefix(base) or " "
+        separators = (",", separators[1])
+    text = _text(value, ascii_only, separators, step)
+    if "Infinity" in text and b"Infinity" not in like.data:
+        beyond = _beyond(like.data)
+        text = _text(_spelt(value, beyond), ascii_only, separators, step)
+        text = text.replace(f'"{beyond}"', beyond).replace(f'"-{beyond}"', f"-{beyond}")
+    return text.replace("\n", newline + base).encode("utf-8", "replace") + end
 
 
 def _text(value: Json, ascii_only: bool, separators: tuple[str, str], indent: str | None) -> str:
@@ -63,6 +70,25 @@ def _text(value: Json, ascii_only: bool, separators: tuple[str, str], indent: st
     except UnicodeEncodeError:  # a lone surrogate is kept as the escape that it came as
         text = json.dumps(value, ensure_ascii=True, separators=separators, indent=indent)
     return text
+
+
+def _beyond(data: bytes) -> str:
+    """A number beyond all floats that stands nowhere in the data."""
+    beyond = "1e999"
+    while beyond.encode() in data:
+        beyond += "9"
+    return beyond
+
+
+def _spelt(value: Json, beyond: str) -> Json:
+    """The value with the text of a number in the place of each that is infinite."""
+    if isinstance(value, dict):
+        return {key: _spelt(one, beyond) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_spelt(one, beyond) for one in value]
+    if isinstance(value, float) and math.isinf(value):
+        return beyond if value > 0 else f"-{beyond}"
+    return value
 
 
 def has_nan(value: Json) -> bool:

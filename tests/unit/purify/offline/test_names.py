@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.purify.reading.names import assertions, effects, goals, handlers, needs, works_out
+from retcon.purify.reading.names import assertions, effects, goals, handlers, works_out
+from retcon.purify.reading.reads import needs
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,32 @@ def test_an_import_of_all_names_is_seen_and_binds_none_that_is_known(
         ("y.x = 1", set()),
         ("try:\n    pass\nexcept ValueError as x:\n    print(x)", set()),
         ("def f():\n    import x\n    return x\nf()", set()),
+        ("for n in nums:\n    x += n", {"x"}),
+        ("for n in nums:\n    if n > x:\n        x = n", {"x"}),
+        ("for n in nums:\n    x = n\n    print(x)", set()),
+        ("while x < 5:\n    x = x + 1", {"x"}),
+        ("while True:\n    x = 1\n    print(x)", set()),
+        ("with open('f') as f:\n    x = x + f.read()", {"x"}),
+        ("with open('f') as x:\n    print(x)\nprint(x)", set()),
+        ("try:\n    x = x + 1\nexcept NameError:\n    pass", {"x"}),
+        ("try:\n    x = f()\nexcept ValueError:\n    print(x)", {"x"}),
+        ("try:\n    x = f()\nexcept ValueError:\n    x = 0\nprint(x)", set()),
+        ("if a:\n    x = 1\nelse:\n    print(x)", {"x"}),
+        ("if a:\n    x = 1\nelif b:\n    x = 2\nprint(x)", set()),
+        ("if (x := f()) and x > 1:\n    print(x)", set()),
+        ("match a:\n    case [x, *_]:\n        print(x)", set()),
+        ("print([x for x in range(3)], x)", {"x"}),
+        ("print([x for x in x])", {"x"}),
+        ("print({y: x for y in z for x in y})", set()),
+        ("def f(x):\n    return x\ndef g():\n    return x\ng()", {"x"}),
+        ("def f(y=x):\n    return y", {"x"}),
+        ("def f(x):\n    def g():\n        return x\n    return g", set()),
+        ("def f():\n    global x\n    x += 1\nf()", {"x"}),
+        ("class A:\n    x = 1\n    y = x", set()),
+        ("class A:\n    x = 1\n    def f(self):\n        return x", {"x"}),
+        ("f = lambda x: x\ng = lambda: x", {"x"}),
+        ("x: int = 1\nx.y = x[0] = 2", set()),
+        ("del x", {"x"}),
     ],
 )
 def test_a_program_needs_what_it_reads_before_it_binds_it(code: str, needed: set[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.itemwise import (
@@ -28,7 +28,8 @@ _EXIT = re.compile(r"exitcode: (?P<code>-?\d{1,10}) \((?P<words>[^)]*)\)\s*Code 
 
 class Team(Itemwise):
     """A `ToolCallRequestEvent` is answered by a `ToolCallExecutionEvent` (`is_error`), a `CodeGenerationEvent` by a
-    `CodeExecutionEvent` (`exit_code`); a summary repeats the output before it, and goes with it."""
+    `CodeExecutionEvent` (`exit_code`); a summary repeats the output before it, and goes with it. Who calls, thinks or
+    has used a model is one, whatever its name; all others are the user's side, as a `UserProxyAgent` has a name too."""
 
     name = "autogen"
     needs = frozenset({"type"})
@@ -42,6 +43,7 @@ class Team(Itemwise):
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
+        models = _sources(filter(_by_model, items)) or _sources(items) - {"user"}
         for item in items:
             kind, content = string(item.get("type")), item.get("content")
             listed = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
@@ -55,7 +57,7 @@ class Team(Itemwise):
                 pieces.answered(item, [_ran(part_of(item, "result"))])
             elif kind == "ToolCallSummaryMessage":
                 pieces.beside(item)
-            elif kind == "ThoughtEvent" or (kind.endswith("Message") and item.get("source") != "user"):
+            elif kind == "ThoughtEvent" or (kind.endswith("Message") and item.get("source") in models):
                 pieces.said(item, string(content))
             elif kind.endswith("Message"):
                 pieces.told(item, string(content))
@@ -100,6 +102,14 @@ class Chat02(Itemwise):
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         return _with_words(pieces)
+
+
+def _sources(items: Iterable[Item]) -> set[str]:
+    return {string(item.get("source")) for item in items}
+
+
+def _by_model(item: Item) -> bool:
+    return item.get("type") in (*_CALLS, "ThoughtEvent") or item.get("models_usage") is not None
 
 
 def _ran_code(item: Item) -> re.Match[str] | None:

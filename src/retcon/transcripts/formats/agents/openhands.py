@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
-from retcon.transcripts.reading.items import text_of
+from retcon.transcripts.reading.items import APART, text_of
 from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
@@ -18,19 +19,23 @@ from retcon.transcripts.reading.itemwise import (
     some_id,
     string,
 )
-from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
+from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _RUNS = ("run", "run_ipython", "read", "write", "edit", "browse", "browse_interactive", "call_tool_mcp", "execute_bash")
 _PROGRAMS = ("code", "command")
 _REASONING = ("reasoning_content", "thinking_blocks", "responses_reasoning_item")
-"""What stands beside the words of an action and is of the same reply."""
+"""What stands beside the words of an action and is of the same reply: what was thought, and the same as providers have
+it, some of it signed or encrypted."""
+_THOUGHT = "thought"
+"""Beside words: that they are what was thought."""
 
 
 class OpenHands(Itemwise):
-    """An action is a call, its `thought` the words before it; an observation its output. Exit codes and `is_error`
-    speak where they say that it failed. Changes of state stay with the event before them."""
+    """An action is a call, its `thought` the words before it, as is the SDK's `reasoning_content`; an observation is
+    its output. Exit codes and `is_error` speak where they say that it failed. Changes of state stay with the event
+    before them."""
 
     name = "openhands"
     needs = frozenset({"kind", "action"})
@@ -61,22 +66,25 @@ class OpenHands(Itemwise):
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         """The fix's events, the first action with the words that it is to have."""
-        words = loose_words(pieces)
+        thought = next((piece.text.removesuffix(APART) for piece in pieces if _is_thought(piece)), None)
+        words = loose_words([piece for piece in pieces if not _is_thought(piece)])
         items = [item for piece in pieces for item in parts(piece)]
         if words is None:
-            return items
+            return [_with_message(item, thought) for item in items]
+        beside = _thinking(part_of(beside_words(pieces), "reasoning"), thought)
         for n, item in enumerate(items):
             if isinstance(item, dict) and (item.get("kind") == "ActionEvent" or item.get("action") in _RUNS):
-                return [*items[:n], _with_thought(item, words, beside_words(pieces)), *items[n + 1 :]]
+                return [*items[:n], _with_thought(item, words, beside), *items[n + 1 :]]
         return items
 
-    def with_words(self, item: Json, text: str) -> Json:
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
         message, args = part_of(item, "llm_message"), part_of(item, "args")
         if not isinstance(item, dict):
             return item
         if message:
-            return {**item, "llm_message": super().with_words(message, text)}
-        return {**item, "args": {**args, "content" if args.get("content") else "thought": text}}
+            return {**item, "llm_message": super().without_words(message, cuts)}
+        key = "content" if args.get("content") else "thought"
+        return {**item, "args": {**args, key: without(string(args.get(key)), cuts)}}
 
 
 def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
@@ -86,7 +94,8 @@ def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
         reply = item.get("llm_response_id")
         if turn is None or reply != turn:
             reasoning = {key: item.get(key) for key in _REASONING if key in item}
-            pieces.said(item, text_of(item.get("thought")), moved=[], apart=True, beside={"reasoning": reasoning})
+            apart = not _think(pieces, item, item)
+            pieces.said(item, text_of(item.get("thought")), moved=[], apart=apart, beside={"reasoning": reasoning})
         called = part_of(item, "tool_call")
         function = part_of(called, "function") or called
         action = {k: v for k, v in part_of(item, "action").items() if k != "kind"}
@@ -99,7 +108,7 @@ def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
     elif kind == "MessageEvent":
         message = part_of(item, "llm_message")
         if message.get("role") == "assistant" or item.get("source") == "agent":
-            pieces.said(item, text_of(message.get("content")), apart=True)
+            pieces.said(item, text_of(message.get("content")), apart=not _think(pieces, item, message))
         else:
             pieces.told(item, text_of(message.get("content")))
     elif kind == "SystemPromptEvent":
@@ -108,6 +117,35 @@ def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
         pieces.beside(item)
         return turn
     return None
+
+
+def _think(pieces: Pieces, item: Item, reply: Item) -> bool:
+    """Take in what was thought before the words of a reply; whether anything was."""
+    thought = string(reply.get("reasoning_content"))
+    if thought:
+        pieces.said(item, thought + APART, moved=[], apart=True, beside={_THOUGHT: True})
+    return bool(thought)
+
+
+def _is_thought(piece: Piece) -> bool:
+    return _THOUGHT in beside_words([piece])
+
+
+def _thinking(fields: Item, thought: str | None) -> Item:
+    """The fields of what was thought, of which this is left; what repeats it goes where it was cut."""
+    if thought is None or fields.get("reasoning_content") == thought:
+        return fields
+    again: dict[str, Json] = {key: [] if isinstance(fields[key], list) else None for key in _REASONING if key in fields}
+    return {**fields, **again, "reasoning_content": thought}
+
+
+def _with_message(item: Json, thought: str | None) -> Json:
+    """A message of the model, with what is left of what was thought."""
+    message = part_of(item, "llm_message")
+    if not isinstance(item, dict) or not message.get("reasoning_content"):
+        return item
+    new = _thinking(message, thought)
+    return item if new is message else {**item, "llm_message": new}
 
 
 def _sdk_output(item: Item) -> ToolOutput:
@@ -131,7 +169,7 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
             pieces.answered(item, [_judged(text, own_id, extras, part_of(extras, "metadata"))])
     elif action in _RUNS and item.get("source") != "user":
         pieces.said(item, string(args.get("thought")), moved=[], apart=True)
-        program = {key: args[key] for key in _PROGRAMS if key in args}
+        program = {} if action == "edit" else {key: args[key] for key in _PROGRAMS if key in args}
         made = part_of(item, "tool_call_metadata")
         arguments = program or {k: v for k, v in args.items() if k != "thought"}
         pieces.called(item, [Call(string(action), arguments, id=some_id(made.get("tool_call_id")))])
@@ -162,8 +200,7 @@ def _with_thought(item: Item, words: str, beside: Item) -> Json:
         thought = item.get("thought")
         if text_of(thought) != words:
             thought = [{"type": "text", "text": words}]
-        reasoning = part_of(beside, "reasoning")
-        new = {**{k: v for k, v in item.items() if k not in _REASONING}, "thought": thought, **reasoning}
+        new = {**{k: v for k, v in item.items() if k not in _REASONING}, "thought": thought, **beside}
         return item if new == item else new
     args, made = part_of(item, "args"), part_of(item, "tool_call_metadata")
     if args.get("thought", "") == words:

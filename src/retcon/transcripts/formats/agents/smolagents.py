@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import (
@@ -19,7 +20,7 @@ from retcon.transcripts.reading.itemwise import (
     some_id,
     string,
 )
-from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
+from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
 from retcon.transcripts.reading.roles import role_of
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
@@ -71,10 +72,10 @@ class Smolagents(Itemwise):
         """The fix's step, with the words that it is to have."""
         words = loose_words(pieces)
         items = [item for piece in pieces for item in parts(piece)]
-        return items if words is None else [self.with_words(item, words) for item in items]
+        return items if words is None else [_with_words(item, words) for item in items]
 
-    def with_words(self, item: Json, text: str) -> Json:
-        return _with_words(item, text) if isinstance(item, dict) else item
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
+        return _with_words(item, without(_said(item), cuts)) if isinstance(item, dict) else item
 
     def forgotten(self, item: Json) -> Json:
         return (
@@ -95,7 +96,9 @@ def _said(item: Item) -> str:
     return text[: begins.start()] if begins else text
 
 
-def _with_words(item: Item, words: str) -> Json:
+def _with_words(item: Json, words: str) -> Json:
+    if not isinstance(item, dict):
+        return item
     own = _said(item)
     text = text_of(item.get("model_output"))
     if own == words or not text.startswith(own):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from retcon.purify.offline import Purified
 from retcon.purify.reading.rewriting import rewritten
+from retcon.purify.reading.words import without
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import (
     Item,
@@ -17,7 +18,7 @@ from retcon.transcripts.reading.itemwise import (
     parts,
     string,
 )
-from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
+from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
 from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json, Reading
@@ -58,7 +59,7 @@ class SweAgent(Itemwise):
         for item in items:
             action = string(item.get("action")).strip("\n")
             if not action:
-                pieces.said(item, string(item.get("response")) or string(item.get("thought")), apart=True)
+                pieces.said(item, _words(item), apart=True)
                 continue
             pieces.said(item, string(item.get("thought")), moved=[], apart=True)
             pieces.called(item, [Call("bash", {"command": action})])
@@ -71,14 +72,20 @@ class SweAgent(Itemwise):
         items = [item for piece in pieces for item in parts(piece)]
         return items if words is None else [with_thought(item, words) for item in items]
 
-    def with_words(self, item: Json, text: str) -> Json:
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
         """A step without an action is nothing but its words."""
-        own = {name: text for name in ("response", "thought") if isinstance(item, dict) and item.get(name)}
-        return {**item, **own} if isinstance(item, dict) else item
+        if not isinstance(item, dict):
+            return item
+        left = without(_words(item), cuts)
+        return {**item, **{name: left for name in ("response", "thought") if item.get(name)}}
 
     def forgotten(self, item: Json) -> Json:
         repeated = [name for name in _REPEATED if isinstance(item, dict) and item.get(name)]
         return {**item, **{name: [] for name in repeated}} if isinstance(item, dict) and repeated else item
+
+
+def _words(item: Item) -> str:
+    return string(item.get("response")) or string(item.get("thought"))
 
 
 class _SweReading(ItemwiseReading):
