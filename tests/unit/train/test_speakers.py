@@ -160,6 +160,17 @@ def test_what_an_assistant_said_elsewhere_is_told_in_its_role(tmp_path):
         assert read(tmp_path, record)[:3] == [("user", "Q", False), ("assistant", "H", False), ("user", "Q", False)]
 
 
+@pytest.mark.parametrize("asked", ["assistant", "user"], ids=["of who runs the tools", "of the model"])
+def test_the_roles_of_autogen_02_are_those_of_whose_history_it_is(tmp_path, asked):
+    answers = "user" if asked == "assistant" else "assistant"
+    seen = SEEN | {"name": "proxy", "tool_responses": [SEEN]}
+    chat = [{"role": asked, "name": "proxy", "content": "Q"}, said("", **CALL), seen,
+            {"role": answers, "name": "coder", "content": "A"}]  # fmt: skip
+    found = read(tmp_path, {"chat_history": chat})
+    assert [role for role, _, _ in found] == ["user", "assistant", "tool", "assistant"]
+    assert [learnt for _, _, learnt in found] == [False, True, False, True]
+
+
 def test_an_event_that_is_nobodys_word_is_no_message(tmp_path):
     record = foreign.FORMATS["openhands"]((foreign.user("Q"), foreign.works(CODE), foreign.answer("A")))
     record["history"].insert(0, {"id": 9, "observation": "agent_state_changed", "content": "", "extras": {}})
