@@ -71,7 +71,9 @@ def conversed(chat: Chat, turns: Sequence[Turned], question: str = "What is 6 ti
             seen = [Observation(call.id, answer, "ok") for call, answer in zip(parsed.calls, answers, strict=True)]
             parts.append([wrote, *chat.observations(parsed.calls, seen, last_id=last, written=parsed.text)])
         else:
-            parts.append([wrote, *(chat.answered(answers, last_id=last) if answers else ())])
+            parts.append(
+                [wrote, *(chat.answered([("user", text) for text in answers], last_id=last) if answers else ())]
+            )
     return parts
 
 

@@ -96,7 +96,7 @@ class Chat:
         ids = [i for own in self._encode(pieces) for i in own]
         return Segment("sampled", self.tokenizer.decode(ids), tuple(ids))
 
-    def answered(self, told: Sequence[str], *, last_id: int | None = None) -> tuple[Segment, ...]:
+    def answered(self, told: Sequence[Told], *, last_id: int | None = None) -> tuple[Segment, ...]:
         """What follows a turn without calls, where the conversation goes on; last_id: see `observations`."""
         return self._segments(self._closed(self._framing.answered(told), last_id), "scaffold")
 
@@ -106,15 +106,15 @@ class Chat:
         observations: Sequence[Observation],
         *,
         last_id: int | None = None,
-        told: Sequence[str] = (),
+        told: Sequence[Told] = (),
         written: str = "",
     ) -> tuple[Segment, ...]:
         """What follows a turn with calls: an observation for each, in glue that ends by reopening the assistant's turn.
 
         last_id: the last id of the turn. The glue begins after the turn's end (`<|im_end|>`), which a turn that ended
         well has as its own last id; where `last_id` is another one (`<|endoftext|>`, or a cut), the glue brings the
-        missing end itself. None is taken for a turn that ended well. told: what the user says after it. written: the
-        turn's text, where observations must name calls as the model did, if by a name. Raises ValueError where calls
+        missing end itself. None is taken for a turn that ended well. told: the messages after it. written: the turn's
+        text, where observations must name calls as the model did, if by a name. Raises ValueError where calls
         and observations do not match.
         """
         if not calls or [c.id for c in calls] != [o.call_id for o in observations]:

@@ -33,7 +33,7 @@ class ChatML(Family):
         """The messages, with what the family tells of tools in the system's."""
         return messages
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         pieces: list[Piece] = []
         for n, answer in enumerate(answers):
             pieces += [glue(self.between if n else self.before), Piece("observation", answer.text)]
@@ -41,7 +41,7 @@ class ChatML(Family):
             return [*pieces, glue(f"{self.after}\n"), *_asked(told)]
         return [*pieces, glue(f"{self.after}\n{TURN_START}assistant\n")]
 
-    def answered(self, told: Sequence[str]) -> list[Piece]:
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
         return [glue("\n"), *_asked(told)]
 
 
@@ -49,5 +49,5 @@ def _told(role: str, text: str) -> tuple[Piece, Piece, Piece]:
     return glue(f"{TURN_START}{role}\n"), words(text), glue(f"{TURN_END}\n")
 
 
-def _asked(told: Sequence[str]) -> list[Piece]:
-    return [*(piece for text in told for piece in _told("user", text)), glue(f"{TURN_START}assistant\n")]
+def _asked(told: Sequence[Told]) -> list[Piece]:
+    return [*(piece for role, text in told for piece in _told(role, text)), glue(f"{TURN_START}assistant\n")]

@@ -19,11 +19,12 @@ class Framing(Protocol):
         """All that stands before the model's first turn, up to where that turn opens."""
         ...
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
-        """What follows the end of a turn with calls, up to where the next turn opens; told: the user's messages."""
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
+        """What follows the end of a turn with calls, up to where the next turn opens; told: the messages after them. A
+        role that the family has no place for there is told as the user's."""
         ...
 
-    def answered(self, told: Sequence[str]) -> list[Piece]:
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
         """What follows the end of a turn without calls, up to where the next turn opens."""
         ...
 

@@ -11,21 +11,31 @@ from retcon.chat.types import Told
 from retcon.core.types import Segment, ToolCall, Trajectory, Turn
 
 
-def render(trajectory: Trajectory, chat: Chat, before: Sequence[Told]) -> Trajectory:
+def render(
+    trajectory: Trajectory, chat: Chat, before: Sequence[Told], after: Sequence[Sequence[Told]] | None = None
+) -> Trajectory:
     """The trajectory in the chat's template, with ids: a rollout that went the same way has the same ones.
 
-    before: what the model was told first, in place of the trajectory's prompt, which knows no roles. What it wrote is
-    of kind `sampled`, calls in the chat's style whatever they were in; the rest is not.
+    before: what the model was told first, in place of the trajectory's prompt, which knows no roles; after: after each
+    turn, None for what its segments of kind `prompt` say as the user. What the model wrote is of kind `sampled`, calls
+    in the chat's style whatever they were in; the rest is not.
     """
     last = len(trajectory.turns) - 1
-    turns = tuple(_turn(turn, n, chat, ends=n == last) for n, turn in enumerate(trajectory.turns))
+    told = [_asked(turn) for turn in trajectory.turns] if after is None else after
+    turns = tuple(
+        _turn(turn, n, chat, own, ends=n == last)
+        for n, (turn, own) in enumerate(zip(trajectory.turns, told, strict=True))
+    )
     return replace(trajectory, prompt=chat.opened(before), turns=turns)
 
 
-def _turn(turn: Turn, number: int, chat: Chat, *, ends: bool) -> Turn:
+def _asked(turn: Turn) -> list[Told]:
+    return [("user", s.text) for s in turn.segments if s.kind == "prompt"]
+
+
+def _turn(turn: Turn, number: int, chat: Chat, told: Sequence[Told], *, ends: bool) -> Turn:
     written = chat.wrote(*_written(turn, chat))
     calls = chat.parse(written.ids or (), prefix=f"{number}.0").calls
-    told = [s.text for s in turn.segments if s.kind == "prompt"]
     rest: tuple[Segment, ...] = ()
     if turn.observations:
         answered = [call for call in turn.calls if call.id in {o.call_id for o in turn.observations}]

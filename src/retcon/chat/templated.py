@@ -61,16 +61,20 @@ class Templated:
         around = self._opening(tuple(role for role, _ in messages), tuple(tools))
         return list(_filled(around, [words(self._manner[role](text)) for role, text in messages]))
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
-        around = self._observing(tuple(answer.name for answer in answers), len(told))
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
+        around, roles = self._observing(tuple(answer.name for answer in answers), tuple(role for role, _ in told))
         for n, answer in enumerate(answers):
             label = answer.label if _LABEL.fullmatch(answer.label) else _label(n)
             around = tuple(part.replace(_label(n), label) for part in around)
         said = [Piece("observation", self._manner["tool"](answer.text)) for answer in answers]
-        return list(_filled(around, [*said, *(words(self._manner["user"](text)) for text in told)]))
+        return list(_filled(around, [*said, *self._words(roles, told)]))
 
-    def answered(self, told: Sequence[str]) -> list[Piece]:
-        return list(_filled(self._answering(len(told)), [words(self._manner["user"](text)) for text in told]))
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        around, roles = self._answering(tuple(role for role, _ in told))
+        return list(_filled(around, self._words(roles, told)))
+
+    def _words(self, roles: Sequence[str], told: Sequence[Told]) -> list[Piece]:
+        return [words(self._manner[role](text)) for role, (_, text) in zip(roles, told, strict=True)]
 
     def _around_messages(self, roles: tuple[str, ...], tools: tuple[ToolSpec, ...]) -> tuple[str, ...]:
         """The glue around messages of these roles, which open a conversation. Raises Refused."""
@@ -78,31 +82,42 @@ class Templated:
         placed = [_message(role, mark) for role, mark in zip(roles, marks, strict=True)]
         return _between(self._template.render(placed, [t.as_function() for t in tools]), marks)
 
-    def _around_told(self, told: int) -> tuple[str, ...]:
-        """The glue around what the user says after an answer. Raises Refused."""
-        marks = [_mark(n) for n in range(told + 1)]
-        messages = [_message("user", "x"), _message("assistant", marks[0])]
-        text = self._template.render([*messages, *(_message("user", mark) for mark in marks[1:])])
-        return _between(self._after_end(text, marks[0]), marks[1:])
+    def _around_told(self, roles: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The glue around messages of these roles after an answer, and the roles that the template has them in: the
+        user's, where it has none for the system there. Raises Refused."""
+        marks = [_mark(n) for n in range(len(roles) + 1)]
+        messages = [_message("user", "x"), _message("assistant", marks[0]), *map(_message, roles, marks[1:])]
+        try:
+            text = self._template.render(messages)
+            return _between(self._after_end(text, marks[0]), marks[1:]), roles
+        except Refused:
+            if "system" not in roles:
+                raise
+            return self._around_told(_of_user(roles))
 
-    def _around_observations(self, names: tuple[str, ...], told: int) -> tuple[str, ...]:
-        """The glue around the observations that answer calls of these names. Raises Refused.
+    def _around_observations(
+        self, names: tuple[str, ...], roles: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The glue around the observations that answer calls of these names, and messages of these roles after them;
+        see `_around_told`.
 
         Templates differ in how many calls a turn may have, and whether arguments are an object or its text.
         """
-        marks = [_mark(n) for n in range(len(names) + told)]
+        marks = [_mark(n) for n in range(len(names) + len(roles))]
         last: Refused | None = None
         for count, as_text in ((len(names), False), (len(names), True), (1, False), (1, True)):
             arguments = {"code": _mark(-1)}
             calls = [_call(name, arguments, n, as_text=as_text) for n, name in enumerate(names[:count])]
             results = [_message("tool", marks[n], name, _label(n)) for n, name in enumerate(names)]
             messages = [_message("user", "x"), _message("assistant", "") | {"tool_calls": calls}, *results]
-            messages += [_message("user", mark) for mark in marks[len(names) :]]
+            messages += map(_message, roles, marks[len(names) :])
             try:
                 text = self._template.render(messages, [PROBED.as_function()])
-                return _between(self._after_end(text, _mark(-1)), marks)
+                return _between(self._after_end(text, _mark(-1)), marks), roles
             except Refused as error:
                 last = last or error
+        if "system" in roles:
+            return self._around_observations(names, _of_user(roles))
         assert last is not None
         raise last
 
@@ -143,6 +158,10 @@ class Templated:
         }[role]
         whole = self._template.render([_message(*one) for one in told])
         return whole == "".join(piece.text for piece in self.opened(told, ()))
+
+
+def _of_user(roles: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("user" if role == "system" else role for role in roles)
 
 
 def _message(role: str, content: str, name: str = "", label: str = "") -> Message:

@@ -73,7 +73,7 @@ def followed(
         raise wrong(f"messages[{first.assistant.at}]", "two messages of the assistant in a row")
     open_calls = () if added or turn.observations else turn.calls
     observations = _observations(open_calls, called if open_calls else (), first) or turn.observations
-    last, told = ids_of(turn.generated)[-1:], [message.text for message in first.users]
+    last, told = ids_of(turn.generated)[-1:], [(message.role, message.text) for message in first.users]
     at_once, last_id = () if added else told, last[0] if last else None
     if turn.calls and observations:
         follows = chat.observations(turn.calls, observations, last_id=last_id, told=at_once, written=turn.text)
@@ -95,7 +95,7 @@ def _written_elsewhere(chat: Chat, blocks: Sequence[_Block]) -> Iterator[Segment
         wrote = chat.wrote(block.assistant.text, [(call.name, call.arguments) for call in stand_ins])
         yield replace(wrote, kind="prompt")
         observations, last = _observations(stand_ins, calls, block), (wrote.ids or (None,))[-1]
-        told = [message.text for message in block.users]
+        told = [(message.role, message.text) for message in block.users]
         if calls:
             yield from chat.observations(stand_ins, observations, last_id=last, told=told, written=wrote.text)
         else:

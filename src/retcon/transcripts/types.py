@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from retcon.chat.types import Told
 from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
@@ -35,10 +36,29 @@ class Certainty(IntEnum):
     """Markdown in one text."""
 
 
+class Speakers(NamedTuple):
+    """Who speaks in a trajectory, whose segments do not tell.
+
+    before: what the model was told before its first turn; after: after each turn. learnt: of each turn, whether the
+    record lets it be learnt from. system: the system prompt, where the record keeps it apart from all of these; "" for
+    none.
+    """
+
+    before: Sequence[Told]
+    after: Sequence[Sequence[Told]]
+    learnt: Sequence[bool]
+    system: str = ""
+
+
 class Reading(Protocol):
     """A record that was read. Most hold one transcript; some (several samples of one question) hold more."""
 
     trajectories: Sequence[Trajectory]
+
+    @property
+    def speakers(self) -> Sequence[Speakers]:
+        """Of each trajectory."""
+        ...
 
     def purified(self, results: Sequence[Purified]) -> Json:
         """The record with what was spliced, a result for each trajectory. The record that was read stays as it is."""

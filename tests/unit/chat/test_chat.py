@@ -324,8 +324,8 @@ def test_the_ids_of_the_first_styles_do_not_change(name: str, style: str) -> Non
         for segments in (
             chat.prompt(text, system),
             chat.observations(calls[:1], observed[:1], last_id=chat.stop_ids[-1]),
-            chat.observations(calls, observed, told=[text]),
-            chat.answered([text]),
+            chat.observations(calls, observed, told=[("user", text)]),
+            chat.answered([("user", text)]),
             [chat.wrote(text)],
         ):
             digest.update(repr([(s.text, s.ids) for s in segments]).encode())

@@ -77,7 +77,7 @@ def test_a_turn_that_the_template_ends_otherwise_once_it_is_past_is_followed() -
     """As gpt-oss's does: <|return|> is sampled, and <|end|> stands in the history."""
     chat = framed(HARMONY, "harmony")
     asked = "<|start|>user<|message|>Why?<|end|><|start|>assistant"
-    assert text_of(chat.answered(["Why?"], last_id=chat.tokenizer.special_id("<|return|>"))) == asked
+    assert text_of(chat.answered([("user", "Why?")], last_id=chat.tokenizer.special_id("<|return|>"))) == asked
     (_, turn) = conversed(chat, [("", [("python", CODE)], ["42"])])
     assert text_of(turn[1:]) == "<|start|>functions.python to=assistant<|message|>42<|end|><|start|>assistant"
 

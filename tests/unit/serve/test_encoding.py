@@ -25,7 +25,7 @@ def test_what_a_client_added_stands_between_the_turn_and_the_users_words(family:
     text = text_of(segments)
     assert "sampled" not in text
     assert text.index("Calling tools: f") < text.index("and then")
-    plain = text_of(chat.answered(["and then"], last_id=(turn.segments[0].ids or (0,))[-1]))
+    plain = text_of(chat.answered([("user", "and then")], last_id=(turn.segments[0].ids or (0,))[-1]))
     assert text.endswith(plain[plain.index("and then") :])
     assert {s.kind for s in segments} <= {"prompt", "scaffold"}
 
@@ -38,7 +38,7 @@ def test_results_are_told_as_a_rollout_tells_them(family: str) -> None:
     observations, segments = followed(chat, turn, [Called("a", "python", "{}")], said)
     assert [(o.call_id, o.text, o.status) for o in observations] == [(turn.calls[0].id, "1", "ok")]
     last = (turn.segments[0].ids or (0,))[-1]
-    told = chat.observations(turn.calls, observations, last_id=last, told=["Go on."], written=turn.text)
+    told = chat.observations(turn.calls, observations, last_id=last, told=[("user", "Go on.")], written=turn.text)
     assert segments == told
 
 

@@ -39,22 +39,20 @@ class DeepSeek(Family):
         pieces = [glue(BEGIN), words("\n\n".join(text for role, text in messages if role == "system"))]
         if tools:
             pieces += _shown(tools)
-        for role, text in messages:
-            if role == "assistant":
-                pieces += [glue(ASSISTANT), words(text), glue(END)]
-            elif role != "system":
-                pieces += [glue(USER), words(text)]
-        return [*pieces, glue(ASSISTANT)]
+        return [*pieces, *self.answered([told for told in messages if told[0] != "system"])]
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         pieces: list[Piece] = []
         for n, answer in enumerate(answers):
             before = f"\n{OUTPUT}" if n else f"{OUTPUTS}{OUTPUT}"
             pieces += [glue(before), Piece("observation", answer.text), glue(OUTPUT_END)]
         return [*pieces, glue(OUTPUTS_END), *(self.answered(told) if told else ())]
 
-    def answered(self, told: Sequence[str]) -> list[Piece]:
-        return [*(piece for text in told for piece in (glue(USER), words(text))), glue(ASSISTANT)]
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for role, text in told:
+            pieces += [glue(ASSISTANT), words(text), glue(END)] if role == "assistant" else [glue(USER), words(text)]
+        return [*pieces, glue(ASSISTANT)]
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         """V3's `function<｜tool▁sep｜>name`, then arguments in a block of JSON; V3.1's `name<｜tool▁sep｜>{…}`."""

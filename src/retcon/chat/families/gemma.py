@@ -33,16 +33,24 @@ class Gemma(Family):
         told = [(role, "\n\n".join([*before, text.strip()])), *((role, text.strip()) for role, text in others)]
         return [glue(BEGIN), *(piece for one in told for piece in _told(*one)), glue(_OPENING)]
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         pieces = [glue(f"\n{START}user\n")]
         for n, answer in enumerate(answers):
             pieces += [glue(f"{chr(10) * bool(n)}```tool_output\n"), Piece("observation", answer.text), glue("\n```")]
-        for text in told:
+        for _, text in told:
             pieces += [glue("\n\n"), words(text.strip())]
         return [*pieces, glue(f"{END}\n{_OPENING}")]
 
-    def answered(self, told: Sequence[str]) -> list[Piece]:
-        return [glue("\n"), *(piece for text in told for piece in _told("user", text.strip())), glue(_OPENING)]
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        pieces = [glue("\n")]
+        before: list[str] = []
+        for n, (role, text) in enumerate(told):
+            before.append(text.strip())
+            if role == "system" and told[n + 1 : n + 2] and told[n + 1][0] != "assistant":
+                continue  # a message without a turn of its own goes before what the user says next
+            pieces += _told("assistant" if role == "assistant" else "user", "\n\n".join(before))
+            before = []
+        return [*pieces, glue(_OPENING)]
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         """A block that is an object of `name` and `parameters` calls that tool, any other one is a program."""

@@ -41,19 +41,13 @@ class Harmony(Family):
     calls_are_text = False
 
     def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
-        told = [text for role, text in messages if role == "system"]
-        about = [f"# Instructions\n\n{text}" for text in told] + ([_shown(tools)] if tools else [])
+        about = [_instructing(text) for role, text in messages if role == "system"] + ([_shown(tools)] if tools else [])
         pieces = [glue(f"{START}system{MESSAGE}{_system(tools)}{END}")]
         if about:
-            pieces += [glue(f"{START}developer{MESSAGE}"), words("\n\n".join(about)), glue(END)]
-        for role, text in messages:
-            if role == "assistant":
-                pieces += [glue(f"{_OPENING}{CHANNEL}final{MESSAGE}"), words(text), glue(END)]
-            elif role != "system":
-                pieces += _asked(text)
-        return [*pieces, glue(_OPENING)]
+            pieces += _developer("\n\n".join(about))
+        return [*pieces, *self.answered([told for told in messages if told[0] != "system"])]
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         pieces: list[Piece] = []
         for answer in answers:
             sender = answer.label or _FUNCTIONS + answer.name
@@ -65,8 +59,14 @@ class Harmony(Family):
             ]
         return [*pieces, *self.answered(told)]
 
-    def answered(self, told: Sequence[str]) -> list[Piece]:
-        return [*(piece for text in told for piece in _asked(text)), glue(_OPENING)]
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for role, text in told:
+            if role == "assistant":
+                pieces += [glue(f"{_OPENING}{CHANNEL}final{MESSAGE}"), words(text), glue(END)]
+            else:
+                pieces += _developer(_instructing(text)) if role == "system" else _asked(text)
+        return [*pieces, glue(_OPENING)]
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         at = 0
@@ -106,6 +106,14 @@ class Harmony(Family):
 
     def observations_in(self, text: str) -> list[str]:
         return _OBSERVED.findall(text)
+
+
+def _instructing(text: str) -> str:
+    return f"# Instructions\n\n{text}"
+
+
+def _developer(text: str) -> list[Piece]:
+    return [glue(f"{START}developer{MESSAGE}"), words(text), glue(END)]
 
 
 def _asked(text: str) -> list[Piece]:

@@ -32,19 +32,16 @@ class Llama3(Family):
 
     def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
         messages = with_system(messages, _shown(tools)) if tools else messages
-        pieces = [glue(BEGIN)]
-        for role, text in messages:
-            pieces += _told(role, text)
-        return [*pieces, glue(_OPENING)]
+        return [glue(BEGIN), *self.answered(messages)]
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         pieces: list[Piece] = []
         for answer in answers:
             pieces += [glue(f"{START}ipython{HEADED}\n\n"), Piece("observation", answer.text), glue(END)]
         return [*pieces, *self.answered(told)]
 
-    def answered(self, told: Sequence[str]) -> list[Piece]:
-        return [*(piece for text in told for piece in _told("user", text)), glue(_OPENING)]
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        return [*(piece for role, text in told for piece in _told(role, text)), glue(_OPENING)]
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         """Objects of `name` and `parameters` that begin a line, or stand after `<|python_tag|>`; several are divided by

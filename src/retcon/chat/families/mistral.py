@@ -34,20 +34,9 @@ class Mistral(Family):
         pieces = [glue(BEGIN)]
         if tools:
             pieces += [glue("[AVAILABLE_TOOLS]"), words(shown), glue("[/AVAILABLE_TOOLS]")]
-        before: list[str] = []
-        for role, text in messages:
-            if role == "assistant":
-                pieces += [words(text), glue(END)]
-            elif role == "system":
-                before.append(text)
-            else:
-                pieces += [glue(ASK), words("\n\n".join([*before, text])), glue(ASKED)]
-                before = []
-        if before:  # a system prompt that no question follows
-            pieces += [glue(ASK), words("\n\n".join(before)), glue(ASKED)]
-        return pieces
+        return [*pieces, *self.answered(messages)]
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         pieces: list[Piece] = []
         for n, answer in enumerate(answers):
             label = json.dumps(answer.label or f"retcon{n:03d}")
@@ -58,8 +47,20 @@ class Mistral(Family):
             ]
         return [*pieces, *self.answered(told)]
 
-    def answered(self, told: Sequence[str]) -> list[Piece]:
-        return [piece for text in told for piece in (glue(ASK), words(text), glue(ASKED))]
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        pieces: list[Piece] = []
+        before: list[str] = []
+        for role, text in told:
+            if role == "assistant":
+                pieces += [words(text), glue(END)]
+            elif role == "system":
+                before.append(text)
+            else:
+                pieces += [glue(ASK), words("\n\n".join([*before, text])), glue(ASKED)]
+                before = []
+        if before:  # a system prompt that no question follows
+            pieces += [glue(ASK), words("\n\n".join(before)), glue(ASKED)]
+        return pieces
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         at = text.find(CALLS)

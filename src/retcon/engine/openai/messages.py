@@ -48,8 +48,8 @@ class _Messages(Family):
         last = pieces.pop().text if pieces else ""
         return [*pieces, glue(f"{last}{TURN_START}assistant\n")]
 
-    def answered(self, told: Sequence[str]) -> list[Piece]:
-        return self._then_opened([self._part("user", text) for text in told])
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        return self._then_opened([self._part(role, text) for role, text in told])
 
 
 class Native(_Messages):
@@ -65,9 +65,9 @@ class Native(_Messages):
             parts.insert(0, self._part("tools", shown))
         return self._then_opened(parts)
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         parts = [self._part(f"tool {_id(answer.label)}", answer.text, sort="observation") for answer in answers]
-        return self._then_opened([*parts, *(self._part("user", text) for text in told)])
+        return self._then_opened([*parts, *(self._part(role, text) for role, text in told)])
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         return hermes.find_calls(text)
@@ -93,11 +93,11 @@ class Fenced(_Messages):
         shown = with_system(messages, self.instructions) if tools and self.instructions else messages
         return self._then_opened([self._part(role, text) for role, text in shown])
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[str]) -> list[Piece]:
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         pieces = [glue(f"{TURN_START}user\n")]
         for n, answer in enumerate(answers):
             pieces += [glue(f"\n{PRINTED}" if n else PRINTED), Piece("observation", answer.text)]
-        return self._then_opened([[*pieces, glue(TURN_END)], *(self._part("user", text) for text in told)])
+        return self._then_opened([[*pieces, glue(TURN_END)], *(self._part(role, text) for role, text in told)])
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         return markdown.find_calls(text)

@@ -3,15 +3,15 @@ with the question."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TypeGuard
 
 from retcon.chat.types import Told
 from retcon.core.errors import RecordError
-from retcon.core.types import Trajectory
 from retcon.transcripts.reading.items import QUESTIONS, context_of, find_items, system_of, text_of
-from retcon.transcripts.reading.roles import SAID, SYSTEM
-from retcon.transcripts.types import Json
+from retcon.transcripts.reading.roles import speaker_of
+from retcon.transcripts.types import Json, Speakers
 
 ANSWERS = ("completion", "response", "output", "generation", "solution", "answer")
 """Fields of which the names say that what is in them answers something."""
@@ -19,22 +19,26 @@ _BESIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "question": (("context",), ()), "instruction": ((), ("input", "context")),
 }  # fmt: skip
 """What else is asked, by the field of the question: the fields that come before it, and after."""
+_ROLES = "(system|user|assistant)\n"
+_TURNS = (re.compile(rf"<\|im_start\|>{_ROLES}"), re.compile(rf"^{_ROLES}", re.MULTILINE))
+"""How turns begin in a prompt in Qwen's template (slime), and where a decoder left out the markers (verl)."""
 
 
-def told_before(record: Json, trajectory: Trajectory) -> list[Told]:
+def told_before(record: Json, speakers: Speakers) -> list[Told]:
     """What the model was told before its first turn, with the roles that the record knows."""
     found = find_items(record)
-    items = [(kind_of(item), words_of(item)) for item in found[1]] if found else []
-    systems = {text for kind, text in items if kind == "system"}
-    texts = [segment.text for segment in trajectory.prompt]
+    told = list(speakers.before)
+    texts = [text for _, text in told]
     context = context_of(record)
-    in_items = found is not None and found[0] != ("completion",) and context in (text for _, text in items)
+    in_items = found is not None and found[0] != ("completion",) and context in map(words_of, found[1])
     before = [] if in_items else asked_of(record)
     if context and texts[:1] == [context] and (not in_items or context in texts[1:]):
-        texts = texts[1:]  # in `before`, or repeated by the list
-    elif texts:
+        told = told[1:]  # in `before`, or repeated by the list
+    elif told:
         before = []  # the list is all that was told
-    before += [("system" if text in systems else "user", text) for text in texts]
+    before += told
+    if speakers.system and not any(speakers.system in text for _, text in before):
+        return [("system", speakers.system), *before]
     system = system_of(record)
     if system and not any(kind == "system" or system in text for kind, text in before):
         before.insert(0, ("system", system))
@@ -46,13 +50,24 @@ def asked_of(record: Json) -> list[Told]:
     if not isinstance(record, dict):
         return []
     if isinstance(prompt := record.get("prompt"), list):
-        return [(kind_of(message), words_of(message)) for message in prompt if isinstance(message, dict)]
+        return [(speaker_of(message), words_of(message)) for message in prompt if isinstance(message, dict)]
     question = context_of(record)
     name = next((name for name in QUESTIONS if question and record.get(name) == question), "")
     first, after = _BESIDE.get(name, ((), ()))
     parts = [*(record.get(other) for other in first), question, *(record.get(other) for other in after)]
     asked = "\n\n".join(part for part in parts if _is_text(part) and (part is question or part not in question))
-    return [*_history_of(record), *([("user", asked)] if asked else [])]
+    return [*_history_of(record), *(_turns_in(asked) or [("user", asked)] if asked else [])]
+
+
+def _turns_in(prompt: str) -> list[Told]:
+    """The messages of a prompt that opens the model's turn, as rollout dumps have it; none where it is another text."""
+    for turns in _TURNS:
+        before, *parts = turns.split(prompt)
+        if before or parts[-2:-1] != ["assistant"] or parts[-1].strip() not in ("", "<think>"):
+            continue
+        texts = (text.removesuffix("\n").removesuffix("<|im_end|>") for text in parts[1:-2:2])
+        return list(zip(parts[:-2:2], texts, strict=True))
+    return []
 
 
 def refuse_unasked(record: Json) -> None:
@@ -67,12 +82,6 @@ def refuse_unasked(record: Json) -> None:
             f"nothing is asked before '{name}': the question is looked for in {', '.join(QUESTIONS)}, and the record "
             f"has {', '.join(list(record)[:8])}; name it `prompt`, or give text that nobody asked for as `text`"
         )
-
-
-def kind_of(item: Mapping[str, Json]) -> str:
-    """The role of a message: `system`, `assistant` or `user`."""
-    role = str(item.get("role", item.get("from")))
-    return "system" if role in SYSTEM else "assistant" if role in SAID else "user"
 
 
 def words_of(item: Mapping[str, Json]) -> str:

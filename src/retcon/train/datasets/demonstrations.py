@@ -18,16 +18,17 @@ from retcon.core.codec import from_dict
 from retcon.core.errors import MissingIds, RecordError, TaskWarning, located
 from retcon.core.sample import to_sample
 from retcon.core.texts import counted
-from retcon.core.types import Sample, Segment, Trajectory, Turn
+from retcon.core.types import TRAINED, Sample, Segment, Trajectory, Turn
 from retcon.store.foreign.records import Record, open_source
-from retcon.train.datasets.asked import kind_of, refuse_unasked, told_before, words_of
+from retcon.train.datasets.asked import refuse_unasked, told_before, words_of
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.sample import sampled
 from retcon.transcripts.purifying.assignment import expand
 from retcon.transcripts.reading.in_text import PLACES
 from retcon.transcripts.reading.items import context_of, find_items
+from retcon.transcripts.reading.roles import is_unlearnt, speaker_of
 from retcon.transcripts.reading.style import decoded
-from retcon.transcripts.types import Json
+from retcon.transcripts.types import Json, Speakers
 
 T = TypeVar("T")
 OURS = "retcon"
@@ -51,7 +52,7 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
         refuse_other_vocabulary(sample.ids, vocabulary, record.where)
         if any(sample.mask):
             samples.append(sample)
-            calling += any(turn.calls for turn in trajectory.turns)
+            calling += any(turn.calls and turn.generated for turn in trajectory.turns)
             turns += len(trajectory.turns)
     if not samples:
         raise RecordError(f"{file} holds no trajectory to learn from")
@@ -113,24 +114,35 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
 
 
 def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Trajectory]:
-    """The trajectories of one record. Raises RecordError where it is no transcript, or answers what it does not ask."""
+    """The trajectories of one record; what is not to be learnt of what the model wrote is of kind `prompt`.
+
+    Raises RecordError where the record is no transcript, or answers what it does not ask.
+    """
     found = detector.format_of(value)
     if found is not None and found.name == OURS:
         return [from_dict(value, where)]
-    trajectories = found.read(value, where).trajectories if found is not None else _without_calls(value, where)
-    return [_until_learnt(in_template(one, chat, _told(value, one))) for one in trajectories]
+    if found is not None:
+        reading = found.read(value, where)
+        read = list(zip(reading.trajectories, reading.speakers, strict=True))
+    else:
+        read = _without_calls(value, where)
+    return [_rendered(value, trajectory, speakers, chat) for trajectory, speakers in read]
 
 
-def _told(record: Json, trajectory: Trajectory) -> list[Told]:
-    before = told_before(record, trajectory)
+def _rendered(record: Json, trajectory: Trajectory, speakers: Speakers, chat: Chat) -> Trajectory:
+    before = told_before(record, speakers)
     if not before and trajectory.turns:
         refuse_unasked(record)
-    return before
+    made = in_template(trajectory, chat, before, speakers.after)
+    turns = [turn if own else _unlearnt(turn) for turn, own in zip(made.turns, speakers.learnt, strict=True)]
+    return _until_learnt(replace(made, turns=tuple(turns)))
 
 
-def in_template(trajectory: Trajectory, chat: Chat, before: Sequence[Told]) -> Trajectory:
+def in_template(
+    trajectory: Trajectory, chat: Chat, before: Sequence[Told], after: Sequence[Sequence[Told]] | None = None
+) -> Trajectory:
     """As `render`, with what is known of observations where a turn's calls are those of the trajectory."""
-    made = render(trajectory, chat, before)
+    made = render(trajectory, chat, before, after)
     turns = [_observed(turn, was) for turn, was in zip(made.turns, trajectory.turns, strict=True)]
     return replace(made, turns=tuple(turns))
 
@@ -142,31 +154,41 @@ def _observed(turn: Turn, was: Turn) -> Turn:
     return replace(turn, observations=tuple(replace(o, call_id=call.id) for call, o in pairs))
 
 
+def _unlearnt(turn: Turn) -> Turn:
+    """The turn as part of the history alone: the model is told that it wrote this."""
+    told = [replace(one, kind="prompt") if one.kind in TRAINED else one for one in turn.segments]
+    return replace(turn, segments=tuple(told))
+
+
 def _until_learnt(trajectory: Trajectory) -> Trajectory:
-    """Without what follows the model's last words."""
-    if not trajectory.turns:
+    """Without what follows the model's last words that are learnt."""
+    count = max((n for n, turn in enumerate(trajectory.turns, 1) if turn.generated), default=0)
+    if not count:
         return trajectory
-    *others, last = trajectory.turns
+    *others, last = trajectory.turns[:count]
     return replace(trajectory, turns=(*others, replace(last, segments=last.generated)))
 
 
-def _without_calls(record: Json, where: str) -> list[Trajectory]:
+def _without_calls(record: Json, where: str) -> list[tuple[Trajectory, Speakers]]:
     """A conversation, or texts, in which no tool was called."""
     context = context_of(record)
-    asked = (Segment("prompt", context),) if context else ()
+    asked: list[Told] = [("user", context)] if context else []
     if (found := find_items(record)) is not None:
-        prompt = list(asked) if found[0] == ("completion",) else []
+        before = asked if found[0] == ("completion",) else []
         turns: list[Turn] = []
+        after: list[list[Told]] = []
         for item in found[1]:
-            if kind_of(item) == "assistant":
-                turns.append(Turn((Segment("sampled", words_of(item)),)))
-            elif turns:
-                turns[-1] = Turn((*turns[-1].segments, Segment("prompt", words_of(item))))
+            role, text = speaker_of(item), words_of(item)
+            if role == "assistant":
+                turns.append(Turn((Segment("sampled", text),)))
+                after.append([])
             else:
-                prompt.append(Segment("prompt", words_of(item)))
-        return [Trajectory(where, where, tuple(prompt), tuple(turns))]
+                (after[-1] if after else before).append((role, text))
+        learnt = [not is_unlearnt(item) for item in found[1] if speaker_of(item) == "assistant"]
+        return [(Trajectory(where, where, (), tuple(turns)), Speakers(before, after, learnt))]
     assert isinstance(record, dict)
     # None of these stands in a record whose list of messages is empty.
     value: Json = next((record[name] for name in PLACES if name in record), [])
     texts = value if isinstance(value, list) else [value]
-    return [Trajectory(where, where, asked, (Turn((Segment("sampled", str(text)),)),)) for text in texts]
+    speakers = Speakers(asked, [[]], [True])
+    return [(Trajectory(where, where, (), (Turn((Segment("sampled", str(text)),)),)), speakers) for text in texts]

@@ -109,9 +109,15 @@ def _of_messages(row: Mapping[str, Json], side: str, chat: Chat, where: str) -> 
     in_blocks = any(isinstance(m, dict) and m.get("role") == "code" for m in written)
     closing = {"role": "execution" if in_blocks else "tool", "content": "-"}
     beside = {name: row[name] for name in SYSTEMS if name in row}
-    record: Json = {**beside, "messages": [*prompt, *written, closing]}
+    # What counts is the last turn, whatever weight its messages have for fine-tuning.
+    messages = [_unweighed(message) for message in (*prompt, *written)]
+    record: Json = {**beside, "messages": [*messages, closing]}
     (trajectory,) = rendered(record, Detector(), chat, where)
     return _of_last_turn(trajectory)
+
+
+def _unweighed(message: Json) -> Json:
+    return {key: value for key, value in message.items() if key != "weight"} if isinstance(message, dict) else message
 
 
 def _of_last_turn(trajectory: Trajectory) -> Sample:

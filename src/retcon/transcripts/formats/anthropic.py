@@ -9,9 +9,10 @@ from typing import cast
 
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.items import text_of, without_words, words_of
 from retcon.transcripts.reading.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
-from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, Stretch, ToolOutput, shown_call
+from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, Stretch, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 

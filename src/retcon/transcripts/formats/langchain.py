@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.items import APART, text_of, words_of
 from retcon.transcripts.reading.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
-from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput, awaits_output, shown_call
+from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput, awaits_output
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 

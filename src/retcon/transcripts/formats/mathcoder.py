@@ -9,6 +9,7 @@ from retcon.transcripts.failures.rules import looks_clean
 from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import find_items, text_of, with_text
 from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput
+from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Json, Reading
 
@@ -54,7 +55,15 @@ class Blocks:
                 pieces.append(Piece("output", n, text, (), (ToolOutput(text),)))
             else:
                 pieces.append(Piece("told", n, text))
-        return ItemsReading(record, path, PieceReading(items, pieces, id, _whole, apart=True))
+        system = _system(record) if path == ("debug_result",) else ""
+        return ItemsReading(record, path, PieceReading(items, pieces, id, _whole, apart=True, system=system))
+
+
+def _system(record: Json) -> str:
+    """What the system says in the messages beside the blocks."""
+    messages = record.get("messages") if isinstance(record, dict) else None
+    found = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    return next((text_of(m.get("content")) for m in found if speaker_of(m) == "system"), "")
 
 
 def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:

@@ -9,6 +9,7 @@ import msgspec
 from retcon.core.errors import RecordError
 from retcon.core.types import Status
 from retcon.transcripts.failures.rules import Verdict, looks_clean
+from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import (
     APART,
@@ -20,7 +21,7 @@ from retcon.transcripts.reading.items import (
     with_part_words,
 )
 from retcon.transcripts.reading.itemwise import some_id
-from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output, shown_call
+from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
@@ -106,9 +107,30 @@ class Messages:
         path, items = found
         context = context_of(record) if path == ("completion",) else ""
         pieces: list[Piece] = []
-        for n, item in enumerate(items):
+        for n, item in enumerate(_as_models(items)):
             pieces += pieces_of(item, n, after_call=awaits_output(pieces))
         return ItemsReading(record, path, PieceReading(items, pieces, id, rebuilt, context=context))
+
+
+def _as_models(items: Sequence[Item]) -> Sequence[Item]:
+    """The messages with their roles as the model sees them. In AutoGen 0.2 the roles are those of whose history it is:
+    where this is who runs the tools, its own messages are the assistant's, and those of the model the user's."""
+    runs = next((item["name"] for item in items if "tool_responses" in item and item.get("name")), None)
+    if not any(runs and item.get("name") == runs and _is_words(item, "assistant") for item in items):
+        return items
+    own = [item.get("name") == runs for item in items]
+    return [
+        {**item, "role": "user"}
+        if mine and _is_words(item, "assistant")
+        else {**item, "role": "assistant"}
+        if not mine and _is_words(item, "user")
+        else item
+        for item, mine in zip(items, own, strict=True)
+    ]
+
+
+def _is_words(item: Item, role: str) -> bool:
+    return item.get("role") == role and not _listed(item)
 
 
 def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:

@@ -18,6 +18,7 @@ from retcon.transcripts.reading.itemwise import (
     string,
 )
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
+from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -56,7 +57,9 @@ class Responses(Itemwise):
         request = part_of(record, "responses_create_params") or (record if isinstance(record, dict) else {})
         context = request.get("input") if tuple(path) not in ((), ("input",)) else None
         told = [context] if isinstance(context, str) else context if isinstance(context, list) else []
-        return ItemList(path, items, "\n\n".join(t if isinstance(t, str) else _text(t) for t in told))
+        texts = [t if isinstance(t, str) else _text(t) for t in told]
+        asked = [(speaker_of(item), text) for item, text in zip(told, texts, strict=True) if text]
+        return ItemList(path, items, "\n\n".join(texts), asked, _instructions(request))
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
@@ -91,6 +94,12 @@ class Responses(Itemwise):
 
 def _words(item: Json) -> str:
     return words_of(item.get("content")) if isinstance(item, dict) else ""
+
+
+def _instructions(request: Item) -> str:
+    """A request's own system prompt, before that of its items: text, or items (as prompts of the server give it)."""
+    value = request.get("instructions")
+    return "\n\n".join(map(_text, value)) if isinstance(value, list) else string(value)
 
 
 def _text(item: Json) -> str:

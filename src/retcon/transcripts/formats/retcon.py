@@ -13,7 +13,7 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.registry import register
-from retcon.transcripts.types import Certainty, Json, Reading
+from retcon.transcripts.types import Certainty, Json, Reading, Speakers
 
 
 class _Status(msgspec.Struct):
@@ -58,6 +58,13 @@ class Ours:
 class _OwnReading:
     def __init__(self, trajectory: Trajectory) -> None:
         self.trajectories: Sequence[Trajectory] = (trajectory,)
+
+    @property
+    def speakers(self) -> Sequence[Speakers]:
+        """Of its text: a trajectory with ids has the roles in its template."""
+        (own,) = self.trajectories
+        told = [[("user", s.text) for s in turn.segments if s.kind == "prompt"] for turn in own.turns]
+        return [Speakers([("user", s.text) for s in own.prompt], told, [True] * len(told))]
 
     def purified(self, results: Sequence[Purified]) -> Json:
         return to_dict(results[0].trajectory)

@@ -14,7 +14,7 @@ from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.formats.messages import pieces_of, rebuilt
 from retcon.transcripts.reading.pieces import Piece, PieceReading, awaits_output
 from retcon.transcripts.registry import register
-from retcon.transcripts.types import Certainty, Json, Reading
+from retcon.transcripts.types import Certainty, Json, Reading, Speakers
 
 Node = dict[str, Json]
 _LISTS = ("token_ids", "mask", "is_content", "logprobs")
@@ -71,6 +71,10 @@ class _TracesReading:
         self._histories = histories
         self._readings = readings
         self.trajectories: Sequence[Trajectory] = [reading.trajectory for reading in readings]
+
+    @property
+    def speakers(self) -> Sequence[Speakers]:
+        return [reading.speakers for reading in self._readings]
 
     def purified(self, results: Sequence[Purified]) -> Json:
         record = self._record
@@ -142,7 +146,7 @@ def _pieces(history: _History) -> list[Piece]:
         node = history.nodes[n]
         own = pieces_of(_message(node), owner, after_call=awaits_output(pieces))
         if node.get("sampled") is False and _message(node)["role"] == "assistant":
-            own = [Piece("told", owner, "".join(piece.text for piece in own))]
+            own = [Piece("told", owner, "".join(piece.text for piece in own), role="assistant")]
         pieces += own
     return pieces
 

@@ -18,7 +18,7 @@ from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReadi
 from retcon.transcripts.reading.roles import KINDS, SAID, SYSTEM
 from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.registry import dialects
-from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
+from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading, Speakers
 
 _JSON_CALL = msgspec.json.Decoder(JsonCall)
 
@@ -33,6 +33,10 @@ class ItemsReading:
         self._path = path
         self._reading = reading
         self.trajectories: Sequence[Trajectory] = (reading.trajectory,)
+
+    @property
+    def speakers(self) -> Sequence[Speakers]:
+        return [self._reading.speakers]
 
     def purified(self, results: Sequence[Purified]) -> Json:
         items = self._reading.items(results[0])

@@ -14,7 +14,7 @@ from retcon.transcripts.reading.dialects import Dialect
 from retcon.transcripts.reading.items import context_of
 from retcon.transcripts.reading.pieces import Piece, PieceReading
 from retcon.transcripts.reading.stale import renewed
-from retcon.transcripts.types import Certainty, Json, Reading
+from retcon.transcripts.types import Certainty, Json, Reading, Speakers
 
 PLACES = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
 
@@ -83,6 +83,10 @@ class _TextReading:
         self._place = place
         self._readings = readings
         self.trajectories: Sequence[Trajectory] = [r.trajectory for r in readings]
+
+    @property
+    def speakers(self) -> Sequence[Speakers]:
+        return [reading.speakers for reading in self._readings]
 
     def purified(self, results: Sequence[Purified]) -> Json:
         if not isinstance(self._record, dict):

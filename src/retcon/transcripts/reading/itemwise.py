@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from retcon.chat.types import Told
 from retcon.core.errors import RecordError
 from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.reading.words import without
+from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.items import context_of, without_words
 from retcon.transcripts.reading.pieces import (
     Call,
@@ -27,10 +29,9 @@ from retcon.transcripts.reading.pieces import (
     Stretch,
     ToolOutput,
     awaits_output,
-    shown_call,
 )
 from retcon.transcripts.reading.stale import renewed
-from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
+from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading, Speakers
 
 Item = Mapping[str, Json]
 _PARTS = "items"
@@ -38,11 +39,13 @@ _BESIDE = "beside"
 
 
 class ItemList(NamedTuple):
-    """Where the items of a record stand, and what the model was told beside them."""
+    """Where the items of a record stand, and what the model was told beside them. asked, system: see `PieceReading`."""
 
     path: Sequence[str]
     items: list[Item]
     context: str = ""
+    asked: Sequence[Told] = ()
+    system: str = ""
 
 
 class Itemwise:
@@ -133,9 +136,14 @@ class ItemwiseReading:
             owned[piece.owner].append(piece)
         groups: list[Json] = [format.original(own) for own in owned]
         self.reading = PieceReading(
-            groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context, reword=format.reworded
-        )
+            groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context, reword=format.reworded,
+            asked=place.asked, system=place.system,
+        )  # fmt: skip
         self.trajectories: Sequence[Trajectory] = (self.reading.trajectory,)
+
+    @property
+    def speakers(self) -> Sequence[Speakers]:
+        return [self.reading.speakers]
 
     def purified(self, results: Sequence[Purified]) -> Json:
         groups = self.reading.items(results[0])
@@ -200,6 +208,7 @@ class Pieces:
         last = self._last
         if last is None:
             self.told(item, "")
+            self.all[-1] = changed(self.all[-1], role="")
         else:
             self.all[-1] = changed(last, payload={_PARTS: [*parts(last), item]})
 

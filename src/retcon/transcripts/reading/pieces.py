@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-import msgspec
-
+from retcon.chat.types import Told
 from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import FAILURES
@@ -21,7 +20,9 @@ from retcon.purify.offline import Purified, Splice
 from retcon.purify.reading.rewriting import rewritten
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict, judge
-from retcon.transcripts.types import Json
+from retcon.transcripts.reading.calls import program_argument
+from retcon.transcripts.reading.roles import is_unlearnt, role_of
+from retcon.transcripts.types import Json, Speakers
 
 PieceKind = Literal["told", "said", "call", "output"]
 
@@ -47,7 +48,8 @@ class ToolOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """owner: which item it is part of. payload: what of the item, besides text, moves with it (such as tool_calls)."""
+    """owner: which item it is part of. payload: what of the item, besides text, moves with it (such as tool_calls).
+    role: who tells it, None where the item says so, "" for nobody."""
 
     kind: PieceKind
     owner: int
@@ -55,6 +57,7 @@ class Piece:
     calls: tuple[Call, ...] = ()
     outputs: tuple[ToolOutput, ...] = ()
     payload: Mapping[str, Json] = field(default_factory=dict)
+    role: str | None = None
 
 
 Rebuild = Callable[[Json, Sequence[Piece]], Json]
@@ -83,11 +86,13 @@ def reworded(piece: Piece, cuts: Sequence[Stretch]) -> Piece:
 
 class PieceReading:
     """One transcript of pieces. apart: an item holds either words or a call (blocks), never both (messages). reword:
-    for pieces whose words stand in their payload too."""
+    for pieces whose words stand in their payload too. asked: what the context is made of, where that is known. system:
+    see `Speakers`."""
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
-        *, apart: bool = False, context: str = "", reword: Reword = reworded,
+        *, apart: bool = False, context: str = "", reword: Reword = reworded, asked: Sequence[Told] = (),
+        system: str = "",
     ) -> None:  # fmt: skip
         self._items = items
         self._pieces = list(pieces)
@@ -98,6 +103,8 @@ class PieceReading:
         self._reword = reword
         self._apart = apart
         self._spans = _spans(self._pieces, apart)
+        self._asked = asked or [("user", context)] * bool(context)
+        self._system = system
         first = self._spans[0].start if self._spans else len(self._pieces)
         told = [context] * bool(context) + [p.text for p in self._pieces[:first]]
         turns = [_turn(self._pieces, span, n) for n, span in enumerate(self._spans)]
@@ -105,6 +112,25 @@ class PieceReading:
             id, id, tuple(Segment("prompt", text) for text in told), tuple(turns),
             stop="turns" if turns and turns[-1].calls else "answer",
         )  # fmt: skip
+
+    @property
+    def speakers(self) -> Speakers:
+        """Who speaks in the trajectory."""
+        first = self._spans[0].start if self._spans else len(self._pieces)
+        return Speakers(
+            [*self._asked, *self._told(0, first)],
+            [self._told(span.start, span.end) for span in self._spans],
+            [not any(self._unlearnt(self._pieces[span.start : span.end])) for span in self._spans],
+            self._system,
+        )
+
+    def _told(self, start: int, end: int) -> list[Told]:
+        told = [piece for piece in self._pieces[start:end] if piece.kind == "told"]
+        roles = [role_of(self._items[piece.owner]) if piece.role is None else piece.role for piece in told]
+        return [(role, piece.text) for role, piece in zip(roles, told, strict=True) if role]
+
+    def _unlearnt(self, pieces: Sequence[Piece]) -> Iterator[bool]:
+        return (is_unlearnt(self._items[piece.owner]) for piece in pieces if piece.kind in ("said", "call"))
 
     def items(self, result: Purified) -> list[Json]:
         """The items with the splices made, and without what was cut."""
@@ -354,41 +380,3 @@ def _observation(call: ToolCall, output: ToolOutput) -> Observation:
     return Observation(
         call.id, output.text, verdict.status, verdict.error_type, rule=verdict.rule, line=verdict.line
     )  # fmt: skip
-
-
-_PROGRAMS = ("code", "source", "script", "python_code", "snippet", "program", "cell", "input")
-_COMMANDS = ("command", "cmd", "bash", "shell_command", "cmds", "keystrokes")
-_EDITED = frozenset(
-    {"path", "file_path", "filepath", "filename", "old_str", "new_str", "old_string", "new_string", "file_text"}
-    | {"insert_line", "insert_text", "view_range"}
-)
-"""Arguments of editors, whose `command` is no more than a verb: what is done stands in these."""
-_SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_command", "bash_session", "run_shell"})
-
-
-def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[Mapping[str, object] | str, str | None]:
-    """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and whether it
-    is a shell's (`shell`, else None), whose effects cannot be told from its text. An editor's have none: all of them
-    are compared."""
-    if isinstance(arguments, str):
-        return arguments, None
-    if any(isinstance(arguments.get(key), str) for key in _COMMANDS) and any(
-        arguments.get(key) is not None for key in _EDITED & arguments.keys()
-    ):
-        return arguments, "shell"
-    for key in (*_PROGRAMS, *_COMMANDS):
-        if isinstance(value := arguments.get(key), str):
-            shell = key in _COMMANDS or name.lower() in _SHELLS
-            return {**arguments, "code": value}, "shell" if shell else None
-    return arguments, None
-
-
-def shown_call(call: Call) -> str:
-    """How a call is written in our own record of it, where the format keeps calls apart from text."""
-    arguments, language = program_argument(call.name, call.arguments)
-    if isinstance(arguments, str):
-        return f"\n```{call.name}\n{arguments}\n```"
-    if "code" in arguments:
-        fence = "bash" if language == "shell" else "python"
-        return f"\n```{fence}\n{arguments['code']}\n```"
-    return f"\n```{call.name}\n{msgspec.json.format(msgspec.json.encode(arguments)).decode()}\n```"

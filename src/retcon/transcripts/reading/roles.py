@@ -1,11 +1,14 @@
-"""Who speaks in a message, as people's files name it, in small letters, with a capital or in capitals."""
+"""Who speaks, as people's files name it, in small letters, with a capital or in capitals; and whether it is learnt."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from retcon.transcripts.reading.pieces import PieceKind
 from retcon.transcripts.types import Json
+
+if TYPE_CHECKING:
+    from retcon.transcripts.reading.pieces import PieceKind
 
 _MODEL = ("assistant", "gpt", "model", "chatgpt", "bot", "ai")
 _TOOL = (
@@ -13,6 +16,9 @@ _TOOL = (
     "tool_response", "function_response", "function-response", "tool_result",
 )  # fmt: skip
 _CALL = ("function_call", "function-call", "tool_call")
+_KEYS = ("role", "from", "type", "kind", "action")
+_INSIDE = ("data", "kwargs", "llm_message")
+"""Where LangChain and OpenHands have the message of an item."""
 
 
 def _written(names: Iterable[str]) -> Iterable[str]:
@@ -26,3 +32,29 @@ KINDS: dict[Json, PieceKind] = {
     **dict.fromkeys(SAID, "said"), **dict.fromkeys(_written(_TOOL), "output"), **dict.fromkeys(_written(_CALL), "call"),
 }  # fmt: skip
 """What a message of a role is; of a role that is none of these, the model was told it."""
+_SYSTEMS = SYSTEM | {"SystemMessage", "SystemMessageChunk", "SystemPromptEvent"}
+
+
+def role_of(item: Json) -> str:
+    """`system` or `user`, for an item of any format by which the model is told something. Of a group, the first."""
+    if isinstance(item, list):
+        return role_of(item[0]) if item else "user"
+    if not isinstance(item, dict):
+        return "user"
+    places = (item, *(inner for name in _INSIDE if isinstance(inner := item.get(name), dict)))
+    names = (place.get(key) for place in places for key in _KEYS)
+    named = any(isinstance(name, str) and name in _SYSTEMS for name in names)
+    return "system" if named or "system_prompt" in item else "user"  # the key alone makes a step of smolagents
+
+
+def speaker_of(message: Json) -> str:
+    """The role of a message that may be the model's own too: `system`, `assistant` or `user`."""
+    role = message.get("role", message.get("from")) if isinstance(message, dict) else None
+    return "assistant" if isinstance(role, str) and role in SAID else role_of(message)
+
+
+def is_unlearnt(item: Json) -> bool:
+    """Whether a message, or one of a group, is not to be learnt: its `weight` is 0, as in OpenAI's fine-tuning."""
+    if isinstance(item, list):
+        return any(map(is_unlearnt, item))
+    return isinstance(item, dict) and item.get("weight") == 0

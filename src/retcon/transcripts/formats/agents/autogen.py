@@ -43,7 +43,7 @@ class Team(Itemwise):
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
-        models = _sources(filter(_by_model, items)) or _sources(items) - {"user"}
+        models = (_sources(filter(_by_model, items)) or _sources(items) - {"user"}) - {""}
         for item in items:
             kind, content = string(item.get("type")), item.get("content")
             listed = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
@@ -57,7 +57,7 @@ class Team(Itemwise):
                 pieces.answered(item, [_ran(part_of(item, "result"))])
             elif kind == "ToolCallSummaryMessage":
                 pieces.beside(item)
-            elif kind == "ThoughtEvent" or (kind.endswith("Message") and item.get("source") in models):
+            elif kind == "ThoughtEvent" or (kind.endswith("Message") and string(item.get("source")) in models):
                 pieces.said(item, string(content))
             elif kind.endswith("Message"):
                 pieces.told(item, string(content))

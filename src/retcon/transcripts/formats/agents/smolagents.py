@@ -10,6 +10,7 @@ from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import (
     Item,
+    ItemList,
     Itemwise,
     Pieces,
     arguments_of,
@@ -20,9 +21,11 @@ from retcon.transcripts.reading.itemwise import (
     string,
 )
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
+from retcon.transcripts.reading.roles import role_of
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
+_TOLD = ("task", "plan", "system_prompt")
 _CODE = re.compile(r"<code>|```(?:py|python)?[ \t]*\r?\n|Code:\s*```")
 _CAUSE = re.compile(r"due to: (?P<type>[A-Za-z_]\w*(?:Error|Exception|Interrupt|Warning|Iteration))\b")
 
@@ -41,11 +44,20 @@ class Smolagents(Itemwise):
     def is_plain(self, items: Sequence[Item]) -> bool:
         return any("step_number" in item and "model_output" in item for item in items)
 
+    def find(self, record: Json) -> ItemList | None:
+        """The system's prompt, where no step is one, stands among the messages that the first step was given."""
+        found = super().find(record)
+        if found is None or any("system_prompt" in item for item in found.items):
+            return found
+        first = next((item.get("model_input_messages") for item in found.items if "step_number" in item), None)
+        given = first if isinstance(first, list) else []
+        return found._replace(system=next((text_of(m.get("content")) for m in given if _is_systems(m)), ""))
+
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
         for item in items:
             if "step_number" not in item:  # the task, the system's prompt, a plan
-                pieces.told(item, string(item.get("task")) or string(item.get("plan")))
+                pieces.told(item, next(filter(None, (string(item.get(key)) for key in _TOLD)), ""))
                 continue
             calls = _calls(item)
             if not calls:
@@ -71,6 +83,10 @@ class Smolagents(Itemwise):
             if isinstance(item, dict) and item.get("model_input_messages")
             else item
         )
+
+
+def _is_systems(message: Json) -> bool:
+    return isinstance(message, dict) and role_of(message) == "system"
 
 
 def _said(item: Item) -> str:

@@ -7,8 +7,19 @@ from collections.abc import Sequence
 from retcon.purify.offline import Purified
 from retcon.purify.reading.rewriting import rewritten
 from retcon.purify.reading.words import without
-from retcon.transcripts.reading.itemwise import Item, Itemwise, ItemwiseReading, Pieces, loose_words, parts, string
+from retcon.transcripts.reading.items import text_of
+from retcon.transcripts.reading.itemwise import (
+    Item,
+    ItemList,
+    Itemwise,
+    ItemwiseReading,
+    Pieces,
+    loose_words,
+    parts,
+    string,
+)
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
+from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json, Reading
 
@@ -25,6 +36,17 @@ class SweAgent(Itemwise):
 
     def has_calls(self, items: Sequence[Item]) -> bool:
         return all("action" in item and "observation" in item for item in items) and any("response" in i for i in items)
+
+    def find(self, record: Json) -> ItemList | None:
+        """What comes before the steps stands in `history`, or among the messages that the first step was given."""
+        found = super().find(record)
+        if found is None or not isinstance(record, dict):
+            return found
+        places = (record.get("history"), *(found.items[0].get(key) for key in _REPEATED))
+        listed = next((place for place in places if isinstance(place, list) and place), [])
+        head, _ = _rounds([message for message in listed if isinstance(message, dict)])
+        told = [(speaker_of(message), text_of(message.get("content"))) for message in head if isinstance(message, dict)]
+        return found._replace(asked=told)
 
     def read(self, record: Json, id: str) -> Reading:
         place = self.find(record)

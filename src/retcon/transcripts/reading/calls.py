@@ -1,0 +1,48 @@
+"""Calls as they are compared and shown, whatever the tool calls its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from retcon.transcripts.reading.pieces import Call
+
+_PROGRAMS = ("code", "source", "script", "python_code", "snippet", "program", "cell", "input")
+_COMMANDS = ("command", "cmd", "bash", "shell_command", "cmds", "keystrokes")
+_EDITED = frozenset(
+    {"path", "file_path", "filepath", "filename", "old_str", "new_str", "old_string", "new_string", "file_text"}
+    | {"insert_line", "insert_text", "view_range"}
+)
+"""Arguments of editors, whose `command` is no more than a verb: what is done stands in these."""
+_SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_command", "bash_session", "run_shell"})
+
+
+def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[Mapping[str, object] | str, str | None]:
+    """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and whether it
+    is a shell's (`shell`, else None), whose effects cannot be told from its text. An editor's have none: all of them
+    are compared."""
+    if isinstance(arguments, str):
+        return arguments, None
+    if any(isinstance(arguments.get(key), str) for key in _COMMANDS) and any(
+        arguments.get(key) is not None for key in _EDITED & arguments.keys()
+    ):
+        return arguments, "shell"
+    for key in (*_PROGRAMS, *_COMMANDS):
+        if isinstance(value := arguments.get(key), str):
+            shell = key in _COMMANDS or name.lower() in _SHELLS
+            return {**arguments, "code": value}, "shell" if shell else None
+    return arguments, None
+
+
+def shown_call(call: Call) -> str:
+    """How a call is written in our own record of it, where the format keeps calls apart from text."""
+    arguments, language = program_argument(call.name, call.arguments)
+    if isinstance(arguments, str):
+        return f"\n```{call.name}\n{arguments}\n```"
+    if "code" in arguments:
+        fence = "bash" if language == "shell" else "python"
+        return f"\n```{fence}\n{arguments['code']}\n```"
+    return f"\n```{call.name}\n{msgspec.json.format(msgspec.json.encode(arguments)).decode()}\n```"
