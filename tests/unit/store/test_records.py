@@ -356,5 +356,5 @@ def test_an_inspect_log_is_copied_to_the_byte_however_it_is_laid_out(tmp_path: P
 def test_an_inspect_log_that_has_its_samples_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.json"
     path.write_text('{"eval": {}, "samples": [1], "samples": [2]}')
-    with pytest.raises(RecordError, match=r"log\.json, samples: a key of the log stands there twice"):
+    with pytest.raises(RecordError, match=r"log\.json, samples: this key, or one before it, stands in the log twice"):
         open_source(path)

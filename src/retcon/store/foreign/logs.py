@@ -112,7 +112,7 @@ def _start_of(wanted: str, whole: bytes, frame: Mapping[str, bytes], where: str)
     for key, value in frame.items():
         at = _end_of(_KEY, whole, at)
         if not whole.startswith(value, at):
-            raise RecordError(f"{where}: a key of the log stands there twice, before them or as they do")
+            raise RecordError(f"{where}: this key, or one before it, stands in the log twice")
         if key == wanted:
             return at
         at += len(value)

@@ -65,13 +65,13 @@ def open_source(path: Path) -> Source:
     name = "standard input" if path == STDIN else str(path)
     plain = decompressed(io.BufferedReader(raw, _CHUNK), name)
     try:
-        return _seen(path, plain, name, read)
+        return _source_of(path, plain, name, read)
     except read_errors() as error:
         plain.close()
         raise RecordError(f"{name}, line 1: the file cannot be read: {error}") from error
 
 
-def _seen(path: Path, file: io.BufferedReader, name: str, read: Callable[[], int]) -> Source:
+def _source_of(path: Path, file: io.BufferedReader, name: str, read: Callable[[], int]) -> Source:
     """What a file is by its first bytes, and by its name."""
     first = file.peek(_CHUNK)[:_CHUNK].removeprefix(codecs.BOM_UTF8).lstrip()[:1]
     if first == b"[":
