@@ -19,7 +19,7 @@ import pytest
 from foreign import FORMATS, REPAIRED, Step, fails
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.ahead import ProcessKilled
+from retcon.transcripts.purifying.ahead import RecordsLost
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.purification import Purification, Stopped
 
@@ -152,11 +152,11 @@ def test_where_a_process_is_killed_what_was_done_is_kept_and_whoever_asked_for_i
                 process.join()
                 killed.append(process.pid)
         # not between two records: whether it was asked is told once the processes are missed
-        return asked and isinstance(sys.exc_info()[1], ProcessKilled)
+        return asked and isinstance(sys.exc_info()[1], RecordsLost)
 
     with pytest.raises(Stopped) as stopped:
         Purification(one)(lambda *_: None, stop)
-    assert isinstance(stopped.value.__cause__, ProcessKilled) is not asked
+    assert isinstance(stopped.value.__cause__, RecordsLost) is not asked
     assert one.inputs[0] not in {fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
     assert stopped.value.kept is not None
     assert json.loads(stopped.value.kept.read_bytes())["records"] >= 1

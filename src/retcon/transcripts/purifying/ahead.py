@@ -6,20 +6,18 @@ with, after any record.
 
 from __future__ import annotations
 
-import signal
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from dataclasses import dataclass
-from multiprocessing import forkserver, get_context, resource_tracker
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.store.foreign.records import Record
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.processes import Processes, ProcessKilled
 from retcon.transcripts.purifying.purifier import Purifier, Sinks
 
 _RECORDS, _BYTES = 64, 1 << 20
@@ -51,30 +49,16 @@ class _Done(NamedTuple):
     counted: dict[str, object]
 
 
-class ProcessKilled(RecordError):
-    """A process of the pool is gone, with the records that it had; they may all be in order."""
+Pool: TypeAlias = Processes[[Work, list[Record]], list[_Done]]
 
 
-class Pool:
-    """The processes, started when the first records come; one pool for all files of a run."""
+def pool(jobs: int) -> Pool:
+    """Processes to purify with; one pool for all files of a run."""
+    return Processes(jobs, _purified)
 
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
-        _start_server()
-        self._executor = ProcessPoolExecutor(jobs, get_context("forkserver"))
 
-    def submit(self, work: Work, records: list[Record]) -> Future[list[_Done]]:
-        """What becomes of the records: BrokenProcessPool where a process was killed, be it before this."""
-        try:
-            return self._executor.submit(_purified, work, records)
-        except BrokenProcessPool as error:  # batches before this one may be done: theirs is the turn
-            lost: Future[list[_Done]] = Future()
-            lost.set_exception(error)
-            return lost
-
-    def close(self) -> None:
-        """End the processes, and what they were at."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+class RecordsLost(RecordError):
+    """A process was killed, with the records that it had; they may all be in order."""
 
 
 class Ahead:
@@ -100,7 +84,7 @@ class Ahead:
         waiting: deque[tuple[list[Record], RecordError | None, Future[list[_Done]]]] = deque()
         more = True
         while more or waiting:
-            while more and len(waiting) < 2 * self._pool.jobs:
+            while more and len(waiting) < 2 * self._pool.number:
                 batch = next(batches, None)
                 more = batch is not None and batch[1] is None
                 if batch is not None:
@@ -110,8 +94,8 @@ class Ahead:
             records, broken, future = waiting.popleft()
             try:
                 done = future.result()
-            except BrokenProcessPool:
-                raise ProcessKilled(
+            except ProcessKilled:
+                raise RecordsLost(
                     f"{records[0].where}: a process that purified this record or one of the {len(records)} from there "
                     f"was killed, most often for its memory; fewer --jobs need less"
                 ) from None
@@ -153,17 +137,6 @@ class Ahead:
             return
         if batch:
             yield batch, None
-
-
-def _start_server() -> None:
-    """Start what the processes are forked from, with Ctrl-C blocked, there and in them, from their first moment on: it
-    reaches all processes of a terminal, and what it means is the first one's to say."""
-    resource_tracker.ensure_running()  # or it is started next, and unblocks what it blocks
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _purified(work: Work, records: list[Record]) -> list[_Done]:

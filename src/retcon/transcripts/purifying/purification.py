@@ -26,7 +26,7 @@ from retcon.store.foreign.records import (
 )
 from retcon.store.partial import Partial
 from retcon.transcripts.detection.sample import Sampled, sampled
-from retcon.transcripts.purifying.ahead import Ahead, Pool, ProcessKilled, Work
+from retcon.transcripts.purifying.ahead import Ahead, Pool, RecordsLost, Work, pool
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import SHOWN, Count, total
 from retcon.transcripts.purifying.progress import Checksum, InputChanged, Progress, indented, load, size_of
@@ -107,7 +107,7 @@ class Purification:
         for name, path in (("audit", self.assignment.audit), ("pairs", self.assignment.pairs)):
             if path is not None:
                 kept[name] = Partial(path, state.sizes.get(name) if state.sizes else None)
-        self._pool = Pool(self.assignment.jobs) if self.assignment.jobs > 1 else None
+        self._pool = pool(self.assignment.jobs) if self.assignment.jobs > 1 else None
         try:
             for index in range(state.file, len(self.assignment.inputs)):
                 self._one(index, kept, tell, stop)
@@ -243,7 +243,7 @@ class Purification:
             if isinstance(error, InputChanged) or done < skip:
                 raise  # what an earlier run has done stays as it is
             # SIGTERM to a whole group ends the processes first
-            cause = None if isinstance(error, ProcessKilled) and stop() else error
+            cause = None if isinstance(error, RecordsLost) and stop() else error
             raise self._stopped(str(error), index, done, source, kept) from cause
         except OSError as error:
             raise RecordError(f"{assignment.out} cannot be written: {error}") from error
@@ -261,7 +261,7 @@ class Purification:
             for record in records:
                 number = record.number
                 yield record
-        except ProcessKilled:
+        except RecordsLost:
             raise  # nothing is wrong with the file
         except RecordError as error:
             if not self.assignment.skip_bad:
