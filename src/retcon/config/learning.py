@@ -78,7 +78,8 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
         "preferred to it, by an adjustment of their tokens' advantages; 0: off")  # fmt: skip
     dpo_limit: Rate = Field(0.1, description="of that adjustment, per token")
     old_logprobs: Literal["engine", "recompute"] = Field("engine", description="π_old of the ratio: engine, the "
-        "log-probs that rollouts came with; recompute, the trainer's own, for one more forward a step")  # fmt: skip
+        "log-probs that rollouts came with; recompute, the trainer's own, for one more forward a step; with a "
+        "rollout.temperature other than 1 they always are")  # fmt: skip
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
         "none", description="with old_logprobs recompute: weight each term by how much likelier the trainer finds "
         "its token, or its sequence, than the engine; truncate: correction_cap at most, mask: 0 beyond it")  # fmt: skip
@@ -136,6 +137,9 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
             raise ValueError(f"rl: max_staleness = {self.max_staleness} needs an engine that goes on with a generation "
                              f"where other weights take over, which engine.kind = {recipe.engine.kind!r} does not: "
                              "take another, or 0")  # fmt: skip
+        if self.correction != "none" and recipe.rollout.temperature != 1:
+            raise ValueError(f"rl: correction weighs against the engine's log-probs, which are of temperature 1, and "
+                             f"rollout.temperature = {recipe.rollout.temperature:g}: set it to none")  # fmt: skip
         if self.overlong_buffer >= recipe.rollout.max_tokens:
             raise ValueError(f"rl: overlong_buffer = {self.overlong_buffer} must be less than rollout.max_tokens = "
                              f"{recipe.rollout.max_tokens}")  # fmt: skip

@@ -113,7 +113,7 @@ class RolloutSection(Section):
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
     lookahead_tokens: NonNegative = Field(160, description="room beyond max_tokens for a repair's lookahead; for "
                                           "tasks other than numbers: half of the room for answers")  # fmt: skip
-    temperature: float = Field(1.0, ge=0, description="0 is greedy")
+    temperature: float = Field(1.0, ge=0, description="0 is greedy; the policy that is trained is of this one")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: NonNegative = Field(0, description="keeps the k most probable tokens; 0 is off")
     min_p: Probability = Field(0.0, description="keeps tokens of at least this share of the most probable one's "

@@ -196,7 +196,8 @@ def _scoring(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: 
     """Seconds a token of what a step computes of its samples before its updates: a forward pass for each of
     old log-probs that are recomputed, a reference, and weights by entropy."""
     section = recipe.rl
-    forward_passes = sum([section.old_logprobs == "recompute", section.kl > 0, bool(section.entropy_weight)])
+    recomputed = section.old_logprobs == "recompute" or recipe.rollout.temperature != 1
+    forward_passes = sum([recomputed, section.kl > 0, bool(section.entropy_weight)])
     if not forward_passes:
         return 0.0
     some = _some(samples)

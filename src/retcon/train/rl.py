@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -183,7 +183,7 @@ def _learn(
         recipe.rl,
         seed=recipe.run.seed,
         step=step,
-        computing=trainer.computing,
+        computing=replace(trainer.computing, temperature=recipe.rollout.temperature),
         reference=reference if recipe.rl.kl else None,
         lr=rate_of(recipe.rl, step, stage.falling),
     )

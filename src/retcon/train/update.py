@@ -113,7 +113,8 @@ def update(
 ) -> dict[str, float | None]:
     """`config.minibatches` optimiser steps over the samples of one step (from 1), `config.epochs` times. Returns the
     means over them, the learning rate, the mismatch of log-probs (see `Mismatch`) before the first of them, and what
-    became of spliced tokens (see `splice_metrics`).
+    became of spliced tokens (see `splice_metrics`). Where computing.temperature is not 1, which the log-probs of
+    rollouts are of, π_old is recomputed, and no mismatch is known.
     reference: π_ref, where config.kl asks for a penalty. lr: where it does not go by this step of config.steps.
 
     The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredTokens,
@@ -122,7 +123,8 @@ def update(
     for sample in samples:
         check_scored(sample)
     mismatch = Mismatch(stale=config.max_staleness > 0)
-    if config.old_logprobs == "recompute":
+    plain = computing.temperature == 1.0
+    if config.old_logprobs == "recompute" or not plain:
         weighing = (config.correction, config.correction_cap)
         samples = recompute(model, samples, mismatch, computing, weighing=weighing)
     if config.entropy_weight:
@@ -140,7 +142,7 @@ def update(
             part,
             config,
             computing=computing,
-            mismatch=mismatch if mismatch.empty else None,
+            mismatch=mismatch if mismatch.empty and plain else None,
             lr=lr,
             name=f"step {step}, minibatch {number} of {len(batches)}",
         )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
 from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.forward import forwards
+from retcon.train.kernels.logprobs import learnt_logprobs
 from retcon.train.objective.old_logprobs import LARGE, Mismatch, recompute
 from retcon.train.update import update
 
@@ -41,9 +45,12 @@ def samples(model: Qwen3ForCausalLM, off: float = 0.0) -> list[Sample]:
     return found
 
 
-def stepped(model: Qwen3ForCausalLM, given: list[Sample], **section: object) -> dict[str, float | None]:
+def stepped(
+    model: Qwen3ForCausalLM, given: list[Sample], temperature: float = 1.0, **section: object
+) -> dict[str, float | None]:
     config = Recipe.model_validate({"rl": {"lr": 0.1, **section}}).rl
-    return update(model, torch.optim.SGD(model.parameters()), given, config, seed=0, step=1)
+    computing = Computing(temperature=temperature)
+    return update(model, torch.optim.SGD(model.parameters()), given, config, seed=0, step=1, computing=computing)
 
 
 def test_the_figures_are_of_what_is_learnt() -> None:
@@ -117,3 +124,47 @@ def test_the_ratio_starts_at_one_only_where_they_are_recomputed(model: Qwen3ForC
         == pytest.approx(recomputed["mismatch_mean"], rel=1e-3)
         == pytest.approx(LARGE / 2, rel=1e-3)
     )
+
+
+def test_the_policy_that_is_trained_is_of_the_temperature_that_was_sampled_at(model: Qwen3ForCausalLM) -> None:
+    given = samples(model)[:2]
+    by_hand = copy.deepcopy(model)
+    terms = []
+    for one in given:
+        assert one.advantages is not None
+        rows = (by_hand(torch.tensor([one.ids])).logits[0, :-1] / 0.6).log_softmax(-1)
+        chosen = rows.gather(1, torch.tensor(one.ids[1:])[:, None])[2:, 0]
+        terms.append(chosen * one.advantages[0])
+    (-torch.cat(terms).mean()).backward()  # of a ratio of 1
+    wanted = by_hand.lm_head.weight - 0.1 * by_hand.lm_head.weight.grad
+    metrics = stepped(model, given, temperature=0.6, minibatches=1, max_grad_norm=1e9)
+    torch.testing.assert_close(model.lm_head.weight, wanted, atol=1e-6, rtol=1e-4)
+    assert metrics["kl"] < 1e-8, "the old log-probs are of that temperature too"
+    assert metrics["clip_fraction"] == 0
+    assert metrics["mismatch_mean"] is None, "what the engine told is of another temperature"
+
+
+@pytest.mark.parametrize("head", [nn.Linear(8, 29), nn.Sequential(nn.Linear(8, 29))])
+@pytest.mark.parametrize("chunk", [64, 10_000])
+def test_log_probs_and_entropies_of_a_temperature(head: nn.Module, chunk: int) -> None:
+    torch.manual_seed(0)
+    hidden, targets = torch.randn(11, 8, requires_grad=True), torch.arange(11) * 2
+    rows = (head(hidden) / 0.6).log_softmax(-1)
+    wanted = rows.gather(1, targets[:, None])[:, 0]
+    gradients = torch.autograd.grad(wanted.sum(), [hidden, *head.parameters()], retain_graph=True)
+    found = learnt_logprobs(hidden, head, targets, chunk, temperature=0.6)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), [hidden, *head.parameters()]), gradients)
+
+
+def test_the_entropy_is_of_that_temperature_too(model: Qwen3ForCausalLM) -> None:
+    given = samples(model)
+    wanted = {}
+    for one in given:
+        rows = (model(torch.tensor([one.ids])).logits[0, :-1] / 0.6).log_softmax(-1)
+        wanted[one.ids] = -(rows.exp() * rows).sum(-1)[2:]
+    with forwards(model, given, Computing(temperature=0.6), entropies=True) as parts:
+        (part,) = parts
+        assert part.entropies is not None
+        for one, found in zip(part.samples, part.entropies, strict=True):
+            torch.testing.assert_close(found[3 : len(one.ids)], wanted[one.ids], atol=1e-5, rtol=1e-5)

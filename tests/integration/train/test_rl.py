@@ -51,6 +51,24 @@ def test_a_group_with_one_survivor_is_skipped_and_counted(base, tmp_path):
     assert len(kept) == 8, "also those that were lost"
 
 
+def test_rollouts_are_learnt_from_at_their_own_temperature(base, tmp_path):
+    lines = [
+        run(base, tmp_path / name, ((1.0, -1.0, 1.0, -1.0),), rollout={"max_tokens": 16, "temperature": temperature},
+            rl={**SMALL, "prompts": 1, "lr": 1e-9, "minibatches": 1})[0]
+        for name, temperature in (("plain", 1.0), ("sharp", 0.5))
+    ]  # fmt: skip
+    assert all(line["kl"] < 1e-8 for line in lines)
+    assert lines[0]["mismatch_mean"] < 1e-4
+    assert lines[1]["mismatch_mean"] is None
+    assert lines[1]["entropy_estimate"] < lines[0]["entropy_estimate"]
+
+
+def test_greedy_rollouts_are_refused_before_anything_is_written(base, tmp_path):
+    with pytest.raises(RecipeError, match=r"rollout\.temperature = 0 is greedy"):
+        run(base, tmp_path / "run", ((1.0, -1.0, 1.0, -1.0),), rollout={"max_tokens": 16, "temperature": 0.0})
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_survivors_are_compared_with_each_other(base, tmp_path):
     lost = run(base, tmp_path / "lost", ((None, 1.0, None, -1.0),), rl={**SMALL, "prompts": 1})
     assert (lost[0]["kept"], lost[0]["infrastructure"], lost[0]["groups_skipped"]) == (2, 2, 0)

@@ -1,4 +1,4 @@
-"""How a training step is computed. Nothing in here changes what is learnt, except for the rounding."""
+"""How a training step is computed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from retcon.models.devices import Placement, TrainDtype
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """Of the forwards and backwards of one optimiser step.
+    """Of the forwards and backwards of one optimiser step. But for `temperature` nothing here changes what is learnt,
+    except for the rounding.
 
     micro_batch_tokens: padded ids of one forward and backward; a longer sample goes alone. Bounds memory, and on a CPU
     more is also slower, as it leaves the cache. dtype: of the matrix products and attention (autocast); weights,
     gradients, optimiser and log-probs stay float32. checkpointing: keep no activations inside a layer and compute them
     again in the backward. logits_chunk: logits (ids × vocabulary) that exist at once; 2²⁴ are 64 MiB in float32.
-    share_prompts: the tokens that the samples of a micro-batch begin with alike are computed once.
+    share_prompts: the tokens that the samples of a micro-batch begin with alike are computed once. temperature: of the
+    policy that is trained, whose logits are divided by it, as those of the rollouts were.
     """
 
     micro_batch_tokens: int = 2048
@@ -24,6 +26,7 @@ class Computing:
     checkpointing: bool = False
     logits_chunk: int = 1 << 24
     share_prompts: bool = True
+    temperature: float = 1.0
 
 
 DEFAULT = Computing()

@@ -131,8 +131,10 @@ def _learnt(
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs, and entropies where they are wanted, (B, T), of what `source` says precedes the tokens that are
     learnt."""
-    chunk = computing.logits_chunk
-    logprobs = gather_logprobs(model, hidden, source, ids=batch.ids, mask=batch.mask, chunk=chunk, repeats=repeats)
+    chunk, temperature = computing.logits_chunk, computing.temperature
+    logprobs = gather_logprobs(
+        model, hidden, source, ids=batch.ids, mask=batch.mask, chunk=chunk, repeats=repeats, temperature=temperature
+    )
     if not entropies:
         return logprobs, None
-    return logprobs, gather_entropies(model, hidden, source, mask=batch.mask, chunk=chunk)
+    return logprobs, gather_entropies(model, hidden, source, mask=batch.mask, chunk=chunk, temperature=temperature)

@@ -48,36 +48,38 @@ def padded_hidden(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Te
 
 def gather_logprobs(
     model: PreTrainedModel, hidden: Tensor, source: Tensor, *, ids: Tensor, mask: Tensor, chunk: int,
-    repeats: Repeats | None = None,
+    repeats: Repeats | None = None, temperature: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """log π of the tokens in the loss mask, in their places, (B, T), 0 elsewhere. hidden: (N, d). source: (L,), the
     hidden states that precede the L tokens in the loss mask, row by row. repeats: which of them need not be computed
-    more than once."""
+    more than once. temperature: what logits are divided by."""
     # index_select, unlike a boolean index, has a backward that is deterministic at no cost.
     where = mask.reshape(-1).nonzero().squeeze(-1)
     targets = ids.reshape(-1).index_select(0, where)
     if repeats is not None:
         source, targets = source.index_select(0, repeats.first), targets.index_select(0, repeats.first)
     states = before_head(model, hidden.index_select(0, source))
-    found = learnt_logprobs(states, model.get_output_embeddings(), targets, chunk)
+    found = learnt_logprobs(states, model.get_output_embeddings(), targets, chunk, temperature)
     if repeats is not None:
         found = found.index_select(0, repeats.of)
     return found.new_zeros(mask.numel()).index_copy(0, where, found).view(mask.shape)
 
 
-def learnt_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int) -> Tensor:
+def learnt_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int, temperature: float = 1.0) -> Tensor:
     """log π(targets) in nats, (N,) float32 (or float64 for such hidden states). hidden: (N, d), of what precedes each
-    target. head: the output layer. chunk: logits (ids × vocabulary) at once.
+    target. head: the output layer. chunk: logits (ids × vocabulary) at once. temperature: what logits are divided by.
 
     The matrix products are computed in autocast's dtype where it is on, the rest in float32. A head that is not a plain
     linear layer (an adapter on it) is called on slices of the tokens instead.
     """
     if type(head) is not nn.Linear:
-        return _by_ids(hidden, head, targets, chunk)
+        return _by_ids(hidden, head, targets, chunk, temperature)
     kind = hidden.device.type
     autocast = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
-    bias = None if head.bias is None else head.bias.to(dtype)
+    bias = None if head.bias is None else (head.bias / temperature).to(dtype)
+    if temperature != 1.0:
+        hidden = _wide(hidden, temperature)
     with torch.autocast(kind, enabled=False):
         found: Tensor = _Logprobs.apply(hidden.to(dtype), head.weight.to(dtype), bias, targets, chunk)
     return found
@@ -140,13 +142,14 @@ def _width(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _wide(logits: Tensor) -> Tensor:
-    return logits.to(_width(logits.dtype))
+def _wide(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    wide = logits.to(_width(logits.dtype))
+    return wide if temperature == 1.0 else wide / temperature
 
 
-def _by_ids(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int) -> Tensor:
+def _by_ids(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int, temperature: float) -> Tensor:
     def part(states: Tensor, wanted: Tensor) -> Tensor:
-        return -functional.cross_entropy(_wide(head(states)), wanted, reduction="none")
+        return -functional.cross_entropy(_wide(head(states), temperature), wanted, reduction="none")
 
     with torch.no_grad():
         words = head(hidden[:1]).shape[-1]

@@ -77,8 +77,9 @@ def recompute(
     weighing: tuple[str, float] = ("none", 1.0),
 ) -> list[Sample]:
     """`samples` with the trainer's own log-probs, which are those of the policy before its update; `mismatch` gets how
-    far the engine's were from them. weighing: mode and cap of `importance_weights`, which multiply the weights that the
-    samples have; mode `none` for none. Samples without an advantage, which are not computed, stay as they are."""
+    far the engine's were from them, unless `computing` has another temperature than those, 1. weighing: mode and cap of
+    `importance_weights`, which multiply the weights that the samples have; mode `none` for none. Samples without an
+    advantage, which are not computed, stay as they are."""
     mode, cap = weighing
     model.eval()
     own: dict[int, Sample] = {}
@@ -88,7 +89,8 @@ def recompute(
     with forwards(model, learnt, computing) as parts:
         for part in parts:
             batch = part.batch
-            mismatch.add(part.logprobs, batch.old_logprobs, batch.mask)
+            if computing.temperature == 1.0:
+                mismatch.add(part.logprobs, batch.old_logprobs, batch.mask)
             for sample, row in zip(part.samples, part.logprobs.tolist(), strict=True):
                 found = tuple(p if m else None for p, m in zip(row, sample.mask, strict=False))
                 own[id(sample)] = replace(sample, logprobs=found)

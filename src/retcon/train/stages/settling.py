@@ -10,6 +10,7 @@ from retcon.build import build_tasks, settle
 from retcon.config.schema import Recipe, TaskSection
 from retcon.config.stages import Changes, Stage, StageSection, stages_of
 from retcon.core.errors import RecipeError
+from retcon.engine.local.sampling import GREEDY_BELOW
 from retcon.rollout.lengths import Derived
 from retcon.tasks.registry import TaskSet
 
@@ -29,8 +30,16 @@ class Settled:
 def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Settled:
     """folder: of the model. tasks: a task set of the caller's own, in place of the recipe's.
 
-    Raises RecipeError where stages have others than that one, and what `build_tasks` and `settle` raise.
+    Raises RecipeError where stages have others than that one, or greedy rollouts, and what `build_tasks` and `settle`
+    raise.
     """
+    for stage in stages_of(recipe):
+        temperature = stage.recipe.rollout.temperature
+        if temperature < GREEDY_BELOW:
+            raise RecipeError(
+                f"{stage.name and f'{stage}: '}rollout.temperature = {temperature:g} is greedy: all rollouts of a "
+                "group are alike, and nothing can be learnt from them; take 1"
+            )
     own_tasks = tasks is not None
     base = build_tasks(recipe, folder) if tasks is None else tasks
     whole, derived = (recipe, []) if own_tasks else settle(recipe, folder, base)
