@@ -4,7 +4,7 @@
 #   GPUS=8 NODES=1      of a node, and nodes: 1 to 64 GPUs in all. With several nodes a Ray is there already (ray.sh).
 #   MODEL=…             what to start from; else the recipe's
 #   DATA=data           where the Parquet files are, and are written to where they are not there yet
-#   STAGE=1             of rstar2-14b: 1, 2 or 3
+#   STAGE=1             of rstar2-14b: 1, 2 or 3. Stage 3 wants rates.jsonl, of `retcon difficulty` with MODEL
 #   SANDBOX=http://…    servers of `retcon sandbox serve` to run calls on, divided by commas; else each worker has its own
 set -euo pipefail
 
@@ -13,7 +13,7 @@ shift
 here=$(cd "$(dirname "$0")" && pwd)
 export RECIPES=$here GPUS=${GPUS:-8} NODES=${NODES:-1} DATA=${DATA:-data}
 gpus=$((GPUS * NODES))
-extra=()
+extra=() overrides=()
 
 case $name in
   cleaner-4b | cleaner-7b) recipe=$name set=cleaner ;;
@@ -27,7 +27,8 @@ case $name in
       2) extra+=(data.max_response_length=12288 actor_rollout_ref.rollout.max_model_len=14336
                  trainer.total_training_steps=85) ;;
       3) extra+=(data.max_response_length=12288 actor_rollout_ref.rollout.max_model_len=14336
-                 trainer.total_training_steps=125) set=rstar2-hard ;;
+                 trainer.total_training_steps=125) set=rstar2-hard
+         overrides+=("'select.pass_rates='") ;;  # the export below has left out what the rates leave out
       *) echo "STAGE=$stage: 1, 2 or 3" >&2; exit 2 ;;
     esac ;;
   *) echo "$name: cleaner-4b, cleaner-7b or rstar2-14b" >&2; exit 2 ;;
@@ -47,8 +48,9 @@ fi
 extra+=(actor_rollout_ref.rollout.agent.num_workers=$((gpus < 4 ? 8 : 2 * gpus))
         transfer_queue.backend.SimpleStorage.num_data_storage_units=$((2 * NODES < 8 ? 8 : 2 * NODES)))
 if [[ -n ${SANDBOX:-} ]]; then
-  extra+=("retcon.overrides=['sandbox.url=[\"${SANDBOX//,/\",\"}\"]']")
+  overrides+=("'sandbox.url=[\"${SANDBOX//,/\",\"}\"]'")
 fi
+extra+=("retcon.overrides=[$(IFS=,; echo "${overrides[*]}")]")
 
 mkdir -p "$DATA"
 [[ -e $DATA/$set-train.parquet ]] || retcon data export --verl "$DATA/$set-train.parquet" --recipe "$recipe"

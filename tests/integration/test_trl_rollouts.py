@@ -90,6 +90,13 @@ def test_a_recipe_in_stages_is_refused() -> None:
         Rollouts("mini/stages/rstar2")
 
 
+def test_bounds_without_pass_rates_are_refused() -> None:
+    with pytest.raises(
+        RecipeError, match=r"select\.min_pass_rate = 0\.0 leaves out nothing without select\.pass_rates"
+    ):
+        Rollouts("mini/grpo", ["select.min_pass_rate=0"])
+
+
 def test_where_faults_do_not_end_nothing_is_learnt(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureFault, match=f"{ROUNDS} times over"):
         group_of(2, lost=1000, base=make_base(tmp_path / "base", positions=1024))

@@ -13,7 +13,9 @@ from retcon.cli.recipes import about_file, about_shipped, changes, markdown_list
 from retcon.config.load import load_recipe
 from retcon.config.schema import RepairSection
 from retcon.config.shipped import shipped_recipes
+from retcon.config.stages import stage_named, stages_of
 from retcon.core.errors import RecipeError
+from retcon.train.prompts import refuse_idle_bounds
 
 SHIPPED = shipped_recipes()
 OURS = ("mini/", "quickstart/", "smollm2/", "rstar2-14b/sft_mini")
@@ -50,6 +52,16 @@ def test_a_published_recipe_says_what_of_it_is_not_here(name: str) -> None:
     missing = about_file(name, SHIPPED[name]).missing
     assert len(missing) > 1
     assert all(len(item) > 20 for item in missing)
+
+
+def test_bounds_of_pass_rates_come_with_their_file() -> None:
+    """Without it a stage of hard problems would draw all of them."""
+    for name, path in SHIPPED.items():
+        for stage in stages_of(load_recipe(path, [])):
+            refuse_idle_bounds(stage.recipe.select, f"{name}, {stage}: ")
+    hard = stage_named(load_recipe("rstar2-14b/rl", []), "hard", "").recipe.select
+    assert hard == load_recipe("rstar2-14b/stage3", []).select
+    assert hard.pass_rates
 
 
 def test_the_page_on_recipes_lists_all() -> None:

@@ -13,6 +13,7 @@ from retcon.cli.data import Columns, GraderName, SplitName, columns_of, settings
 from retcon.core.texts import counted
 
 if TYPE_CHECKING:
+    from retcon.config.schema import SelectSection
     from retcon.tasks.registry import TaskSet
     from retcon.tasks.types import Split, Task
 
@@ -65,11 +66,12 @@ def export(
     if bool(files) == bool(recipe):
         raise RecipeError("name files of tasks, or a recipe that has some (--recipe): one of the two")
     tasks: TaskSet
+    select = None
     if recipe:
         found = load_recipe(recipe)
         if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
             found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
-        tasks = build_tasks(found)
+        tasks, select = build_tasks(found), found.select
     else:
         about = {"columns": columns_of(column or []), "grader": grader, "split": split, "system": system,
                  "against": tuple(against or ())}  # fmt: skip
@@ -77,7 +79,7 @@ def export(
             {"path": files[0]} if files and len(files) == 1 else {"sources": tuple(files or ())}
         )
         tasks = settings_of(**sources, **about, evaluation_share=share).open()
-    drawn = _drawn(tasks, evaluation, count, seed)
+    drawn = _drawn(tasks, evaluation, count, seed, select)
     name: Split = "evaluation" if evaluation else "train"
     wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))
     plain_console().print(
@@ -85,7 +87,9 @@ def export(
     )
 
 
-def _drawn(tasks: TaskSet, evaluation: bool, count: int | None, seed: int) -> Iterator[Task]:
+def _drawn(
+    tasks: TaskSet, evaluation: bool, count: int | None, seed: int, select: SelectSection | None
+) -> Iterator[Task]:
     from retcon.core.errors import RecipeError
     from retcon.tasks.data.tasks import DataTasks
     from retcon.tasks.registry import training_prompts
@@ -97,4 +101,29 @@ def _drawn(tasks: TaskSet, evaluation: bool, count: int | None, seed: int) -> It
         held_out = len(tasks.held_out)
     if evaluation:
         return iter(tasks.evaluation(held_out or 0, seed))
-    return islice(training_prompts(tasks, seed), count)
+    stream = training_prompts(tasks, seed)
+    return islice(_rated(stream, select) if select else stream, count)
+
+
+def _rated(tasks: Iterator[Task], select: SelectSection) -> Iterator[Task]:
+    """Those within the recipe's bounds of pass rates, all where it has none."""
+    from retcon.core.errors import RecipeError
+    from retcon.select.difficulty import within
+    from retcon.train.prompts import measured_of, refuse_idle_bounds
+
+    refuse_idle_bounds(select)
+    if not select.pass_rates:
+        return tasks
+    file = Path(select.pass_rates)
+    rates = {task: one.rate for task, one in measured_of(file).items()}
+
+    def kept() -> Iterator[Task]:
+        try:
+            yield from within(tasks, rates, low=select.min_pass_rate, high=select.max_pass_rate)
+        except RecipeError as error:
+            raise RecipeError(
+                f"select.pass_rates = {file}: {error}; the file must cover all tasks that are to be written: "
+                "`retcon difficulty --tasks` measures more, and --count writes fewer"
+            ) from None
+
+    return kept()

@@ -30,7 +30,7 @@ from retcon.rollout.group import rollout_group
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import shaped_rewards
-from retcon.train.prompts import PromptStream
+from retcon.train.prompts import PromptStream, refuse_idle_bounds
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.sync import EngineWeights
 from retcon.train.update import learnt
@@ -277,6 +277,7 @@ def _told(prompt: Prompt) -> tuple[str, str | None]:
 def _refuse_unfit(recipe: Recipe) -> None:
     """Raises RecipeError, before any work, for what TRL's trainer cannot carry."""
     refuse_own_losses(recipe, "TRL")
+    refuse_idle_bounds(recipe.select)
     if recipe.select.dynamic:
         raise RecipeError("select.dynamic = true: TRL's trainer draws the prompts of a step, and no more in their "
                           "place; set select.dynamic=false")  # fmt: skip

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from retcon.chat.chat import Chat
-from retcon.config.schema import Recipe
+from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.rollout.prompts import fitting, prompt_ids
 from retcon.select.difficulty import within
@@ -33,6 +33,18 @@ class Position:
 
     epoch: int = 0
     looked: int = 0
+
+
+def refuse_idle_bounds(select: SelectSection, where: str = "") -> None:
+    """Raises RecipeError, which begins with `where`, for bounds of pass rates without the file that has the rates: all
+    tasks would be drawn."""
+    about = type(select).model_fields
+    idle = [key for key in ("min_pass_rate", "max_pass_rate") if getattr(select, key) != about[key].default]
+    if idle and not select.pass_rates:
+        raise RecipeError(
+            f"{where}select.{idle[0]} = {getattr(select, idle[0])} leaves out nothing without select.pass_rates: name "
+            f"a file of `retcon difficulty` there, which measures the rates, or leave {idle[0]} out"
+        )
 
 
 class PromptStream:
@@ -57,7 +69,8 @@ class PromptStream:
         self._recipe, self._chat = recipe, chat
         dynamic = dynamic_sampling(recipe)
         self._of_a_step = recipe.rl.prompts + (dynamic.extra if dynamic else 0)
-        self._measured = _read(Path(recipe.select.pass_rates), model) if recipe.select.pass_rates else {}
+        rates = recipe.select.pass_rates
+        self._measured = measured_of(Path(rates), model) if rates else {}
         self._rates = {task: one.rate for task, one in self._measured.items()}
         self._needed = (recipe.rl.steps if steps is None else steps) * self._of_a_step
         self.inputs = {"tasks": f"{tasks.name} {self._identity()}"}
@@ -148,17 +161,21 @@ class PromptStream:
         return digest.hexdigest()[:16]
 
 
-def _read(file: Path, model: str) -> dict[str, PassRate]:
-    """Task to its measurement. See `PromptStream`."""
+def measured_of(file: Path, model: str = "") -> dict[str, PassRate]:
+    """Task to its measurement with that model, or the only one in the file. Raises RecordError, RecipeError as
+    `PromptStream`."""
     measured = list(read_pass_rates(file))
     models = sorted({one.model for one in measured})
     if not models:
         raise RecipeError(f"select.pass_rates = {file}: it contains no pass rate; `retcon difficulty` measures some")
     if model not in models:
         if len(models) > 1:
-            raise RecipeError(
-                f"select.pass_rates = {file} has rates of {len(models)} models ({', '.join(models)}), none of which is "
-                f"the one that this run starts from ({model}): measure that one, or name a file with one model"
+            which = (
+                f", none of which is the one that this run starts from ({model}): measure that one, or"
+                if model
+                else ":"
             )
+            found = f"{len(models)} models ({', '.join(models)}){which}"
+            raise RecipeError(f"select.pass_rates = {file} has rates of {found} name a file with one model")
         model = models[0]
     return of_model(iter(measured), model)

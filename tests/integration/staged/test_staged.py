@@ -261,6 +261,19 @@ def test_what_evaluations_measure_is_drawn_by_their_own_seed(start: tuple[Path, 
         run_rl(recipe, cold, tmp_path / "out")
 
 
+def test_bounds_without_pass_rates_are_refused_before_work_starts(start: tuple[Path, Path], tmp_path: Path) -> None:
+    """Else a stage of hard problems would train on all of them."""
+    base, cold = start
+    recipe = staged(base, A, {**B, "select": {"min_pass_rate": 0.0}}, rl={"steps": 3})
+    with pytest.raises(
+        RecipeError, match=r"^stage 2, b: select\.min_pass_rate = 0\.0 leaves out nothing without select\.p"
+    ):
+        trained(recipe, cold, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(RecipeError, match=r"^select\.max_pass_rate = 0\.5 leaves out nothing"):
+        trained(staged(base, select={"max_pass_rate": 0.5}), cold, tmp_path / "out")
+
+
 def test_pass_rates_of_a_later_stage_may_be_measured_on_the_way(start: tuple[Path, Path], tmp_path: Path) -> None:
     """With the model of the stage before: the run stops there, says how to measure, and goes on once they are there."""
     base, cold = start

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from datafiles import questions, tasks, write
 from retcon.cli.app import app
 from retcon.core.errors import RecipeError, RetconError
+from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.registry import task_set, training_prompts
 
 
@@ -55,6 +56,35 @@ def test_the_tasks_of_a_recipe(tmp_path: Path) -> None:
     recipe.write_text(f'[task]\nkind = "file"\npath = "{path}"\nmax_prompt_tokens = 100\nevaluation_share = 0\n')
     assert len(export(out, "--recipe", recipe)) == 12
     assert len(export(out, "--recipe", recipe, "--count", 3)) == 3
+
+
+def test_what_a_recipes_pass_rates_leave_out_is_not_written(tmp_path: Path) -> None:
+    recipe, out, rates = tmp_path / "mine.toml", tmp_path / "out.parquet", tmp_path / "rates.jsonl"
+    path = write(tmp_path / "a.jsonl", questions(6))
+    text = f'[task]\nkind = "file"\npath = "{path}"\nevaluation_share = 0\n[select]\nmin_pass_rate = 0.0\n'
+    recipe.write_text(text)
+    with pytest.raises(
+        RecipeError, match=r"select\.min_pass_rate = 0\.0 leaves out nothing without select\.pass_rates"
+    ):
+        export(out, "--recipe", recipe)
+    recipe.write_text(text + f'pass_rates = "{rates}"\n')
+    with pytest.raises(RetconError, match=r"rates\.jsonl does not exist; `retcon difficulty` makes one"):
+        export(out, "--recipe", recipe)
+    ids = [task.id for task in tasks(path)]
+    with PassRateFile(rates) as added:
+        for task, passed in zip(ids[:5], (8, 0, 4, 8, 1), strict=True):
+            added.add(PassRate(task, "m", passed, 8))
+    with pytest.raises(RecipeError, match=rf"rates\.jsonl: task {ids[5]} has no pass rate; .*--tasks"):
+        export(out, "--recipe", recipe)
+    assert not out.exists()
+    with PassRateFile(rates) as added:
+        added.add(PassRate(ids[5], "m", 8, 8))
+    assert {row["extra_info"]["id"] for row in export(out, "--recipe", recipe)} == {ids[1], ids[2], ids[4]}
+    assert len(export(out, "--recipe", recipe, "--count", 2)) == 2
+    with PassRateFile(rates) as added:
+        added.add(PassRate(ids[0], "other", 8, 8))
+    with pytest.raises(RecipeError, match=r"has rates of 2 models \(m, other\): name a file with one model"):
+        export(out, "--recipe", recipe)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,8 @@ def refuse_unfit(config: Any, recipe: Recipe) -> None:
     if recipe.select.pass_rates:
         raise RecipeError(
             f"select.pass_rates = {recipe.select.pass_rates}: verl draws the rows of data.train_files, whatever their "
-            "rates; leave out of the file what is not to be drawn, and set the key to ''"
+            "rates; make the file with `retcon data export --recipe`, which leaves out what is beyond the bounds, "
+            "and set the key to ''"
         )
     _refuse_selection(config, recipe)
     _refuse_lengths(Lengths.of(config), recipe, purified)

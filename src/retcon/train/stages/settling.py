@@ -13,6 +13,7 @@ from retcon.core.errors import RecipeError
 from retcon.engine.local.sampling import GREEDY_BELOW
 from retcon.rollout.lengths import Derived
 from retcon.tasks.registry import TaskSet
+from retcon.train.prompts import refuse_idle_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,17 @@ class Settled:
 def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Settled:
     """folder: of the model. tasks: a task set of the caller's own, in place of the recipe's.
 
-    Raises RecipeError where stages have others than that one, or greedy rollouts, and what `build_tasks` and `settle`
-    raise.
+    Raises RecipeError where stages have others than that one, where one has greedy rollouts, or bounds of pass rates and
+    no file of them, and what `build_tasks` and `settle` raise.
     """
     for stage in stages_of(recipe):
+        where = f"{stage}: " if stage.name else ""
+        refuse_idle_bounds(stage.recipe.select, where)
         temperature = stage.recipe.rollout.temperature
         if temperature < GREEDY_BELOW:
             raise RecipeError(
-                f"{stage.name and f'{stage}: '}rollout.temperature = {temperature:g} is greedy: all rollouts of a "
-                "group are alike, and nothing can be learnt from them; take 1"
+                f"{where}rollout.temperature = {temperature:g} is greedy: all rollouts of a group are alike, and "
+                "nothing can be learnt from them; take 1"
             )
     own_tasks = tasks is not None
     base = build_tasks(recipe, folder) if tasks is None else tasks
