@@ -54,6 +54,15 @@ def test_a_published_recipe_says_what_of_it_is_not_here(name: str) -> None:
     assert all(len(item) > 20 for item in missing)
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_wall_time_of_a_call_is_not_cut_short_by_the_default_of_its_cpu_time(name: str) -> None:
+    """What a paper's sandbox lets run, so long as its timeout, is no TimeoutError here."""
+    sandbox = load_recipe(SHIPPED[name], []).sandbox
+    told = sandbox.model_fields_set
+    assert "wall_seconds" not in told or "cpu_seconds" in told
+    assert sandbox.cpu_seconds <= sandbox.wall_seconds
+
+
 def test_bounds_of_pass_rates_come_with_their_file() -> None:
     """Without it a stage of hard problems would draw all of them."""
     for name, path in SHIPPED.items():
