@@ -187,6 +187,14 @@ def test_dynamic_sampling_asks_for_groups_that_teach_something() -> None:
     assert made.trained() == {"v", "w"}
 
 
+def test_what_teaches_nothing_can_be_dropped_alone() -> None:
+    """As in rStar2's recipes."""
+    made = step("select.dynamic=true", "select.max_extra=0", "select.max_rounds=0")
+    made.add("u", {f"u_{n}_0": rollout("t", n, right=True) for n in range(4)})
+    made.add("v", {f"v_{n}_0": rollout("s", n, right=n > 1) for n in range(4)})
+    assert (made.to_draw(), made.trained()) == (0, {"v"})
+
+
 def test_where_nothing_teaches_there_is_a_batch_all_the_same() -> None:
     made = step("select.dynamic=true", "select.max_rounds=0")
     made.add("u", {f"u_{n}_0": rollout("t", n, right=True) for n in range(4)})

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
+from retcon.config.stages import stages_of
 from retcon.core.types import Trajectory
 from retcon.select.dynamic import DynamicSampling, informative
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
@@ -39,6 +41,18 @@ def test_what_a_step_trains_on_and_says_of_its_groups() -> None:
     found = {"groups_skipped": 1, "groups_flat": 2, "extra_groups": 2, "extra_rollouts": 5, "extra_rounds": 1}
     assert selection_metrics(recipe(dynamic=True), drawn) == {"kept": 4, "groups_short": 1, **found}
     assert selection_metrics(recipe(dynamic=False), drawn) == {"kept": 8, "groups_short": 0, **found}
+
+
+@pytest.mark.parametrize("name", ["rl", "stage1", "stage2", "stage3"])
+def test_rstar2s_recipes_drop_what_teaches_nothing_and_draw_nothing_in_its_place(name: str) -> None:
+    drawn = Drawn()
+    for made in (FLAT, MIXED, group(0, 0)):
+        drawn.add(made, made)
+    for stage in stages_of(load_recipe(f"rstar2-14b/{name}", [])):
+        assert to_train(stage.recipe, drawn) == [MIXED]
+        bound = dynamic_sampling(stage.recipe)
+        assert bound is not None
+        assert bound.extra == bound.to_draw(drawn.kept, rounds=0) == 0
 
 
 @pytest.mark.parametrize(
