@@ -259,6 +259,7 @@ def test_the_shipped_configurations_are_verls_and_go_with_their_recipes(name: st
     assert (actor.clip_ratio_c, config.trainer.total_training_steps) == (recipe.rl.dual_clip, recipe.rl.steps)
     assert (rollout.temperature, rollout.top_p) == (recipe.rollout.temperature, recipe.rollout.top_p)
     assert (rollout.val_kwargs.n, rollout.val_kwargs.top_p) == (recipe.evaluate.samples, recipe.evaluate.top_p)
+    assert rollout.val_kwargs.temperature == (0.6 if name == "rstar2-14b" else 1.0)  # ours measures at 1 alone
 
 
 @pytest.mark.parametrize(
