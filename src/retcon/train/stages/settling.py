@@ -31,8 +31,8 @@ class Settled:
 def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Settled:
     """folder: of the model. tasks: a task set of the caller's own, in place of the recipe's.
 
-    Raises RecipeError where stages have others than that one, where one has greedy rollouts, or bounds of pass rates and
-    no file of them, and what `build_tasks` and `settle` raise.
+    Raises RecipeError where stages have others than that one, where one has greedy rollouts, or bounds of pass rates
+    and no file of them, and what `build_tasks` and `settle` raise.
     """
     for stage in stages_of(recipe):
         where = f"{stage}: " if stage.name else ""
