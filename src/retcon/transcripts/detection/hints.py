@@ -12,6 +12,10 @@ _DEPTH = 8
 _TEXT = 20_000
 _KEYS = frozenset({"tool_calls", "tool_call", "tool_use", "function_call", "tool_call_id", "code_action"})
 _ROLES = frozenset({"tool", "function", "observation", "ipython", "execution", "tool_result", "tool_response"})
+_KINDS = re.compile(
+    r"(?:.*_)?(?:tool_use|tool_result|(?:tool|function|mcp|shell|search|interpreter|patch)_call(?:_output)?)"
+)
+"""Types of items or blocks that are a call or what it gave, whoever's tool it is."""
 _NAMING = ("role", "from", "type", "kind", "source")
 _TAG = re.compile(r"</([A-Za-z][\w:.-]{1,30})>")
 _RESULT = re.compile(
@@ -27,7 +31,7 @@ _REACT = re.compile(r"^Action(?: Input)?:.*?^Observation:", re.MULTILINE | re.DO
 
 
 def tool_use(record: Json) -> str | None:
-    """What in a record says that a tool was called in it: a key, a role or a wording; None where nothing does."""
+    """What in a record says that a tool was called in it: a key, a role, a type, a wording; None where nothing does."""
     for key, value in _walk(record, 0):
         if key in _KEYS and value:
             return f"the key '{key}'"
@@ -35,6 +39,8 @@ def tool_use(record: Json) -> str | None:
             continue
         if key in ("role", "from") and value.lower() in _ROLES:
             return f"the role '{value}'"
+        if key == "type" and _KINDS.fullmatch(value[:60]):
+            return f"the type '{value}'"
         text = value[:_TEXT]
         if "<" in text and (result := _RESULT.search(text)):
             return f"the tag <{result[1]}>"

@@ -16,7 +16,7 @@ from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, Stretch, T
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
-_CALLS = ("tool_use", "server_tool_use")
+_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 _RESULT = "tool_result"
 
 

@@ -22,26 +22,34 @@ from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
-_CALLS = {"function_call", "custom_tool_call", "local_shell_call", "shell_call"}
-_BOTH = {"code_interpreter_call", "mcp_call"}
-"""Items that hold the call and what it gave."""
-_OUTPUTS = {f"{name}_output" for name in _CALLS}
+_NAMED = {"function_call", "custom_tool_call", "mcp_call"}
+_SHELLS = {"local_shell_call", "shell_call"}
+_AWAITED = {"function_call", "custom_tool_call", *_SHELLS, "apply_patch_call", "computer_call", "tool_search_call"}
+"""Calls whose output is an item of its own. One of any other kind holds what it gave, if no item is its output."""
+_CALL, _OUTPUT = "_call", "_call_output"
+_OTHERS = {"tool_call", "server_tool_call", "invalid_tool_call"}
+"""Of LangChain's messages."""
+_BESIDE = {"type", "id", "call_id", "status", "output", "outputs", "result", "results", "error"}
+"""What is no argument of a call."""
 _TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
-_OWN = _CALLS | _BOTH | _OUTPUTS
 _WORDS = {"message", "reasoning"}
 
 
 class Responses(Itemwise):
-    """A call and its output are items of their own, joined by `call_id`; `code_interpreter_call` is both. Reasoning
-    and words stay with the call that follows them."""
+    """A call and its output are items of their own, joined by `call_id`; those of the server's tools are both. Any item
+    whose type ends in `_call` is a call. Reasoning and words stay with the call that follows them."""
 
     name = "responses"
     aliases = ("nemo-gym",)
     needs = frozenset({"type"})
-    marks = (*_CALLS, *_BOTH, *_OUTPUTS, "call_id", "reasoning", "output_text", "responses_create_params")
+    marks = (
+        "function_call", "custom_tool_call", "local_shell_call", "shell_call", "code_interpreter_call", "mcp_call",
+        "function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
+        "call_id", "reasoning", "output_text", "responses_create_params",
+    )  # fmt: skip
 
     def has_calls(self, items: Sequence[Item]) -> bool:
-        return any(string(item.get("type")) in _OWN for item in items)
+        return any(map(_is_own, items))
 
     def is_plain(self, items: Sequence[Item]) -> bool:
         typed = all(string(item.get("type"), "message") in _WORDS for item in items)
@@ -53,7 +61,7 @@ class Responses(Itemwise):
         found = found or [(path, items) for path, items in lists(record) if self.is_plain(items)][-1:]
         if not found:
             return None
-        path, items = max(found, key=lambda one: sum(string(i.get("type")) in _OWN for i in one[1]))
+        path, items = max(found, key=lambda one: sum(map(_is_own, one[1])))
         request = part_of(record, "responses_create_params") or (record if isinstance(record, dict) else {})
         context = request.get("input") if tuple(path) not in ((), ("input",)) else None
         told = [context] if isinstance(context, str) else context if isinstance(context, list) else []
@@ -63,21 +71,21 @@ class Responses(Itemwise):
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
+        awaited = _AWAITED | {string(item.get("type")).removesuffix("_output") for item in items if _is_output(item)}
         for item in items:
             kind = string(item.get("type"), "message")
-            if kind in _CALLS:
+            if _is_call(item):
                 pieces.called(item, [_call(item, kind)])
-            elif kind in _OUTPUTS:
+                if kind not in awaited and (output := _own_output(item, kind)) is not None:
+                    pieces.answered(None, [output])
+            elif _is_output(item):
                 pieces.answered(item, [_output(item)])
-            elif kind in _BOTH:
-                pieces.called(item, [_call(item, kind)])
-                pieces.answered(None, [_own_output(item, kind)])
             elif kind == "reasoning" or (kind == "message" and item.get("role") == "assistant"):
                 pieces.said(item, _words(item) or text_of(item.get("summary")))
             elif kind == "message":
                 pieces.told(item, _text(item))
             else:
-                pieces.beside(item)  # a search, an item reference
+                pieces.beside(item)  # an item reference, a list of tools
         return pieces.all
 
     def forgotten(self, item: Json) -> Json:
@@ -90,6 +98,20 @@ class Responses(Itemwise):
         if isinstance(item, dict) and not _words(item):
             return {**item, "summary": without_words(item.get("summary"), cuts)}
         return super().without_words(item, cuts)
+
+
+def _is_call(item: Item) -> bool:
+    kind = string(item.get("type"))
+    return kind.endswith(_CALL) and kind not in _OTHERS
+
+
+def _is_output(item: Item) -> bool:
+    kind = string(item.get("type"))
+    return kind.endswith(_OUTPUT) or kind == "tool_search_output"
+
+
+def _is_own(item: Item) -> bool:
+    return _is_call(item) or _is_output(item)
 
 
 def _words(item: Json) -> str:
@@ -111,15 +133,18 @@ def _call(item: Item, kind: str) -> Call:
     arguments: object
     if kind == "code_interpreter_call":
         name, arguments = "code_interpreter", {"code": string(item.get("code"))}
-    elif action:
+    elif action and kind in _SHELLS:
         command = action.get("command", action.get("commands"))
         joined = (
             (" " if kind == "local_shell_call" else "\n").join(map(str, command)) if isinstance(command, list) else ""
         )
         name, arguments = "shell", {"command": joined}
-    else:
+    elif kind in _NAMED:
         name = string(item.get("name"), "python")
         arguments = item.get("arguments") if "arguments" in item else {"input": string(item.get("input"))}
+    else:
+        name = kind.removesuffix(_CALL)
+        arguments = action or part_of(item, "operation") or {k: v for k, v in item.items() if k not in _BESIDE}
     return Call(name, arguments_of(arguments), id=some_id(item.get("call_id")) or some_id(item.get("id")))
 
 
@@ -127,7 +152,9 @@ def _output(item: Item) -> ToolOutput:
     own_id, output = some_id(item.get("call_id")), item.get("output")
     ran = [part for part in output if isinstance(part, dict) and "outcome" in part] if isinstance(output, list) else []
     if not ran:
-        return ToolOutput(text_of(output), own_id)
+        failed = item.get("status") == "failed"
+        text = "" if part_of(item, "output").get("type") == "computer_screenshot" else text_of(output)
+        return ToolOutput(text, own_id, Verdict("error", "status") if failed else None, typed=failed)
     text = "".join(string(part.get("stdout")) + string(part.get("stderr")) for part in ran)
     outcome = part_of(ran[-1], "outcome")
     if outcome.get("type") == "timeout":
@@ -136,15 +163,19 @@ def _output(item: Item) -> ToolOutput:
     return ToolOutput(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
 
 
-def _own_output(item: Item, kind: str) -> ToolOutput:
-    own_id = some_id(item.get("id"))
+def _own_output(item: Item, kind: str) -> ToolOutput | None:
+    """What a call that holds its own output gave; None where it has not ended."""
+    own_id, status = some_id(item.get("id")), item.get("status")
+    failed = status == "failed"
     if kind == "mcp_call":
         error = item.get("error")
         text = text_of(item.get("output")) or (error if isinstance(error, str) else "")
         return ToolOutput(text, own_id, Verdict("error", "status") if error else None, typed=bool(error))
+    if kind != "code_interpreter_call":
+        known = status in ("completed", "failed")
+        return ToolOutput("", own_id, Verdict("error", "status") if failed else None, typed=True) if known else None
     outputs = item.get("outputs")
     logs = [string(one.get("logs")) for one in outputs if isinstance(one, dict)] if isinstance(outputs, list) else []
-    failed = item.get("status") == "failed"
     return ToolOutput("\n".join(logs), own_id, Verdict("error", "status") if failed else None, typed=failed)
 
 

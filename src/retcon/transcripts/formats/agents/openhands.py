@@ -24,6 +24,8 @@ from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _RUNS = ("run", "run_ipython", "read", "write", "edit", "browse", "browse_interactive", "call_tool_mcp", "execute_bash")
+_SAYS = ("message", "finish", "think")
+"""Actions by which the agent speaks."""
 _PROGRAMS = ("code", "command")
 _REASONING = ("reasoning_content", "thinking_blocks", "responses_reasoning_item")
 """What stands beside the words of an action and is of the same reply: what was thought, and the same as providers have
@@ -43,14 +45,13 @@ class OpenHands(Itemwise):
 
     def has_calls(self, items: Sequence[Item]) -> bool:
         return any(
-            item.get("kind") == "ActionEvent" or (item.get("action") in _RUNS and isinstance(item.get("args"), dict))
+            item.get("kind") == "ActionEvent" or (_is_call(item) and isinstance(item.get("args"), dict))
             for item in items
         )
 
     def is_plain(self, items: Sequence[Item]) -> bool:
-        said = ("message", "finish", "think")
         return any(
-            item.get("kind") == "MessageEvent" or (item.get("action") in said and isinstance(item.get("args"), dict))
+            item.get("kind") == "MessageEvent" or (item.get("action") in _SAYS and isinstance(item.get("args"), dict))
             for item in items
         )
 
@@ -73,7 +74,7 @@ class OpenHands(Itemwise):
             return [_with_message(item, thought) for item in items]
         beside = _thinking(part_of(beside_words(pieces), "reasoning"), thought)
         for n, item in enumerate(items):
-            if isinstance(item, dict) and (item.get("kind") == "ActionEvent" or item.get("action") in _RUNS):
+            if isinstance(item, dict) and (item.get("kind") == "ActionEvent" or _is_call(item)):
                 return [*items[:n], _with_thought(item, words, beside), *items[n + 1 :]]
         return items
 
@@ -85,6 +86,14 @@ class OpenHands(Itemwise):
             return {**item, "llm_message": super().without_words(message, cuts)}
         key = "content" if args.get("content") else "thought"
         return {**item, "args": {**args, key: without(string(args.get(key)), cuts)}}
+
+
+def _is_call(item: Item) -> bool:
+    """Whether an event before the SDK is a call: an action that runs something, or any other that a tool's call of the
+    agent became (`task_tracking`, `delegate`), but for those by which it speaks."""
+    action = item.get("action")
+    made = item.get("source") == "agent" and bool(part_of(item, "tool_call_metadata"))
+    return action in _RUNS or (made and isinstance(action, str) and action not in (*_SAYS, "system"))
 
 
 def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
@@ -167,13 +176,13 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
             pieces.answered(item, [ToolOutput(text, own_id, Verdict("error", "status"), typed=True)])
         else:
             pieces.answered(item, [_judged(text, own_id, extras, part_of(extras, "metadata"))])
-    elif action in _RUNS and item.get("source") != "user":
+    elif _is_call(item) and item.get("source") != "user":
         pieces.said(item, string(args.get("thought")), moved=[], apart=True)
         program = {} if action == "edit" else {key: args[key] for key in _PROGRAMS if key in args}
         made = part_of(item, "tool_call_metadata")
         arguments = program or {k: v for k, v in args.items() if k != "thought"}
         pieces.called(item, [Call(string(action), arguments, id=some_id(made.get("tool_call_id")))])
-    elif action in ("message", "finish", "think") and item.get("source") == "agent":
+    elif action in _SAYS and item.get("source") == "agent":
         pieces.said(item, string(args.get("content")) or string(args.get("thought")), apart=True)
     elif action in ("message", "system"):
         pieces.told(item, string(args.get("content")))

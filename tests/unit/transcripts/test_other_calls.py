@@ -1,0 +1,154 @@
+"""Calls of kinds that a format names anew from time to time: they are calls, whatever they are called."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from retcon.core.errors import RecordError
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.detection.hints import tool_use
+from retcon.transcripts.purifying.one import purify_transcript
+
+FAILED, WORKS = "print(round(pi * 2, 3))", "from math import pi\nprint(round(pi * 2, 3))"
+ERROR = "Traceback (most recent call last):\n  File \"<x>\", line 1, in <module>\nNameError: name 'pi' is not defined"
+Items = list[dict[str, Any]]
+
+
+def responses(*between: dict[str, Any]) -> Items:
+    def ran(id: str, code: str, output: str) -> Items:
+        called = {"type": "function_call", "call_id": id, "name": "python", "arguments": json.dumps({"code": code})}
+        return [called, {"type": "function_call_output", "call_id": id, "output": output}]
+
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is 6.283."}]}
+    return [{"role": "user", "content": "2 pi?"}, *ran("a", FAILED, ERROR), *between, *ran("b", WORKS, "6.283"), answer]
+
+
+PATCH = {
+    "type": "apply_patch_call", "id": "p", "call_id": "p", "status": "completed",
+    "operation": {"type": "create_file", "path": "notes.md", "diff": "+twice"},
+}  # fmt: skip
+PATCHED = {"type": "apply_patch_call_output", "call_id": "p", "status": "completed", "output": "Created notes.md"}
+SEARCH = {
+    "type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "digits of pi"},
+}  # fmt: skip
+FOUND = {"type": "file_search_call", "id": "f", "status": "completed", "queries": ["pi"], "results": None}
+
+
+@pytest.mark.parametrize("between", [(PATCH, PATCHED), (SEARCH,), (FOUND,), (PATCH,)])
+def test_what_was_done_between_a_failure_and_its_fix_is_not_thrown_away(between: Any) -> None:
+    items = responses(*between)
+    clean, count = purify_transcript({"input": items})
+    assert (clean["input"], count.failed, count.shallow) == (items, 1, 0)
+
+
+def test_what_is_no_call_stays_beside() -> None:
+    listed = {"type": "mcp_list_tools", "id": "l", "server_label": "py", "tools": []}
+    assert purify_transcript({"input": responses(listed, {"type": "item_reference", "id": "x"})})[1].shallow == 1
+
+
+def test_a_patch_that_failed_is_fixed_by_the_next() -> None:
+    again = {**PATCH, "call_id": "q", "operation": {**PATCH["operation"], "diff": "+twice pi"}}  # type: ignore[dict-item]
+    failed = {**PATCHED, "status": "failed", "output": "No such folder"}
+    end = {"role": "assistant", "content": "Done."}
+    items = [{"role": "user", "content": "Note it."}, PATCH, failed, again, {**PATCHED, "call_id": "q"}, end]
+    count = purify_transcript({"input": items})[1]
+    assert (count.calls, count.failed) == (2, 1)
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "in_progress"])
+def test_a_tool_of_the_server_alone_is_a_call_and_its_status_its_result(status: str) -> None:
+    end = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "3.14159"}]}
+    record = {"output": [{**SEARCH, "status": status}, end]}
+    assert (Detector("auto").format_of(record) or pytest.fail("no format")).name == "responses"
+    count = purify_transcript(record)[1]
+    ended = status != "in_progress"
+    assert (count.calls, count.failed, count.unread) == (ended, status == "failed", not ended)
+
+
+@pytest.mark.parametrize("kind", ["tool_call", "server_tool_call", "invalid_tool_call"])
+def test_a_call_of_langchain_s_is_no_item_of_responses(kind: str) -> None:
+    with pytest.raises(RecordError):
+        Detector("responses").format_of({"calls": [{"type": kind, "name": "python", "args": {}, "id": "a"}]})
+
+
+def of_mcp(id: str, code: str, output: str, failed: bool) -> Items:
+    return [
+        {"type": "text", "text": "I compute it."},
+        {"type": "mcp_tool_use", "id": id, "name": "run", "server_name": "py", "input": {"code": code}},
+        {
+            "type": "mcp_tool_result",
+            "tool_use_id": id,
+            "is_error": failed,
+            "content": [{"type": "text", "text": output}],
+        },
+    ]
+
+
+def anthropic(*between: dict[str, Any]) -> Items:
+    def ran(id: str, code: str, output: str, *before: dict[str, Any]) -> Items:
+        used = {"type": "tool_use", "id": id, "name": "python", "input": {"code": code}}
+        result = {"type": "tool_result", "tool_use_id": id, "content": output, "is_error": output == ERROR}
+        said = [*before, {"type": "text", "text": "I compute it."}, used]
+        return [{"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
+
+    end = {"role": "assistant", "content": "It is 6.283."}
+    asked = {"role": "user", "content": "2 pi?"}
+    return [asked, *ran("a", FAILED, ERROR), *ran("b", WORKS, "6.283", *between), end]
+
+
+def test_a_call_through_mcp_between_the_two_stays() -> None:
+    items = anthropic(*of_mcp("m", "note('x')", "saved", False))
+    clean, count = purify_transcript({"messages": items})
+    assert (clean["messages"], count.calls, count.failed, count.shallow) == (items, 3, 1, 0)
+
+
+def test_calls_through_mcp_are_repaired() -> None:
+    said = [*of_mcp("m", FAILED, ERROR, True), *of_mcp("n", WORKS, "6.283", False)]
+    record = {"messages": [{"role": "user", "content": "2 pi?"}, {"role": "assistant", "content": said}]}
+    clean, count = purify_transcript(record)
+    assert (count.calls, count.failed, count.shallow) == (2, 1, 1)
+    assert [block.get("id") for block in clean["messages"][1]["content"]] == [None, "n", None]
+
+
+@pytest.mark.parametrize("kind", ["new_tool_use", "mcp_tool_result", "mcp_call", "web_search_call", "tool_call"])
+def test_a_block_that_is_a_call_of_an_unknown_kind_is_a_sign_of_tool_use(kind: str) -> None:
+    assert tool_use({"role": "assistant", "content": [{"type": kind}]})
+    assert tool_use({"role": "assistant", "content": [{"type": "phone_call"}, {"type": "text", "text": kind}]}) is None
+
+
+def openhands(action: str, observation: str, **args: Any) -> Items:
+    def done(id: str, action: str, **args: Any) -> dict[str, Any]:
+        made = {"tool_call_id": id, "function_name": action, "model_response": {}}
+        return {"source": "agent", "action": action, "args": args, "tool_call_metadata": made}
+
+    def seen(id: str, kind: str, content: str) -> dict[str, Any]:
+        made = {"tool_call_id": id}
+        return {
+            "source": "agent",
+            "observation": kind,
+            "content": content,
+            "extras": {},
+            "tool_call_metadata": made,
+        }
+
+    return [
+        {"source": "user", "action": "message", "args": {"content": "2 pi?"}},
+        done("a", "run_ipython", code=FAILED, thought="I compute it."), seen("a", "run_ipython", ERROR),
+        done("t", action, thought="I note my plan.", **args), seen("t", observation, "noted"),
+        done("b", "run_ipython", code=WORKS, thought="I compute it."), seen("b", "run_ipython", "6.283"),
+    ]  # fmt: skip
+
+
+def test_an_action_of_openhands_that_is_not_known_is_a_call() -> None:
+    events = openhands("task_tracking", "task_tracking", command="plan", task_list=[{"title": "x"}])
+    clean, count = purify_transcript({"history": events})
+    assert (clean["history"], count.calls, count.shallow) == (events, 3, 0)
+    alone = {"history": [events[0], *events[3:5]]}
+    assert purify_transcript(alone)[1].calls == 1
+
+
+def test_a_thought_of_openhands_is_no_call() -> None:
+    assert purify_transcript({"history": openhands("think", "think")})[1].calls == 2
