@@ -13,8 +13,9 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.dialects import Dialect, JsonCall
+from retcon.transcripts.reading.function_calls import cut_calls, split_output
 from retcon.transcripts.reading.items import context_of, find_items, no_items, system_of, text_of, with_text
-from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, PieceReading, awaits_output
+from retcon.transcripts.reading.pieces import Piece, PieceKind, PieceReading, awaits_output
 from retcon.transcripts.reading.roles import KINDS, SAID, SYSTEM
 from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.registry import dialects
@@ -151,10 +152,15 @@ class InMessages:
                 answered = following is not None and self._answers(following, dialect)
                 pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut(text, answered)]
             elif kind == "call":
-                pieces.append(Piece("call", n, text, (_function_call(text),)))
+                pieces += [Piece(c.kind, n, c.text, c.calls) for c in cut_calls(text)]
             elif (goes_on or awaits_output(pieces)) and self._answers(item, dialect):
                 if kind == "output":
-                    pieces.append(Piece("output", n, text, (), dialect.outputs(text)))
+                    outputs, calls = dialect.outputs(text), pieces[-1].calls
+                    following = items[n + 1] if n + 1 < len(items) else None
+                    alone = following is None or not self._answers(following, dialect)
+                    if len(calls) > 1 and len(outputs) == 1 and alone and self.kind(items[pieces[-1].owner]) == "call":
+                        outputs = split_output(outputs[0], calls)
+                    pieces.append(Piece("output", n, text, (), outputs))
                 else:
                     pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut_told(text)]
                 goes_on = True  # though what a user says beside the outputs ends the message
@@ -180,24 +186,6 @@ class InMessages:
         if not isinstance(item, dict):
             raise RecordError("a message is not an object")
         return {**item, self.text: with_text(item.get(self.text), "".join(p.text for p in pieces))}
-
-
-def _function_call(text: str) -> Call:
-    """ShareGPT's `function_call`: a JSON object of name and arguments; kept as text where it cannot be read."""
-    try:
-        obj = msgspec.json.decode(text)
-    except NOT_JSON:
-        return Call("python", text)
-    name = obj.get("name") if isinstance(obj, dict) else None
-    arguments = obj.get("arguments", obj.get("parameters")) if isinstance(obj, dict) else None
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except NOT_JSON:
-            return Call(str(name or "python"), arguments)
-    if isinstance(name, str) and isinstance(arguments, dict):
-        return Call(name, arguments)
-    return Call(name if isinstance(name, str) else "python", text)
 
 
 def in_messages(dialect: Dialect, *, marks: Sequence[str] = ()) -> InMessages:

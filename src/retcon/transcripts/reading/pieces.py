@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from retcon.chat.types import Told
 from retcon.core.pair import Message
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
@@ -22,7 +24,7 @@ from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict, judge
 from retcon.transcripts.reading.calls import program_argument
 from retcon.transcripts.reading.roles import is_unlearnt, role_of
-from retcon.transcripts.types import Json, Speakers
+from retcon.transcripts.types import NOT_JSON, Json, Speakers
 
 PieceKind = Literal["told", "said", "call", "output"]
 
@@ -85,9 +87,9 @@ def reworded(piece: Piece, cuts: Sequence[Stretch]) -> Piece:
 
 
 class PieceReading:
-    """One transcript of pieces. apart: an item holds either words or a call (blocks), never both (messages). reword:
-    for pieces whose words stand in their payload too. asked: what the context is made of, where that is known. system:
-    see `Speakers`."""
+    """One transcript of pieces. apart: words have items of their own (blocks), but for what is thought in a call's; if
+    not, they stand in that of the call (messages). reword: for pieces whose words stand in their payload too. asked:
+    what the context is made of, where that is known. system: see `Speakers`."""
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
@@ -194,9 +196,9 @@ class PieceReading:
         if not shallow:
             return list(pieces[fix.start : fix.last + 1])
         said, calls = pieces[failure.start : failure.call], pieces[fix.call : fix.last + 1]
-        if self._apart:
-            return [*said, *calls]
         home, own = self._pieces[failure.call].owner, calls[0].owner
+        if self._apart:
+            return [*(replace(p, owner=own) if p.owner == home else p for p in said), *calls]
         if any(p.owner == own for p in self._pieces[fix.last + 1 : fix.last + 2]):
             # The item of the fix goes on after its calls: the words move there.
             return [*(replace(p, owner=own) for p in said), *calls]
@@ -369,11 +371,22 @@ def _observations(
     return tuple(observations)
 
 
+def _is_broken(text: str) -> bool:
+    """Whether a text looks like JSON and is none."""
+    if not text.lstrip().startswith(("{", "[")):
+        return False
+    try:
+        msgspec.json.decode(text)
+    except NOT_JSON:
+        return True
+    return False
+
+
 def _observation(call: ToolCall, output: ToolOutput) -> Observation:
     verdict = output.verdict
     if verdict is None and not output.typed:
         verdict = judge(output.text, call.code)
-        if verdict is None and call.malformed and call.code.lstrip().startswith(("{", "[")):
+        if verdict is None and call.malformed and _is_broken(call.code):
             verdict = Verdict("malformed", "malformed", line=0)
     if verdict is None:
         return Observation(call.id, output.text, "ok")
