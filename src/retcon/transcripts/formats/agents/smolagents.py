@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+
+import msgspec
 
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
@@ -23,15 +26,17 @@ from retcon.transcripts.reading.itemwise import (
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
 from retcon.transcripts.reading.roles import role_of
 from retcon.transcripts.registry import register
-from retcon.transcripts.types import Json
+from retcon.transcripts.types import NOT_JSON, Json
 
 _TOLD = ("task", "plan", "system_prompt")
 _CODE = re.compile(r"<code>|```(?:py|python)?[ \t]*\r?\n|Code:\s*```")
+_THOUGHTS = ("thought", "thoughts")
 _CAUSE = re.compile(r"due to: (?P<type>[A-Za-z_]\w*(?:Error|Exception|Interrupt|Warning|Iteration))\b")
 
 
 class Smolagents(Itemwise):
-    """A step has `model_output` (words and program), `tool_calls`, `observations` and `error`, which is typed. The
+    """A step has `model_output` (words and program; with structured outputs JSON, a `thought` and its `code`),
+    `tool_calls`, `observations` and `error`, which is typed. The
     messages that each step was given are emptied after a repair: they repeat the failure."""
 
     name = "smolagents"
@@ -92,8 +97,25 @@ def _is_systems(message: Json) -> bool:
 def _said(item: Item) -> str:
     """The words before the program."""
     text = text_of(item.get("model_output"))
+    if (structured := _structured(text)) is not None:
+        return string(structured.get(_thought_key(structured)))
     begins = _CODE.search(text)
     return text[: begins.start()] if begins else text
+
+
+def _structured(text: str) -> dict[str, Json] | None:
+    """What the model wrote where its outputs are structured: an object with its `code`."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = msgspec.json.decode(text)
+    except NOT_JSON:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("code"), str) else None
+
+
+def _thought_key(structured: Item) -> str:
+    return next((key for key in _THOUGHTS if key in structured), _THOUGHTS[0])
 
 
 def _with_words(item: Json, words: str) -> Json:
@@ -101,12 +123,19 @@ def _with_words(item: Json, words: str) -> Json:
         return item
     own = _said(item)
     text = text_of(item.get("model_output"))
-    if own == words or not text.startswith(own):
+    if own == words:
         return item
-    new = words + text[len(own) :]
+    if (structured := _structured(text)) is not None:
+        key = _thought_key(structured)
+        told = {key: words}
+        new = json.dumps(structured | told if key in structured else told | structured, ensure_ascii=text.isascii())
+    elif text.startswith(own):
+        new = words + text[len(own) :]
+    else:
+        return item
     message = part_of(item, "model_output_message")
-    told = {"model_output_message": {**message, "content": new}} if text_of(message.get("content")) == text else {}
-    return {**item, "model_output": new, **told}
+    again = {"model_output_message": {**message, "content": new}} if text_of(message.get("content")) == text else {}
+    return {**item, "model_output": new, **again}
 
 
 def _calls(item: Item) -> list[Call]:
