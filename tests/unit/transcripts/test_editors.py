@@ -1,4 +1,4 @@
-"""Calls of editors: what they do stands in all their arguments, not in the verb under `command`."""
+"""Calls of editors, whose arguments say what they do, not the verb under `command`; and of shells."""
 
 from __future__ import annotations
 
@@ -63,3 +63,36 @@ def test_a_shell_s_command_is_still_its_program() -> None:
     record = messages({"command": "make al", "timeout": "5"}, {"command": "make all", "timeout": "600"})
     _, count = purify_transcript(record, offline=Offline(state="ignore", gamma=0.93))
     assert count.shallow == 1
+
+
+MADE = "mkdir build && cp -r src build && cd build && python3 run.py --n 3"
+COMMANDS = [["bash", "-lc", MADE], ["bash", "-lc", "cd build && python3 run.py --num 3"]]
+
+
+def called(name: str, arguments: dict[str, Any], n: int) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "I run it.", "tool_calls": [{"id": str(n), "function": function}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("shell", [{"command": words} for words in COMMANDS]),
+        ("exec", [{"cmd": words} for words in COMMANDS]),
+        ("shell", [{"argv": words} for words in COMMANDS]),
+    ],
+)
+@pytest.mark.parametrize("shape", ["messages", "responses"])
+def test_a_shell_s_command_that_is_a_list_is_one_too(name: str, arguments: Any, shape: str) -> None:
+    steps: list[dict[str, Any]] = [{"role": "user", "content": "Run it."}]
+    for n, given in enumerate(arguments):
+        output = "ok" if n else "unknown argument\nexit code: 2"
+        if shape == "messages":
+            steps += [called(name, given, n), {"role": "tool", "tool_call_id": str(n), "content": output}]
+        else:
+            call = {"type": "function_call", "call_id": str(n), "name": name, "arguments": json.dumps(given)}
+            steps += [call, {"type": "function_call_output", "call_id": str(n), "output": output}]
+    record = {"messages" if shape == "messages" else "input": steps}
+    count = purify_transcript(record)[1]
+    assert (count.failed, count.shallow, dict(count.left)) == (1, 0, {"effects": 1})
+    assert purify_transcript(record, offline=Offline(state="ignore"))[1].shallow == 1

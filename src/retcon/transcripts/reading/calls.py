@@ -22,8 +22,9 @@ _SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_com
 
 def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[Mapping[str, object] | str, str | None]:
     """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and whether it
-    is a shell's (`shell`, else None), whose effects cannot be told from its text. An editor's have none: all of them
-    are compared."""
+    is a shell's (`shell`, else None), whose effects cannot be told from its text. A command may be a list of words. An
+    editor's have none: all of them are compared."""
+    named = "shell" if name.lower() in _SHELLS else None
     if isinstance(arguments, str):
         return arguments, None
     if any(isinstance(arguments.get(key), str) for key in _COMMANDS) and any(
@@ -31,10 +32,12 @@ def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[
     ):
         return arguments, "shell"
     for key in (*_PROGRAMS, *_COMMANDS):
-        if isinstance(value := arguments.get(key), str):
-            shell = key in _COMMANDS or name.lower() in _SHELLS
-            return {**arguments, "code": value}, "shell" if shell else None
-    return arguments, None
+        value = arguments.get(key)
+        if key in _COMMANDS and isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+            value = " ".join(value)
+        if isinstance(value, str):
+            return {**arguments, "code": value}, "shell" if key in _COMMANDS else named
+    return arguments, named
 
 
 def shown_call(call: Call) -> str:
