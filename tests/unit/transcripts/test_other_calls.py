@@ -113,6 +113,26 @@ def test_calls_through_mcp_are_repaired() -> None:
     assert [block.get("id") for block in clean["messages"][1]["content"]] == [None, "n", None]
 
 
+@pytest.mark.parametrize("type", [{"tool_type": "web_search"}, {}])
+def test_a_provider_s_own_tool_does_not_make_inspect_s_messages_anthropic_s(type: dict[str, str]) -> None:
+    used = {"type": "tool_use", "id": "w", "name": "web_search", "arguments": "pi", "result": "3.14", **type}
+    items: Items = [{"role": "user", "content": "2 pi?"}]
+    for id, code, output in (("a", FAILED, ERROR), ("b", WORKS, "6.283")):
+        call = {"id": id, "function": "python", "arguments": {"code": code}, "type": "function"}
+        said = [used, {"type": "text", "text": "I compute it."}] if id == "a" else "I compute it."
+        items += [{"role": "assistant", "content": said, "tool_calls": [call]}]
+        items += [{"role": "tool", "tool_call_id": id, "function": "python", "content": output}]
+    _, count = purify_transcript({"messages": items})
+    assert ([*count.formats], count.calls, count.failed, count.shallow) == (["messages"], 2, 1, 1)
+
+
+def test_a_provider_s_own_tool_alone_is_a_sign_of_tool_use() -> None:
+    used = {"type": "tool_use", "tool_type": "mcp_call", "id": "w", "name": "run", "arguments": "{}", "result": "3.14"}
+    record = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": [used]}]}
+    assert Detector("auto").format_of(record) is None
+    assert purify_transcript(record)[1].unread == 1
+
+
 @pytest.mark.parametrize("kind", ["new_tool_use", "mcp_tool_result", "mcp_call", "web_search_call", "tool_call"])
 def test_a_block_that_is_a_call_of_an_unknown_kind_is_a_sign_of_tool_use(kind: str) -> None:
     assert tool_use({"role": "assistant", "content": [{"type": kind}]})

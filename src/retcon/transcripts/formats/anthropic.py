@@ -30,8 +30,7 @@ class Anthropic(Itemwise):
     def has_calls(self, items: Sequence[Item]) -> bool:
         of_blocks = [item for item in items if not isinstance(item.get("content"), str)]
         blocks = (block for item in of_blocks for block in _blocks(item))
-        calls = any(isinstance(block, dict) and block.get("type") in _CALLS for block in blocks)
-        return calls and all("role" in item for item in items)
+        return any(map(_is_call, blocks)) and not any(map(_is_others, items))
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -65,6 +64,16 @@ def _blocks(item: Item) -> Sequence[Json]:
     return content if isinstance(content, list) and content else [content]
 
 
+def _is_call(block: Json) -> bool:
+    """Whether a block is a call; one of inspect_ai's, of a provider's own tool, has the same type and a `tool_type`."""
+    return isinstance(block, dict) and block.get("type") in _CALLS and "tool_type" not in block
+
+
+def _is_others(item: Item) -> bool:
+    """Whether an item is no message, or one of OpenAI's shape."""
+    return "role" not in item or item["role"] == "tool" or bool(item.get("tool_calls"))
+
+
 def _runs(item: Item) -> Iterator[tuple[PieceKind, list[Json]]]:
     """Blocks of one kind that follow each other: all words are one piece, and so are calls in a row."""
     rest: PieceKind = "said" if item.get("role") == "assistant" else "told"
@@ -73,9 +82,9 @@ def _runs(item: Item) -> Iterator[tuple[PieceKind, list[Json]]]:
 
 
 def _kind(block: Json, rest: PieceKind) -> PieceKind:
-    kind = block.get("type") if isinstance(block, dict) else None
-    if kind in _CALLS:
+    if _is_call(block):
         return "call"
+    kind = block.get("type") if isinstance(block, dict) else None
     return "output" if isinstance(kind, str) and kind.endswith(_RESULT) else rest
 
 
