@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.purify.reading.words import without
-from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.reading.items import APART, text_of
 from retcon.transcripts.reading.itemwise import (
     Item,
@@ -36,8 +36,8 @@ _THOUGHT = "thought"
 
 class OpenHands(Itemwise):
     """An action is a call, its `thought` the words before it, as is the SDK's `reasoning_content`; an observation is
-    its output. Exit codes and `is_error` speak where they say that it failed. Changes of state stay with the event
-    before them."""
+    its output. Exit codes and `is_error` speak where they say that it failed; an action that the user rejected did not
+    run. Changes of state stay with the event before them."""
 
     name = "openhands"
     needs = frozenset({"kind", "action"})
@@ -161,6 +161,8 @@ def _sdk_output(item: Item) -> ToolOutput:
     own_id = some_id(item.get("tool_call_id"))
     if "error" in item and item.get("kind") == "AgentErrorEvent":
         return ToolOutput(string(item.get("error")), own_id, Verdict("error", "status"), typed=True)
+    if item.get("kind") == "UserRejectObservation":
+        return _rejected(string(item.get("rejection_reason")), own_id)
     seen = part_of(item, "observation")
     text = text_of(seen.get("content")) or text_of(seen.get("output"))
     return _judged(text, own_id, seen, part_of(seen, "metadata"))
@@ -174,6 +176,8 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
         text, own_id = string(item.get("content")), some_id(made.get("tool_call_id"))
         if item.get("observation") == "error":
             pieces.answered(item, [ToolOutput(text, own_id, Verdict("error", "status"), typed=True)])
+        elif item.get("observation") == "user_rejected":
+            pieces.answered(item, [_rejected(text, own_id)])
         else:
             pieces.answered(item, [_judged(text, own_id, extras, part_of(extras, "metadata"))])
     elif _is_call(item) and item.get("source") != "user":
@@ -188,6 +192,11 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
         pieces.told(item, string(args.get("content")))
     else:
         pieces.beside(item)
+
+
+def _rejected(text: str, own_id: str | None) -> ToolOutput:
+    """What is said of an action that the user did not allow: neither a failure nor a fix."""
+    return ToolOutput(text, own_id, Verdict("ok", UNCLEAR), typed=True)
 
 
 def _judged(text: str, own_id: str | None, *where: Item) -> ToolOutput:
