@@ -68,6 +68,17 @@ def test_a_tool_of_the_server_alone_is_a_call_and_its_status_its_result(status: 
     assert (count.calls, count.failed, count.unread) == (ended, status == "failed", not ended)
 
 
+@pytest.mark.parametrize(("outputs", "shallow"), [(None, 0), ([], 1), ([{"type": "logs", "logs": "6.283"}], 1)])
+def test_a_program_whose_output_is_not_kept_is_no_fix(outputs: Any, shallow: int) -> None:
+    def ran(code: str, outputs: Any) -> dict[str, Any]:
+        return {"type": "code_interpreter_call", "id": code, "code": code, "status": "completed", "outputs": outputs}
+
+    failure = ran(FAILED, [{"type": "logs", "logs": ERROR}])
+    end = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is 6.283."}]}
+    count = purify_transcript({"output": [failure, ran(WORKS, outputs), end]})[1]
+    assert (count.failed, count.shallow, count.left["unclear"]) == (1, shallow, 1 - shallow)
+
+
 @pytest.mark.parametrize("kind", ["tool_call", "server_tool_call", "invalid_tool_call"])
 def test_a_call_of_langchain_s_is_no_item_of_responses(kind: str) -> None:
     with pytest.raises(RecordError):

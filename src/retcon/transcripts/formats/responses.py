@@ -164,7 +164,8 @@ def _output(item: Item) -> ToolOutput:
 
 
 def _own_output(item: Item, kind: str) -> ToolOutput | None:
-    """What a call that holds its own output gave; None where it has not ended."""
+    """What a call that holds its own output gave; None where it has not ended, or its record does not say (the API
+    leaves the outputs of code out unless they are asked for)."""
     own_id, status = some_id(item.get("id")), item.get("status")
     failed = status == "failed"
     if kind == "mcp_call":
@@ -175,6 +176,8 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
         known = status in ("completed", "failed")
         return ToolOutput("", own_id, Verdict("error", "status") if failed else None, typed=True) if known else None
     outputs = item.get("outputs")
+    if outputs is None and not failed:
+        return None
     logs = [string(one.get("logs")) for one in outputs if isinstance(one, dict)] if isinstance(outputs, list) else []
     return ToolOutput("\n".join(logs), own_id, Verdict("error", "status") if failed else None, typed=failed)
 
