@@ -21,6 +21,11 @@ _STATUSES: dict[str, tuple[Status, str]] = {
     "timeout": ("timeout", "timeout"), "timelimitexceeded": ("timeout", "timeout"), "timed_out": ("timeout", "timeout"),
     "memorylimitexceeded": ("limit", "killed"), "oom": ("limit", "killed"), "killed": ("limit", "killed"),
 }  # fmt: skip
+_PROCESS = "process_status"
+_ENDED: dict[str, tuple[Status, str]] = {
+    "timeout": ("timeout", "timeout"), "fail": ("error", "field"), "failed": ("error", "field"),
+}  # fmt: skip
+_WRAPPED = frozenset({"tool_call_id", "name", "content"})
 _LARGEST = 200_000
 _CUT = ("Traceback (most recent call last):\\n", "Traceback (most recent call last)\\n")
 
@@ -45,19 +50,37 @@ def fields_of(text: str) -> Fields | None:
     """What the output says as a record; None where it is none, and is to be read as text.
 
     SandboxFusion (`status`, `run_result` with `return_code`), code-judge (`success`, `run_success`), shells behind an
-    API (`exit_code`, `stderr`). A record that was cut in the middle of a traceback counts by that.
+    API (`exit_code`, `stderr`; Codex has it under `metadata`), NeMo-Gym's tools (`process_status`). What only wraps an
+    output with the name of its tool (Hermes) counts by that. A record that was cut in the middle of a traceback counts
+    by that.
     """
     record = _decoded(text)
     if record is None:
         return _cut_in_traceback(text)
-    inner = record.get("run_result")
-    parts = [record, *([inner] if isinstance(inner, dict) else [])]
-    why = _says_why(record)
-    if not why and not any(_OUTPUTS & part.keys() for part in parts):
+    content = record.get("content")
+    if "name" not in record or "content" not in record or not record.keys() <= _WRAPPED:
+        return _of_record(record)
+    if isinstance(content, dict):
+        return _of_record(content)
+    said = content if isinstance(content, str) else _texts(content)
+    return Fields(None, "", None, said, ()) if said else None
+
+
+def _of_record(record: Mapping[str, object]) -> Fields | None:
+    parts = [record, *_inside(record)]
+    why = _says_why(record) or next((said for part in parts[1:] if (said := _says_why(part))), "")
+    process = record.get(_PROCESS)
+    if not why and not isinstance(process, str) and not any(_OUTPUTS & part.keys() for part in parts):
         return None
-    names = tuple(name for part in parts for name in part if name in {*_EXIT, *_SUCCESS, *_FAILED, *_ERRORS, "status"})
+    telling = {*_EXIT, *_SUCCESS, *_FAILED, *_ERRORS, "status", _PROCESS}
+    names = tuple(name for part in parts for name in part if name in telling)
     errors = [v for part in reversed(parts) for n in _ERRORS if isinstance(v := part.get(n), str) and v.strip()]
     error = errors[0] if errors else why
+    if isinstance(process, str) and process.lower() in _ENDED:
+        return Fields(*_ENDED[process.lower()], _error_type(error), "", names)
+    if isinstance(process, str) and process.lower() == "error":  # which is said of mere warnings too
+        printed = [text for name in ("stdout", "stderr") if isinstance(text := record.get(name), str)]
+        return Fields(None, "", None, "\n".join(printed), names)
     for part in reversed(parts):
         status = part.get("status")
         if isinstance(status, str) and status.lower() in _STATUSES and not (part is record and len(parts) > 1):
@@ -77,6 +100,18 @@ def fields_of(text: str) -> Fields | None:
     codes = any(type(part.get(name)) is int for part in parts for name in _EXIT)
     told = codes or any(type(part.get(name)) is bool for part in parts for name in _SUCCESS)
     return Fields(None, "", None, "" if told else error, names)
+
+
+def _inside(record: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """The parts of a record that say how the call went: the result of a run, the content where it is such a record
+    itself, and the exit code among what is said beside the output."""
+    run, content, beside = (record.get(name) for name in ("run_result", "content", "metadata"))
+    parts: list[Mapping[str, object]] = [run] if isinstance(run, dict) else []
+    if isinstance(content, dict) and (_OUTPUTS & content.keys() or _says_why(content)):
+        parts.append(content)
+    if isinstance(beside, dict):
+        parts += [{name: code} for name in _EXIT if type(code := beside.get(name)) is int]
+    return parts
 
 
 def _says_why(record: Mapping[str, object]) -> str:
