@@ -55,3 +55,41 @@ def test_an_action_that_the_user_rejected_is_no_fix_and_no_failure(events: list[
     clean, count = purify_transcript({"history": events})
     assert clean["history"] == events
     assert (count.calls, count.failed, count.shallow, dict(count.left)) == (2, 1, 0, {"unclear": 1})
+
+
+THOUGHTS = ("Twice pi is easy.", "The NameError says that pi must be imported.")
+
+
+@pytest.mark.parametrize("own", ["I compute it.", "I print it."])
+def test_after_a_shallow_repair_the_reasoning_is_that_of_the_words(own: str) -> None:
+    first, second = (
+        {"reasoning_content": said, "reasoning_details": [{"type": "reasoning.text", "text": said}]}
+        for said in THOUGHTS
+    )
+    fix = sdk_action("b", WORKS, **second)
+    fix["thought"][0]["text"] = own
+    events = [SDK_USER, sdk_action("a", FAILED, **first), sdk_seen("a", ERROR), fix, sdk_seen("b", "6.283")]
+    clean, count = purify_transcript({"history": events})
+    assert count.shallow == 1
+    assert clean["history"][1] == sdk_action("b", WORKS, **first)
+
+
+@pytest.mark.parametrize("own", ["I compute it.", "I print it."])
+@pytest.mark.parametrize("thought", [THOUGHTS[0], None])
+def test_the_reply_beside_an_action_too_has_the_reasoning_of_its_words(thought: str | None, own: str) -> None:
+    first = {"reasoning_content": thought, "thinking_blocks": [thought]} if thought else {}
+    second = {"reasoning_content": THOUGHTS[1], "thinking_blocks": [THOUGHTS[1]]}
+    fix = action("b", WORKS, **second, content=own)
+    fix["args"]["thought"] = own
+    events = [USER, action("a", FAILED, **first), seen("a", ERROR), fix, seen("b", "6.283")]
+    clean, count = purify_transcript({"history": events})
+    assert count.shallow == 1
+    assert clean["history"][1] == action("b", WORKS, **first)
+
+
+def test_a_reply_whose_action_keeps_its_words_stays() -> None:
+    fix = action("b", f"# Fixed the NameError\n{WORKS}", content=None, reasoning_content=THOUGHTS[0])
+    failure = action("a", FAILED, reasoning_content=THOUGHTS[0])
+    clean, count = purify_transcript({"history": [USER, failure, seen("a", ERROR), fix, seen("b", "6.283")]})
+    assert count.shallow == 1
+    assert clean["history"][1] == action("b", WORKS, content=None, reasoning_content=THOUGHTS[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
@@ -27,9 +28,11 @@ _RUNS = ("run", "run_ipython", "read", "write", "edit", "browse", "browse_intera
 _SAYS = ("message", "finish", "think")
 """Actions by which the agent speaks."""
 _PROGRAMS = ("code", "command")
-_REASONING = ("reasoning_content", "thinking_blocks", "responses_reasoning_item")
+_REASONING = ("reasoning_content", "thinking_blocks", "reasoning_details", "responses_reasoning_item")
 """What stands beside the words of an action and is of the same reply: what was thought, and the same as providers have
 it, some of it signed or encrypted."""
+_OF_REPLY = (*_REASONING, "provider_specific_fields")
+"""The same of a reply as it was received."""
 _THOUGHT = "thought"
 """Beside words: that they are what was thought."""
 
@@ -181,9 +184,12 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
         else:
             pieces.answered(item, [_judged(text, own_id, extras, part_of(extras, "metadata"))])
     elif _is_call(item) and item.get("source") != "user":
-        pieces.said(item, string(args.get("thought")), moved=[], apart=True)
-        program = {} if action == "edit" else {key: args[key] for key in _PROGRAMS if key in args}
         made = part_of(item, "tool_call_metadata")
+        replies = _replies(made.get("model_response"))
+        reasoning = {key: replies[0][key] for key in _OF_REPLY if key in replies[0]} if replies else {}
+        beside: Item = {"reasoning": reasoning}
+        pieces.said(item, string(args.get("thought")), moved=[], apart=True, beside=beside)
+        program = {} if action == "edit" else {key: args[key] for key in _PROGRAMS if key in args}
         arguments = program or {k: v for k, v in args.items() if k != "thought"}
         pieces.called(item, [Call(string(action), arguments, id=some_id(made.get("tool_call_id")))])
     elif action in _SAYS and item.get("source") == "agent":
@@ -221,24 +227,38 @@ def _with_thought(item: Item, words: str, beside: Item) -> Json:
         new = {**{k: v for k, v in item.items() if k not in _REASONING}, "thought": thought, **beside}
         return item if new == item else new
     args, made = part_of(item, "args"), part_of(item, "tool_call_metadata")
-    if args.get("thought", "") == words:
+    own = args.get("thought", "") == words
+    response = made.get("model_response")
+    reworded = _reworded(response, dict(beside) if own else {"content": words, **beside})
+    if own and reworded == response:
         return item
-    new = {**item, "args": {**args, "thought": words}}
-    if made:
-        new["tool_call_metadata"] = {**made, "model_response": _reworded(made.get("model_response"), words)}
-    return new
+    moved: Item = item if own else {**item, "args": {**args, "thought": words}}
+    return (
+        {**moved, "tool_call_metadata": {**made, "model_response": reworded}}
+        if "model_response" in made
+        else dict(moved)
+    )
 
 
-def _reworded(response: Json, words: str) -> Json:
-    """The reply of the model as it was received, with the words that its action now has."""
+def _replies(response: Json) -> list[Item]:
+    """The messages of a reply of the model as it was received."""
     choices = response.get("choices") if isinstance(response, dict) else None
-    if not isinstance(response, dict) or not isinstance(choices, list):
+    return [part_of(choice, "message") for choice in choices] if isinstance(choices, list) else []
+
+
+def _reworded(response: Json, said: Item) -> Json:
+    """Such a reply with the words that its action now has, and what was thought with these."""
+    if not isinstance(response, dict) or not (replies := _replies(response)):
         return response
-    new = [
-        {**choice, "message": {**part_of(choice, "message"), "content": words}} if isinstance(choice, dict) else choice
-        for choice in choices
+    messages = [
+        {key: value for key, value in {**reply, **said}.items() if key in said or key not in _OF_REPLY}
+        for reply in replies
     ]
-    return {**response, "choices": new}
+    choices = [
+        {**choice, "message": message} if isinstance(choice, dict) else choice
+        for choice, message in zip(cast(list[Json], response["choices"]), messages, strict=True)
+    ]
+    return {**response, "choices": choices}
 
 
 register(OpenHands())

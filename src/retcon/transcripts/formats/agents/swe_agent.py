@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from retcon.purify.offline import Purified
 from retcon.purify.reading.rewriting import rewritten
@@ -14,6 +15,7 @@ from retcon.transcripts.reading.itemwise import (
     Itemwise,
     ItemwiseReading,
     Pieces,
+    beside_words,
     loose_words,
     parts,
     string,
@@ -24,6 +26,10 @@ from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json, Reading
 
 _REPEATED = ("query", "messages")
+_STEP = "step"
+"""Beside words: the place of the step that they are of."""
+_THINKING = "thinking_blocks"
+"""In the message of a step: what was thought before its words."""
 
 
 class SweAgent(Itemwise):
@@ -56,12 +62,12 @@ class SweAgent(Itemwise):
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
-        for item in items:
+        for n, item in enumerate(items):
             action = string(item.get("action")).strip("\n")
             if not action:
                 pieces.said(item, _words(item), apart=True)
                 continue
-            pieces.said(item, string(item.get("thought")), moved=[], apart=True)
+            pieces.said(item, string(item.get("thought")), moved=[], apart=True, beside={_STEP: n})
             pieces.called(item, [Call("bash", {"command": action})])
             pieces.answered(None, [ToolOutput(string(item.get("observation")))])
         return pieces.all
@@ -93,14 +99,16 @@ class _SweReading(ItemwiseReading):
         new = super().purified(results)
         if not isinstance(new, dict) or not isinstance(history := new.get("history"), list):
             return new
-        steps = [p.owner for p in self.reading.spliced(results[0])]
+        pieces = self.reading.spliced(results[0])
+        words_of = {p.owner: cast(int, beside_words([p]).get(_STEP, p.owner)) for p in pieces if p.kind == "said"}
         messages = [m for m in history if isinstance(m, dict)]
         head, rounds = _rounds(messages)
         if len(rounds) != len(self.place.items):
             return {**new, "history": []}  # of another agent, or cut: what belongs to which step cannot be told
         kept: list[Json] = []
-        for n, step in zip(dict.fromkeys(steps), new["trajectory"], strict=True):
-            kept += [_with_words_of(rounds[n][0], step, self.place.items[n]), *rounds[n][1:]]
+        for n, step in zip(dict.fromkeys(p.owner for p in pieces), new["trajectory"], strict=True):
+            said = _with_words_of(rounds[n][0], step, self.place.items[n])
+            kept += [_with_thinking_of(said, rounds[words_of.get(n, n)][0]), *rounds[n][1:]]
         return {**new, "history": [*head, *kept]}
 
 
@@ -110,6 +118,14 @@ def _with_words_of(message: Json, step: Item, before: Item) -> Json:
         return with_thought(message, string(step.get("thought")))
     old = string(before.get("response"))
     return rewritten(message, old, string(step.get("response"))) if old else message
+
+
+def _with_thinking_of(message: Json, said: Json) -> Json:
+    """The message of a step, with what was thought before the words that it now has."""
+    if message is said or not isinstance(message, dict) or not isinstance(said, dict):
+        return message
+    thinking = {_THINKING: said[_THINKING]} if _THINKING in said else {}
+    return {key: value for key, value in {**message, **thinking}.items() if key != _THINKING or thinking}
 
 
 def with_thought(item: Json, words: str) -> Json:
