@@ -37,6 +37,8 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Where servers put what a model thinks before it speaks (DeepSeek, vLLM, OpenRouter)."""
 _REASONING_AGAIN = ("reasoning_details", "thinking_blocks")
 """Where OpenRouter and LiteLLM have the same once more, some of it signed or encrypted."""
+_FIELDS = "provider_specific_fields"
+"""Where LiteLLM has all of this once more."""
 _THOUGHT = "thought"
 _PART = "part"
 """Of a piece of words: the key of what is thought, or the place of a part of the content."""
@@ -265,6 +267,11 @@ def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
     if any(thought.get(key, value) != value for key, value in item.items()):
         for key in filter(kept.get, _REASONING_AGAIN):
             kept[key] = []
+        if isinstance(fields := kept.get(_FIELDS), dict):
+            kept[_FIELDS] = {
+                key: None if key in thought else [] if value and key in _REASONING_AGAIN else value
+                for key, value in fields.items()
+            }
     if kept.get(_LOGPROBS) is not None:
         kept[_LOGPROBS] = None
     moved = {**{key: value for key, value in thought.items() if key not in kept}, **moved}
