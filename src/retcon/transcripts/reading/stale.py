@@ -10,9 +10,10 @@ from retcon.transcripts.types import Json
 _OF_TEXT = (
     "tokens", "token_ids", "response_ids", "response_length", "loss_mask", "rollout_log_probs", "completion_ids",
     "completion_mask", "completion_logprobs", "response_mask", "rollout_routed_experts", "teacher_log_probs",
-    "mopd_teacher_log_probs",
+    "mopd_teacher_log_probs", "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "payload_text",
 )  # fmt: skip
-"""Ids, masks and log-probs of what the model wrote (slime, verl, TRL, prime-rl)."""
+"""Ids, masks and log-probs of what the model wrote (slime, verl, TRL, prime-rl), and slime's prompt and response in one
+text."""
 _IDS = "input_ids"
 _BESIDE_IDS = ("labels", "attention_mask", "position_ids", "token_type_ids", "assistant_masks", "special_tokens_mask")
 """As a tokenizer or a collator gives them: so many numbers as there are ids."""
@@ -21,14 +22,16 @@ _STEPS = "trajectory"
 """Beside verifiers' `completion`: each request to the model, with its prompt and its ids."""
 _EVENTS = "events"
 """Of inspect_ai's samples: each request to the model and each call, as they were made."""
+_OF_EVENTS = ("events_data", "message_pool", "call_pool")
+"""Beside these: the messages and calls that they point to."""
 _TELLING = 20
 """Characters of a message from which on a text that has them repeats it."""
 
 
 def renewed(record: Json, path: Sequence[str], value: Json) -> Json:
     """The record with another value at `path`, where its transcript was repaired. What repeats the one before is
-    emptied, to an empty list or text, or 0 for a number; a list that is the same, or its end, becomes the new one. The
-    record itself stays as it is."""
+    emptied, to an empty list or text, 0 for a number, null for an object; a list that is the same, or its end, becomes
+    the new one. The record itself stays as it is."""
     new = replaced(record, path, value)
     if not isinstance(record, dict) or not isinstance(new, dict):
         return new
@@ -36,7 +39,7 @@ def renewed(record: Json, path: Sequence[str], value: Json) -> Json:
     if tuple(path) == ("completion",) and isinstance(record.get(_STEPS), list):
         stale.append(_STEPS)
     if tuple(path) == ("messages",) and any(_is_made(one) for one in _listed(record.get(_EVENTS))):
-        stale.append(_EVENTS)
+        stale += [_EVENTS, *(n for n in _OF_EVENTS if n in record)]
     ids = record.get(_IDS)
     if _is_numbers(ids):
         stale += [_IDS, *(n for n in _BESIDE_IDS if _is_numbers(record.get(n)) and _as_long(record[n], ids))]

@@ -1,0 +1,60 @@
+"""What repeats a repaired transcript beside it, and would keep what was taken out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foreign import FORMATS, REPAIRED
+from foreign.calls_in_text import slime
+from retcon.transcripts.purifying.one import purify_transcript
+
+
+def test_slime_s_payload_and_what_was_sampled_from_are_emptied() -> None:
+    record = slime(REPAIRED)
+    prompt = record["prompt"][0]["content"]
+    record |= {
+        "payload_text": f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{record['response']}",
+        "rollout_top_p_token_ids": [[1], [2]], "rollout_top_p_token_offsets": [0, 1], "payload_has_system": False,
+    }  # fmt: skip
+    clean, count = purify_transcript(record)
+    assert count.shallow == 1
+    assert "sqroot" not in str(clean)
+    emptied = {"payload_text": "", "rollout_top_p_token_ids": [], "rollout_top_p_token_offsets": []}
+    assert {key: clean[key] for key in (*emptied, "payload_has_system")} == {**emptied, "payload_has_system": False}
+
+
+def test_what_inspect_s_events_point_to_goes_with_them() -> None:
+    record = FORMATS["inspect"](REPAIRED)
+    messages = record["messages"]
+    pools = {"events_data": {"messages": messages, "calls": []}, "message_pool": messages, "call_pool": [{"a": 1}]}
+    record |= {"events": [{"event": "model", "input": [], "input_refs": [[0, 1]]}], **pools}
+    clean, count = purify_transcript(record)
+    assert count.shallow == 1
+    assert "sqroot" not in str(clean)
+    assert [clean[key] for key in ("events", *pools)] == [[], None, [], []]
+
+
+def test_pools_without_such_events_stay() -> None:
+    record = {**FORMATS["inspect"](REPAIRED), "call_pool": [{"a": 1}]}
+    clean, count = purify_transcript(record)
+    assert (count.shallow, clean["call_pool"]) == (1, [{"a": 1}])
+
+
+def litellm(*thoughts: str) -> dict[str, Any]:
+    steps = FORMATS["messages"](REPAIRED)["messages"]
+    said = [item for item in steps if item["role"] == "assistant"]
+    for item, thought in zip(said, thoughts, strict=True):
+        again = {"reasoning_content": thought, "thinking_blocks": [{"thinking": thought}]}
+        item |= {**again, "provider_specific_fields": {"refusal": None, **again}}
+    return {"messages": steps}
+
+
+def test_what_litellm_s_fields_repeat_of_reasoning_goes_where_that_is_cut() -> None:
+    record = litellm("Take the root.", "Import it.", "The NameError is fixed now. The root is plausible.")
+    clean, count = purify_transcript(record)
+    assert count.shallow == 1
+    first, last = (item for item in clean["messages"] if item["role"] == "assistant")
+    assert first["provider_specific_fields"]["reasoning_content"] == first["reasoning_content"] == "Take the root."
+    assert first["provider_specific_fields"]["thinking_blocks"] == [{"thinking": "Take the root."}]
+    assert last["reasoning_content"] == "The root is plausible."
+    assert last["provider_specific_fields"] == {"refusal": None, "reasoning_content": None, "thinking_blocks": []}
