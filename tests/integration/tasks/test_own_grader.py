@@ -33,7 +33,12 @@ async def near(*, reply, answer, question=None, meta=None):
     return 0.5 if answer in reply else 0
 
 def verl(data_source, solution_str, ground_truth, extra_info=None):
-    return {"score": float(solution_str == ground_truth), "acc": True}
+    return {"score": 1.0 if solution_str == ground_truth else -1.0, "acc": solution_str == ground_truth, "pred": "7"}
+
+def points(reply): return 10 if reply == "7" else 0
+def says_points(reply):
+    from retcon.tasks.grading.types import Verdict
+    return Verdict(10, True)
 
 def all_of_it(**given):
     return given["trajectory"].turns[-1].text == given["reply"] and given["meta"]["level"] == 3
@@ -46,7 +51,7 @@ def odd(reply):
     if "eat" in reply: return bool(bytearray(10**12))
     if "deaf" in reply:
         import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)
-    if "much" in reply: return 7
+    if "nan" in reply: return float("nan")
     return True
 
 def other(reply, mood): return True
@@ -82,7 +87,7 @@ def test_it_returns_a_truth_a_number_or_an_object(module: str) -> None:
 
 
 def test_one_that_fails_is_a_fault_of_its_rollout_alone(module: str) -> None:
-    bad = ["raise", "exit", "die", "hang", "eat", "deaf", "much"]
+    bad = ["raise", "exit", "die", "hang", "eat", "deaf", "nan"]
     mixed = [reply for one in bad for reply in (one, "fine")]
     found = said(f"{module}:odd", mixed, seconds=1.0, memory_mb=256)
     assert all(isinstance(one, Fault) for one in found[::2]), found
@@ -90,6 +95,12 @@ def test_one_that_fails_is_a_fault_of_its_rollout_alone(module: str) -> None:
     why = [one.why for one in found[::2]]
     told = ["ValueError: no idea", "SystemExit: 3", "died", "within 1 s", "MemoryError", "within 1 s", "within [0, 1]"]
     assert [text for text, one in zip(told, why, strict=True) if text not in one] == []
+
+
+@pytest.mark.parametrize("name", ["points", "says_points"])
+def test_one_that_counts_beyond_one_ends_the_work_and_not_only_the_right_rollouts(module: str, name: str) -> None:
+    with pytest.raises(RecipeError, match=rf"{module}:{name} gives a score of 10: it must be within \[0, 1\]"):
+        said(f"{module}:{name}", ["8", "7"])
 
 
 @pytest.mark.parametrize(

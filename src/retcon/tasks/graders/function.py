@@ -4,7 +4,8 @@
         return answer in reply              # answer, reply, question, task (its id), meta, trajectory
 
 It returns a bool, a number within [0, 1] or a `Verdict`. Reward functions of verl work as they are: their
-`solution_str`, `ground_truth`, `data_source` and `extra_info` are known too, and an object with `score`.
+`solution_str`, `ground_truth`, `data_source` and `extra_info` are known too, an object with `score` and `acc`, and
+numbers below 0. One above 1 ends the work: nobody can tell what is right, or how much the others are worth.
 
 It runs in processes of its own, from the working directory, so that one that hangs or eats memory can be ended.
 """
@@ -28,7 +29,7 @@ from retcon.core.codec import to_dict
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import FUNCTION, Kind
-from retcon.tasks.grading.types import Host, Reply, Verdict
+from retcon.tasks.grading.types import Host, Reply, ScoreError, Verdict
 from retcon.tasks.types import Task
 
 LINE_BYTES = 1 << 26
@@ -66,7 +67,7 @@ class FunctionGrader:
         self._free.put_nowait(await self._started())
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
-        """See `Grader.grade`."""
+        """See `Grader.grade`. Raises ScoreError for a score above 1."""
         process, keep = await self._free.get(), None
         try:
             process = process or await self._started()
@@ -81,6 +82,8 @@ class FunctionGrader:
             self._free.put_nowait(keep)
             if process is not None and keep is None:
                 await process.end()
+        if "score_error" in said:
+            raise ScoreError(f"the grader {self._settings.path} gives {said['score_error']}; divide by its most")
         if "error" in said:
             raise InfrastructureFault(f"it raised {said['error']:.300}")
         right = said["right"] or said["score"] >= self._settings.right_from

@@ -23,7 +23,7 @@ from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import FUNCTION, kind_of, kinds, settings_for
-from retcon.tasks.grading.types import Fault, Grader, Outcome, Reply, Verdict
+from retcon.tasks.grading.types import Fault, Grader, Outcome, Reply, ScoreError, Verdict
 from retcon.tasks.registry import Rewards
 from retcon.tasks.types import Task
 
@@ -55,9 +55,12 @@ def reward_of(verdict: Verdict, rewards: Rewards) -> float:
 
 
 async def outcome_of(grader: Grader, task: Task, reply: Reply, *, name: str = "grader") -> Outcome:
-    """What a grader says of a reply; whatever it raises is a fault of this one reply. name: the grader's."""
+    """What a grader says of a reply; whatever it raises, but for ScoreError, is a fault of this one reply. name: the
+    grader's."""
     try:
         return await grader.grade(task, reply)
+    except ScoreError:
+        raise
     except (RetconError, ValueError) as error:
         return Fault(f"{name}: {error}")
     except Exception as error:  # noqa: BLE001 - whatever a grader raises must cost this one rollout alone
@@ -147,7 +150,7 @@ class Grading:
         """What the task's grader says of a reply. Whatever goes wrong while it grades is a fault of this one reply.
 
         Raises RetconError where the grader cannot be opened: it is unknown, its settings are wrong, a package or the
-        sandbox is not there.
+        sandbox is not there. Raises ScoreError where it counts in other numbers than from 0 to 1.
         """
         name = self.name_for(task)
         return await outcome_of(await self.grader(name), task, reply, name=name)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.types import Task
 
 
+class ScoreError(RecipeError, ValueError):
+    """A grader counts in other numbers than from 0 to 1. It does so of some replies only, such as the right ones:
+    without their rollouts the others would say something else, so the work ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a grader found. Raises ValueError for a score outside of [0, 1].
+    """What a grader found. Raises ScoreError for a score outside of [0, 1], ValueError for one that is no number.
 
     score: how good the answer is. right: whether it counts as right. why: a short phrase for people. answer: what the
     grader took for the answer, None where it found none.
@@ -25,7 +32,8 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.score <= 1.0:
-            raise ValueError(f"a score of {self.score}: it must be within [0, 1]")
+            error = ScoreError if math.isfinite(self.score) else ValueError
+            raise error(f"a score of {self.score:g}: it must be within [0, 1]")
 
     @classmethod
     def of(cls, right: bool, why: str = "", answer: str | None = None) -> Verdict:
@@ -58,7 +66,7 @@ class Grader(Protocol):
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
         """Raises InfrastructureFault where it cannot tell, ValueError where the task holds nothing that it can grade
-        by."""
+        by, ScoreError where it counts otherwise."""
         ...
 
     async def check(self, task: Task) -> None:

@@ -2,8 +2,8 @@
 
 It reads lines of JSON from standard input and writes lines of JSON to where standard output went; what the function
 prints goes to standard error. First line in: {"path", "memory_mb"}; out: {"wants": names of the parameters that it
-takes, or null for all} or {"error"}. Then for each line of arguments {"score", "right", "why"} or {"error"}. It ends
-with its parent.
+takes, or null for all} or {"error"}. Then for each line of arguments {"score", "right", "why"}, {"error"}, or
+{"score_error"} where it counts in other numbers. It ends with its parent.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import ctypes
 import inspect
 import json
+import math
 import os
 import resource
 import signal
@@ -21,7 +22,7 @@ from typing import Any, TextIO
 
 from retcon.core.codec import from_dict
 from retcon.core.registry import at_path
-from retcon.tasks.grading.types import Verdict
+from retcon.tasks.grading.types import ScoreError, Verdict
 
 PR_SET_PDEATHSIG = 1
 KNOWN = (
@@ -55,6 +56,8 @@ def main() -> None:
             said = function(**given)
             verdict = read_verdict(asyncio.run(_awaited(said)) if inspect.isawaitable(said) else said)
             _say(answers, {"score": verdict.score, "right": verdict.right, "why": verdict.why})
+        except ScoreError as error:
+            _say(answers, {"score_error": str(error)})
         except BaseException as error:  # noqa: BLE001 - whatever the function raises is its answer
             _say(answers, {"error": f"{type(error).__name__}: {error}"})
 
@@ -72,20 +75,22 @@ def wanted(function: Any) -> list[str] | None:
 
 
 def read_verdict(said: Any) -> Verdict:
-    """A verdict of what a function returned: a bool, a number within [0, 1], a Verdict, or as verl has it an object
-    with `score`. Right is what scores 1, where nothing else is said. Raises TypeError, ValueError."""
+    """A verdict of what a function returned: a bool, a number, a Verdict, or as verl has it an object with `score`,
+    and `right` or `acc`. A finite number below 0, as of functions that give 1 and -1, is a score of 0. Right is what
+    scores 1, where nothing else is said. Raises TypeError, ValueError; ScoreError for a number above 1."""
     if isinstance(said, Verdict):
         return said
     if isinstance(said, bool):
         return Verdict.of(said)
     if isinstance(said, Mapping) and "score" in said:
         plain = read_verdict(said["score"])
-        return Verdict(plain.score, bool(said.get("right", plain.right)), str(said.get("why", "")))
+        right = bool(said["right"]) if "right" in said else float(said["acc"]) >= 1.0 if "acc" in said else plain.right
+        return Verdict(plain.score, right, str(said.get("why", "")))
     try:
         score = float(said)
     except (TypeError, ValueError):
-        raise TypeError(f"it returned {said!r:.80}: a bool, a number within [0, 1] or a Verdict is wanted") from None
-    return Verdict(score, score >= 1.0)
+        raise TypeError(f"it returned {said!r:.80}: a bool, a number up to 1 or a Verdict is wanted") from None
+    return Verdict(max(score, 0.0) if math.isfinite(score) else score, score >= 1.0)
 
 
 async def _awaited(said: Any) -> Any:
