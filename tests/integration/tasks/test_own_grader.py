@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from retcon.core.types import Trajectory
 from retcon.models.locating import BASE
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.types import Fault, Outcome, Verdict
+from retcon.tasks.grading.types import Fault, Outcome, Reply, Verdict
 from retcon.tasks.registry import graded
 from retcon.tasks.types import Task
 
@@ -35,6 +36,7 @@ async def near(*, reply, answer, question=None, meta=None):
 def verl(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 1.0 if solution_str == ground_truth else -1.0, "acc": solution_str == ground_truth, "pred": "7"}
 
+def of_source(data_source): return data_source == "openai/gsm8k"
 def points(reply): return 10 if reply == "7" else 0
 def says_points(reply):
     from retcon.tasks.grading.types import Verdict
@@ -149,6 +151,29 @@ def test_why_a_rollout_of_a_file_could_not_be_graded_reaches_whoever_made_it(mod
     assert (lost := asyncio.run(main())).reward is None
     assert lost.stop == "infrastructure"
     assert told == ["my_rewards:odd: it raised ValueError: no idea"]
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        (
+            {"prompt": [{"role": "user", "content": "6 times 7?"}], "reward_model": {"ground_truth": "42"}},
+            "data_source",
+        ),
+        ({"question": "6 times 7?", "answer": "42"}, "source"),
+    ],
+)
+def test_it_is_told_the_data_source_that_the_row_names(module: str, row: dict[str, object], column: str) -> None:
+    Path("problems.jsonl").write_text(json.dumps({**row, column: "openai/gsm8k"}) + "\n")
+    path = f"{module}:of_source"
+    task = next(FileTaskSettings(path="problems.jsonl", evaluation_share=0.0, grader=path).open().train(0))
+
+    async def main() -> list[Outcome]:
+        async with Grading(GradeSettings(path)) as grading:
+            plain = Task("openai/gsm8k", "which?", "7")
+            return [await grading.outcome(one, Reply("42")) for one in (task, plain)]
+
+    assert asyncio.run(main()) == [Verdict(1.0, True), Verdict(1.0, True)]
 
 
 def test_no_process_is_left(module: str) -> None:

@@ -166,7 +166,7 @@ def _arguments(task: Task, reply: Reply, wants: Sequence[str] | None) -> dict[st
         "meta": meta,
         "solution_str": reply.text,
         "ground_truth": task.answer,
-        "data_source": meta.get("data_source", task.id),
+        "data_source": meta.get("data_source") or meta.get("source") or task.id,
         "extra_info": meta.get("extra_info", meta),
     }
     if reply.trajectory is not None and (wants is None or "trajectory" in wants):
