@@ -6,12 +6,16 @@ import base64
 import json
 import pickle
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datafiles import write
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.cases import Call, Check, Stdio, read_tests
 from retcon.tasks.grading.outputs import same_output, same_value
 from retcon.tasks.grading.packed import unpack
@@ -36,6 +40,8 @@ def test_tests_are_read_as_data_sets_write_them() -> None:
     assert read(tests=[{"input": "1\n", "output": "2\n"}]).cases == (Stdio("1\n", "2\n"),)
     apps = {"inputs": [[1, [2]], [3, [4]]], "outputs": [[5], 6], "fn_name": "f"}
     assert read(input_output=json.dumps(apps)).cases == (Call("f", [1, [2]], [[5], 5]), Call("f", [3, [4]], [6]))
+    words = {"inputs": [["ab"]], "outputs": ["ba"], "fn_name": "f"}
+    assert read(input_output=words).cases == (Call("f", ["ab"], ["ba"]),)
     assert read(answer=json.dumps({"inputs": ["1"], "outputs": ["2"]})).cases == (Stdio("1", "2"),)
 
 
@@ -46,6 +52,39 @@ def test_livecodebenchs_tests_are_read_packed_and_not() -> None:
     assert found.cases == (Call("solve", [[1, 2], 3], [True]), Call("solve", ["a", 4], [[0.5]]))
     stdin = json.dumps([{"input": "1 2", "output": "3", "testtype": "stdin"}])
     assert read(public_test_cases="[]", private_test_cases=pack(stdin), metadata="{}").cases == (Stdio("1 2", "3"),)
+
+
+@pytest.mark.parametrize(
+    ("case", "call"),
+    [
+        ({"fn_name": "f", "type": "function_call", "input": [1, 2], "output": [3]}, Call("f", [1, 2], [[3], 3])),
+        ({"fn_name": "f", "type": "function_call", "input": [[3]], "output": 3}, Call("f", [[3]], [3])),
+        (
+            {"testtype": "functional", "metadata": {"func_name": "f"}, "input": "1\n2", "output": "3"},
+            Call("f", [1, 2], [3]),
+        ),
+        ({"metadata": '{"func_name": "f"}', "input": '"a"', "output": '"b"'}, Call("f", ["a"], ["b"])),
+        ({"type": "stdin_stdout", "input": "1", "output": "2"}, Stdio("1", "2")),
+    ],
+)
+def test_a_case_may_name_the_function_that_it_calls(case: dict[str, Any], call: Call | Stdio) -> None:
+    assert read(tests=[case]).cases == (call,)
+    assert read(tests=json.dumps([case])).cases == (call,)
+
+
+@pytest.mark.parametrize("kind", [{"type": "function_call"}, {"testtype": "functional"}])
+def test_a_case_that_calls_what_nobody_names_is_refused_before_work_starts(
+    kind: dict[str, str], tmp_path: Path
+) -> None:
+    case = {**kind, "input": "1", "output": "2"}
+    with pytest.raises(ValueError, match="names no function: 'fn_name'"):
+        read(tests=[case])
+    with pytest.raises(ValueError, match="names no function: 'fn_name'"):
+        read(public_test_cases=json.dumps([case]), metadata="{}")
+    row = {"question": "Add.", "answer": json.dumps([case]), "grader": "code"}
+    file = write(tmp_path / "a.jsonl", [row])
+    with pytest.raises(DataError, match=r"line 1: .*its tests cannot be read: .* names no function"):
+        FileTaskSettings(path=file).open()
 
 
 class Evil:

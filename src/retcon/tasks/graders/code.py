@@ -16,7 +16,7 @@ import json
 import re
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ from retcon.chat.markdown import find_calls
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
 from retcon.core.types import Trajectory
 from retcon.sandbox.types import Limits, Result, Sandbox, Session
-from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, python_tests, read_tests
+from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, read_tests, refuse_unreadable
 from retcon.tasks.grading.outputs import same_output, same_value
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
@@ -262,11 +262,4 @@ async def _open(settings: CodeSettings, host: Host) -> CodeGrader:
     return CodeGrader(await host.sandbox(), settings)
 
 
-def _read(_answer: str, meta: Mapping[str, object]) -> None:
-    try:
-        python_tests(meta)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"its tests cannot be read: {error}") from None
-
-
-GRADER = Kind("code", CodeSettings, _open, read=_read)
+GRADER = Kind("code", CodeSettings, _open, read=refuse_unreadable)

@@ -11,13 +11,14 @@ public_test_cases, private_test_cases, metadata, starter_code      LiveCodeBench
 input_output              APPS, TACO, and verl's code rows, where it is the answer: `inputs`, `outputs`, `fn_name`
 
 Cases are objects with `input` and `output`, or `inputs` and `outputs` as lists; with a function's name they are calls,
-with arguments and value as JSON, else texts for standard input and from standard output.
+with arguments and value as JSON, else texts for standard input and from standard output. A case of its own may name its
+function (`fn_name`, or `func_name` in its `metadata`), and its kind (`type`, `testtype`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +68,10 @@ class Call:
 
 
 Case = Check | Stdio | Call
+_LIVECODEBENCH = ("public_test_cases", "private_test_cases")
+_OF_PROGRAMS = ("stdin", "stdin_stdout")
+_OF_FUNCTIONS = ("functional", "function_call")
+"""Kinds of cases, as LiveCodeBench and SYNTHETIC-1 call them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,14 @@ class Tests:
     body_of: tuple[str, str] | None = None
 
 
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
 def read_tests(task: Task) -> Tests:
     """The tests of a task. Raises ValueError, naming the task, where there are none or they cannot be read."""
     try:
-        found = _found(task)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        found = _found(task.answer, task.meta)
+    except _UNREADABLE as error:
         raise ValueError(f"task {task.id}: its tests cannot be read: {error!s:.300}") from None
     if found is None or not found.cases:
         raise ValueError(
@@ -93,7 +101,16 @@ def read_tests(task: Task) -> Tests:
     return found
 
 
-def python_tests(meta: Mapping[str, object]) -> Tests | None:
+def refuse_unreadable(answer: str, meta: Mapping[str, object]) -> None:
+    """Raises ValueError where the tests of a row cannot be read; those that are packed, which takes long, are not."""
+    unpacked = {name: value for name, value in meta.items() if name not in _LIVECODEBENCH or not _is_packed(value)}
+    try:
+        _found(answer, unpacked)
+    except _UNREADABLE as error:
+        raise ValueError(f"its tests cannot be read: {error!s:.300}") from None
+
+
+def _python_tests(meta: Mapping[str, object]) -> Tests | None:
     """Those in Python, None where there are others or none. Raises ValueError where they would check nothing."""
     setup = _text(meta.get("test_setup_code"))
     if tests := _plain(meta.get("tests")):
@@ -109,17 +126,16 @@ def python_tests(meta: Mapping[str, object]) -> Tests | None:
     return None
 
 
-def _found(task: Task) -> Tests | None:
-    meta = task.meta
-    if (found := python_tests(meta)) is not None:
+def _found(answer: str, meta: Mapping[str, object]) -> Tests | None:
+    if (found := _python_tests(meta)) is not None:
         return found
     if tests := _plain(meta.get("tests")):
         return None if isinstance(tests, str) else _cases(tests, _function_of(meta))
-    if public := [name for name in ("public_test_cases", "private_test_cases") if meta.get(name)]:
+    if public := [name for name in _LIVECODEBENCH if meta.get(name)]:
         cases = [case for name in public for case in _livecodebench(meta[name])]
         function = _function_of(meta) if any(case.get("testtype") == "functional" for case in cases) else None
         return _cases(cases, function)
-    written = meta.get("input_output") or (task.answer if task.answer.lstrip().startswith(("{", "[")) else None)
+    written = meta.get("input_output") or (answer if answer.lstrip().startswith(("{", "[")) else None)
     return _cases(_plain(written), _function_of(meta)) if written else None
 
 
@@ -146,18 +162,39 @@ def _python(codes: Sequence[str], before: str, body_of: tuple[str, str] | None =
 
 
 def _cases(written: Any, function: str | None) -> Tests:
+    """function: what cases call that do not say."""
     if isinstance(written, Mapping):
-        function = _text(written.get("fn_name")) or function
+        called = _text(written.get("fn_name")) or function
         inputs, outputs = written["inputs"], written["outputs"]
         if len(inputs) != len(outputs):
             raise ValueError(f"{len(inputs)} inputs, and {len(outputs)} outputs")
-        pairs: Iterable[tuple[Any, Any]] = zip(inputs, outputs, strict=True)
-    else:
-        pairs = ((case["input"], case["output"]) for case in written)
+        pairs = zip(inputs, outputs, strict=True)
+        return Tests(tuple(_case(i, o, called, listed=True) for i, o in pairs), PRELUDE)
+    named = ((case, _function_of(case)) for case in written)
+    return Tests(
+        tuple(_case(c["input"], c["output"], _called(c, own or function), listed=bool(own)) for c, own in named),
+        PRELUDE,
+    )
+
+
+def _case(given: Any, expected: Any, function: str | None, *, listed: bool) -> Case:
+    """listed: whether a value may stand in a list of its own (APPS)."""
     if function:
-        lists = isinstance(written, Mapping)
-        return Tests(tuple(Call(function, _arguments(i), _values(o, lists)) for i, o in pairs), PRELUDE)
-    return Tests(tuple(Stdio(_lines(i), _lines(o)) for i, o in pairs), PRELUDE)
+        return Call(function, _arguments(given), _values(expected, listed))
+    return Stdio(_lines(given), _lines(expected))
+
+
+def _called(case: Mapping[str, Any], function: str | None) -> str | None:
+    """The function that a case calls, None where it is a program's input and output. Raises ValueError where its kind
+    says that it calls one, and nothing says which."""
+    kind = _text(case.get("testtype")) or _text(case.get("type"))
+    if kind in _OF_PROGRAMS:
+        return None
+    if kind in _OF_FUNCTIONS and not function:
+        raise ValueError(
+            f"a case is '{kind}' and names no function: 'fn_name', or 'func_name' in 'metadata', says which"
+        )
+    return function
 
 
 def _humaneval(test: str, name: str, prompt: str) -> Tests:
@@ -168,18 +205,22 @@ def _humaneval(test: str, name: str, prompt: str) -> Tests:
     return _python([test], helpers, body_of)
 
 
+def _is_packed(written: object) -> bool:
+    return isinstance(written, str) and not written.lstrip().startswith("[")
+
+
 def _livecodebench(written: Any) -> Sequence[Mapping[str, Any]]:
-    if isinstance(written, str) and not written.lstrip().startswith("["):
+    if _is_packed(written):
         written = unpack(written)
     cases: Sequence[Mapping[str, Any]] = _plain(written) or ()
     return cases
 
 
-def _function_of(meta: Mapping[str, object]) -> str | None:
-    """The function to be called, as the row says or LiveCodeBench's `metadata` does."""
-    about = _plain(meta.get("metadata"))
+def _function_of(of: Mapping[str, object]) -> str | None:
+    """The function to be called, as a row or a case says, or its `metadata` (LiveCodeBench)."""
+    about = _plain(of.get("metadata"))
     named = about.get("func_name") if isinstance(about, Mapping) else None
-    return _text(meta.get("fn_name")) or _text(named) or None
+    return _text(of.get("fn_name")) or _text(named) or None
 
 
 def _plain(value: object) -> Any:
@@ -208,7 +249,12 @@ def _arguments(written: Any) -> Sequence[Any]:
     return list(written)
 
 
-def _values(written: Any, lists: bool) -> Sequence[Any]:
-    """lists: where a value may stand in a list of its own (APPS)."""
-    value = json.loads(written) if isinstance(written, str) else written
-    return [value, value[0]] if lists and isinstance(value, list) and len(value) == 1 else [value]
+def _values(written: Any, listed: bool) -> Sequence[Any]:
+    """A text that is no JSON stands for itself where values may be such (APPS)."""
+    try:
+        value = json.loads(written) if isinstance(written, str) else written
+    except json.JSONDecodeError:
+        if not listed:
+            raise
+        value = written
+    return [value, value[0]] if listed and isinstance(value, list) and len(value) == 1 else [value]
