@@ -161,12 +161,13 @@ def test_an_answer_to_be_called_is_not_run_as_a_program(world: World) -> None:
         {"prompt": "def f(a):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1) == 2"},
         {"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [2]}},
         {"tests": "if __name__ == '__main__':\n    assert f(1) == 2", "test_setup_code": "K = 1"},
+        {"test": "from solution import f\ndef test_f():\n    assert f(1) == 2"},
     ]
     guard = "\nif __name__ == '__main__':\n    print(f(int(input())))"
     pickles = "import pickle\nclass P: pass\ndef f(a):\n    return len([pickle.loads(pickle.dumps(P()))]) + a"
     for program, score in (("def f(a): return a + 1", 1), (pickles, 1), ("def f(a): return a", 0)):
-        assert world.scores([(program + guard, meta) for meta in metas[:2] + metas[3:]]) == [score] * 3
-    assert world.scores([("def f(a): return a + 1" + guard, meta) for meta in metas]) == [1] * 4
+        assert world.scores([(program + guard, meta) for meta in metas[:2] + metas[3:]]) == [score] * 4
+    assert world.scores([("def f(a): return a + 1" + guard, meta) for meta in metas]) == [1] * 5
 
 
 def test_what_tests_define_is_there_after_one_that_failed(world: World) -> None:

@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 from retcon.core.errors import RecipeError
 from retcon.tasks.data.fields import DataError, Item, missing
+from retcon.tasks.grading.cases import PLACES, is_tests
 from retcon.tasks.grading.registry import Kind, kind_of
 from retcon.tasks.types import Task
-
-TESTS = ("tests", "test_list", "test", "public_test_cases", "private_test_cases", "input_output")
-"""Where tests of programs may stand in a task's `meta`."""
 
 
 def refuse_unknown(grader: str, where: str) -> None:
@@ -23,7 +21,7 @@ def refuse_unknown(grader: str, where: str) -> None:
 
 def has_tests(item: Item) -> bool:
     """Whether there is anything to run an answer's program against."""
-    return bool(item.answer) or any(not missing(item.meta.get(name)) for name in TESTS)
+    return is_tests(item.answer) or any(not missing(item.meta.get(name)) for name in PLACES)
 
 
 def in_words(task: Task) -> bool:

@@ -140,7 +140,7 @@ class _Loader:
         if not item.question.strip():
             return read.drop("without a question", row.where)
         if not (has_tests(item) if grader == CODE else item.answer):
-            return read.drop("without an answer", row.where)
+            return read.drop("without tests" if grader == CODE else "without an answer", row.where)
         same = key(item.question)
         if self._settings.duplicates == "drop":
             asked = role, same, key("\n".join(text for _, text in item.before)) if item.before else ""

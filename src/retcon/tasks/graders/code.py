@@ -35,11 +35,12 @@ from retcon.tasks.types import Task
 
 _READY = """
 import math, re, collections, itertools, typing, sys
-sys.modules["answer"] = sys.modules[__name__]
+sys.modules["answer"] = sys.modules["solution"] = sys.modules[__name__]
 __name__ = "answer"
 del math, re, collections, itertools, typing, sys
 """
-"""An answer is imported, as it were: what it does as a program of its own, such as read input, is no part of it."""
+"""An answer is imported, as it were: what it does as a program of its own, such as read input, is no part of it. Tests
+may import what it defines from `solution` (KodCode)."""
 _CHECKS = '__name__ = "__main__"'
 WAITING = 10.0  # wall seconds for each CPU second, as machines are busy, and a sleeping program ends too
 READ = 16  # tasks whose tests are kept as they were read

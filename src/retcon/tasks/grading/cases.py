@@ -9,6 +9,7 @@ test, entry_point         HumanEval: `check(candidate)`, with `prompt`, whose im
                           or tests as in `tests` (BigCodeBench)
 public_test_cases, private_test_cases, metadata, starter_code      LiveCodeBench, packed or not
 input_output              APPS, TACO, and verl's code rows, where it is the answer: `inputs`, `outputs`, `fn_name`
+test                      without `entry_point`: tests as in `tests` (KodCode)
 
 Cases are objects with `input` and `output`, or `inputs` and `outputs` as lists; with a function's name they are calls,
 with arguments and value as JSON, else texts for standard input and from standard output. A case of its own may name its
@@ -68,6 +69,8 @@ class Call:
 
 
 Case = Check | Stdio | Call
+PLACES = ("tests", "test_list", "test", "public_test_cases", "private_test_cases", "input_output")
+"""Where tests may stand in a task's `meta`."""
 _LIVECODEBENCH = ("public_test_cases", "private_test_cases")
 _OF_PROGRAMS = ("stdin", "stdin_stdout")
 _OF_FUNCTIONS = ("functional", "function_call")
@@ -84,6 +87,11 @@ class Tests:
     body_of: tuple[str, str] | None = None
 
 
+def is_tests(answer: str) -> bool:
+    """Whether an answer is cases, as a text of JSON."""
+    return answer.lstrip().startswith(("{", "["))
+
+
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
@@ -96,7 +104,7 @@ def read_tests(task: Task) -> Tests:
     if found is None or not found.cases:
         raise ValueError(
             f"task {task.id} has no tests: meta must hold 'tests' (Python that checks an answer, or cases), "
-            "'test_list', 'test' and 'entry_point', 'input_output', or LiveCodeBench's test cases"
+            "'test_list', 'test', 'input_output', or LiveCodeBench's test cases"
         )
     return found
 
@@ -105,7 +113,9 @@ def refuse_unreadable(answer: str, meta: Mapping[str, object]) -> None:
     """Raises ValueError where the tests of a row cannot be read; those that are packed, which takes long, are not."""
     unpacked = {name: value for name, value in meta.items() if name not in _LIVECODEBENCH or not _is_packed(value)}
     try:
-        _found(answer, unpacked)
+        found = _found(answer, unpacked)
+        if len(unpacked) == len(meta) and (found is None or not found.cases):
+            raise ValueError("there are none")
     except _UNREADABLE as error:
         raise ValueError(f"its tests cannot be read: {error!s:.300}") from None
 
@@ -135,8 +145,10 @@ def _found(answer: str, meta: Mapping[str, object]) -> Tests | None:
         cases = [case for name in public for case in _livecodebench(meta[name])]
         function = _function_of(meta) if any(case.get("testtype") == "functional" for case in cases) else None
         return _cases(cases, function)
-    written = meta.get("input_output") or (answer if answer.lstrip().startswith(("{", "[")) else None)
-    return _cases(_plain(written), _function_of(meta)) if written else None
+    if written := meta.get("input_output") or (is_tests(answer) and answer):
+        return _cases(_plain(written), _function_of(meta))
+    test = _text(meta.get("test"))
+    return _python([test], _text(meta.get("test_setup_code"))) if test.strip() else None
 
 
 def _python(codes: Sequence[str], before: str, body_of: tuple[str, str] | None = None) -> Tests:
