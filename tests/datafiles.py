@@ -41,6 +41,10 @@ ROWS: dict[str, dict[str, Any]] = {
         "task_id": 1, "text": "Write a function two.", "code": "def two(): return 2",
         "test_list": ["assert two() == 2"], "test_setup_code": "", "challenge_test_list": [],
     },
+    "apps": {
+        "problem_id": 0, "question": "Add two numbers.", "solutions": "[]", "starter_code": "",
+        "input_output": json.dumps({"inputs": ["1 2"], "outputs": ["3"]}),
+    },
     "livecodebench": {
         "question_title": "Sum", "question_content": "Add two numbers.", "question_id": "abc_a", "platform": "atcoder",
         "starter_code": "", "public_test_cases": json.dumps(TESTS), "metadata": "{}",

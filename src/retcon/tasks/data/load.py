@@ -130,9 +130,9 @@ class _Loader:
             item = convention.read(columns)
         except Misfit as misfit:
             raise DataError(f"{row.where}: {misfit} (read as {convention.name})") from None
-        _refuse_huge(item, row)
-        read.asked_with.update(item.asked_with)
         grader = item.grader or read.settings.grader or convention.grader
+        _refuse_huge(item, row, grader)
+        read.asked_with.update(item.asked_with)
         if item.grader:
             refuse_unknown(item.grader, row.where)
         if any(not missing(columns.get(name)) for name in self._settings.marked):
@@ -221,8 +221,10 @@ def questions_of(path: str) -> Iterator[tuple[str, str]]:
             raise DataError(f"{row.where}: {misfit}") from None
 
 
-def _refuse_huge(item: Item, row: Row) -> None:
-    for column, value, most in (("answer", item.answer, MOST_ANSWER), ("question", item.question, MOST_QUESTION)):
+def _refuse_huge(item: Item, row: Row, grader: str) -> None:
+    """Tests, which may be the answer, may have any length."""
+    answers = () if grader == CODE else (("answer", item.answer, MOST_ANSWER),)
+    for column, value, most in (*answers, ("question", item.question, MOST_QUESTION)):
         if len(value) > most:
             raise DataError(
                 f"{row.where}: its {column} has {len(value):,} characters, {most:,} at most: is another column meant? "

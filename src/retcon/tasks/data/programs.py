@@ -1,4 +1,4 @@
-"""Conventions of tasks whose answers are programs, graded by tests: HumanEval, MBPP and LiveCodeBench.
+"""Conventions of tasks whose answers are programs, graded by tests: HumanEval, MBPP, LiveCodeBench and APPS.
 
 The tests stay in a task's `meta`, under the names that the data set gives them; nothing here unpacks or runs them.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from retcon.tasks.data.conventions import Convention, first_of, item, register
-from retcon.tasks.data.fields import Columns, Item, Misfit, text
+from retcon.tasks.data.conventions import ANSWERS, QUESTIONS, Convention, first_of, item, register
+from retcon.tasks.data.fields import Columns, Item, Misfit, missing, text
+from retcon.tasks.grading.cases import function_named
 
 CODE = "code"
 """The grader of tasks with tests."""
 _MBPP_ASKS = ("question", "text", "query", "prompt")
 _MBPP_TESTS = ("test_list", "tests")
+_APPS_TESTS = ("input_output", "tests")
 
 
 def _humaneval(row: Columns) -> Item:
@@ -30,7 +32,7 @@ def _mbpp(row: Columns) -> Item:
     """The tests are shown, as by its authors (arXiv 2108.07732): only they say what the function is called."""
     column = first_of(row, _MBPP_TESTS)
     tests = row[column]
-    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+    if not _are_lines(tests):
         raise Misfit(column, "is not a list of tests, each a line of Python")
     read = item(row, first_of(row, _MBPP_ASKS), "")
     shown = "\n".join(tests)
@@ -40,19 +42,51 @@ def _mbpp(row: Columns) -> Item:
     return replace(read, question=asked)
 
 
+def _are_lines(tests: object) -> bool:
+    return isinstance(tests, list) and all(isinstance(test, str) for test in tests)
+
+
+def _of_mbpp(row: Columns) -> bool:
+    """`tests` may be those of another convention."""
+    return "test_list" in row or _are_lines(row["tests"]) or missing(row["tests"])
+
+
 def _livecodebench(row: Columns) -> Item:
     read = item(row, "question_content", "")
+    return replace(read, question=_asked(read.question, row), source=read.source or text(row, "platform"))
+
+
+def _apps(row: Columns) -> Item:
+    """Also TACO, and rows whose `tests` are cases, or Python in one text: they are not shown, as they are many."""
+    read = item(row, first_of(row, QUESTIONS), "")
+    return replace(read, question=_asked(read.question, row))
+
+
+def _of_apps(row: Columns) -> bool:
+    """Rows with an answer beside `input_output` are of the conventions that read it."""
+    if all(missing(row.get(name)) for name in _APPS_TESTS):
+        return False
+    asks_as_mbpp = "tests" in row and any(name in row for name in _MBPP_ASKS)
+    return asks_as_mbpp or not any(name in row for name in ANSWERS)
+
+
+def _asked(question: str, row: Columns) -> str:
+    """The question, and what kind of program answers it."""
     start = text(row, "starter_code").strip("\n")
-    how = (
-        f"Answer with one block of Python that begins so:\n\n```python\n{start}\n```"
-        if start
-        else "Answer with one block of Python: a program that reads standard input and prints the answer."
-    )
-    return replace(read, question=f"{read.question.strip()}\n\n{how}", source=read.source or text(row, "platform"))
+    if start:
+        how = f"Answer with one block of Python that begins so:\n\n```python\n{start}\n```"
+    elif isinstance(tests := row.get("tests"), str) and not tests.lstrip().startswith(("[", "{")):
+        how = "Answer with one block of Python."
+    elif name := function_named(row):
+        how = f"Answer with one block of Python that defines `{name}`."
+    else:
+        how = "Answer with one block of Python: a program that reads standard input and prints the answer."
+    return f"{question.strip()}\n\n{how}"
 
 
 register(Convention("humaneval", ("prompt", "test", "entry_point"), _humaneval, CODE))
 register(
     Convention("livecodebench", ("question_content", "public_test_cases|private_test_cases"), _livecodebench, CODE)
 )
-register(Convention("mbpp", ("|".join(_MBPP_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, certainty=1))
+register(Convention("mbpp", ("|".join(_MBPP_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1))
+register(Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1))

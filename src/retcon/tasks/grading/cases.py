@@ -235,6 +235,18 @@ def _function_of(of: Mapping[str, object]) -> str | None:
     return _text(of.get("fn_name")) or _text(named) or None
 
 
+def function_named(row: Mapping[str, object]) -> str | None:
+    """The function that the cases of a row call, as the row says, or they do; None where they are for programs."""
+    if own := _function_of(row):
+        return own
+    written = row.get("input_output") or row.get("tests")
+    if isinstance(written, str) and "fn_name" not in written and "func_name" not in written:
+        return None  # many are of megabytes
+    cases = _plain(written)
+    first = cases[0] if isinstance(cases, list) and cases else cases
+    return _function_of(first) if isinstance(first, Mapping) else None
+
+
 def _plain(value: object) -> Any:
     """Lists and objects of JSON may stand in a row as text."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):

@@ -16,7 +16,7 @@ from retcon.tasks.data.grading import unreadable
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.graders.text import letter as letter_of
 
-CODE = ("humaneval", "mbpp", "livecodebench")
+CODE = ("humaneval", "mbpp", "apps", "livecodebench")
 
 
 def test_there_is_a_row_of_every_convention() -> None:

@@ -1,0 +1,69 @@
+"""Rows whose answers are programs: what is asked of them, whatever their tests look like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datafiles import ROWS, read, write
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.grading.cases import Call, Stdio, read_tests
+
+CASE = {"input": "1", "output": "2"}
+CALLED = {"fn_name": "f", "inputs": [[1]], "outputs": [[2]]}
+PRINTS = "a program that reads standard input and prints the answer."
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"question": "Add.", "input_output": json.dumps({"inputs": ["1"], "outputs": ["2"]})}, PRINTS),
+        ({"question": "Add.", "starter_code": "def f(a):\n\t", "input_output": json.dumps(CALLED)},
+         "begins so:\n\n```python\ndef f(a):\n\t\n```"),
+        ({"question": "Add.", "starter_code": "", "input_output": CALLED}, "that defines `f`."),
+        ({"question": "Add.", "grader": "code", "tests": [CASE]}, PRINTS),
+        ({"question": "Add.", "answer": "", "tests": [CASE]}, PRINTS),
+        ({"problem": "Add.", "solutions": ["?"], "metadata": "{}", "tests": json.dumps([CASE])}, PRINTS),
+        ({"problem": "Add.", "tests": [{**CASE, "type": "function_call", "fn_name": "f"}]}, "that defines `f`."),
+        ({"question": "Write f.", "tests": "assert f(1) == 2"}, "Answer with one block of Python."),
+    ],
+)  # fmt: skip
+def test_tests_that_are_no_lines_of_python_are_not_shown(row: dict[str, Any], asked: str, tmp_path: Path) -> None:
+    tasks = FileTaskSettings(path=write(tmp_path / "a.jsonl", [row]), evaluation_share=0).open()
+    (task,) = tasks.train(0)
+    assert task.question.endswith(asked)
+    assert task.question.startswith(f"{row.get('question', row.get('problem'))}\n\nAnswer with one block of Python")
+    assert task.meta["grader"] == "code"
+    assert len(read_tests(task).cases) == 1
+
+
+def test_a_row_of_apps_is_read_as_it_is(tmp_path: Path) -> None:
+    called = {**ROWS["apps"], "question": "Add one.", "input_output": json.dumps(CALLED)}
+    source = read(write(tmp_path / "a.jsonl", [ROWS["apps"], called]))
+    assert source.convention == "apps"
+    assert [read_tests(placed.task).cases for placed in source.train] == [
+        (Stdio("1 2", "3"),), (Call("f", [1], [[2], 2]),),
+    ]  # fmt: skip
+
+
+def test_rows_with_an_answer_are_asked_as_they_are(tmp_path: Path) -> None:
+    rows = [
+        {"question": "Add.", "answer": "2", "input_output": "{}"},
+        {"problem": "Add.", "answer": "2", "tests": [CASE]},
+    ]
+    for row in rows:
+        (placed,) = read(write(tmp_path / "a.jsonl", [{**row, "answer": "2"}])).train
+        assert (placed.task.question, placed.task.answer, placed.task.meta["grader"]) == ("Add.", "2", "math")
+
+
+def test_tests_that_are_the_answer_may_be_long(tmp_path: Path) -> None:
+    row = {"question": "Add.", "tests_of_it": json.dumps({"inputs": ["1"] * 9000, "outputs": ["2"] * 9000})}
+    path, columns = write(tmp_path / "a.jsonl", [row]), {"answer": "tests_of_it"}
+    (placed,) = read(path, columns=columns, grader="code").train
+    assert len(read_tests(placed.task).cases) == 9000
+    with pytest.raises(DataError, match=r"its answer has .* characters, 20,000 at most"):
+        read(path, columns=columns)
