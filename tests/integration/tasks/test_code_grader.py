@@ -23,7 +23,8 @@ from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
-from retcon.tasks.graders.code import answered_program
+from retcon.tasks.grading.answers import answered_program
+from retcon.tasks.grading.cases import read_tests
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.types import Fault, Outcome, Reply
 from retcon.tasks.types import Task
@@ -264,7 +265,7 @@ def test_a_group_is_graded_by_running_its_answers(world: World) -> None:
     right, wrong = world.run(work)
     assert (right.reward, right.answer) == (1.0, RIGHT)
     assert wrong.reward == -1.0
-    assert answered_program(wrong) == "def add(a, b):\n    return 3"
+    assert answered_program(Reply("", wrong), read_tests(TASK)) == "def add(a, b):\n    return 3"
 
 
 async def rolled_out(sandbox: Sandbox, body: str, grading: Grading) -> list[Trajectory]:

@@ -13,7 +13,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import re
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -22,10 +21,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from retcon.chat.markdown import find_calls
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
-from retcon.core.types import Trajectory
 from retcon.sandbox.types import Limits, Result, Sandbox, Session
+from retcon.tasks.grading.answers import answered_program, whole
 from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, read_tests, refuse_unreadable
 from retcon.tasks.grading.outputs import same_output, same_value
 from retcon.tasks.grading.registry import Kind
@@ -88,10 +86,10 @@ class CodeGrader:
     async def grade(self, task: Task, reply: Reply) -> Verdict:
         """See `Grader.grade`."""
         tests = await self._tests_of(task)
-        program = answered_program(reply.trajectory) if reply.trajectory is not None else last_program(reply.text)
+        program = answered_program(reply, tests)
         if program is None:
             return Verdict.of(False, "no program: the answer must hold a ```python block")
-        passed, why = await self._passed(_whole(program, tests), tests)
+        passed, why = await self._passed(whole(program, tests), tests)
         right = passed == len(tests.cases)
         score = passed / len(tests.cases) if self._settings.score == "share" else float(right)
         return Verdict(score, right, "passed" if right else why, program)
@@ -195,43 +193,6 @@ class CodeGrader:
     def _limits(self) -> Limits:
         seconds = self._settings.seconds
         return Limits(cpu_seconds=seconds, wall_seconds=WAITING * seconds, memory_mb=self._settings.memory_mb)
-
-
-def last_program(reply: str) -> str | None:
-    """The last whole block of Python in a reply, None where there is none."""
-    blocks = [str(call.arguments["code"]) for call in find_calls(reply) if not isinstance(call.arguments, str)]
-    return blocks[-1] if blocks else None
-
-
-def answered_program(trajectory: Trajectory) -> str | None:
-    """The program that a trajectory answers with; None where there is none, or no answer.
-
-    The last block of its last turn. Where blocks are calls, an answer can hold none: then the last program that ran
-    without failing.
-    """
-    if not trajectory.turns or trajectory.stop != "answer":
-        return None
-    program = last_program(trajectory.turns[-1].text)
-    if program is not None:
-        return program
-    worked = [
-        call.code
-        for turn in trajectory.turns
-        for call, observation in zip(turn.calls, turn.observations, strict=True)
-        if observation.status == "ok" and not call.malformed and "code" in call.arguments
-    ]
-    return worked[-1] if worked else None
-
-
-def _whole(program: str, tests: Tests) -> str:
-    """The answer as a program: one that is the body of a function alone, which may call itself, goes on from its
-    prompt."""
-    if tests.body_of is None:
-        return program
-    name, prompt = re.escape(tests.body_of[0]), tests.body_of[1]
-    outside = r"^" if prompt.endswith("\n") else r"\n"  # where the prompt indents the body's first line
-    defines = rf"\bdef\s+{name}\b|\A{name}\s*[:=]|{outside}(?=\S).*\b{name}\b"
-    return program if re.search(defines, program, re.MULTILINE) else prompt + program
 
 
 async def _cell(session: Session, code: str) -> Result:

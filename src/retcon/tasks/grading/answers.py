@@ -1,0 +1,100 @@
+"""Which program a reply answers with: the last one, but for those that only show how to use another."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from retcon.chat.markdown import find_calls
+from retcon.core.types import Trajectory
+from retcon.tasks.grading.cases import Call, Check, Tests
+from retcon.tasks.grading.types import Reply
+
+_IMPORTED_AS = ("answer", "solution")
+
+
+def answered_program(reply: Reply, tests: Tests) -> str | None:
+    """The program that a reply answers with; None where there is none, or no answer.
+
+    The last block of its last turn; where blocks are calls, an answer can hold none: then the last program that ran
+    without failing. Where the tests name what they call, it is the last of these that defines it, if any does.
+    """
+    programs = _programs(reply.trajectory) if reply.trajectory is not None else _blocks(reply.text)
+    if len(programs) < 2:
+        return programs[0] if programs else None
+    names = names_of(tests)
+    return next((one for one in reversed(programs) if _answers(one, names, tests)), programs[-1])
+
+
+def whole(program: str, tests: Tests) -> str:
+    """The answer as a program: one that is the body of a function alone, which may call itself, goes on from its
+    prompt."""
+    return program if tests.body_of is None or _is_whole(program, *tests.body_of) else tests.body_of[1] + program
+
+
+def names_of(tests: Tests) -> frozenset[str]:
+    """What the tests call of an answer; none where they run programs, or cannot be read."""
+    if tests.body_of is not None:
+        return frozenset({tests.body_of[0]})
+    called = {case.function for case in tests.cases if isinstance(case, Call)}
+    checks = [f"{case.needs}\n{case.code}" for case in tests.cases if isinstance(case, Check)]
+    return frozenset(called or (_free([tests.before, *checks]) if checks else ()))
+
+
+def _programs(trajectory: Trajectory) -> Sequence[str]:
+    if not trajectory.turns or trajectory.stop != "answer":
+        return ()
+    return _blocks(trajectory.turns[-1].text) or [
+        call.code
+        for turn in trajectory.turns
+        for call, observation in zip(turn.calls, turn.observations, strict=True)
+        if observation.status == "ok" and not call.malformed and "code" in call.arguments
+    ]
+
+
+def _blocks(text: str) -> Sequence[str]:
+    """The whole blocks of Python in a text."""
+    return [str(call.arguments["code"]) for call in find_calls(text) if not isinstance(call.arguments, str)]
+
+
+def _answers(program: str, names: Collection[str], tests: Tests) -> bool:
+    """Whether it defines one of these names, or is the body of one."""
+    if not names:
+        return True
+    one = "|".join(map(re.escape, sorted(names)))
+    defines = rf"^\s*(?:(?:async\s+)?def|class)\s+(?:{one})\b|^\s*(?:{one})\s*(?::[^=\n]*)?=(?!=)"
+    if re.search(defines, program, re.MULTILINE):
+        return True
+    return tests.body_of is not None and not _is_whole(program, *tests.body_of)
+
+
+def _is_whole(program: str, function: str, prompt: str) -> bool:
+    name = re.escape(function)
+    outside = r"^" if prompt.endswith("\n") else r"\n"  # where the prompt indents the body's first line
+    defines = rf"\bdef\s+{name}\b|\A{name}\s*[:=]|{outside}(?=\S).*\b{name}\b"
+    return re.search(defines, program, re.MULTILINE) is not None
+
+
+def _free(codes: Iterable[str]) -> set[str]:
+    """Names that Python uses and does not bind; those that it imports from an answer are such."""
+    used: set[str] = set()
+    bound = set(dir(builtins))
+    for code in codes:
+        try:
+            tree = ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+            elif isinstance(node, ast.arg):
+                bound.add(node.arg)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler):
+                bound.add(node.name or "")
+            elif isinstance(node, ast.ImportFrom) and node.module in _IMPORTED_AS:
+                used |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                bound |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return used - bound

@@ -1,0 +1,66 @@
+"""Which program of a reply is its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from comparing import answer, trajectory, turn
+from retcon.tasks.grading import cases
+from retcon.tasks.grading.answers import answered_program, names_of
+from retcon.tasks.grading.types import Reply
+from retcon.tasks.types import Task
+
+DEFINES = "def f(a):\n    return a + 1"
+USES = "print(f(1))  # 2"
+HUMANEVAL = {"prompt": "def f(a):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1) == 2"}
+CALLED = {"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [2]}}
+
+
+def read(meta: dict[str, Any]) -> cases.Tests:
+    return cases.read_tests(Task("mine/7", "?", "", meta=meta))
+
+
+def chosen(meta: dict[str, Any], *blocks: str) -> str | None:
+    text = "\n\nExample usage:\n\n".join(f"```python\n{block}\n```" for block in blocks)
+    return answered_program(Reply(text), read(meta))
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        HUMANEVAL,
+        CALLED,
+        {"test_list": ["assert f(1) == 2"]},
+        {"tests": "import math\ndef near(a, b): return math.isclose(a, b)\nassert near(f(1), 2)"},
+        {"test": "from solution import f\ndef test_f():\n    assert f(1) == 2"},
+        {"tests": [{"fn_name": "f", "input": [1], "output": 2}]},
+    ],
+)
+def test_a_block_that_shows_how_to_use_the_answer_is_not_the_answer(meta: dict[str, Any]) -> None:
+    assert names_of(read(meta)) == {"f"}
+    assert chosen(meta, DEFINES, USES) == DEFINES
+    assert chosen(meta, DEFINES, "r = f(1)\nassert r == 2", "f == 2") == DEFINES
+    for last in ("f = lambda a: a + 1", "f: object = abs", "class Solution:\n    def f(self, a): return 0", DEFINES):
+        assert chosen(meta, "def f(a): pass", last) == last
+    assert chosen(meta, USES) == USES
+    assert chosen(meta, "print(f(2))", USES) == USES
+
+
+def test_the_last_block_is_the_answer_where_nothing_says_what_is_called() -> None:
+    stdio = {"tests": [{"input": "1", "output": "2"}]}
+    for meta in (stdio, {"tests": "this is no Python"}):
+        assert chosen(meta, DEFINES, USES) == USES
+
+
+def test_a_body_alone_is_an_answer_after_the_prompt_that_it_goes_on_from() -> None:
+    body = "    return a + 1"
+    assert chosen(HUMANEVAL, "def f(a):\n    ...", body) == body
+    assert chosen(HUMANEVAL, "def f(a):\n    ...", body, USES) == body
+
+
+def test_a_call_that_tries_the_answer_out_is_not_the_answer() -> None:
+    rollout = trajectory("t/0/0", turn(DEFINES, ""), turn(USES, "2"), answer("That is it."), reward=None)
+    assert answered_program(Reply("That is it.", rollout), read(CALLED)) == DEFINES
+    assert answered_program(Reply("", rollout), read({"tests": [{"input": "1", "output": "2"}]})) == USES
