@@ -52,7 +52,8 @@ def test_livecodebenchs_tests_are_read_packed_and_not() -> None:
     found = read(public_test_cases=public, private_test_cases=private, metadata=json.dumps({"func_name": "solve"}))
     assert found.cases == (Call("solve", [[1, 2], 3], [True]), Call("solve", ["a", 4], [[0.5]]))
     stdin = json.dumps([{"input": "1 2", "output": "3", "testtype": "stdin"}])
-    assert read(public_test_cases="[]", private_test_cases=pack(stdin), metadata="{}").cases == (Stdio("1 2", "3"),)
+    found = read(public_test_cases="[]", private_test_cases=pack(stdin), metadata="{}")
+    assert found.cases == (Stdio("1 2", "3", exact=True),)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +176,35 @@ def test_tests_that_cannot_be_read_are_refused_by_name(meta: dict[str, object]) 
         ("", "\n", True),
         ("1", "1" + "0" * 10_000_000, False),
         ("1e999999999", "1e999999998", False),
+        ("1.5", "sNaN", False),
+        ("1.5", "nan", False),
+        ("nan", "1.5", False),
+        ("1.5", "-Infinity", False),
     ],
 )
 def test_outputs_are_compared_line_by_line(expected: str, printed: str, same: bool) -> None:
     assert same_output(expected, printed) is same
+    assert same_output(expected, printed, exact=True) is same
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("0.333333", "0.3333333333333333", True),
+        ("1\n2 0.5", "1\n2 0.5000001", True),
+        ("100000", "1.000001e5", True),
+        ("0", "1e-9", True),
+        ("0.3333", "0.3333333", False),
+        ("50000000000000000", "50000000000000001", False),
+        ("x 0.333333", "x 0.3333333333333333", True),
+        ("yes 1.5", "yes 1.6", False),
+    ],
+)
+def test_decimals_may_differ_in_their_last_digits_where_data_sets_allow_it(
+    expected: str, printed: str, same: bool
+) -> None:
+    assert same_output(expected, printed) is same
+    assert not same_output(expected, printed, exact=True)
 
 
 @pytest.mark.parametrize(

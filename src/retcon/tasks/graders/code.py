@@ -130,7 +130,8 @@ class CodeGrader:
         if isinstance(case, Stdio):
             code = _RUN.format(before=_packed(before), program=_packed(program)) if before else program
             result = await self._run(code, case, stdin=case.stdin, room=len(case.stdout))
-            return _failure(result) or ("" if same_output(case.stdout, result.stdout) else "another output")
+            same = same_output(case.stdout, result.stdout, exact=case.exact)
+            return _failure(result) or ("" if same else "another output")
         code = _CALL.format(before=_packed(before), program=_packed(program), name=case.function)
         room = 2 * len(json.dumps(case.values))
         files = {"arguments.json": json.dumps(case.arguments).encode()}

@@ -53,10 +53,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Stdio:
-    """Text for standard input, and the text that standard output must have."""
+    """Text for standard input, and the text that standard output must have. exact: its decimals, too
+    (LiveCodeBench)."""
 
     stdin: str
     stdout: str
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +183,20 @@ def _cases(written: Any, function: str | None) -> Tests:
         if len(inputs) != len(outputs):
             raise ValueError(f"{len(inputs)} inputs, and {len(outputs)} outputs")
         pairs = zip(inputs, outputs, strict=True)
-        return Tests(tuple(_case(i, o, called, listed=True) for i, o in pairs), PRELUDE)
-    named = ((case, _function_of(case)) for case in written)
-    return Tests(
-        tuple(_case(c["input"], c["output"], _called(c, own or function), listed=bool(own)) for c, own in named),
-        PRELUDE,
-    )
+        return Tests(tuple(_call(called, i, o) if called else Stdio(_lines(i), _lines(o)) for i, o in pairs), PRELUDE)
+    return Tests(tuple(_case(case, function) for case in written), PRELUDE)
 
 
-def _case(given: Any, expected: Any, function: str | None, *, listed: bool) -> Case:
+def _case(case: Mapping[str, Any], function: str | None) -> Case:
+    own = _function_of(case)
+    if called := _called(case, own or function):
+        return _call(called, case["input"], case["output"], listed=bool(own))
+    return Stdio(_lines(case["input"]), _lines(case["output"]), exact="testtype" in case)
+
+
+def _call(function: str, given: Any, expected: Any, *, listed: bool = True) -> Call:
     """listed: whether a value may stand in a list of its own (APPS)."""
-    if function:
-        return Call(function, _arguments(given), _values(expected, listed))
-    return Stdio(_lines(given), _lines(expected))
+    return Call(function, _arguments(given), _values(expected, listed))
 
 
 def _called(case: Mapping[str, Any], function: str | None) -> str | None:
