@@ -134,6 +134,14 @@ def test_the_share_of_asserts_that_pass(world: World) -> None:
     assert world.scores([(p, meta) for p in programs]) == [1, 0, 0, 0, 0, 0, 0]
 
 
+def test_both_the_asserts_and_the_further_tests_of_mbpp_plus_decide(world: World) -> None:
+    more = "def same(out, exp): assert out == exp\nfor given, exp in [(2, 4), (3, 9)]:\n    same(f(given), exp)"
+    meta = {"test_list": ["assert f(1) == 1"], "test": more}
+    programs = ["def f(n): return n * n", "def f(n): return n", "def f(n): return n * n if n > 1 else 0"]
+    assert world.scores([(p, meta) for p in programs]) == [1, 0, 0]
+    assert world.scores([(p, meta) for p in programs], score="share") == [1, 0.5, 0.5]
+
+
 def test_tests_that_nothing_calls_are_called(world: World) -> None:
     functions = "def test_one():\n    assert f(1) == 2\nasync def test_two():\n    assert f(2) == 3\n"
     suite = (

@@ -35,6 +35,10 @@ def test_tests_are_read_as_data_sets_write_them() -> None:
     assert read(tests="assert f(1) == 2").cases == (Check("assert f(1) == 2"),)
     mbpp = read(test_list=["assert f(1)", "assert f(2)"], test_setup_code="x = 1", test_imports=["import math"])
     assert (mbpp.before, len(mbpp.cases)) == ("import math\nx = 1", 2)
+    loop = "def same(a, b): assert a == b\nfor a, b in [(3, 4)]:\n    same(f(a), b)"
+    assert read(test_list=["assert f(1)"], test=loop).cases == (Check("assert f(1)"), Check(loop))
+    for beside in ("", "  ", "# none", "no Python!", None, ["assert f(2)"]):
+        assert read(test_list=["assert f(1)"], test=beside).cases == (Check("assert f(1)"),)
     humaneval = read(test="def check(c): assert c(1)", entry_point="f", prompt="import math\ndef f(x):\n  ")
     assert humaneval.cases[0].code.endswith("check(f)")
     assert humaneval.before == "import math\n"

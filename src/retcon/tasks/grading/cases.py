@@ -4,7 +4,7 @@ Where they are, in a task's `meta` (the first that is there counts):
 
 tests                     Python that raises where an answer is wrong, a list of such pieces, or cases as below;
                           where nothing calls the tests in it, each is called as a case (`uncalled.py`)
-test_list                 MBPP: asserts, with `test_setup_code` and `test_imports`
+test_list                 MBPP: asserts, with `test_setup_code` and `test_imports`; MBPP+ has more of them in `test`
 test, entry_point         HumanEval: `check(candidate)`, with `prompt`, whose imports and helpers an answer may use;
                           or tests as in `tests` (BigCodeBench)
 public_test_cases, private_test_cases, metadata, starter_code      LiveCodeBench, packed or not
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retcon.tasks.grading.packed import unpack
-from retcon.tasks.grading.uncalled import defines, pieces_of
+from retcon.tasks.grading.uncalled import defines, is_python, pieces_of
 from retcon.tasks.types import Task
 
 PRELUDE = """
@@ -128,11 +128,12 @@ def _python_tests(meta: Mapping[str, object]) -> Tests | None:
     if tests := _plain(meta.get("tests")):
         if isinstance(tests, str):
             return _python([tests], setup) if tests.strip() else None
-        is_python = not isinstance(tests, Mapping) and isinstance(tests[0], str)
-        return _python(list(map(str, tests)), setup) if is_python else None
+        are_python = not isinstance(tests, Mapping) and isinstance(tests[0], str)
+        return _python(list(map(str, tests)), setup) if are_python else None
     if tests := _plain(meta.get("test_list")):
         imports = "\n".join(str(line) for line in _plain(meta.get("test_imports")) or ())
-        return _python(list(map(str, tests)), f"{imports}\n{setup}".strip())
+        more = _text(meta.get("test"))
+        return _python([*map(str, tests), *([more] if is_python(more) else ())], f"{imports}\n{setup}".strip())
     if meta.get("test") and meta.get("entry_point"):
         return _humaneval(_text(meta["test"]), _text(meta["entry_point"]), _text(meta.get("prompt")))
     return None

@@ -61,6 +61,12 @@ def pieces_of(codes: Sequence[str]) -> list[Piece]:
     return found
 
 
+def is_python(code: str) -> bool:
+    """Whether there is any, and it can be read as such."""
+    tree = _parsed(code)
+    return tree is not None and bool(tree.body)
+
+
 def defines(code: str, name: str) -> bool:
     """Whether Python binds a name at its top level. True for what is no Python."""
     tree = _parsed(code)
