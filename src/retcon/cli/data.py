@@ -148,7 +148,7 @@ def _lines(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "kept", f"{report.kept:,}", ", ".join(f"{n:,} graded by {name}" for name, n in report.graders.items())
     unread = [where for where, _, _ in report.unreadable]
     known = f"{len(unread):,}" if not report.not_read else "?"
-    tests = "of programs' tests only those in Python are looked at" if "code" in report.graders else ""
+    tests = "of programs' tests, packed ones are not looked at" if "code" in report.graders else ""
     yield "no grader can read", known, report.not_read or _places(report, unread, len(unread)) or tests
     if report.in_words:
         worded = [where for where, _ in report.in_words]
