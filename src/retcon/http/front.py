@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -11,14 +12,22 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retcon.http.draining import Draining
+from retcon.http.gate import RETRY_AFTER_SECONDS
 from retcon.http.handling import Shape, refusal
 from retcon.http.refusal import RequestRefused
 
+_ENDED = RequestRefused(
+    503,
+    "unavailable",
+    "this server has ended before the answer was there: ask another one",
+    headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+)
 _HOST = re.compile(r"\[([^]]*)](?::\d*)?|([^:]*)(?::\d*)?")
 
 
 class Front:
-    """Asks for the token and counts answers, around everything else.
+    """Asks for the token and counts answers, around everything else. A request whose task is cancelled, as the server
+    ends before its answer begins, is told to ask another one (503).
 
     token: that requests must carry, None to ask for none. open_paths: answered without it. shape: of an error's body.
     answered: how many requests were, by HTTP status. draining: what the server does before it ends, if anything.
@@ -43,8 +52,12 @@ class Front:
             await self._app(scope, receive, send)
             return
 
+        begun = False
+
         async def counted(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 self._answered[message["status"]] += 1
             await send(message)
 
@@ -52,10 +65,18 @@ class Front:
         if refused is None and self.draining is not None:
             refused = self.draining.refused(scope["method"], scope["path"])
         if refused is None:
-            await self._app(scope, receive, counted)
+            try:
+                await self._app(scope, receive, counted)
+            except asyncio.CancelledError:
+                if not begun:
+                    await self._refuse(_ENDED, scope, receive, counted)
+                raise
             return
+        await self._refuse(refused, scope, receive, counted)
+
+    async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, send: Send) -> None:
         response = refusal(refused, self._shape, {"Connection": "close"})
-        await response(scope, receive, counted)
+        await response(scope, receive, send)
 
     def _refused(self, scope: Scope) -> RequestRefused | None:
         given = dict(scope["headers"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -109,6 +110,49 @@ def test_a_session_that_something_else_opens_is_no_session(page: object) -> None
     pages: dict[str, object] = {"/health": {"tier": "landlock"}, "/v1/ping": "pong"}
     with answering.serving(lambda asked: answering.Answer(pages[asked.path])) as server:
         asyncio.run(main(server.url.removesuffix("/v1")))
+
+
+@pytest.fixture
+def breaking() -> Iterator[answering.Server]:
+    """A server whose proxy, say, answers what is asked of it with a fault in its own words, and that is away then."""
+    said = {"session": "s", "tier": "landlock"}
+
+    def reply(asked: answering.Asked) -> answering.Answer:
+        if asked.path in ("/v1/run", "/v1/sessions/s/run"):
+            return answering.Answer("Internal Server Error", 500)
+        away = any(one.path == "/v1/run" for one in made.asked)
+        return answering.Answer("away", 503) if away else answering.Answer(said)
+
+    with answering.serving(reply) as made:
+        yield made
+
+
+def test_a_fault_in_other_words_than_the_servers_is_asked_again_and_ends_as_infrastructure(
+    breaking: answering.Server,
+) -> None:
+    async def main(url: str) -> None:
+        async with SandboxClient(url, tries=2) as client:
+            session = await client.session()
+            for run in (session.run, client.run):
+                answer = await run("print(1)")
+                assert (answer.status, answer.stderr) == ("infrastructure", f"{url}: 500 Internal Server Error")
+            with pytest.raises(SessionLost, match="500 Internal"):
+                await session.checkpoint()
+
+    asyncio.run(main(breaking.url.removesuffix("/v1")))
+    runs = [one.path for one in breaking.asked if one.path.endswith("/run")]
+    assert runs == ["/v1/sessions/s/run"] * 2 + ["/v1/run"] * 2
+
+
+def test_a_fault_in_other_words_than_the_servers_costs_a_routers_call_nothing(breaking: answering.Server) -> None:
+    async def main(url: str, there: str) -> None:
+        async with SandboxRouter([url, there], tries=1) as router:
+            assert (await router.run("print(1)")).stdout == "1\n"
+            assert router.up == [there]
+
+    with server("--workers", "1") as there:
+        asyncio.run(main(breaking.url.removesuffix("/v1"), there.url))
+    assert [one.path for one in breaking.asked] == ["/v1/run"]
 
 
 def test_a_busy_server_is_asked_again() -> None:

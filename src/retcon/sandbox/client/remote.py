@@ -14,7 +14,8 @@ from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLos
 from retcon.http.asking import Answer, Connections, NoAnswer
 from retcon.sandbox.types import Limits, Program, Result
 
-RETRIED_STATUS = (502, 503, 504)
+SERVERS_FAULT = 500
+"""From this status of HTTP on not the request is at fault, but a server, or what stands before it."""
 
 
 class ServerUnavailable(Exception):
@@ -57,9 +58,9 @@ class Remote:
 
         seconds: how long the work itself may take. patience: in place of the client's. key: marks repetitions.
 
-        Raises ServerUnavailable (no answer, 502, 503, 504), ValueError (the request is wrong, or too large),
-        SessionLost (the session is gone), KeyError (no such checkpoint), SandboxUnavailable (the server is no sandbox,
-        or wants another token).
+        Raises ServerUnavailable (no answer, or any 5xx but the server's own `internal`), ServerBroken (that one),
+        ValueError (the request is wrong, or too large), SessionLost (the session is gone), KeyError (no such
+        checkpoint), SandboxUnavailable (the server is no sandbox, or wants another token).
         """
         headers = {} if key is None else {"Idempotency-Key": key}
         longest = seconds + (self._patience if patience is None else patience)
@@ -77,7 +78,7 @@ class Remote:
     def _raise(self, response: Answer) -> None:
         said = _error_in(response)
         message, kind = said.get("message", response.text[:200]), said.get("type")
-        if response.status in RETRIED_STATUS:
+        if response.status >= SERVERS_FAULT and kind != "internal":
             after = response.headers.get("Retry-After", "")
             raise ServerUnavailable(
                 f"{self.url}: {response.status} {message}",
