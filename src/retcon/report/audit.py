@@ -19,14 +19,16 @@ WAYS = {
 
 def audit_sheets(audit: Audit) -> list[Sheet]:
     """The chance to pass of each counterfactual, and what each rule of credit was worth."""
-    size, whole = audit.size, sum(one.fixed is not None for one in audit.calls)
+    size, repaired = audit.size, [one for one in audit.calls if one.fixed is not None]
+    whole = sum(one.of_failure is not None and one.of_fix is not None for one in repaired)
+    lost = f" and that have replays of each (left out: {len(repaired) - whole})" if whole < len(repaired) else ""
     title = f"{len(audit.calls)} failed calls, {size.replays} replays of each counterfactual"
     passing = tuple((label, cell(audit.chances[name], 3)) for name, label in WAYS.items())
     return [
         Sheet(
             title,
             ("chance to pass", "mean"),
-            ((f"the {whole} of them that SAAR repaired", passing),),
+            ((f"the {whole} of them that SAAR repaired{lost}", passing),),
         ),
         Sheet(
             "Did the credit point the right way?",

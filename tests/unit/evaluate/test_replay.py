@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from playing import LIMITS, call, run_python
@@ -70,7 +71,7 @@ def found(context: RolloutContext, **how) -> list[FailedCall]:
 
 def replayed(call: FailedCall, context: RolloutContext, times: int = 4) -> list[Trajectory]:
     task = next(task for task in TASKS if task.id == call.raw.task)
-    return asyncio.run(replay(call, task, context, times=times, seed=1, grade=grade))
+    return asyncio.run(replay(call, task, context, times=times, seed=1, grade=grade)).made
 
 
 def test_states_are_first_failures_with_the_fix_that_stands_in_their_place():
@@ -146,20 +147,51 @@ def test_a_tool_that_goes_by_the_rollout_is_opened_as_for_the_rollout_itself():
     assert set(tool.rollouts) == {first.id}
 
 
-def test_a_state_that_cannot_be_rebuilt_is_a_fault():
-    said = iter(range(100))
+def clocked() -> RolloutContext:
+    """Each rollout asks a clock, fails and is right in the end; who goes on from the clock may also answer at once, as
+    rollouts of odd number do. Those of the second problem, which fail at once, have no clock."""
+    times = iter(range(1000))
 
     def cell(id: str, text: str, n: int) -> str:
-        return call("oops" if text.count("<|im_start|>tool") else "clock")
+        if "tool" not in text and id.startswith("a/"):
+            return call("clock")
+        odd = "/fresh/" in id and int(id.rpartition("/")[2]) % 2
+        return "It is 42." if "oops" in text or odd else call("oops")
 
     def changing(code, state):
-        return ("x", "error", None) if code == "oops" else (str(next(said)), "ok", None)
+        return ("x", "error", None) if code == "oops" else (str(next(times)), "ok", None)
 
-    shared = context(ScriptedSessions(changing), cell)
+    return context(ScriptedSessions(changing), cell)
+
+
+def test_a_state_that_cannot_be_rebuilt_is_a_fault_whatever_the_replay_does():
+    shared = clocked()
     (first, *_) = found(shared)
-    made = replayed(first, shared, times=1)
+    made = replayed(first, shared)
     assert {t.stop for t in made} == {"infrastructure"}
     assert counted(first, made).lost == len(made)
+    assert "its state cannot be rebuilt" in shared.faults.first
+
+
+def test_a_state_that_cannot_be_rebuilt_is_left_out_and_ends_no_audit(tmp_path):
+    found, kept = audited(tmp_path / "audit", calls=8, made_of=clocked())
+    by_task = {one.task: one for one in found.calls}
+    assert (by_task["a"].fresh, by_task["a"].raw, by_task["a"].of_failure) == (Count(0, 0), Count(0, 0), None)
+    assert (by_task["b"].fresh, by_task["b"].raw, by_task["b"].of_failure) == (Count(2, 2), Count(2, 2), 0.0)
+    assert found.lost == 4 * 2 * 2
+    assert (found.verdicts[0].states, found.verdicts[0].even) == (0, 4)
+    assert kept.told[-1] == (8, 8)
+
+
+def test_other_faults_in_all_replays_of_a_failed_call_end_the_audit(tmp_path):
+    def gone(id, text, n):
+        if "/raw/" in id or "/fresh/" in id or "/fixed/" in id:
+            raise ConnectionError("gone")
+        return reply(id, text, n)
+
+    with pytest.raises(SandboxUnavailable, match=r"faults took all 6 replays of rollout .*gone; what was replayed"):
+        audited(tmp_path / "audit", replies=gone)
+    assert not list((tmp_path / "audit/replays").iterdir())
 
 
 def one(task: str = "a", **changes) -> Replayed:
@@ -230,10 +262,12 @@ class Kept:
     told: list[tuple[int, int]]
 
 
-def audited(out: Path, *, stop_after: int = 99, replies=reply, judge=None, **size: int) -> tuple[Audit | None, Kept]:
+def audited(
+    out: Path, *, stop_after: int = 99, replies=reply, judge=None, made_of=None, **size: int
+) -> tuple[Audit | None, Kept]:
     recipe = load_recipe(None, ["rl.group=4", "rollout.max_turns=6"])
     out.mkdir(exist_ok=True)
-    shared, told = context(replies=replies), []
+    shared, told = made_of or context(replies=replies), []
 
     def tell(done: int, total: int) -> None:
         told.append((done, total))
@@ -279,6 +313,13 @@ def test_the_table_says_who_was_right(tmp_path):
     assert rows["rollout's advantage (baseline)"] == "3 / 0 / 0"
     assert rows["masked"] == "0 / 0 / 3"
     assert rules.markdown().count("\n| ") >= len(RULES)
+
+
+def test_the_table_says_how_many_states_have_no_replays_of_each(tmp_path):
+    found, _ = audited(tmp_path / "whole")
+    lost = msgspec.structs.replace(found.calls[0], raw=Count(0, 0))
+    ways, _ = audit_sheets(msgspec.structs.replace(found, calls=[lost, *found.calls[1:]]))
+    assert ways.sections[0][0] == "the 2 of them that SAAR repaired and that have replays of each (left out: 1)"
 
 
 def test_a_model_that_never_fails_has_nothing_to_replay(tmp_path):

@@ -102,8 +102,9 @@ def run_audit(
     All that is random derives from the recipe's evaluate.seed; problems are those of its evaluation, rollouts are
     sampled as in its training. Where [repair] is no SAAR, SAAR has its defaults. Raises CheckpointError for an `out`
     that holds something else, such as an audit of other problems in the same file, RecipeError where no call failed or
-    a prompt leaves no room to answer, SandboxUnavailable where faults took more than one rollout in twenty or all
-    replays of a failed call, what an engine raises, MissingExtra without torch.
+    a prompt leaves no room to answer, SandboxUnavailable where faults took more than one rollout in twenty or, one
+    of them other than a state that cannot be rebuilt, all replays of a failed call, what an engine raises, MissingExtra
+    without torch.
     """
     recipe, _ = settle(job.recipe, job.checkpoint)
     job = replace(job, recipe=recipe)
@@ -205,12 +206,12 @@ async def _replayed(
             for call, _ in part
         )
         for (call, file), replays in zip(part, made, strict=True):
-            if all(t.reward is None for t in replays):
+            if replays.faults and all(t.reward is None for t in replays.made):
                 raise SandboxUnavailable(
-                    f"faults took all {len(replays)} replays of rollout {call.id}{context.faults.why}; what was "
+                    f"faults took all {len(replays.made)} replays of rollout {call.id}{context.faults.why}; what was "
                     "replayed is kept. See `retcon doctor`, then run the same command again"
                 )
-            jsonl.write(file, replays)
+            jsonl.write(file, replays.made)
             done += 1
             if on_progress is not None:
                 on_progress(done, len(calls))
