@@ -13,6 +13,7 @@ from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.service.app import create_app
 from retcon.sandbox.service.settings import Settings
 from retcon.sandbox.types import Limits
+from servers.serving import MemorySandbox
 
 
 def notebook(**sent: Any) -> dict[str, Any]:
@@ -49,6 +50,19 @@ def test_a_notebook_that_hangs_where_its_figures_are_drawn_has_failed() -> None:
     ran = notebook(cells=[plots, "print(2)"], total_timeout=0.4)
     assert (ran["status"], ran["driver"]["status"]) == ("Failed", "TimeLimitExceeded")
     assert len(ran["cells"]) == 1
+
+
+def test_a_notebook_waits_for_a_session_as_long_as_any_call_for_a_worker() -> None:
+    async def main() -> httpx.Response:
+        sandbox = MemorySandbox()
+        sandbox.place = asyncio.Event()  # there is none
+        app = create_app(sandbox, "rlimits", Settings(fusion_wait=0.05))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sandbox") as http:
+            return await asyncio.wait_for(http.post("/run_jupyter", json={"cells": ["1"]}), 10)
+
+    answer = asyncio.run(main())
+    assert (answer.status_code, answer.json()["status"]) == (504, "SandboxError")
+    assert answer.json()["message"].endswith("had to wait for too long: try again later")
 
 
 @pytest.mark.parametrize(

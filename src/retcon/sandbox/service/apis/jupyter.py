@@ -138,13 +138,14 @@ class JupyterApi:
         files = decode_files(asked.files, "files", calls.tier)
         fetch = check_paths(asked.fetch_files, "fetch_files", calls.tier)
         try:
-            # For a place, the files that are put, the cells, and the files that are fetched.
-            async with asyncio.timeout(calls.settings.fusion_wait + limits.wall_seconds + 3 * OWN_SECONDS):
+            async with asyncio.timeout(calls.settings.fusion_wait):
                 session = await calls.sandbox.session(limits=limits)
-                try:
+            try:
+                # For a worker, the files that are put, the cells, and the files that are fetched.
+                async with asyncio.timeout(calls.settings.fusion_wait + limits.wall_seconds + 3 * OWN_SECONDS):
                     return await _Notebook(calls, session, limits, asked.cell_timeout).run(asked.cells, files, fetch)
-                finally:
-                    await session.close()
+            finally:
+                await session.close()
         except TimeoutError:
             raise RequestRefused(503, "busy", "its cells had to wait for too long: try again later") from None
         except SandboxUnavailable as error:
