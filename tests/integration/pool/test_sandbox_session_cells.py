@@ -64,6 +64,9 @@ def test_replaced_builtins_stay_replaced_for_the_next_cell_and_the_judge_has_its
     )
     assert second.value == "('mine', 1)"
     assert third.error_type == "ZeroDivisionError"
+    replaces = "import builtins\nours = len\nbuiltins.len = lambda x: 'mine'"
+    _, raised, kept, given, own = attack(replaces, "1 / 0", "len([])", "builtins.len = ours", "len([])")
+    assert (raised.error_type, kept.value, given.status, own.value) == ("ZeroDivisionError", "'mine'", "ok", "0")
 
 
 def test_a_cell_that_deletes_its_streams_keeps_what_it_printed_and_its_session() -> None:

@@ -204,6 +204,7 @@ class Interpreter:
 
     def _prepare(self, command: CellCommand) -> None:
         vars(builtins).update(self._changed)
+        self._changed = {}
         self._provide(command["stdin"], command["files"])
         self._main.__dict__["__file__"] = NAME.format(self._count)
         show_source(command["code"], NAME.format(self._count))
@@ -238,12 +239,12 @@ class Interpreter:
 
     def _take_over(self) -> None:
         """Allow no interrupt from here on, nor an alarm that the cell has left set; set aside what cells put in the
-        place of builtins, as this file and what it calls stand on them."""
+        place of builtins, as this file and what it calls stand on them. A second time it changes nothing."""
         set_handler(SIGINT, SIG_IGN)
         for timer in (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF):  # whose handler would raise in here between two cells
             setitimer(timer, 0)
         given, now = self._given, builtins.__dict__
-        self._changed = {name: now[name] for name in given if name in now and now[name] is not given[name]}
+        self._changed.update({name: now[name] for name in given if name in now and now[name] is not given[name]})
         now.update(given)
 
     def _free_room(self) -> None:
