@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import shutil
 from typing import Any
 
@@ -63,6 +64,23 @@ def test_a_notebook_waits_for_a_session_as_long_as_any_call_for_a_worker() -> No
     answer = asyncio.run(main())
     assert (answer.status_code, answer.json()["status"]) == (504, "SandboxError")
     assert answer.json()["message"].endswith("had to wait for too long: try again later")
+
+
+def test_figures_are_shown_whatever_has_drawn_them() -> None:
+    module = """import sys, types
+class Figure:
+    def savefig(self, out, **how): out.write(b'png')
+open_ones = []
+drawing = types.ModuleType('drawing')
+drawing.get_fignums, drawing.figure = lambda: open_ones, lambda number: Figure()
+drawing.close = lambda which: open_ones.clear()
+sys.modules['matplotlib.py' + 'plot'] = drawing
+"""
+    ran = notebook(cells=["1", "from helper import open_ones", "open_ones.append(1)", "1"], files={
+        "helper.py": base64.b64encode(module.encode()).decode()
+    })  # fmt: skip
+    shown = [[one["image/png"] for one in cell["display"] if "image/png" in one] for cell in ran["cells"]]
+    assert shown == [[], [], [base64.b64encode(b"png").decode()], []]
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ class _Notebook:
         self._left = limits.wall_seconds
         self._late = False
         self._most = calls.settings.fusion_bytes
-        self._plots = False
+        self._imports = False
         self._begun = False
 
     async def run(self, cells: list[str], files: dict[str, bytes], fetch: list[str]) -> JupyterRan:
@@ -222,9 +222,12 @@ class _Notebook:
                 raise RequestRefused.invalid("files", f"they cannot be written: {result.stderr}")
 
     async def _drawn(self, code: str) -> list[dict[str, str]]:
-        """The figures that are open, which are closed. Drawing them is the program's work, on its time."""
-        self._plots = self._plots or "plot" in code
-        if not self._plots or self._left <= 0:
+        """The figures that are open, which are closed. Drawing them is the program's work, on its time.
+
+        Asked for once a cell has imported anything: what draws may be pandas or a module of the program's own.
+        """
+        self._imports = self._imports or "import" in code
+        if not self._imports or self._left <= 0:
             return []
         kind, seconds = list[dict[str, str]], min(self._left, OWN_SECONDS)
         drawn, took = await self._said(_DRAW, "_draw()", 16 * self._most, kind, seconds)
