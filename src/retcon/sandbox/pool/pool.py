@@ -224,8 +224,9 @@ def _busy() -> SandboxBusy:
 
 
 def default_workers(limits: Limits) -> int:
-    """Calls at a time where nobody said how many: several to a core, so that endless loops leave room for short calls,
-    but no more than fit into half of the machine's memory if each takes all that it may."""
+    """Calls at a time where nobody said how many: four to a core, 16 at least and 64 at most, so that endless loops
+    leave room for short calls, but no more than fit into half of the memory if each takes all that it may. In any
+    case one to a core, since a core that waits is no use and hardly any call takes all that it may."""
     cores = usable_cores()
     fit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // (limits.memory_mb << 20)
     return max(cores, min(64, max(16, 4 * cores), fit))
