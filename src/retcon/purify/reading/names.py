@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from retcon.purify.reading.outside import outside, shell_lines
 from retcon.purify.reading.trees import IMPORTS, below, binds, nodes_here, parse
 
 _ASSIGNED = re.compile(
@@ -15,24 +16,8 @@ _ASSIGNED = re.compile(
 )
 _IMPORTED = re.compile(r"^[ \t]*(?:from[ \t]+\S+[ \t]+)?import[ \t]+([^\n#]+)", re.MULTILINE)
 _STAR = re.compile(r"^[ \t]*from[ \t]+(\S+)[ \t]+import[ \t]*\*", re.MULTILINE)
-_SHELL = re.compile(
-    r"^[ \t]*((?:!|%{1,2}(?:pip|conda|mamba|uv|cd|pushd|popd|env|set_env|run|sx|system|bash|sh|script|writefile)\b)"
-    r"[^\n]*)", re.MULTILINE,
-)  # fmt: skip
-"""IPython's lines that reach beyond the session: a shell's, packages, folders, files."""
 _DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_WRITES = frozenset(
-    {"write_text", "write_bytes", "to_csv", "to_json", "to_excel", "to_parquet", "to_pickle", "savefig", "savetxt"}
-    | {"makedirs", "mkdir", "unlink", "rmdir", "rmtree", "copyfile", "copytree", "touch", "Popen", "urlretrieve"}
-)
-_SYSTEM = frozenset({"os", "shutil", "subprocess"})
-_SYSTEM_WRITES = frozenset(
-    {"remove", "rename", "replace", "system", "popen", "move", "copy", "run", "call", "check_call", "check_output"}
-    | {"getoutput", "getstatusoutput", "chdir", "chmod", "symlink", "link", "putenv"}
-)
-_REACHING = _WRITES | _SYSTEM_WRITES | {"open"}
-"""Names without which no program reaches beyond the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +45,11 @@ def effects(code: str, before: int | None = None) -> Effects:
     """
     tree = parse(code)
     text = code if before is None else "\n".join(code.split("\n")[: max(0, before - 1)])
-    outside = frozenset(line.strip() for line in _SHELL.findall(text))
+    reached = shell_lines(text)
     if tree is None:
         by_import = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
         names = frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import])
-        return Effects(names, outside=outside, stars=frozenset(_STAR.findall(text)))
+        return Effects(names, outside=reached, stars=frozenset(_STAR.findall(text)))
     ran = [node for node in tree.body if before is None or _began(node, before)]
     defined: set[str] = set()
     imported: set[tuple[str, str]] = set()
@@ -74,14 +59,13 @@ def effects(code: str, before: int | None = None) -> Effects:
         defined.update(bound)
         if isinstance(item, IMPORTS):
             imported.update((name, ast.unparse(item)) for name in bound if item in ran)
-    if not _REACHING.isdisjoint(_WORD.findall(code)):
-        outside |= _outside(ran)
+    reached |= outside(code, tree, ran)
     stars = frozenset(
         "." * item.level + (item.module or "")
         for item in here
         if isinstance(item, ast.ImportFrom) and item.names[0].name == "*" and item.lineno != before
     )
-    return Effects(frozenset(defined), frozenset(imported), _changed(here, defined), outside, stars)
+    return Effects(frozenset(defined), frozenset(imported), _changed(here, defined), reached, stars)
 
 
 def definitions(code: str) -> frozenset[str]:
@@ -255,22 +239,3 @@ def _root(node: ast.AST) -> Iterator[str]:
         node = node.value
     if isinstance(node, ast.Name):
         yield node.id
-
-
-def _outside(nodes: list[ast.stmt]) -> frozenset[str]:
-    """Calls that reach beyond the interpreter: files opened for writing, folders, processes."""
-    found: set[str] = set()
-    for top in nodes:
-        for node in below(top):
-            if not isinstance(node, ast.Call):
-                continue
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            to_system = name in _SYSTEM_WRITES and not _SYSTEM.isdisjoint(_root(node.func))
-            if name in _WRITES or to_system or (name == "open" and _opens_to_write(node)):
-                found.add(ast.unparse(node))
-    return frozenset(found)
-
-
-def _opens_to_write(call: ast.Call) -> bool:
-    modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
-    return any(not isinstance(m, ast.Constant) or bool(set("wax+") & set(str(m.value))) for m in modes)

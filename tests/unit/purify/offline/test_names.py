@@ -41,6 +41,54 @@ def test_changes_in_place_and_beyond_the_session_are_seen() -> None:
     assert effects("open('f', 'w')\nmade()()").outside == {"open('f', 'w')"}, "a call may be of what a call gave"
 
 
+PATH = "from pathlib import Path\n"
+
+
+@pytest.mark.parametrize(
+    ("imports", "reaching"),
+    [
+        ("", "np.save('a.npy', x)"),
+        ("", "np.savez('a.npz', x=x)"),
+        ("", "img.save('a.png')"),
+        ("", "plt.imsave('a.png', x)"),
+        ("", "joblib.dump(model, f'{name}.pkl')"),
+        ("from joblib import dump\n", "dump(model, name)"),
+        ("", "df.to_sql('t', connection)"),
+        ("", "shutil.copy2('a', 'b')"),
+        ("import shutil as sh\n", "sh.make_archive('a', 'zip')"),
+        ("from shutil import rmtree as clear\n", "clear('a')"),
+        ("from os import chdir\n", "chdir('/data')"),
+        ("from subprocess import run\n", "run(['make'])"),
+        ("import subprocess as sp\n", "sp.run(['make'])"),
+        ("import zipfile\n", "zipfile.ZipFile('a.zip', 'w')"),
+        (PATH, "Path('a').open('w')"),
+        ("", "path.open(mode='a')"),
+        (PATH, "Path('a').open(mode)"),
+        (PATH, "Path('a').rename('b')"),
+        (PATH + "where = Path.home() / 'a'\n", "(where / 'b').replace('c')"),
+        ("import pathlib\n", "[p.rename(p.with_suffix('.md')) for p in pathlib.Path('.').glob('*.txt')]"),
+    ],
+)
+def test_what_writes_files_moves_them_or_starts_processes_is_seen_by_whatever_name(imports: str, reaching: str) -> None:
+    assert effects(imports + reaching).outside == {reaching.strip("[]").partition(" for ")[0]}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "df.rename(columns={'a': 'b'})\nseries.rename('b')\ndf.replace(1, 2)\n'a'.replace('a', 'b')\nitems.copy()",
+        "run(3)\ncall()\nsave(x)\nform.save()\nx.move(1)",
+        "json.dumps(x)\njson.dump(x, file)\nyaml.dump(x)",
+        "from PIL import Image\nImage.open('a')\nbook.open('page')\nnp.load('a.npy')",
+        PATH + "p = Path('a.txt')\np.name.replace('a', 'b')\np.read_text().replace('a', 'b')\nstr(p).replace('a', 'b')",
+        PATH + "p = Path('a.txt')\np.open()\np.open('rb')\np.open(encoding='utf-8')",
+        "from mine import run, copy\nrun(['make'])\ncopy(x)",
+    ],
+)
+def test_what_only_sounds_like_it_is_not(code: str) -> None:
+    assert effects(code).outside == frozenset()
+
+
 @pytest.mark.parametrize(
     ("code", "before", "stars"),
     [
