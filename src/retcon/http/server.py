@@ -108,7 +108,7 @@ async def serve(
     draining: Draining | None = None,
 ) -> None:
     """Serve until a signal; then what is in flight has `grace` seconds to end. draining: what is done before, until a
-    second signal at most."""
+    second signal at most, which ends what is in flight too."""
     server = _server(app, signals, grace, draining)
     signals.watch(server)
     await server.serve(sockets=[opened])
@@ -137,9 +137,16 @@ class _Server(uvicorn.Server):
         if self._signals is not None:
             self._signals.told()
         if self._draining is None or not self._draining.seconds or self._draining.on:
+            self.force_exit = self.force_exit or (self._draining is not None and self._draining.on)
             super().handle_exit(sig, frame)
         else:
             self._draining.begin()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # else what has outlasted its grace is cancelled already
+            for task in self.server_state.tasks:
+                task.cancel()
 
     async def on_tick(self, counter: int) -> bool:
         if self._draining is not None and self._draining.over:

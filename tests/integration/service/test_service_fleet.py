@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from retcon.http.server import GRACE_SECONDS
 from retcon.sandbox.client import SandboxClient, SandboxRouter
 from servers.serving import Server, server
 
@@ -67,6 +68,24 @@ def test_a_session_that_is_never_closed_does_not_keep_a_server_for_ever(how: str
             assert await asyncio.to_thread(leaving.process.wait, 20) == 0
 
     with server("--workers", "1", "--drain", "1" if how == "its time is up" else "600") as leaving:
+        asyncio.run(asyncio.wait_for(work(leaving), 60))
+
+
+def test_a_second_signal_ends_what_is_in_flight_at_once() -> None:
+    async def work(leaving: Server) -> None:
+        async with SandboxClient(leaving.url, tries=1) as client:
+            running = asyncio.create_task(client.run("import time\ntime.sleep(60)", timeout=100))
+            while "retcon_sandbox_running 0" in (await asyncio.to_thread(httpx.get, f"{leaving.url}/metrics")).text:
+                assert not running.done()
+            leaving.process.send_signal(signal.SIGTERM)
+            await until_draining(leaving)
+            assert not running.done()
+            leaving.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(leaving.process.wait, GRACE_SECONDS - 2) == 0
+            given_up = await running
+            assert (given_up.status, "503" in given_up.stderr) == ("infrastructure", True), "another may be asked"
+
+    with server("--workers", "1", "--drain", "600") as leaving:
         asyncio.run(asyncio.wait_for(work(leaving), 60))
 
 
