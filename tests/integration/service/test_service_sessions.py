@@ -189,6 +189,17 @@ def test_idle_sessions_are_closed_when_another_opens() -> None:
     using(work, session_idle=1e-9)
 
 
+def test_a_session_that_has_ended_says_why_however_long_ago_it_was_used() -> None:
+    async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
+        lost = await client.session()
+        await lost.run("lose()")
+        await client.session()
+        answer = await http.post(f"/v1/sessions/{lost.id}/run", json={"code": "1"})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (410, "session_lost")
+
+    using(work, session_idle=1e-9)
+
+
 def test_of_sessions_that_have_ended_the_latest_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_sessions, "ENDED", 2)
 

@@ -194,8 +194,9 @@ class SessionsApi:
 
     async def _make_room(self) -> None:
         latest = time.monotonic() - self._calls.settings.session_idle
-        idle = [entry for entry in self._entries.values() if entry.used < latest and not entry.requests]
         ended = [entry for entry in self._entries.values() if entry.session.ended]
+        open_ones = [entry for entry in self._entries.values() if not entry.session.ended]
+        idle = [entry for entry in open_ones if entry.used < latest and not entry.requests]
         for entry in [*idle, *sorted(ended, key=lambda entry: entry.used)[:-ENDED]]:
             await self._close(entry)
 
