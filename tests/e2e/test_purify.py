@@ -307,6 +307,7 @@ def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
         (("-o", "new.jsonl", "--audit", "in.jsonl"), "--audit in.jsonl is an input too"),
         (("-o", "new.jsonl", "--report", "in.jsonl"), "--report in.jsonl is an input too"),
         (("-o", "new.jsonl", "--audit", "./new.jsonl"), "are one file"),
+        (("-o", "new.jsonl", "--audit", "a.jsonl", "--no-audit"), "nothing is written to a.jsonl: give one of"),
         (("-o", "/dev/full"), "is a device, and not written over"),
         (("-o", "new.jsonl", "--report", "old.json"), "--report old.json is there already"),
     ],

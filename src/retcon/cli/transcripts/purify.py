@@ -77,6 +77,9 @@ def purify(
     from retcon.transcripts.purifying.purification import Purification, Stopped
 
     Detector(format)  # refuses a wrong name before any work
+    if no_audit and audit is not None:
+        said = f"with --no-audit nothing is written to {audit}: give one of them"
+        raise typer.BadParameter(said, param_hint="--audit")
     found = list(expand(inputs))
     target = Path(out)
     folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
