@@ -21,7 +21,7 @@ from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.transcripts.purifying.ahead import RecordsLost
 from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.purification import Purification, Stopped
+from retcon.transcripts.purifying.purification import Purification, Stopped, write_report
 
 CLEAN = (Step("user", "?"), Step("call", "so", "x = 1", "1"), Step("answer", "1"))
 LEFT = (Step("user", "?"), fails("f(2)"), Step("answer", "no"))
@@ -119,6 +119,27 @@ def test_a_run_that_was_stopped_goes_on_with_another_number_of_processes(tmp_pat
     counts = Purification(replace(one, jobs=1), resume=True)(lambda *_: None, never)
     assert files(one) == files(whole)
     assert [c.to_dict() for c in counts] == expected
+
+
+def test_a_run_that_an_earlier_version_began_without_an_audit_goes_on(tmp_path: Path) -> None:
+    one = replace(job(tmp_path, some(150), 1), audit=None, pairs=None)
+    with pytest.raises(Stopped) as stopped:
+        Purification(one)(lambda *_: None, after(101))
+    kept = stopped.value.kept
+    assert kept is not None
+    state = json.loads(kept.read_bytes())
+    assert (state["options"]["audit"], state["options"]["pairs"]) == (None, None)
+    kept.write_text(json.dumps({**state, "options": {**state["options"], "audit": "None", "pairs": "None"}}))
+    Purification(one, resume=True)(lambda *_: None, never)
+    assert one.out.read_bytes().count(b"\n") == 150
+
+
+def test_a_report_says_with_what_it_was_made(tmp_path: Path) -> None:
+    run = Purification(replace(job(tmp_path, some(3), 1, skip_bad=True), audit=None))
+    run(lambda *_: None, never)
+    write_report(tmp_path / "r.json", run)
+    options = json.loads((tmp_path / "r.json").read_bytes())["options"]
+    assert (options["audit"], options["pairs"], options["skip_bad"]) == (None, str(tmp_path / "1.pairs"), True)
 
 
 def test_a_bad_record_is_named_and_what_was_done_before_it_is_kept(tmp_path: Path) -> None:

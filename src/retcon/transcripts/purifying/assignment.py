@@ -60,8 +60,8 @@ class Assignment:
             "inputs": [str(p) for p in self.inputs],
             "format": self.format,
             "drop_unrepaired": self.drop_unrepaired,
-            "audit": str(self.audit),
-            "pairs": str(self.pairs),
+            "audit": None if self.audit is None else str(self.audit),
+            "pairs": None if self.pairs is None else str(self.pairs),
             **asdict(self.offline),
         }
 

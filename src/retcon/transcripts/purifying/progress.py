@@ -72,7 +72,8 @@ def load(assignment: Assignment) -> Progress:
     except (ValueError, msgspec.ValidationError, OSError) as error:
         raise RecordError(f"{path} cannot be read: {error}; remove it to start over") from error
     options = json.loads(json.dumps(assignment.options()))
-    other = [name for name, value in options.items() if state.options.get(name) != value]
+    # Earlier versions kept None as text.
+    other = [name for name, value in options.items() if state.options.get(name) not in (value, str(value))]
     if other:
         raise RecordError(f"{path} is from a run with another {', '.join(other)}; remove it to start over")
     for source, size in zip(assignment.inputs, state.before, strict=False):

@@ -356,11 +356,13 @@ def _as_lines(source: Source, name: str, *, joined: bool) -> bool:
 
 
 def write_report(path: Path, run: Purification) -> None:
-    """All counts as JSON: `files`, each with its name, and `total`; `options` says with what they were made."""
+    """All counts as JSON: `files`, each with its name, and `total`; `options` says with what they were made; how
+    many processes shared the work is no part of that."""
     files = [{"file": str(p)} | c.to_dict() for p, c in zip(run.assignment.inputs, run.counts, strict=True)]
     whole = total(run.counts).to_dict()
     del whole["examples"]
-    body = {"version": 1, "options": run.assignment.options(), "total": whole, "files": files}
+    options = {**run.assignment.options(), "skip_bad": run.assignment.skip_bad}
+    body = {"version": 1, "options": options, "total": whole, "files": files}
     out = Partial(path)
     out.out.write(indented(body) + b"\n")
     out.commit()
