@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retcon.build import build_chat, build_tasks
+from retcon.chat.tokenizer import load_tokenizer
+from retcon.chat.types import Tokenizer
 from retcon.cli.common.progress import Tell
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
@@ -15,6 +16,7 @@ from retcon.models.placing import model_folder
 from retcon.runs.comparing import differing, relevant
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import explained, write_json
+from retcon.train.datasets.vocabulary import vocabulary_of
 from retcon.train.demos.making import Summary, write_demonstrations
 
 if TYPE_CHECKING:
@@ -22,19 +24,21 @@ if TYPE_CHECKING:
 
 MADE = "made"
 """Of the note: a `Summary`."""
+TOKENS = {"vocabulary", "thinking"}
+"""Of the note, in its section `model`: whose token ids the file has; notes of before Retcon wrote it lack it."""
 
 
 def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPlace | None = None) -> Summary | None:
     """Writes `file` unless it is there, and says what became of the candidates, None where that is not known. A file
     without a note beside it is the user's own and is taken as it is.
 
-    Raises CheckpointError where the note says that another recipe made the file, StorageError where nothing can be
+    Raises CheckpointError where the note says that another recipe made the file, or that it was made for a model with
+    other tokens, StorageError where nothing can be
     written, and what `write_demonstrations` raises.
     """
     note = file.with_name(f"{file.name}.recipe.json")
-    about = relevant(recipe, "demonstrations")
     if file.exists():
-        return _already(file, note, about)
+        return _already(file, note, recipe)
     refuse_special(file)
     folder = model_folder(recipe.model.path)
     tasks = build_tasks(recipe, folder) if recipe.demos.of_tasks else None
@@ -42,16 +46,29 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPl
     with explained(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     summary = write_demonstrations(recipe, chat, file, tasks=tasks, on_progress=tell, on_place=on_place)
-    write_json(note, {**about, MADE: summary.as_dict()})
+    write_json(note, {**_about(recipe, chat.tokenizer), MADE: summary.as_dict()})
     return summary
 
 
-def _already(file: Path, note: Path, about: Mapping[str, Mapping[str, object]]) -> Summary | None:
+def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]:
+    """What a file's demonstrations depend on."""
+    about = relevant(recipe, "demonstrations")
+    tokens = {"vocabulary": vocabulary_of(tokenizer), "thinking": recipe.model.thinking}
+    return {**about, "model": {**about["model"], **tokens}}
+
+
+def _already(file: Path, note: Path, recipe: Recipe) -> Summary | None:
     if not note.exists():
         return None
     told: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
-    # A note of before a section was there says nothing about it.
-    changed = list(differing(told, {name: values for name, values in about.items() if name in told}))
+    about = _about(recipe, load_tokenizer(model_folder(recipe.model.path)))
+    # A note of before a section was there says nothing about it, one of before TOKENS nothing about these.
+    known = {
+        name: {key: value for key, value in values.items() if key in told[name] or key not in TOKENS}
+        for name, values in about.items()
+        if name in told
+    }
+    changed = list(differing(told, known))
     if changed:
         raise CheckpointError(
             f"{file}: another recipe wrote it ({'; '.join(changed)}; see {note.name}): remove both, or name another"

@@ -21,6 +21,7 @@ from retcon.core.texts import counted
 from retcon.core.types import TRAINED, Sample, Segment, Trajectory, Turn
 from retcon.store.foreign.records import Record, open_source
 from retcon.train.datasets.asked import refuse_unasked, told_before, words_of
+from retcon.train.datasets.vocabulary import refuse_other_texts, refuse_other_vocabulary
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.sample import sampled
 from retcon.transcripts.purifying.assignment import expand
@@ -39,8 +40,8 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
 
     vocabulary: ids that the model has. max_tokens: positions that it has, None for any number; longer samples are left
     out, which a TaskWarning counts. Another one says that no demonstration calls a tool. Raises RecordError, which
-    begins with the file and line, at a record that is neither, has ids of another vocabulary, or holds text where it
-    should have ids; and where nothing is left to learn.
+    begins with the file and line, at a record that is neither, has ids of another model, or holds text where it should
+    have ids; and where nothing is left to learn.
     """
     samples: list[Sample] = []
     calling = turns = 0
@@ -50,6 +51,7 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
         except MissingIds as error:
             raise RecordError(f"{record.where}: {error}: an audit? Give what `retcon purify` wrote to -o") from error
         refuse_other_vocabulary(sample.ids, vocabulary, record.where)
+        refuse_other_texts([(s.text, s.ids or ()) for s in trajectory.segments], chat.tokenizer, record.where)
         if any(sample.mask):
             samples.append(sample)
             calling += any(turn.calls and turn.generated for turn in trajectory.turns)
@@ -64,14 +66,6 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
             )
         warnings.warn(said, TaskWarning, stacklevel=2)
     return short_enough(samples, lambda sample: len(sample.ids), max_tokens, file, "demonstrations")
-
-
-def refuse_other_vocabulary(ids: Sequence[int], vocabulary: int, where: str) -> None:
-    """Raises RecordError where the model has not all of these ids."""
-    least, most = min(ids, default=0), max(ids, default=0)
-    if least < 0 or most >= vocabulary:
-        wrong = least if least < 0 else most
-        raise RecordError(f"{where}: id {wrong}, and the model has {vocabulary}, from 0 on: another model's")
 
 
 def short_enough(found: list[T], length: Callable[[T], int], most: int | None, file: Path, what: str) -> list[T]:

@@ -14,7 +14,8 @@ from retcon.core.sample import ids_of
 from retcon.core.texts import counted
 from retcon.core.types import Sample, Trajectory
 from retcon.store.foreign.records import open_source
-from retcon.train.datasets.demonstrations import refuse_other_vocabulary, rendered, short_enough
+from retcon.train.datasets.demonstrations import rendered, short_enough
+from retcon.train.datasets.vocabulary import Said, refuse_other_texts, refuse_other_vocabulary
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.reading.items import SYSTEMS
 from retcon.transcripts.reading.style import decoded
@@ -42,16 +43,18 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
     text is encoded as it stands, and all of it counts. Pairs of which a side is longer than max_tokens are left out,
     which a TaskWarning counts; another one counts those whose sides are the same.
 
-    Raises RecordError, which begins with the file and line, at a record that is no pair, or has ids of another
-    vocabulary; and where there is no pair.
+    Raises RecordError, which begins with the file and line, at a record that is no pair, or has ids of another model;
+    and where there is no pair.
     """
     found: list[Preference] = []
     for record in open_source(file).records:
         try:
-            pair = _pair(decoded(record), chat, record.where)
+            value = decoded(record)
+            pair = _pair(value, chat, record.where)
         except RecordError as error:
             raise located(error, record.where) from error
         refuse_other_vocabulary((*pair.chosen.ids, *pair.rejected.ids), vocabulary, record.where)
+        refuse_other_texts(_own(value), chat.tokenizer, record.where)
         found.append(pair)
     if not found:
         raise RecordError(f"{file} holds no pair")
@@ -85,6 +88,15 @@ def _pair(value: Json, chat: Chat, where: str) -> Preference:
     if not any(chosen.mask) or not any(rejected.mask):
         raise RecordError("a side of the pair is empty: there is nothing to compare")
     return Preference(chosen, rejected)
+
+
+def _own(value: Json) -> list[Said]:
+    """The texts of a pair that stand there with their ids."""
+    tokens = value.get("tokens") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(tokens, dict):
+        return []
+    texts = [(value[key], tokens[key]) for key in ("prompt", *SIDES)]
+    return [(text, cast(list[int], ids)) for text, ids in texts if isinstance(text, str)]
 
 
 def _of_tokens(tokens: Mapping[str, Json], side: str) -> Sample:

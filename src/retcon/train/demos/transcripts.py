@@ -18,6 +18,7 @@ from retcon.core.types import Trajectory
 from retcon.store.fingerprint import fingerprint
 from retcon.store.foreign.records import Record
 from retcon.train.datasets.demonstrations import files_of, read_rendered
+from retcon.train.datasets.vocabulary import refuse_other_texts
 from retcon.train.demos.rolling import TOO_LONG
 from retcon.train.demos.types import DemoSetup, Made
 from retcon.transcripts.reading.style import decoded
@@ -79,6 +80,7 @@ class TranscriptSource:
             sample = to_sample(trajectory, scored=False)
         except MissingIds as error:
             raise RecordError(f"{where}: {error}: an audit? Give what `retcon purify` wrote to -o") from error
+        refuse_other_texts([(s.text, s.ids or ()) for s in trajectory.segments], self.chat.tokenizer, where)
         if len(sample.ids) > self.max_tokens:
             return TOO_LONG
         return None if any(sample.mask) else EMPTY
