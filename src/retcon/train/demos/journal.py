@@ -29,16 +29,18 @@ from retcon.train.demos.types import Made
 
 
 class Journal:
-    """In memory. stop: candidates that were gone through; `kept` and `rejected` are of these."""
+    """In memory. stop: candidates that were gone through, in `stretches`; `kept` and `rejected` are of these."""
 
     def __init__(self) -> None:
         self.stop = 0
+        self.stretches: list[Made] = []
         self.kept: list[Trajectory] = []
         self.rejected: Counter[str] = Counter()
 
     def add(self, made: Made) -> None:
         """The next stretch."""
         self.stop += made.seen
+        self.stretches.append(made)
         self.kept += made.kept
         self.rejected.update(made.rejected)
 

@@ -22,13 +22,14 @@ from retcon.runs.comparing import relevant
 from retcon.store import jsonl
 from retcon.tasks.registry import TaskSet
 from retcon.train.demos.journal import FileJournal, Journal
-from retcon.train.demos.shares import reachable, with_share
+from retcon.train.demos.shares import Progress, with_share
 from retcon.train.demos.types import LOST, DemoSetup, Source
 
 MOST_LOST = 0.05
 """Of a stretch of candidates, through infrastructure faults."""
 PATIENCE = 2_000
-"""Candidates in a row of which none is kept before a source, which may be endless, is given up."""
+"""Candidates in a row that add no demonstration, as none is kept or none of the sort that the share lacks, before a
+source, which may be endless, is given up."""
 OnProgress = Callable[[int, int], None]
 
 
@@ -97,15 +98,12 @@ def write_demonstrations(
 
 async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: OnProgress | None) -> list[Trajectory]:
     wanted, share = recipe.sft.demonstrations, recipe.demos.failed_share
-    fruitless = 0
-
-    def done() -> int:
-        failed = sum(one.failures > 0 for one in journal.kept)
-        return reachable(failed, len(journal.kept) - failed, share, wanted)
-
-    while done() < wanted and (source.ends or fruitless < PATIENCE):
+    progress = Progress(share, wanted)
+    for stretch in journal.stretches:
+        progress.add(stretch)
+    while progress.done < wanted and (source.ends or progress.fruitless < PATIENCE):
         # While nothing is rejected, as with a teacher whose mistakes are kept, no candidate is made for nothing.
-        count = source.chunk if journal.rejected else min(source.chunk, wanted - done())
+        count = source.chunk if journal.rejected else min(source.chunk, wanted - progress.done)
         made = await source.make(journal.stop, journal.stop + count, len(journal.kept))
         if made.rejected.get(LOST, 0) > MOST_LOST * made.seen:
             raise SandboxUnavailable(
@@ -114,9 +112,9 @@ async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: O
             )
         if made.seen:
             journal.add(replace(made, kept=tuple(map(_repeatable, made.kept))))
-            fruitless = 0 if made.kept else fruitless + made.seen
+            progress.add(made)
         if on_progress is not None:
-            on_progress(done(), wanted)
+            on_progress(progress.done, wanted)
         if made.seen < count:
             break
     found = with_share(journal.kept, share, wanted)
@@ -142,7 +140,8 @@ def _summary(made: list[Trajectory], journal: Journal) -> Summary:
 def _told(journal: Journal, share: object) -> str:
     reasons = [f"{count} {why}" for why, count in journal.rejected.most_common()]
     if journal.kept:
-        reasons.append(f"{len(journal.kept)} do not make up failed_share = {share}")
+        failed = sum(one.failures > 0 for one in journal.kept)
+        reasons.append(f"{len(journal.kept)}, {failed} with a failed call, do not make up failed_share = {share}")
     return ", ".join(reasons) or "there are none"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import floor
 from typing import Literal
 
 from retcon.core.types import Trajectory
+from retcon.train.demos.types import Made
 
 Share = Literal["any"] | float
 
@@ -24,6 +26,26 @@ def reachable(failed: int, clean: int, share: Share, wanted: int) -> int:
     while most and not (wanted_of(most, share) <= failed and most - wanted_of(most, share) <= clean):
         most -= 1
     return most
+
+
+@dataclass
+class Progress:
+    """Towards `wanted` demonstrations with that share. done: how many can be had; fruitless: candidates since that last
+    grew, whether or not any of them was kept."""
+
+    share: Share
+    wanted: int
+    done: int = 0
+    fruitless: int = 0
+    _failed: int = 0
+    _clean: int = 0
+
+    def add(self, made: Made) -> None:
+        """The next stretch of candidates."""
+        failed = sum(one.failures > 0 for one in made.kept)
+        self._failed, self._clean = self._failed + failed, self._clean + len(made.kept) - failed
+        before, self.done = self.done, reachable(self._failed, self._clean, self.share, self.wanted)
+        self.fruitless = 0 if self.done > before else self.fruitless + made.seen
 
 
 def with_share(found: Sequence[Trajectory], share: Share, wanted: int) -> list[Trajectory]:

@@ -47,7 +47,7 @@ class Source(Protocol):
 
     @property
     def ends(self) -> bool:
-        """Whether they come to an end, and soon: others are given up after many in a row of which none is kept."""
+        """Whether they come to an end, and soon: others are given up after many in a row that add no demonstration."""
         ...
 
     @property
