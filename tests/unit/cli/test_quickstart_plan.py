@@ -37,6 +37,30 @@ def test_an_override_reaches_the_jobs_that_it_concerns(tmp_path: Path) -> None:
     assert {cold_eval.recipe.evaluate.samples, arm_eval.recipe.evaluate.samples} == {9}
 
 
+def test_every_override_reaches_a_job_or_is_refused(tmp_path: Path) -> None:
+    words = ["strategy.kind=arpo", "run.threads=3", "engine.kind=local", "demos.kind=engine", "run.seed=7"]
+    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=words)
+    trained = [train for train, _ in plan.arms.values()]
+    assert {train.recipe.strategy.kind for train in trained} == {"arpo"}
+    assert [train.recipe.run.seed for train in trained] == [7, 7, 8, 8]
+    assert {target.recipe.run.threads for target in plan.targets} == {3}
+    assert {target.job.threads for target in plan.targets if target.job.words[0] != "eval"} == {3}
+    assert "engine.kind=local" in plan.cold[0].job.words, "the demonstrations' teacher"
+    with pytest.raises(RecipeError, match=r"'dpo\.beta=0\.3': no job of a quickstart has a use for dpo\.beta"):
+        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["dpo.beta=0.3"])
+
+
+def test_without_overrides_the_jobs_are_the_recipes_own(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, arms=["saar"], seeds=1)
+    start, out = str(tmp_path / "cold_start"), str(tmp_path / "saar/seed-1")
+    assert [target.job.words for target in plan.targets] == [
+        ("sft", "quickstart/cold_start", "--demonstrations", str(tmp_path / "demonstrations.jsonl"), "--out", start),
+        ("eval", start, "quickstart/cold_start", "run.threads=1", "--out", f"{start}/eval"),
+        ("train", "quickstart/saar", "run.seed=1", "--from", start, "--out", out),
+        ("eval", out, "quickstart/saar", "run.seed=1", "--out", f"{out}/eval"),
+    ]
+
+
 def test_trackers_get_every_training_under_a_name_of_its_own(tmp_path: Path) -> None:
     words = ("track.to=tests:Mine", "track.project=mine")
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=words)

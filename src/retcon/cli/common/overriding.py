@@ -9,8 +9,8 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.stages import stages_of
 
-COLD_SECTIONS = ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "demos", "sft", "track")
-"""Sections whose overrides concern a cold start."""
+COLD_SECTIONS = ("run", "model", "compute", "lora", "engine", "task", "rollout", "sandbox", "demos", "sft", "track")
+"""Sections whose overrides concern a cold start; by [engine] its demonstrations may be made."""
 
 
 def refuse_unless_taken(override: str, recipes: Sequence[str]) -> None:
@@ -43,6 +43,13 @@ def _of_a_stage(recipe: Recipe, key: str) -> bool:
     kinds = homes(section, key) if section in SECTIONS else []
     about = getattr(stage.recipe, section) if kinds else None
     return about is None or getattr(about, about.chosen_by) in kinds
+
+
+def of_cold_start(recipe: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that concern a cold start by this recipe, of [engine] only those that can be of it: they are meant
+    for the recipes that start from it."""
+    engine = of_sections(overrides, ("engine",))
+    return [o for o in of_sections(overrides, COLD_SECTIONS) if o not in engine or takes(recipe, o)]
 
 
 def of_sections(overrides: Sequence[str], sections: Sequence[str]) -> list[str]:

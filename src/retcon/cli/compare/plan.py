@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from retcon.cli.common.ledger import Book, Ledger, read_book
-from retcon.cli.common.overriding import COLD_SECTIONS, of_sections
+from retcon.cli.common.overriding import COLD_SECTIONS, of_cold_start, of_sections
 from retcon.cli.common.targets import EVALUATION, Target, cold_start, evaluation, training
 from retcon.cli.compare.arms import UNTRAINED, Arm, arm_of, refuse_other_models, refuse_unshared
 from retcon.cli.compare.matching import KEYS, Match, late_words, matched
@@ -128,15 +128,14 @@ def _cold_recipe(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str]) -> A
         if wish.cold is not None:
             raise RecipeError("--from names a model to start from, --cold-start a recipe to make one: give one of them")
         return None
-    own = of_sections(overrides, COLD_SECTIONS)
     if wish.cold is not None:
-        cold = arm_of("cold start", wish.cold, own)
+        cold = arm_of("cold start", wish.cold, of_cold_start(wish.cold, overrides))
         refuse_other_models(cold, arms)
         return cold
     refuse_unshared(arms)
     if arms[0].settings.model.path not in UNTRAINED:
         return None
-    return arm_of("cold start", arms[0].recipe, [o for o in arms[0].overrides if o in own])
+    return arm_of("cold start", arms[0].recipe, of_sections(arms[0].overrides, COLD_SECTIONS))
 
 
 def _cold_target(out: Path, cold: Arm, seed: int) -> Target:

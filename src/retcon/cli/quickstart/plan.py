@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retcon.cli.common.overriding import COLD_SECTIONS, of_sections, refuse_unless_taken, takes
+from retcon.cli.common.overriding import of_cold_start, of_sections, refuse_unless_taken, takes
 from retcon.cli.common.targets import Target, cold_start, evaluation, training
 from retcon.cli.quickstart.sets import DEFAULT, SETS, QuickstartSet
 from retcon.core.errors import RecipeError
 
 ARM_SECTIONS = (
-    "compute", "lora", "engine", "task", "rollout", "repair", "select", "sandbox", "rl", "evaluate", "track",
+    "run", "compute", "lora", "engine", "task", "rollout", "strategy", "repair", "select", "sandbox", "rl", "evaluate",
+    "track",
 )  # fmt: skip
+MEASURED = ("compute", "engine", "task", "rollout", "sandbox", "evaluate")
+"""What a cold start's evaluation shares with the arms'."""
+SEED = "run.seed"
+"""Of the cold start and the first seed of the arms; the others count on from there."""
 TALKING = ("model.style", "model.thinking")
 """How the model is talked to must be the same in all of them."""
 REFUSED = {
@@ -61,40 +66,47 @@ def make_plan(
     """The plan. overrides: each goes to the jobs that its section concerns. about: which quickstart. options: what
     stands for the overrides in a command, where they are not the user's own words.
 
-    Raises RecipeError for an unknown arm and for an override that is wrong, would make the arms alike or have them
-    measured in another way than the table says, before any work starts.
+    Raises RecipeError for an unknown arm and for an override that is wrong, that no job takes, would make the arms
+    alike or have them measured in another way than the table says, before any work starts.
     """
     recipes = {arm: about.arm(arm) for arm in arms}
     for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key in REFUSED:
+        if (key := _key(override)) in REFUSED:
             raise RecipeError(f"override '{override}': {key} {REFUSED[key]}")
         refuse_unless_taken(override, list(recipes.values()))
-    scratch = FROM_SCRATCH if from_scratch else ()
-    talking = [o for o in overrides if o.partition("=")[0].strip() in TALKING]
+    talking = [o for o in overrides if _key(o) in TALKING]
+    threads = [o for o in overrides if _key(o) == "run.threads"] or ["run.threads=1"]
+    start = of_cold_start(about.cold_start, overrides)
+    shared = [o for o in of_sections(overrides, ARM_SECTIONS) if _key(o) != SEED]
+    own = {arm: [o for o in shared if takes(recipe, o)] for arm, recipe in recipes.items()}
+    if lost := [o for o in overrides if not any(o in some for some in (talking, start, *own.values()))]:
+        raise RecipeError(f"override '{lost[0]}': no job of a quickstart has a use for {_key(lost[0])}")
     cold = _cold_start(
         out,
         about.cold_start,
-        [*scratch, *of_sections(overrides, COLD_SECTIONS)],
-        [*talking, *of_sections(overrides, ("compute", "engine", "task", "rollout", "sandbox", "evaluate"))],
+        [*(FROM_SCRATCH if from_scratch else ()), *start],
+        [*talking, *of_sections(overrides, MEASURED), *threads],
     )
     first = cold[0].recipe.run.seed
     words = overrides if options is None else options
     plan = Plan(about, out, cold, (*words, *(["--from-scratch"] if from_scratch else ())))
     for seed in range(first, first + seeds):
         for arm, recipe in recipes.items():
-            own = [o for o in of_sections(overrides, ARM_SECTIONS) if takes(recipe, o)]
-            plan.arms[arm, seed] = _arm(plan, arm, recipe, seed, [*talking, *own])
+            plan.arms[arm, seed] = _arm(plan, arm, recipe, seed, [*talking, *own[arm]])
     return plan
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
 
 
 def _cold_start(out: Path, name: str, overrides: Sequence[str], measured: Sequence[str]) -> tuple[Target, Target]:
     made = cold_start(out, out / "cold_start", name, overrides, name="cold start", demos=out / "demonstrations.jsonl")
-    return made, evaluation(out, made, name, (*measured, "run.threads=1"))
+    return made, evaluation(out, made, name, measured)
 
 
 def _arm(plan: Plan, arm: str, recipe: str, seed: int, overrides: Sequence[str]) -> tuple[Target, Target]:
-    cold, changes = plan.cold[0], (*overrides, f"run.seed={seed}")
+    cold, changes = plan.cold[0], (*overrides, f"{SEED}={seed}")
     made = training(
         plan.out,
         plan.run_folder(arm, seed),
