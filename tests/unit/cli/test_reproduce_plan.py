@@ -74,6 +74,15 @@ def test_a_change_goes_to_all_arms_but_not_over_what_an_arm_is_about(tmp_path: P
     assert stages_of(arms["recovery"])[0].last == 4
 
 
+def test_a_change_of_a_repair_goes_to_the_stage_that_has_it(tmp_path: Path) -> None:
+    changes = ("repair.gamma=0.7", "repair.probability=0.5")
+    arms = {arm.name: arm.settings for arm in planned(tmp_path, "cleaner", "switch,recovery", *changes).compared.arms}
+    repairs = {name: [stage.recipe.repair for stage in stages_of(settings)] for name, settings in arms.items()}
+    assert [[repair.kind for repair in one] for one in repairs.values()] == [["none"], ["saar"], ["none", "saar"]]
+    assert {getattr(repair, "gamma", 0.7) for one in repairs.values() for repair in one} == {0.7}
+    assert {repair.probability for one in repairs.values() for repair in one} == {0.5}
+
+
 def test_recipes_of_another_size_take_the_places_of_the_small_ones(tmp_path: Path) -> None:
     paper = PAPERS["cleaner"]
     recipes = recipes_of(paper, ["baseline=dapo-baseline", "method=cleaner-4b"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from retcon.cli.common.arguments import split_overrides
-from retcon.cli.common.overriding import refuse_unless_taken, takes
+from retcon.cli.common.overriding import of_sections, refuse_unless_taken, takes
 from retcon.cli.compare.arms import Arm, arm_of, refuse_incomparable, with_curve
 from retcon.config.load import load_recipe
 from retcon.config.save import recipe_to_toml
@@ -73,7 +73,7 @@ def make_arms(
     that are not written yet. Raises RecipeError where a variant cannot be made of its recipe, or arms cannot be
     compared."""
     for override in overrides:
-        refuse_unless_taken(override, [recipes[variant.role] for variant in variants])
+        refuse_unless_taken(override, [recipes[role] for v in variants for role in (v.role, v.switches_to) if role])
     arms = [_arm(variant, recipes, overrides, out) for variant in variants]
     arms = [with_curve(arm, arms[0]) for arm in arms]
     refuse_incomparable(arms)
@@ -102,10 +102,12 @@ def told(variant: Variant, recipes: Mapping[str, str]) -> str:
 
 def _arm(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], out: Path) -> Arm:
     recipe = recipes[variant.role]
-    own = [o for o in overrides if takes(recipe, o) and o.partition("=")[0] not in _keys(variant)]
+    free = [o for o in overrides if o.partition("=")[0] not in _keys(variant)]
+    own = [o for o in free if takes(recipe, o)]
     if variant.switches_to:
-        path = out / SWITCHED / f"{variant.name}.toml"
-        return arm_of(variant.name, str(path), (), recipe_to_toml(_switched(variant, recipes, own)))
+        path, other = out / SWITCHED / f"{variant.name}.toml", recipes[variant.switches_to]
+        later = [o for o in of_sections(free, ("repair",)) if takes(other, o)]
+        return arm_of(variant.name, str(path), (), recipe_to_toml(_switched(variant, recipes, own, later)))
     return arm_of(variant.name, recipe, (*variant.keys, *own))
 
 
@@ -113,11 +115,11 @@ def _keys(variant: Variant) -> list[str]:
     return [key.partition("=")[0] for key in variant.keys]
 
 
-def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> Recipe:
-    """A recipe of two stages: the variant's own, then with the other's [repair]."""
+def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], later: Sequence[str]) -> Recipe:
+    """A recipe of two stages: the variant's own, then with the other's [repair]. later: overrides of that one."""
     before = arm_of(variant.name, recipes[variant.role], overrides)
     base = with_curve(before, before).settings  # written out whole, where nothing can be left to be added
-    other = load_recipe(recipes[variant.switches_to])
+    other = load_recipe(recipes[variant.switches_to], later)
     if base.stages:
         raise RecipeError(f"{recipes[variant.role]} has stages already: {variant.name} cannot switch its [repair]")
     half = base.rl.steps // 2
