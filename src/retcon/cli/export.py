@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,6 +68,8 @@ def export(
     tasks: TaskSet
     select = None
     if recipe:
+        _refuse_of_files({"--share": share, "--column": column, "--grader": grader, "--split": split,
+                          "--system": system, "--against": against})  # fmt: skip
         found = load_recipe(recipe)
         if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
             found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
@@ -85,6 +87,16 @@ def export(
     plain_console().print(
         f"{counted(wrote, 'task')} of {tasks.name} to {'evaluate' if evaluation else 'train'} on: {verl}"
     )
+
+
+def _refuse_of_files(options: Mapping[str, object]) -> None:
+    """Raises RecipeError for an option that says something of files, where a recipe does."""
+    from retcon.core.errors import RecipeError
+
+    keys = {"--share": "evaluation_share", "--column": "columns"}
+    if option := next((name for name, value in options.items() if value), None):
+        key = keys.get(option, option.removeprefix("--"))
+        raise RecipeError(f"{option} is of files, and the tasks are those of a recipe: set task.{key} in it")
 
 
 def _drawn(

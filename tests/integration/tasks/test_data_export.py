@@ -93,6 +93,17 @@ def test_what_a_recipes_pass_rates_leave_out_is_not_written(tmp_path: Path) -> N
         (("numbers",), "--count: numbers makes its tasks as they are drawn"),
         ((), "one of the two"),
         (("numbers", "--recipe", "mini/grpo"), "one of the two"),
+        *(
+            (("--recipe", "mini/grpo", "--count", 1, option, value), f"{option} is of files, .* set task.{key} in it")
+            for option, value, key in [
+                ("--against", "a.jsonl", "against"),
+                ("--grader", "number", "grader"),
+                ("--column", "answer=b", "columns"),
+                ("--split", "train", "split"),
+                ("--system", "Think.", "system"),
+                ("--share", 0.5, "evaluation_share"),
+            ]
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_refused(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
