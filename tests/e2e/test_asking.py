@@ -38,6 +38,27 @@ def test_a_person_sees_turns_output_and_what_was_repaired(tmp_path: Path) -> Non
     assert "NameError" in retcon("show", tmp_path / "asked.jsonl", "question").stdout
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_what_a_file_holds_is_kept(tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"asked.jsonl{suffix}"
+    for n, text in enumerate(("It is 1.", "It is 2."), start=1):
+        done, _ = asked("Which?", "--out", out, answers=[said(text)])
+        assert f"asked.jsonl{suffix} question{'-2' * (n == 2)}" in done.stdout, done.stderr
+    assert {one.id: one.turns[0].text[:8] for one in jsonl.read(out)} == {
+        "question": "It is 1.",
+        "question-2": "It is 2.",
+    }
+
+
+def test_a_file_of_something_else_is_refused_before_the_model_is_asked(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.jsonl"
+    notes.write_text('{"question": "What?"}\n')
+    done, requests = asked("Which?", "--out", notes, answers=[said("It is 1.")])
+    assert done.returncode
+    assert "notes.jsonl: it is no file of trajectories, and is left as it is" in " ".join(done.stderr.split())
+    assert (requests, notes.read_text()) == ([], '{"question": "What?"}\n')
+
+
 def test_without_repairs_a_failure_stays() -> None:
     done, requests = asked("6 times 7?", "--no-repair", answers=REPAIRED)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
     from retcon.config.schema import Recipe
     from retcon.core.types import Trajectory, Turn
+
+
+QUESTION = "question"
+"""Id of the task, of its rollout, and of the first trajectory in a file."""
 
 
 def ask(
@@ -39,7 +45,7 @@ def ask(
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of sampling, if rollout.temperature is not 0.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Save the trajectory to this file, for `retcon show`.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Add the trajectory to this file, for `retcon show`.")
     ] = None,
 ) -> None:
     """Ask a model that may run programs, and watch its turns as they come, repairs included."""
@@ -47,6 +53,7 @@ def ask(
 
     from retcon.core.types import REPLACED
 
+    id = QUESTION if out is None else _free_id(out)
     given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
     recipe, folder = conversing(model, tool or ["python"], [*given, *(overrides or ())])
     console = Console(highlight=False)
@@ -57,17 +64,29 @@ def ask(
     if out is not None:
         from retcon.store import jsonl
 
-        jsonl.write(out, [trajectory])
-        console.print(f"try: retcon show {out} {trajectory.id}", style="dim", soft_wrap=True)
+        jsonl.add(out, replace(trajectory, id=id))
+        console.print(f"try: retcon show {out} {id}", style="dim", soft_wrap=True)
     if trajectory.stop == "infrastructure":
         raise EngineError("the model or a tool was lost before there was an answer")
+
+
+def _free_id(out: Path) -> str:
+    """One that no trajectory in the file has: `question`, `question-2`, …. Raises RecordError where it holds something
+    else."""
+    from retcon.core.errors import RecordError
+    from retcon.store import jsonl
+
+    try:
+        taken = {one.id for one in jsonl.read(out)} if out.exists() else set()
+    except RecordError as error:
+        raise RecordError(f"--out {out}: it is no file of trajectories, and is left as it is ({error})") from error
+    numbered = (f"{QUESTION}-{n}" for n in count(2))
+    return next(id for id in chain((QUESTION,), numbered) if id not in taken)
 
 
 async def _answered(
     recipe: Recipe, folder: Path, question: str, system: str | None, seed: int, console: Console
 ) -> Trajectory:
-    from dataclasses import replace
-
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
     from retcon.core.types import Provenance
     from retcon.engine.types import SpeaksText
@@ -87,7 +106,7 @@ async def _answered(
     encoded_by = engine.encoded_by if isinstance(engine, SpeaksText) else None
     async with open_context(recipe, engine, chat) as opened:
         context = replace(opened, repair=build_repair(recipe))
-        task = Task("question", question, "", system=system)
+        task = Task(QUESTION, question, "", system=system)
         about = Provenance(model=recipe.engine.subject(folder), encoded_by=encoded_by)
         with console.status("thinking"):
-            return await run_rollout(task, context, id="question", seed=seed, provenance=about, on_turn=show)
+            return await run_rollout(task, context, id=QUESTION, seed=seed, provenance=about, on_turn=show)

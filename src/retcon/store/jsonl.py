@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
@@ -40,6 +41,17 @@ def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
             out.write(line)
             count += 1
     return count
+
+
+def add(path: str | Path, trajectory: Trajectory) -> None:
+    """Adds one to a file, which is made where there is none; a compressed one is written anew. Raises as `Appender`, or
+    as `write` and `read`."""
+    path = Path(path)
+    if path.suffix in SUFFIXES:
+        write(path, chain(read(path) if path.exists() else (), (trajectory,)))
+        return
+    with Appender(path) as file:
+        file.add(trajectory)
 
 
 class Appender:
