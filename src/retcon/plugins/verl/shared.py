@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +18,14 @@ from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.plugins.verl.engine import Client, ServerEngine
 from retcon.plugins.verl.settings import SECTION, Lengths, recipe_of, refuse_unfit, sampling_of
-from retcon.plugins.verl.tasks import task_of
+from retcon.plugins.verl.tasks import reading_of
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.member import rollout_member
 from retcon.rollout.prompts import prompt_ids
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import FAMILY
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.registry import Grade, task_set
+from retcon.tasks.registry import Grade, TaskSet, task_set
 from retcon.tasks.types import Task
 
 VALIDATING = "retcon_validating"
@@ -57,12 +57,13 @@ class Rolled:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """See `open_shared`. client: of verl's servers."""
+    """See `open_shared`. client: of verl's servers. read: a row as a task."""
 
     recipe: Recipe
     lengths: Lengths
     client: Client
     context: RolloutContext
+    read: Callable[[Mapping[str, Any]], Task]
     grade: Grade
 
     async def rollout(self, row: Mapping[str, Any], told: Mapping[str, Any]) -> Rolled:
@@ -75,7 +76,7 @@ class Shared:
         for name, how in NEEDED.items():
             if row.get(name) is None:
                 raise RecipeError(f"verl gives its agent loops no {name}: set {how}")
-        recipe, task, validating = self.recipe, task_of(row), bool(row[VALIDATING])
+        recipe, task, validating = self.recipe, self.read(row), bool(row[VALIDATING])
         engine = ServerEngine(self.client, logprobs=bool(told.get("logprobs")) and not validating)
         sampling = sampling_of(told, recipe)
         step, seed = int(row["global_steps"]), recipe.run.seed
@@ -107,7 +108,7 @@ async def shared(client: Client, config: Any, tokenizer: Any) -> Shared:
     """What the rollouts over this client share, opened by the first of them, and anew after a failure.
 
     config: verl's. tokenizer: transformers', with the chat template that verl would have it use. Raises RecipeError,
-    SandboxUnavailable, CheckpointError, MissingExtra.
+    SandboxUnavailable, CheckpointError, MissingExtra, DataError for a grader that there is not.
     """
     opening: asyncio.Task[tuple[AsyncExitStack, Shared]] | None = getattr(client, KEPT, None)
     if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
@@ -126,9 +127,10 @@ async def open_shared(client: Client, config: Any, tokenizer: Any) -> AsyncItera
     """As `shared`, for as long as it is needed."""
     recipe = recipe_of(config.get(SECTION))
     refuse_unfit(config, recipe)
-    chat = _chat_of(recipe, tokenizer)
-    async with open_context(recipe, ServerEngine(client), chat) as context, _open_grade(recipe) as grade:
-        yield Shared(recipe, Lengths.of(config), client, context, grade)
+    family = None if isinstance(recipe.task, FileTaskSettings) else recipe.task.build()
+    read, chat = reading_of(recipe.task, family), _chat_of(recipe, tokenizer)
+    async with open_context(recipe, ServerEngine(client), chat) as context, _open_grade(recipe, family) as grade:
+        yield Shared(recipe, Lengths.of(config), client, context, read, grade)
 
 
 def _chat_of(recipe: Recipe, tokenizer: Any) -> Chat:
@@ -138,13 +140,14 @@ def _chat_of(recipe: Recipe, tokenizer: Any) -> Chat:
 
 
 @asynccontextmanager
-async def _open_grade(recipe: Recipe) -> AsyncIterator[Grade]:
+async def _open_grade(recipe: Recipe, family: TaskSet | None) -> AsyncIterator[Grade]:
     """How rollouts are graded: by the task family's own way, or by the grader that a row of data names."""
-    section = recipe.task
-    if not isinstance(section, FileTaskSettings):
-        async with open_graded(section.build()) as tasks:
+    if family is not None:
+        async with open_graded(family) as tasks:
             yield tasks.grade
         return
+    section = recipe.task
+    assert isinstance(section, FileTaskSettings)
     async with Grading(GradeSettings(rewards=section.rewards)) as grading:
 
         async def grade(task: Task, trajectory: Trajectory) -> Trajectory:

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from retcon.config.schema import TaskSection
 from retcon.core.errors import RecipeError
 from retcon.tasks.data.conventions import named
 from retcon.tasks.data.fields import Misfit
+from retcon.tasks.data.grading import refuse_unknown
+from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.text import key
+from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 
 OWN = ("raw_prompt", "data_source", "reward_model", "extra_info", "grader")
 """The columns of a row that say what the task is."""
 
 
-def task_of(row: Mapping[str, Any]) -> Task:
-    """row: as verl gives it to an agent loop, the messages of its prompt as `raw_prompt`.
+def reading_of(section: TaskSection, family: TaskSet | None) -> Callable[[Mapping[str, Any]], Task]:
+    """How rows are read under a recipe's [task]: what they leave out is as it says. family: where it is one, None for
+    data. Raises DataError for a grader that there is not."""
+    if family is not None:
+        return partial(task_of, system=family.system)
+    assert isinstance(section, FileTaskSettings)
+    if section.grader:
+        refuse_unknown(section.grader, "task.grader")
+    return partial(task_of, grader=section.grader, system=section.system or None)
+
+
+def task_of(row: Mapping[str, Any], *, grader: str = "", system: str | None = None) -> Task:
+    """row: as verl gives it to an agent loop, the messages of its prompt as `raw_prompt`. grader, system: of rows that
+    bring none.
 
     A row without an id of its own is named by its question. Raises RecipeError for one that cannot be read.
     """
@@ -31,5 +48,5 @@ def task_of(row: Mapping[str, Any]) -> Task:
         raise RecipeError(f"a row of verl's data set, {known.get('extra_info')}: {misfit}") from None
     name = read.id or f"{read.source or 'verl'}/{key(read.question)[:12]}"
     about = {"source": read.source, "reference": read.reference}
-    meta = {**read.meta, "grader": read.grader or convention.grader, **{k: v for k, v in about.items() if v}}
-    return Task(name, read.question, read.answer, read.system, meta, read.before)
+    meta = {**read.meta, "grader": read.grader or grader or convention.grader, **{k: v for k, v in about.items() if v}}
+    return Task(name, read.question, read.answer, system if read.system is None else read.system, meta, read.before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ pytest.importorskip("pyarrow", reason="Parquet needs the [formats] extra")
 import pyarrow.parquet
 
 from datafiles import ROWS, tasks, write
+from retcon.config.load import load_recipe
 from retcon.core.errors import RecordError
-from retcon.plugins.verl.tasks import task_of
+from retcon.plugins.verl.tasks import reading_of, task_of
 from retcon.tasks.data.export import verl_rows, write_verl
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
@@ -57,6 +59,21 @@ def test_a_row_that_somebody_else_made_is_read_by_its_columns() -> None:
     task = task_of({**ROWS["verl"], "raw_prompt": ROWS["verl"]["prompt"], "prompt": None, "uid": "x"})
     assert (task.system, task.question, task.answer) == ("Be brief.", "What is 6 times 7?", "42")
     assert (task.id, task.meta["grader"], task.meta["source"]) == ("3", "math", "openai/gsm8k")
+
+
+def test_what_a_row_leaves_out_is_as_the_recipe_says() -> None:
+    section = load_recipe(None, ["task.kind=file", "task.path=a", "task.grader=exact", "task.system=Think."]).task
+    read, row = reading_of(section, None), {**ROWS["verl"], "raw_prompt": [{"role": "user", "content": "Which?"}]}
+    assert (read(row).system, read(row).meta["grader"]) == ("Think.", "exact")
+    spoken = {**row, "raw_prompt": ROWS["verl"]["prompt"], "grader": "choice"}
+    assert (read(spoken).system, read(spoken).meta["grader"]) == ("Be brief.", "choice")
+    said_nothing = reading_of(load_recipe(None, ["task.kind=file", "task.path=a"]).task, None)(row)
+    assert (said_nothing.system, said_nothing.meta["grader"]) == (None, "math")
+    wrong = load_recipe(None, ["task.kind=file", "task.path=a", "task.grader=exakt"]).task
+    with pytest.raises(DataError, match=r"task\.grader: no grader 'exakt' \(did you mean 'exact'"):
+        reading_of(wrong, None)
+    family: Any = SimpleNamespace(system="Add.")
+    assert reading_of(load_recipe(None).task, family)(row).system == "Add."
 
 
 def test_what_cannot_be_written_is_refused_and_leaves_the_file_that_was_there(tmp_path: Path) -> None:
