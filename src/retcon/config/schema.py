@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -40,6 +41,7 @@ from retcon.core.schema import ToolSpec
 
 DEVICES = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")
 ALL_LINEAR = "all-linear"
+AUTO = "auto"
 
 
 class RunSection(Section):
@@ -52,11 +54,20 @@ class ModelSection(Section):
     matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("style",)}
     path: str = Field("base", description="a folder, a file or a name (docs/models/models.md); `base` is the "
                       "packaged model, `scratch`, for sft, its configuration with fresh weights")  # fmt: skip
-    style: str = Field("auto", description="how the model is prompted and writes tool calls: `auto` (by its own chat "
+    style: str = Field(AUTO, description="how the model is prompted and writes tool calls: `auto` (by its own chat "
                        "template), the name of a family, or an import path such as "
                        "`my_package.my_module:MINE`")  # fmt: skip
     thinking: Literal["default", "on", "off"] = Field("default", description="with style `auto`: what the model's "
                       "template is given as `enable_thinking`; default: nothing")  # fmt: skip
+
+    @field_validator("thinking")
+    @classmethod
+    def _told_by_the_template(cls, value: str, info: ValidationInfo) -> str:
+        style = info.data.get("style", AUTO)
+        if value != "default" and style != AUTO:
+            raise ValueError(f"the model's template is told it, and is not used with style = '{style}': set style to "
+                             f"'{AUTO}', or leave thinking out")  # fmt: skip
+        return value
 
 
 class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):

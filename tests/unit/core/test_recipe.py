@@ -331,3 +331,12 @@ def test_where_to_compute_said_wrong(override: str, parts: list[str]) -> None:
 
 def test_targets_may_be_one_name() -> None:
     assert load_recipe(None, ["lora.targets=q_proj"]).lora.targets == ("q_proj",)
+
+
+def test_thinking_is_refused_where_no_template_is_told_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[model]\nstyle = "qwen"\nthinking = "off"\n')
+    with pytest.raises(RecipeError, match=r"mine\.toml.*3.*model\.thinking.* not used with style = 'qwen'"):
+        load_recipe(str(file))
+    file.write_text('[model]\nstyle = "qwen"\n')
+    assert load_recipe(str(file), ["model.thinking=off", "model.style=auto"]).model.thinking == "off"
