@@ -103,7 +103,7 @@ class _Thread:
         try:
             self._lines.put_nowait((step, line))
         except queue.Full:
-            self._warn(f"is {WAITING} steps behind: further ones are not sent to it until it has caught up")
+            self._warn(f"is {WAITING} steps behind: it gets no further ones for as long as it is")
 
     def end(self) -> None:
         if self._thread is not None and self._failed is None:
