@@ -39,15 +39,15 @@ def refuse_other_texts(said: Sequence[Said], tokenizer: Tokenizer, where: str) -
     if all(tokenizer.decode(ids) == text for text, ids in said):
         return
     known = [(text, ids) for text, ids in said if text]
-    controls = tokenizer.controls
-    text = _plain("".join(text for text, _ in known), controls)
-    read = _plain(tokenizer.decode([i for _, ids in known for i in ids]), controls)
-    if not _says(read, text.split(UNREADABLE)):
-        first = next(((t, tokenizer.decode(ids)) for t, ids in known if tokenizer.decode(ids) != t), (text, read))
-        raise RecordError(
-            f"{where}: the ids of {_begins(first[0])} are {_begins(first[1])} to this model: another model's, whose "
-            "tokens are others; write the file anew with this one, or give the conversations as messages"
-        )
+    text, read = "".join(text for text, _ in known), tokenizer.decode([i for _, ids in known for i in ids])
+    for controls in ((), tokenizer.controls):  # some models have thousands, which are seldom left out
+        if _says(_plain(read, controls), _plain(text, controls).split(UNREADABLE)):
+            return
+    first = next(((t, decoded) for t, ids in known if (decoded := tokenizer.decode(ids)) != t), (text, read))
+    raise RecordError(
+        f"{where}: the ids of {_begins(first[0])} are {_begins(first[1])} to this model: another model's, whose tokens "
+        "are others; write the file anew with this one, or give the conversations as messages"
+    )
 
 
 def _plain(text: str, controls: Iterable[str]) -> str:
