@@ -21,7 +21,9 @@ from retcon.core.errors import InfrastructureFault, MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tasks.graders.bases import same_in_base
+from retcon.tasks.graders.quantities import same_quantity
 from retcon.tasks.graders.stated import stated
+from retcon.tasks.graders.symbols import in_latex
 from retcon.tasks.graders.text import final_answer, in_decimals, integer, rational
 from retcon.tasks.grading.readable import in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
@@ -105,9 +107,12 @@ class MathGrader:
             return False
         if said == answer.strip():
             return True
+        answer, said = in_latex(answer), in_latex(said)
         ours, theirs = rational(answer), rational(said)
         if ours is not None and theirs is not None and (ours == theirs or _far(ours, theirs)):
             return ours == theirs
+        if same_quantity(answer, said):
+            return True
         return await self._equal(in_decimals(answer), _boxed(in_decimals(said).strip("$")))
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
@@ -179,4 +184,8 @@ def _unreadable(answers: Sequence[str]) -> dict[str, str]:
     return found | not_mathematics([a for a in answers if a not in found and integer(a) is None], PACKAGES)
 
 
-GRADER = Kind("math", MathSettings, _open, PACKAGES, _unreadable, in_words, lambda _settings: need_math_verify())
+def _in_words(answer: str) -> bool:
+    return in_words(answer) and not same_quantity(answer, answer)
+
+
+GRADER = Kind("math", MathSettings, _open, PACKAGES, _unreadable, _in_words, lambda _settings: need_math_verify())

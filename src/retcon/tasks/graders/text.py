@@ -128,7 +128,7 @@ def letter(answer: str) -> str:
 def lettered(text: str) -> str | None:
     r"""The letter that `text` is (`B`, `\textbf{(B)}`) or begins with as a label (`B. 12`, `(B) 12`), in upper case;
     None where it is none, or names another one as well."""
-    text = _unset(text)
+    text = unset(text)
     if (alone := _LETTER.fullmatch(text)) is not None:
         return alone[1].upper()
     if (label := _LABEL.fullmatch(text)) is None:
@@ -143,7 +143,7 @@ def chosen_letter(reply: str) -> str | None:
     said = final_answer(reply)
     if said is not None:
         return lettered(said)
-    text = _unset(aloud(reply))
+    text = unset(aloud(reply))
     if (alone := _LETTER.fullmatch(text)) is not None:
         return alone[1].upper()
     last = next(reversed(list(_SAID.finditer(text))), None)
@@ -152,7 +152,7 @@ def chosen_letter(reply: str) -> str | None:
     return (last[1] or last[2]).upper()
 
 
-def _unset(text: str) -> str:
+def unset(text: str) -> str:
     """Without what LaTeX and Markdown put around words."""
     text = _SPACE.sub(" ", _SET.sub(r"\1", _SET.sub(r"\1", text))).replace("**", "")
     return text.strip().strip("$*").strip()

@@ -1,0 +1,90 @@
+r"""Numbers with plain words around them: `18 eggs`, `\text{$1,800 per month}`, `**64**`, `Answer: 10`.
+
+Math-Verify takes such words for products of letters. Pure functions. What may say another number (`5 dozen`, `not 5`,
+`20 percent`, `5 or 6`) or none (`5 xy`) is no quantity here.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from itertools import pairwise
+
+from retcon.tasks.graders.text import rational, unset
+
+CHARS = 200  # a longer text is no quantity
+_LETTERS = "[A-Za-zÀ-ÖØ-öø-ɏ]"
+_NUMBER = re.compile(
+    r"(?<![\w.,])[-+]?(?:\\[dt]?frac\s*\{?)?\.?\d(?:.*\d)?\}?(?![\w!^}]|\s*\\?%)", re.ASCII | re.DOTALL
+)
+_WORD = re.compile(_LETTERS + "+")
+_AROUND = re.compile(rf"(?:[\s.,:;()\"'`“”]|{_LETTERS}+!?|(?<={_LETTERS})[-/’](?={_LETTERS}))*+")
+_PER = re.compile(rf"\s?/\s?(?={_LETTERS})")
+_CURRENCY = re.compile(rf"({_LETTERS})?\\?[$€£¥₹]")
+_ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b|\s?\^\{{?[23]\}}?)")  # egg(s), day's, cm^2
+_SHORT = re.compile("a|an|at|by|for|in|it|my|of|on|to|us|we|[kcm]m|[km]g|ml|ft|lbs?|oz|hrs?|[mk]ph|yrs")
+_SPOKEN = re.compile("about|answer|approximately|are|final|is|it|of|so|the|there|total")
+_OTHERWISE = re.compile(  # another number, no number, or mathematics
+    r"""
+    no | not | never | neither | nor | none | without | than | minus | negative | plus | times | divided | multiplied
+    | or | between | (?:dozen|hundred|thousand|million|billion|trillion)s? | mil | mille | millones | millionen
+    | milliards? | tausend | one | two | three | four | five | six | seven | eight | nine | ten | eleven | twelve
+    | (?:thir|four|fif|six|seven|eigh|nine)teen | (?:twen|thir|for|fif|six|seven|eigh|nine)ty | half | halves | twice
+    | double | triple | (?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)s? | percents?
+    | percentage | pct | squared | cubed | power | root | sqrt | sin | cos | tan | cot | sec | csc | log | exp
+    | mod | modulo | max
+    | min | gcd | lcm | det | inf(?:ty|inite|inity)? | factorial | base | abcd?
+    """,
+    re.VERBOSE,
+)
+_VOWELS = frozenset("aeiou")
+_PLURAL = re.compile("(?:e?s|e)$")
+
+
+def same_quantity(answer: str, said: str) -> bool:
+    """Whether both are one number, with words around it or not, and the same one. Where both have words, those of one
+    must be among the other's: `18 eggs` is `18` and `18 large eggs`, but not `18 pears`."""
+    ours, theirs = _quantity(answer), _quantity(said)
+    if ours is None or theirs is None or ours[0] != theirs[0]:
+        return False
+    return not ours[1] or not theirs[1] or ours[1] <= theirs[1] or theirs[1] <= ours[1]
+
+
+def _quantity(text: str) -> tuple[Fraction, frozenset[str]] | None:
+    """The number that a text is, and the words around it, without their endings."""
+    number = rational(text)
+    if number is not None:
+        return number, frozenset()
+    text = _bare(text)
+    found = _NUMBER.search(text) if len(text) <= CHARS and ".." not in text else None
+    number = rational(found[0]) if found is not None else None
+    if found is None or number is None:
+        return None
+    words = _words(text[: found.start()] + " " + _PER.sub(" ", text[found.end() :], count=1))
+    return (number, words) if words is not None else None
+
+
+def _bare(text: str) -> str:
+    """Without markup, currency and what ends a word."""
+    text = _CURRENCY.sub(lambda found: f"{found[1]} " if found[1] else "", unset(text))
+    return _ENDING.sub("", text.replace("{,}", ",").replace(r"\!", "").strip("*_`# \n")).strip()
+
+
+def _words(text: str) -> frozenset[str] | None:
+    """The words of a text, without their endings and those that only announce an answer; None where there is something
+    else, or a word that may change a number."""
+    words = [word.casefold() for word in _WORD.findall(text)]
+    if not _AROUND.fullmatch(text) or not all(_plain(word) for word in words) or ("per", "cent") in pairwise(words):
+        return None
+    return frozenset(_stem(word) for word in words if not _SPOKEN.fullmatch(word))
+
+
+def _plain(word: str) -> bool:
+    """Whether it is no product of letters (`xy`), and does not change a number (`dozen`)."""
+    if _SHORT.fullmatch(word) or _SPOKEN.fullmatch(word):
+        return True
+    return len(word) > 2 and not _OTHERWISE.fullmatch(word) and (not word.isascii() or not _VOWELS.isdisjoint(word))
+
+
+def _stem(word: str) -> str:
+    return _PLURAL.sub("", word.casefold())

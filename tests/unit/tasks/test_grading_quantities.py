@@ -1,0 +1,96 @@
+"""Numbers with words around them: which are the same, and which words make another number of them."""
+
+import time
+
+import pytest
+
+from retcon.tasks.graders.mathematics import GRADER
+from retcon.tasks.graders.quantities import same_quantity
+
+NOUNS = ("eggs", "dollars", "kg", "cookies", "hours", "people", "miles", "cents", "feet", "left-overs", "km")
+FORMS = ("18 {}", r"\text{{18 {}}}", r"18\text{{ {}}}", "**18** {}.", "Answer: 18 {}", "$18 {} per day", "18 {}/day")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("noun", NOUNS)
+def test_words_change_nothing(form: str, noun: str) -> None:
+    assert same_quantity("18", form.format(noun))
+    assert same_quantity(form.format(noun), "18")
+    assert not same_quantity("17", form.format(noun))
+    assert not same_quantity("1.8", form.format(noun))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "**18**",
+        "18**",
+        "`18`",
+        "18 kg.",
+        r"\text{Answer: }18",
+        r"\text{The answer is } 18",
+        "€18",
+        "18 €",
+        "US$18",
+        "(18 eggs)",
+        "18 (eggs)",
+        "18 egg(s)",
+        "18 eggs!",
+        "18 cm^2",
+        "18 square feet",
+        "18 days' work",
+        r"\frac{36}{2} cups",
+        "18.0 cups",
+        "Natalia sold 18 clips",
+    ],
+)
+def test_markup_and_sentences_change_nothing(said: str) -> None:
+    assert same_quantity("18", said)
+    assert not same_quantity("19", said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    """18 dozen|18 thousand|18 million euros|18 percent|18 per cent|18%|18% of eggs|18 halves|18 and a half|18 squared
+18 eggs or 19|18 eggs and 19 pears|between 18 and 20|not 18|less than 18|minus 18|-18 eggs|no 18|18 times as many
+18 xy|18 n|18x|x18|18th|18k|18!|18 AB|18 abc|18 pi|18\\pi|\\sqrt{18} eggs|sin 18|-(18)|18^2 eggs|18_9 eggs|18 sqrt
+18 eggs + 1|18 - price|price - 18|1/18 eggs|/18 eggs|eggs/18|18/n|18 * eggs|18 x 2 eggs|18:30 hours|18, 19|18 19
+18... eggs|18…|0.18 eggs|18.5 eggs|18,5 eggs|18,000 eggs|118 eggs|18e3 eggs|18 万|eggs18|18eggs5|eggs|""".replace(
+        "\n", "|"
+    ).split("|"),
+)
+def test_what_may_be_another_number_is_not_read(said: str) -> None:
+    assert not same_quantity("18", said)
+    assert not same_quantity(said, "18")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "same"),
+    [
+        ("18 eggs", "18 large eggs", True),
+        ("18 oranges", "18 orange", True),
+        ("18 eggs", "The answer is 18 eggs.", True),
+        ("18 eggs", "18 pears", False),
+        ("20 June", "20 July", False),
+        ("11 AM", "11 PM", False),
+        ("Team 5", "Group 5", False),
+        ("20 degrees Celsius", "20 degrees Fahrenheit", False),
+    ],
+)
+def test_words_of_both_must_agree(answer: str, said: str, same: bool) -> None:
+    assert same_quantity(answer, said) is same
+
+
+def test_a_right_answer_with_a_noun_is_not_told_as_one_in_words() -> None:
+    assert GRADER.in_words is not None
+    assert not GRADER.in_words("18 eggs")
+    assert GRADER.in_words("Paris")
+    assert GRADER.in_words("5 dozen")
+
+
+@pytest.mark.parametrize("piece", ["7 ", "1a", "a ", "a/", "$", ".", "(s)", "1,111"])
+def test_a_long_answer_is_read_in_no_time(piece: str) -> None:
+    start = time.process_time()
+    same_quantity("7", piece * 2000)
+    same_quantity("7", (piece * 200)[:199])
+    assert time.process_time() - start < 1
