@@ -92,6 +92,11 @@ def grading() -> Iterator[Grading]:
         (r"\frac{5}{2}", r"\boxed{2½}"),
         ("x^2", r"\boxed{x²}"),
         (r"(0, \infty)", r"\boxed{(0, ∞)}"),
+        ("5", "<answer>5</answer>"),
+        (r"\frac{1}{2}", r"<think>0.4?</think> <answer> \frac{2}{4} </answer>"),
+        ("7", "<answer>x is 3 and y is 4. The answer is 7.</answer>"),
+        ("6", r"<think>So \boxed{5}? No, I forgot one.</think>The answer is 6."),
+        ("5", r"<think>So \boxed{5}.</think>"),
     ],
 )
 def test_equal(grading: Grading, answer: str, reply: str) -> None:
@@ -129,6 +134,10 @@ def test_equal(grading: Grading, answer: str, reply: str) -> None:
         ("5", r"\boxed{5½}"),
         ("x^2", r"\boxed{x³}"),
         (r"(0, \infty)", r"\boxed{(-∞, 0)}"),
+        ("5", "5? <answer>6</answer>"),
+        ("3", "<answer>x is 3 and y is 4. The answer is 7.</answer>"),
+        ("5", r"<think>So \boxed{5}? No, I forgot one.</think>The answer is 6."),
+        ("5", r"<think>So \boxed{5}?</think>I cannot tell."),
     ],
 )
 def test_different(grading: Grading, answer: str, reply: str) -> None:

@@ -47,6 +47,11 @@ def test_a_base_behind_the_box_belongs_to_it_and_no_other_does() -> None:
     assert same_in_base("52_8", r"52_8, so $\boxed{42}$") is False
 
 
+def test_a_base_that_was_only_thought_is_not_said() -> None:
+    assert same_in_base("52_8", "<think>52_9</think>It is 52_8.")
+    assert same_in_base("52_8", "<think>52_8</think>I do not know.") is False
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

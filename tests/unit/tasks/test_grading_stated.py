@@ -35,6 +35,7 @@ from retcon.tasks.graders.stated import stated
         ("we get\n\\[\nx = 5\n\\]", "x = 5"),
         ("which is\n$$\n7\n$$.", "7"),
         ("<think>\nThe answer is 4. Or 5?\n</think>\n\nIt is **6**.", "6"),
+        ("<answer>Both are 3. So the answer is 6.</answer>", "6"),
     ],
 )
 def test_a_stated_answer(reply: str, answer: str) -> None:

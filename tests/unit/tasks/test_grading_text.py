@@ -30,6 +30,21 @@ from retcon.tasks.graders.text import final_answer, integer, rational, same_choi
         (r"\boxed{never closed", None),
         ("it is 7", None),
         ("", None),
+        ("<answer>5</answer>", "5"),
+        ("It is 4. <answer>\n5\n</answer> <answer> 6 </answer>, as said", "6"),
+        (r"<answer>so \boxed{5}</answer>", "5"),
+        ("#### 4\n<answer>#### 5</answer>", "5"),
+        ("#### 4\n<answer>5</answer>\n#### 6", "5"),
+        ("I put it between <answer></answer>. #### 5", "5"),
+        ("<answer>5", None),
+        ("5</answer>", None),
+        (r"<think>\boxed{5}? No, I forgot one.</think>It is 6.", None),
+        (r"<think>\boxed{5}</think>\boxed{6}", "6"),
+        ("<think>#### 5\n</think>\n#### 6", "6"),
+        ("<think>or <answer>5</answer></think>It is 6.", None),
+        (r"<think>so \boxed{5}</think>", "5"),
+        (r"[THINK]so \boxed{5}[/THINK]<|im_end|>", "5"),
+        (r"<think>so \boxed{5}, or", "5"),
     ],
 )
 def test_the_final_answer(reply: str, answer: str | None) -> None:
@@ -133,6 +148,14 @@ def test_an_integer_of_millions_of_digits_is_not_converted() -> None:
         ("B", "The correct option is not B.", False),
         ("B", "<think>The answer is A.</think>\n\nB", True),
         ("A", "<think>The answer is A.</think>\n\nThe answer is B.", False),
+        ("B", r"<think>\boxed{A}</think>The answer is B.", True),
+        ("A", r"<think>\boxed{A}</think>The answer is B.", False),
+        ("A", r"<think>\boxed{A}</think>I do not know.", False),
+        ("A", r"<think>\boxed{A}</think>", True),
+        ("B", "<answer>B</answer>", True),
+        ("B", "<answer>The answer is B.</answer>", True),
+        ("B", "The answer is B. <answer>C</answer>", False),
+        ("B", "<answer>B or C</answer>", False),
     ],
 )
 def test_choices(answer: str, reply: str, right: bool) -> None:
@@ -149,7 +172,9 @@ def test_texts_are_the_same_but_for_case_and_space() -> None:
     assert same_text("yes", " Yes ")
     assert same_text("yes", "<think>\nno, or yes?\n</think>\n\nYes")
     assert same_text("yes", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes")
+    assert same_text("yes", "I think so.\n<answer> Yes </answer>")
     assert not same_text("yes", "yes, but no")
+    assert not same_text("yes", r"<think>\boxed{yes}</think>no")
 
 
 @given(st.text(max_size=200), st.text(max_size=200))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from retcon.tasks.graders.text import MOST_DIGITS, final_answer
+from retcon.tasks.graders.text import MOST_DIGITS, aloud, final_answer
 
 TEN = 10  # the base of a number without one
 LARGEST = 36  # in which Python reads digits
@@ -34,7 +34,7 @@ def same_in_base(answer: str, reply: str) -> bool | None:
     if ours is None:
         return None
     said = final_answer(_BEHIND_BOX.sub(r"\1}", reply))
-    theirs = _in_base(said) if said is not None else _last_in_base(reply)
+    theirs = _in_base(said) if said is not None else _last_in_base(aloud(reply))
     return None if theirs is None and ours[1] == TEN else theirs == ours
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,7 +25,7 @@ from retcon.tasks.graders.bases import same_in_base
 from retcon.tasks.graders.quantities import same_quantity
 from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.symbols import in_latex
-from retcon.tasks.graders.text import final_answer, in_decimals, integer, rational
+from retcon.tasks.graders.text import final_answer, in_decimals, integer, marked, rational
 from retcon.tasks.grading.readable import in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
@@ -38,6 +39,8 @@ ANSWER_CHARS = 4000
 """A longer marked answer is none, and a longer right answer is refused."""
 
 WAITING = 10.0  # wall seconds for each CPU second: on a busy machine an answer must not become a fault
+
+_SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
 
 _WARM = r"""
 import json, logging
@@ -134,8 +137,8 @@ class MathGrader:
             raise ValueError(
                 f"answer {answer[:40]!r}… cannot be graded: it has {len(answer)} characters, {ANSWER_CHARS} at most"
             )
-        marked = answer if "\\boxed" in answer else _boxed(answer.strip().strip("$"))
-        value = await self._compare([marked, said])
+        ours = answer if "\\boxed" in answer else _boxed(answer.strip().strip("$"))
+        value = await self._compare([ours, said])
         if value == "'unreadable'":
             raise ValueError(f"answer {answer!r} cannot be graded: Math-Verify finds no mathematics in it")
         return value == "True"
@@ -151,9 +154,14 @@ class MathGrader:
 
 
 def _answer(reply: str) -> str | None:
-    """What a reply answers; None where it says no answer."""
-    marked = final_answer(reply)
-    return stated(reply) if marked is None else marked
+    """What a reply answers; None where it says no answer. `<answer>` is read like a reply where it holds sentences."""
+    said = marked(reply)
+    if said is not None:
+        return said
+    tagged = final_answer(reply)
+    if tagged is None or _SENTENCES.search(tagged):
+        return stated(reply) or tagged
+    return tagged
 
 
 def _far(one: Fraction, other: Fraction) -> bool:

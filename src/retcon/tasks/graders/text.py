@@ -31,6 +31,7 @@ _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
 _HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=])")
 _ANNOUNCES = re.compile(r"\W*(?:the\s+)?(?:final\s+)?answer\W*", re.IGNORECASE)
 _THOUGHT = re.compile(r"</think>|\[/THINK\]|<\|message\|>")
+_SPECIAL = re.compile(r"<\|[^|<>]*\|>")
 _SAID = re.compile(
     r"\b(?:[Aa]nswer|(?:[Cc]orrect|[Rr]ight|[Bb]est)\s+(?:option|choice))\b[^A-Za-z0-9(]{0,8}(?:is[^A-Za-z0-9(]{0,8})?"
     + _OPTION + r"[^A-Za-z0-9(]{0,4}(?:\(([A-Za-z])\)|([A-Z])(?![A-Za-z0-9]))"
@@ -42,11 +43,20 @@ _OR_ANOTHER = re.compile(
 
 
 def final_answer(reply: str) -> str | None:
+    r"""What a reply answers: what it marks (see `marked`), else the content of its last `<answer>…</answer>`; None
+    without either. What it thought counts only if it says nothing then."""
+    found = marked(reply)
+    return _tagged(_heard(reply)) if found is None else found
+
+
+def marked(reply: str) -> str | None:
     r"""The content of the last `\boxed{…}`, else what the last `####` that is no heading stands before; None without
-    either. A heading begins with a word, and is not the last line."""
+    either. A heading begins with a word, and is not the last line. A `####` outside of `<answer>…</answer>` is none."""
+    reply = _heard(reply)
     found = boxed(reply)
     if found is not None:
         return found
+    reply = _tagged(reply) or reply
     after: list[str] = []
     for line in reversed(reply.split("\n")) if MARK in reply else ():
         before, mark, said = (part.strip() for part in line.rpartition(MARK))
@@ -61,8 +71,23 @@ def final_answer(reply: str) -> str | None:
 
 
 def aloud(reply: str) -> str:
-    """What a reply says once it has done thinking, as Qwen3, Mistral and gpt-oss mark it."""
-    return _THOUGHT.split(reply)[-1]
+    """What a reply says once it has done thinking, as Qwen3, Mistral and gpt-oss mark it: in its last
+    `<answer>…</answer>` if it has one."""
+    said = _THOUGHT.split(reply)[-1]
+    return _tagged(said) or said
+
+
+def _heard(reply: str) -> str:
+    """What a reply says once it has done thinking; all of it where that is nothing."""
+    said = _THOUGHT.split(reply)[-1]
+    return said if _SPECIAL.sub("", said).strip() else reply
+
+
+def _tagged(reply: str) -> str | None:
+    """The content of the last `<answer>…</answer>`; None where there is none, or nothing in it."""
+    before, _, _ = reply.rpartition("</answer>")
+    _, opened, inside = before.rpartition("<answer>")
+    return inside.strip() or None if opened else None
 
 
 def integer(text: str) -> int | None:
@@ -140,7 +165,7 @@ def lettered(text: str) -> str | None:
 
 def chosen_letter(reply: str) -> str | None:
     """The letter that a reply chooses (see `same_choice`), in upper case; None where it chooses none, or several."""
-    said = final_answer(reply)
+    said = marked(reply)
     if said is not None:
         return lettered(said)
     text = unset(aloud(reply))
