@@ -10,6 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from retcon.tasks.grade import boxed
+from retcon.tasks.graders.letters import labelled, said_letter
 
 MARK = "####"  # before an answer in GSM8K's solutions, and before headings in Markdown
 MOST_DIGITS = 1000
@@ -22,24 +23,13 @@ _SCIENTIFIC = re.compile(
 _EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}", re.ASCII)
 _RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
-_OPTION = r"(?:(?:[Oo]ption|[Cc]hoice)\s+)?"
-_LETTER = re.compile(_OPTION + r"\(?([A-Za-z])\)?[.:]?")
-_LABEL = re.compile(_OPTION + r"(?:\(([A-Za-z])\)[.:]?\s*|([A-Za-z])[.:)]\s+)(\S.*)", re.DOTALL)
-_NAMED = re.compile(r"(?<![A-Za-z0-9])\(([A-Za-z])\)|(?<![A-Za-z\\])([A-J])(?![A-Za-z'])")
 _SET = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:bf|it|rm|sf)|mbox)\s*\{([^{}]*)\}")
+_IN_LINE = re.compile(r"\\\(\s*(\(?[A-Za-z]\)?)\s*\\\)")  # \(B\)
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
 _HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=])")
 _ANNOUNCES = re.compile(r"\W*(?:the\s+)?(?:final\s+)?answer\W*", re.IGNORECASE)
 _THOUGHT = re.compile(r"</think>|\[/THINK\]|<\|message\|>")
 _SPECIAL = re.compile(r"<\|[^|<>]*\|>")
-_SAID = re.compile(
-    r"\b(?:[Aa]nswer|(?:[Cc]orrect|[Rr]ight|[Bb]est)\s+(?:option|choice))\b[^A-Za-z0-9(]{0,8}(?:is[^A-Za-z0-9(]{0,8})?"
-    + _OPTION + r"[^A-Za-z0-9(]{0,4}(?:\(([A-Za-z])\)|([A-Z])(?![A-Za-z0-9]))"
-)  # fmt: skip
-_OR_ANOTHER = re.compile(
-    r"[\s*$)]{0,4}(?:or\b|(?:and\b|[,/&])(?=[\s*$(]{0,6}[A-Z][\s*$)]{0,4}(?:[.,;!?]|or\b|and\b|\Z)))[\s*$(]{0,6}"
-    + _OPTION + r"\(?[A-Z](?![A-Za-z0-9])"
-)  # fmt: skip
 
 
 def final_answer(reply: str) -> str | None:
@@ -137,8 +127,8 @@ def same_text(answer: str, reply: str) -> bool:
 
 def same_choice(answer: str, reply: str) -> bool:
     r"""Whether the reply chooses the letter `answer`: marked (`\boxed{B}`, `#### (B)`), where the option's text may
-    follow (`\boxed{(B) 12}`), said (`the answer is B`), or as its only word. Raises ValueError where `answer` is no
-    letter."""
+    follow (`\boxed{(B) 12}`), said (`the answer is B`, `B is correct`), or first (`B. Paris`) or alone.
+    Raises ValueError where `answer` is no letter."""
     return chosen_letter(reply) == letter(answer)
 
 
@@ -153,33 +143,18 @@ def letter(answer: str) -> str:
 def lettered(text: str) -> str | None:
     r"""The letter that `text` is (`B`, `\textbf{(B)}`) or begins with as a label (`B. 12`, `(B) 12`), in upper case;
     None where it is none, or names another one as well."""
-    text = unset(text)
-    if (alone := _LETTER.fullmatch(text)) is not None:
-        return alone[1].upper()
-    if (label := _LABEL.fullmatch(text)) is None:
-        return None
-    first = (label[1] or label[2]).upper()
-    named = {"".join(filter(None, found)).upper() for found in _NAMED.findall(label[3])}
-    return first if named <= {first} else None
+    return labelled(unset(text))
 
 
 def chosen_letter(reply: str) -> str | None:
     """The letter that a reply chooses (see `same_choice`), in upper case; None where it chooses none, or several."""
     said = marked(reply)
-    if said is not None:
-        return lettered(said)
-    text = unset(aloud(reply))
-    if (alone := _LETTER.fullmatch(text)) is not None:
-        return alone[1].upper()
-    last = next(reversed(list(_SAID.finditer(text))), None)
-    if last is None or _OR_ANOTHER.match(text, last.end()) is not None:
-        return None
-    return (last[1] or last[2]).upper()
+    return said_letter(unset(aloud(reply))) if said is None else lettered(said)
 
 
 def unset(text: str) -> str:
     """Without what LaTeX and Markdown put around words."""
-    text = _SPACE.sub(" ", _SET.sub(r"\1", _SET.sub(r"\1", text))).replace("**", "")
+    text = _IN_LINE.sub(r"\1", _SPACE.sub(" ", _SET.sub(r"\1", _SET.sub(r"\1", text)))).replace("**", "")
     return text.strip().strip("$*").strip()
 
 
