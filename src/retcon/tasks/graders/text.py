@@ -22,7 +22,9 @@ _SCIENTIFIC = re.compile(
 )
 _EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}", re.ASCII)
 _RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
-_FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
+_FRACTION = re.compile(r"([+-]?)\\[dt]?frac *(?:\{(\d+)\}|(\d)) *(?:\{(\d+)\}|(\d))", re.ASCII)
+_MIXED = re.compile(r"([+-]?)(\d+)(?: +(\d+/\d+)| *(\\[dt]?frac.+))", re.ASCII)
+_RECURRING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar|dot) *(?:\{(\d+)\}|(\d))", re.ASCII)
 _SET = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:bf|it|rm|sf)|mbox)\s*\{([^{}]*)\}")
 _IN_LINE = re.compile(r"\\\(\s*(\(?[A-Za-z]\)?)\s*\\\)")  # \(B\)
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
@@ -93,8 +95,8 @@ def integer(text: str) -> int | None:
 
 
 def rational(text: str) -> Fraction | None:
-    r"""The number that `text` is: an integer, a decimal (`.5`, `1.2 \times 10^{-5}`, `1.2e-5`) or a fraction (`3/4`,
-    `\frac{3}{4}`); None where it is none."""
+    r"""The number that `text` is: an integer, a decimal (`.5`, `1.2 \times 10^{-5}`, `1.2e-5`, `0.\overline{3}`)
+    or a fraction (`3/4`, `\frac{3}{4}`, `1 3/4`); None where it is none."""
     whole = integer(text)
     if whole is not None:
         return Fraction(whole)
@@ -105,10 +107,17 @@ def rational(text: str) -> Fraction | None:
         return Fraction(text)
     if (found := _SCIENTIFIC.fullmatch(text)) is not None:
         return Fraction(f"{found[1]}e{found[2] or found[3]}")
+    if (found := _RECURRING.fullmatch(text)) is not None:
+        sign, before, after, again = found[1], found[2] or "0", found[3], found[4] or found[5]
+        tail = Fraction(int(again), 10 ** len(again) - 1)
+        return Fraction(int(sign + "1") * (int(before + after) + tail), 10 ** len(after))
+    if (found := _MIXED.fullmatch(text)) is not None:
+        part = rational(found[3] or found[4])
+        return int(found[1] + "1") * (int(found[2]) + part) if part is not None and part < 1 else None
     found = _FRACTION.fullmatch(text) or _RATIO.fullmatch(text)
     if found is None:
         return None
-    sign, above, below = found.groups()
+    sign, above, below = (one for one in found.groups() if one is not None)
     return Fraction(int(sign + above), int(below)) if int(below) else None
 
 
