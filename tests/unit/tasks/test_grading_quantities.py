@@ -5,7 +5,7 @@ import time
 import pytest
 
 from retcon.tasks.graders.mathematics import GRADER
-from retcon.tasks.graders.quantities import same_quantity
+from retcon.tasks.graders.quantities import same_measures, same_quantity
 
 NOUNS = ("eggs", "dollars", "kg", "cookies", "hours", "people", "miles", "cents", "feet", "left-overs", "km")
 FORMS = ("18 {}", r"\text{{18 {}}}", r"18\text{{ {}}}", "**18** {}.", "Answer: 18 {}", "$18 {} per day", "18 {}/day")
@@ -79,6 +79,41 @@ def test_what_may_be_another_number_is_not_read(said: str) -> None:
 )
 def test_words_of_both_must_agree(answer: str, said: str, same: bool) -> None:
     assert same_quantity(answer, said) is same
+
+
+TIME = r"3\text{ hours } 20\text{ minutes}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "same"),
+    [
+        (TIME, "3 hours and 20 minutes", True),
+        (TIME, "20 minutes, 3 hours", True),
+        (TIME, "3h 20m", True),
+        (TIME, "Answer: 3 hours, 20 min.", True),
+        ("5 feet 3 inches", "5 ft 3 in", True),
+        ("2 R 3", "2 remainder 3", True),
+        (TIME, r"3\text{ hours } 30\text{ minutes}", False),
+        (TIME, r"4\text{ hours } 20\text{ minutes}", False),
+        (TIME, "3 hours", False),
+        (TIME, "3", False),
+        (TIME, "20 hours 3 minutes", False),
+        ("5 apples and 3 pears", "5 pears and 3 apples", False),
+        ("5 feet 3 inches", "5 ft 4 in", False),
+        ("2 R 3", "2 R 4", False),
+        ("2 and 3", "2", None),
+        ("2, 3", "3, 2", None),
+        ("2a, 3b", "2a", None),
+        ("3x 4y", "3", None),
+        ("2a + 3b", "2", None),
+        ("2 or 3 apples", "2", None),
+        ("18 eggs", "18", None),
+        ("9:30 a.m.", "9:30", None),
+        ("June 20, 2020", "20", None),
+    ],
+)
+def test_several_numbers_with_units_are_compared_whole(answer: str, said: str, same: bool | None) -> None:
+    assert same_measures(answer, said) is same
 
 
 def test_a_right_answer_with_a_noun_is_not_told_as_one_in_words() -> None:

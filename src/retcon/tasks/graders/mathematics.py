@@ -22,7 +22,7 @@ from retcon.core.errors import InfrastructureFault, MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tasks.graders.bases import same_in_base
-from retcon.tasks.graders.quantities import same_quantity
+from retcon.tasks.graders.quantities import same_measures, same_quantity
 from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.symbols import in_latex
 from retcon.tasks.graders.text import final_answer, in_decimals, integer, marked, rational
@@ -42,21 +42,30 @@ WAITING = 10.0  # wall seconds for each CPU second: on a busy machine an answer 
 
 _SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
 
+# rounded_away: whether two numbers differ that Math-Verify takes for one, as it rounds to six digits behind the point.
 _WARM = r"""
 import json, logging
 logging.disable(logging.CRITICAL)
 from math_verify import parse, verify
+from sympy import N, Number
+def rounded_away(gold, reply):
+    values = [N(read[0], 30) for read in (gold, reply) if read and getattr(read[0], "is_number", False)]
+    if len(values) < 2 or not all(isinstance(value, Number) and value.is_finite for value in values):
+        return False
+    apart, (least, most) = abs(values[0] - values[1]), sorted(map(abs, values))
+    noise = 1e-15 if least < 1e-60 else 0  # of sums that are nothing
+    return bool(max(noise, most / 1000) < apart <= 1e-6)
 said = [parse(f"$\\boxed{{{one}}}$", parsing_timeout=None) for one in (
     r"\frac{1}{2}", "(1, 2]", "x^2 + 2x", r"2\sqrt{3}", r"\{1, 2\}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
     r"\text{Monday}", r"90^\circ", r"50\%", "x = 5", r"\frac{\pi}{3}", r"(-\infty, 2) \cup (3, \infty)", "1.5", "a+bi"
 )]
 said.append(parse("it is 0.5, or 1/2", parsing_timeout=None))
 for one, other in zip(said, said[1:] + said[:1]):
-    verify(one, one, timeout_seconds=None), verify(one, other, timeout_seconds=None)
+    verify(one, one, timeout_seconds=None), verify(one, other, timeout_seconds=None), rounded_away(one, one)
 """
 _COMPARE = """
 gold, reply = (parse(text, parsing_timeout=None) for text in json.load(open("case.json")))
-"unreadable" if not gold else verify(gold, reply, timeout_seconds=None)
+"unreadable" if not gold else verify(gold, reply, timeout_seconds=None) and not rounded_away(gold, reply)
 """
 
 
@@ -116,6 +125,9 @@ class MathGrader:
             return ours == theirs
         if same_quantity(answer, said):
             return True
+        whole = same_measures(answer, said)
+        if whole is not None:
+            return whole
         return await self._equal(in_decimals(answer), _boxed(in_decimals(said).strip("$")))
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:

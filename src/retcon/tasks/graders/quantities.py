@@ -39,6 +39,8 @@ _OTHERWISE = re.compile(  # another number, no number, or mathematics
 )
 _VOWELS = frozenset("aeiou")
 _PLURAL = re.compile("(?:e?s|e)$")
+_COUNT = re.compile(r"((?<![\w.])\d[\d,]*+(?:\.\d+)?(?:/\d+)?)", re.ASCII)
+_REMAINDERS = ("r", "remainder")
 
 
 def same_quantity(answer: str, said: str) -> bool:
@@ -48,6 +50,18 @@ def same_quantity(answer: str, said: str) -> bool:
     if ours is None or theirs is None or ours[0] != theirs[0]:
         return False
     return not ours[1] or not theirs[1] or ours[1] <= theirs[1] or theirs[1] <= ours[1]
+
+
+def same_measures(answer: str, said: str) -> bool | None:
+    """Whether `said` has the same numbers as an answer that has several, each with a unit (`3 hours 20 minutes`); None
+    where `answer` is none. Which number has which unit counts where both have the same units."""
+    ours = _measures(answer)
+    if ours is None or not all(_plain(word) for _, unit in ours for word in unit.split()):
+        return None
+    theirs = _measures(said) or []
+    if {unit for _, unit in ours} == {unit for _, unit in theirs}:
+        return sorted(ours) == sorted(theirs)
+    return [number for number, _ in ours] == [number for number, _ in theirs]
 
 
 def _quantity(text: str) -> tuple[Fraction, frozenset[str]] | None:
@@ -62,6 +76,25 @@ def _quantity(text: str) -> tuple[Fraction, frozenset[str]] | None:
         return None
     words = _words(text[: found.start()] + " " + _PER.sub(" ", text[found.end() :], count=1))
     return (number, words) if words is not None else None
+
+
+def _measures(text: str) -> list[tuple[Fraction, str]] | None:
+    """The numbers of a text that is two or more of them, each with its unit, as they stand."""
+    text = _bare(text)
+    if len(text) > CHARS:
+        return None
+    before, *parts = _COUNT.split(text)
+    found = []
+    for number, between in zip(parts[::2], parts[1::2], strict=True):
+        value = rational(number.rstrip(","))
+        if value is None or not _AROUND.fullmatch(between):
+            return None
+        found.append((value, " ".join(_stem(word) for word in _WORD.findall(between) if word != "and")))
+    if len(found) < 2 or _words(before) != frozenset():
+        return None
+    if len(found) == 2 and found[0][1] in _REMAINDERS and not found[1][1]:
+        return [(found[0][0], "quotient"), (found[1][0], "remainder")]
+    return found if all(unit for _, unit in found) else None
 
 
 def _bare(text: str) -> str:
