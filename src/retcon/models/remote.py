@@ -250,7 +250,7 @@ class RemoteModel(Remote):
                 return await self.post("/chat/completions", sent, broken_off=_broken_off)
             except (Refused, Failed) as refused:
                 said, most = refused.said, body.get("max_tokens")
-                if said.wants_new_name and not self._renamed:
+                if said.wants_new_name and "max_tokens" in sent:  # others may have been told meanwhile
                     self._renamed = {"max_tokens": "max_completion_tokens"}
                     continue
                 if not said.asks_for_less:
