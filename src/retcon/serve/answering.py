@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -206,9 +206,11 @@ class Agent:
             await self.end(session)
 
     async def end_all(self) -> None:
-        """At the end of the server: what is open goes on the record, whatever still runs."""
-        for session in self.sessions:
-            await self._finished(session)
+        """At the end of the server: what is open goes on the record, whatever still runs. Raises what keeps a session
+        from it, once all others are there."""
+        async with AsyncExitStack() as ending:
+            for session in reversed(list(self.sessions)):
+                ending.push_async_callback(self._finished, session)
 
     async def _finished(self, session: AgentSession) -> list[Trajectory]:
         found = session.trajectories(self.provenance)

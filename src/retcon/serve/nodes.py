@@ -79,10 +79,13 @@ class Node:
         return found[::-1]
 
     def leaves(self) -> Iterator[Node]:
-        if not self.children:
-            yield self
-        for child in self.children:
-            yield from child.leaves()
+        """The last exchange of each conversation that goes through this one, in the order of the branches."""
+        left = [self]
+        while left:
+            node = left.pop()
+            if not node.children:
+                yield node
+            left.extend(reversed(node.children))
 
 
 def joined(exchanges: Sequence[Exchange]) -> tuple[tuple[Segment, ...], tuple[Turn, ...]]:

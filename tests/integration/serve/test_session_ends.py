@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 
+from retcon.core.errors import EngineError
 from retcon.core.types import Trajectory
 from retcon.serve.recording import FILE, OPEN, Record
 from retcon.store import jsonl
@@ -34,6 +35,23 @@ def test_what_a_killed_server_left_open_is_taken_in_by_the_next(tmp_path: Path) 
     (kept,) = jsonl.read(tmp_path / FILE)
     assert len(kept.turns) == 2
     assert Record(tmp_path).taken_in == 0
+
+
+def test_a_session_that_cannot_be_ended_keeps_no_other_from_the_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asking(numbered, record=tmp_path) as client:
+            for session in "ab":
+                await client.chat([user("One?")], session=session)
+
+            async def release(request_id: str) -> None:
+                if request_id.startswith("a/"):
+                    raise EngineError("the engine lost it")
+
+            client.engine.release = release
+
+    with pytest.raises(EngineError, match="lost it"):
+        asyncio.run(main())
+    assert [t.id for t in jsonl.read(tmp_path / FILE)] == ["a/0", "b/0"]
 
 
 def test_the_next_number_of_a_name_is_above_all_that_the_record_has(tmp_path: Path) -> None:
