@@ -42,6 +42,14 @@ class Right(Ones):
         return replace(trajectory, reward=1.0)
 
 
+def trainer_of(generations: int, step: int = 0) -> Any:
+    """What is asked of TRL's, of one process."""
+    return SimpleNamespace(
+        num_generations=generations, num_generations_eval=generations,
+        state=SimpleNamespace(global_step=step), accelerator=SimpleNamespace(process_index=0),
+    )  # fmt: skip
+
+
 def group_of(count: int, *, lost: int, base: Path) -> list[Trajectory]:
     """A group of rollouts of one call each, of which the first `lost` calls meet a fault of the tool."""
     calls = iter(range(1000))
@@ -119,10 +127,7 @@ def test_a_share_of_the_rollouts_is_purified_as_in_training(
     short = ["rollout.max_tokens=40", "rollout.lookahead_tokens=8", "sandbox.workers=1", "compute.device=cpu"]
     with Rollouts("quickstart/saar", [*short, *overrides], model=base) as rollouts:
         for step, count in enumerate(purified):
-            trainer = SimpleNamespace(
-                state=SimpleNamespace(global_step=step), accelerator=SimpleNamespace(process_index=0)
-            )
-            made = rollouts._wait(rollouts._rolled(["go"] * 4, model, trainer, True))
+            made = rollouts._wait(rollouts._rolled(["go"] * 4, model, trainer_of(4, step), True))
             assert sum(t.provenance.purified for t in made) == count
 
 
@@ -196,13 +201,39 @@ def test_rollouts_branch_in_training_as_the_recipe_says(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", positions=1024)
     model: Any = start_model(base, 0)
     short = ["rollout.max_tokens=40", "rollout.max_turns=2", "sandbox.workers=1", "compute.device=cpu"]
-    trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), accelerator=SimpleNamespace(process_index=0))
     with Watched("mini/arpo", short, model=base) as rollouts:
         for training in (True, False):
-            made = rollouts._wait(rollouts._rolled(["go"] * 3, model, trainer, training))
+            made = rollouts._wait(rollouts._rolled(["go"] * 3, model, trainer_of(3), training))
             assert len(made) == 3
     assert rollouts.strategies == [rollouts.recipe.strategy, None]
     assert rollouts.recipe.strategy.kind == "arpo"
+
+
+@pytest.mark.parametrize("recipe", ["quickstart/saar", "mini/arpo", "mini/rstar2"])
+def test_a_task_that_stands_twice_in_a_batch_has_two_groups(recipe: str, tmp_path: Path) -> None:
+    """Apart or side by side; of either, the rollouts are its own."""
+    base = make_base(tmp_path / "base", positions=1024)
+    model: Any = start_model(base, 0)
+    short = ["rollout.max_tokens=40", "rollout.max_turns=2", "sandbox.workers=1", "compute.device=cpu"]
+    with Rollouts(recipe, [*short, "rl.contrast=0"], model=base) as rollouts:
+        one, other = (prompt_of(task) for task in islice(training_prompts(rollouts._tasks, 1), 2))
+        rollouts._know(list(islice(training_prompts(rollouts._tasks, 1), 2)))
+        batch = [*[one] * 2, *[other] * 4, *[one] * 2]
+        made = rollouts._wait(rollouts._rolled(batch, model, trainer_of(2), True))
+    assert [t.task for t in made] == [prompt[0]["task"] for prompt in batch]
+    assert len({t.id for t in made}) == len(batch)
+    assert history_ids(made[0]) not in [history_ids(t) for t in made[6:]]
+
+
+def test_groups_begin_where_those_of_the_whole_batch_do(tmp_path: Path) -> None:
+    """With several processes, a group may begin in the prompts of another one."""
+    with Rollouts("mini/rstar2", ["rl.contrast=0"], model=make_base(tmp_path / "base", positions=1024)) as rollouts:
+        rollouts._know([TASK])
+        groups = [[count for _, count, _ in rollouts._groups([prompt_of(TASK)] * 6, 4, at, True)] for at in (0, 6, 12)]
+        firsts = [first for *_, first in rollouts._groups([prompt_of(TASK)] * 6, 4, 6, True)]
+        assert [first for *_, first in rollouts._groups([prompt_of(TASK)] * 6, 4, 6, False)] == [0, 2]
+    assert groups == [[4, 2], [2, 4], [4, 2]]
+    assert firsts == [0, rollouts.recipe.select.made(2)]
 
 
 def test_the_data_set_holds_the_tasks_within_the_bounds_of_pass_rates(

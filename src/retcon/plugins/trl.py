@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -44,6 +45,8 @@ ROUNDS = 4
 TASK = "task"
 """The key of a prompt's message that names its task: several may have one question."""
 Prompt = str | Sequence[Mapping[str, Any]]
+Group = tuple[Task, int, int]
+"""A task, its rollouts, and how many are made of the same task in groups before it in a call."""
 
 
 class Rollouts:
@@ -137,7 +140,7 @@ class Rollouts:
         return list(rollout_reward)
 
     def __call__(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, Any]:
-        """A completion for each prompt, in order; of equal prompts in a row a group is made, and selected from.
+        """A completion for each prompt, in order; a prompt's `num_generations` are a group, and selected from.
 
         Beside what TRL asks for, reward functions get `rollout_reward`, `failed_calls` (as they happened) and
         `repairs`, one of each a completion. Raises InfrastructureFault where faults took rollouts again and again.
@@ -154,10 +157,12 @@ class Rollouts:
         return _completions(made, self.recipe, training)
 
     async def _rolled(self, prompts: list[Prompt], model: Any, trainer: Any, training: bool) -> list[Trajectory]:
-        groups = [(self._task(*told), len(list(same))) for told, same in groupby(map(_told, prompts))]
+        process = trainer.accelerator.process_index
+        size = trainer.num_generations if training else trainer.num_generations_eval
+        groups = self._groups(prompts, size, process * len(prompts), training)
         rollouts = await self._opened(model, groups)
         await rollouts.sync()
-        step, seed = trainer.state.global_step, derive("trl", self.recipe.run.seed, trainer.accelerator.process_index)
+        step, seed = trainer.state.global_step, derive("trl", self.recipe.run.seed, process)
         context = rollouts.context
         if training:  # TRL counts the steps that are done, a recipe from its first one
             context = replace(mixing(self.recipe, context, step + 1), strategy=build_strategy(self.recipe))
@@ -167,30 +172,47 @@ class Rollouts:
             return [
                 trajectory
                 for group in await together(
-                    self._group(task, count, replace(rollouts, context=context), step, seed, training)
-                    for task, count in groups
+                    self._group(task, count, replace(rollouts, context=context), step, seed, training, first)
+                    for task, count, first in groups
                 )
                 for trajectory in group
             ]
         finally:
             rollouts.rest()
 
+    def _groups(self, prompts: Sequence[Prompt], size: int, start: int, training: bool) -> list[Group]:
+        """One of each run of equal prompts: TRL has each `size` times in a row, and may draw a prompt twice. start: of
+        `prompts` in the batch of all processes, where another one may have begun the first run. Raises RecipeError."""
+        made: Counter[str] = Counter()
+        found = []
+        for (told, _), same in groupby((_told(prompt), (start + n) // size) for n, prompt in enumerate(prompts)):
+            task, count = self._task(*told), len(list(same))
+            found.append((task, count, made[task.id]))
+            made[task.id] += self._made(count, training)
+        return found
+
+    def _made(self, count: int, training: bool) -> int:
+        """Rollouts to make, of which `count` are left."""
+        return self.recipe.select.made(count) if training else count
+
     async def _group(
-        self, task: Task, count: int, rollouts: TrainingRollouts, step: int, seed: int, training: bool
+        self, task: Task, count: int, rollouts: TrainingRollouts, step: int, seed: int, training: bool, first: int = 0
     ) -> list[Trajectory]:
-        """`count` rollouts of a task, selected where it is training."""
+        """`count` rollouts of a task, selected where it is training. first: rollouts of the task in groups that are
+        made at once with this one, and come before it."""
         graded, select = task.id in self._known, self.recipe.select
         kept: list[Trajectory] = []
         for number in range(ROUNDS):
             missing = count - len(kept)
-            stream = derive(seed, number)
+            stream = derive(seed, number, first) if first else derive(seed, number)
             group = await rollout_group(
                 task,
                 rollouts.context,
-                count=select.made(missing) if training else missing,
+                count=self._made(missing, training),
                 seed=stream,
                 step=step,
                 grade=rollouts.tasks.grade if graded else lambda _, trajectory: trajectory,
+                first=first,
             )
             left = [t for t in group if t.stop != "infrastructure"]
             if training and left and graded:
@@ -228,7 +250,7 @@ class Rollouts:
             )
         return Task(f"prompt/{derive(question):016x}", question, "")
 
-    async def _opened(self, model: Any, groups: Sequence[tuple[Task, int]]) -> TrainingRollouts:
+    async def _opened(self, model: Any, groups: Sequence[Group]) -> TrainingRollouts:
         """The sandbox and the engine over the trainer's weights, of the first call on."""
         if self._open is None:
             weights = EngineWeights(model, next(model.parameters()).dtype)
@@ -240,9 +262,9 @@ class Rollouts:
             raise RecipeError("these rollouts belong to another trainer's model: make a `Rollouts` for each trainer")
         return rollouts
 
-    def _sized(self, groups: Sequence[tuple[Task, int]]) -> Recipe:
+    def _sized(self, groups: Sequence[Group]) -> Recipe:
         """The recipe with TRL's numbers in place of its own, so that the engine has room for a batch."""
-        largest = max(count for _, count in groups)
+        largest = max(count for _, count, _ in groups)
         rl = self.recipe.rl.model_copy(update={"prompts": len(groups), "group": max(2, largest)})
         return self.recipe.model_copy(update={"rl": rl})
 

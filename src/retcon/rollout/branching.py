@@ -33,21 +33,21 @@ REPAIRED = 3
 
 
 async def branching_group(
-    task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade
+    task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade, first: int = 0
 ) -> list[Trajectory]:
-    """`count` graded rollouts of one task, in the order of their indices, as the context's strategy has them branch; a
-    branch says so (`Trajectory.branch`). Which are purified is drawn for a tree as a whole. An infrastructure fault
-    ends the rollout that it meets alone; the first error ends all."""
+    """`count` graded rollouts of one task, in the order of their indices, from `first` on, as the context's strategy
+    has them branch; a branch says so (`Trajectory.branch`). Which are purified is drawn for a tree as a whole. An
+    infrastructure fault ends the rollout that it meets alone; the first error ends all."""
     if context.strategy is None:
         raise ValueError("the context has no strategy: use rollout_group")
-    group = _Group(task, context, context.strategy, seed=seed, step=step, grade=grade)
+    group = _Group(task, context, context.strategy, seed=seed, step=step, grade=grade, first=first)
     return await group.roll(count)
 
 
 @dataclass(slots=True)
 class _Member:
-    """A rollout that is under way. slots: indices of those that may yet branch off from it. first, later: see
-    `Measured`. after, branch: where it began, for a branch. in_a_row: see `Point`."""
+    """A rollout that is under way. index, root: from 0 in the group. slots: indices of those that may yet branch off
+    from it. first, later: see `Measured`. after, branch: where it began, for a branch. in_a_row: see `Point`."""
 
     index: int
     root: int
@@ -61,9 +61,18 @@ class _Member:
 
 class _Group:
     def __init__(
-        self, task: Task, context: RolloutContext, strategy: Strategy, *, seed: int, step: int, grade: Grade
+        self,
+        task: Task,
+        context: RolloutContext,
+        strategy: Strategy,
+        *,
+        seed: int,
+        step: int,
+        grade: Grade,
+        first: int,
     ) -> None:
         self._task, self._strategy, self._seed, self._step, self._grade = task, strategy, seed, step, grade
+        self._first = first
         self._forkable = [Forkable(tool) for tool in context.tools.values() if isinstance(tool, StatefulTool)]
         self._context = replace(
             context,
@@ -119,12 +128,12 @@ class _Group:
 
     async def _grow(self, member: _Member) -> None:
         context = self._context
-        armed = purified(context.probability, self._seed, self._step, self._task.id, member.root)
+        armed = purified(context.probability, self._seed, self._step, self._task.id, self._first + member.root)
         try:
             made = await rollout_member(
                 self._task,
                 replace(context, repair=context.repair if armed else None, probability=1.0),
-                member.index,
+                self._first + member.index,
                 seed=self._seed,
                 step=self._step,
                 grade=self._grade,
@@ -137,7 +146,7 @@ class _Group:
         self._made[member.index] = replace(made, branch=member.branch)
 
     def _id(self, index: int) -> str:
-        return member_id(self._task, self._step, index)
+        return member_id(self._task, self._step, self._first + index)
 
     async def _look(self, member: _Member, history: Trajectory, generation: Generation) -> None:
         """The member has begun its next turn: have others branch off before it, where the strategy says so."""
@@ -152,7 +161,7 @@ class _Group:
         if not member.slots:
             return
         point = Point(turn, found.nats, member.first, self._vocabulary, member.in_a_row, len(member.slots))
-        draw = random.Random(derive("branch", self._seed, self._step, self._task.id, member.index, turn))
+        draw = random.Random(derive("branch", self._seed, self._step, self._task.id, self._first + member.index, turn))
         count = min(self._strategy.branches(point, draw), len(member.slots))
         member.in_a_row = member.in_a_row + 1 if count else 0
         children, rest = member.slots[:count], member.slots[count:]

@@ -15,19 +15,19 @@ from retcon.tasks.types import Task
 
 
 async def rollout_group(
-    task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade
+    task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade, first: int = 0
 ) -> list[Trajectory]:
     """`count` graded rollouts of one task, in order (see `rollout_member`), which branch where the context's strategy
-    says so. Where the context has probes, these are rolled out first, and the others once they have ended. The first
-    error ends the others."""
+    says so. Where the context has probes, these are rolled out first, and the others once they have ended. first: index
+    of the first one, where others of the task are made at once. The first error ends the others."""
 
     async def members(indices: range, context: RolloutContext) -> list[Trajectory]:
         return await together(
-            rollout_member(task, context, index, seed=seed, step=step, grade=grade) for index in indices
+            rollout_member(task, context, first + index, seed=seed, step=step, grade=grade) for index in indices
         )
 
     if context.strategy is not None:
-        return await branching_group(task, context, count=count, seed=seed, step=step, grade=grade)
+        return await branching_group(task, context, count=count, seed=seed, step=step, grade=grade, first=first)
     probes = context.probes
     if probes is None or context.repair is None:
         return await members(range(count), context)
