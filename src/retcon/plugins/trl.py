@@ -27,6 +27,7 @@ from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.models.locating import locate
 from retcon.plugins.losses import refuse_own_losses
+from retcon.plugins.trl_sampling import refuse_other_sampling
 from retcon.rollout.group import rollout_group
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.types import Task
@@ -143,8 +144,10 @@ class Rollouts:
         """A completion for each prompt, in order; a prompt's `num_generations` are a group, and selected from.
 
         Beside what TRL asks for, reward functions get `rollout_reward`, `failed_calls` (as they happened) and
-        `repairs`, one of each a completion. Raises InfrastructureFault where faults took rollouts again and again.
+        `repairs`, one of each a completion. Raises RecipeError where GRPOConfig asks for other sampling than the
+        recipe's, InfrastructureFault where faults took rollouts again and again.
         """
+        refuse_other_sampling(self.recipe.rollout, trainer.args)
         model = trainer.accelerator.unwrap_model(trainer.model)
         if hasattr(model, "peft_config"):
             raise RecipeError("a model with adapters: the rollouts would need its merged weights; train without LoRA")
