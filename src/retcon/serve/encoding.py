@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -108,16 +109,20 @@ def _arguments(call: Called) -> Mapping[str, object] | str:
 
 
 def _observations(calls: Sequence[ToolCall], called: Sequence[Called], block: _Block) -> tuple[Observation, ...]:
-    """One for each call, in the calls' order."""
-    answers = {message.call_id: message for message in block.tools}
+    """One for each call, in the calls' order: calls of one id are answered in the order of the messages."""
     known = [call.id for call in called]
+    answers: dict[str, deque[Said]] = {id: deque() for id in known}
     for message in block.tools:
         if message.call_id not in known:
             said = f"no call '{message.call_id}' is open{nearest(message.call_id, known)}"
             raise wrong(f"messages[{message.at}].tool_call_id", said)
-    if missing := [id for id in known if id not in answers]:
+        if len(answers[message.call_id]) == known.count(message.call_id):
+            said = f"the call '{message.call_id}' has been answered already"
+            raise wrong(f"messages[{message.at}].tool_call_id", said)
+        answers[message.call_id].append(message)
+    if missing := [id for id in known if len(answers[id]) < known.count(id)]:
         raise wrong("messages", f"no message of a tool answers the call {missing[0]}")
-    return tuple(_observation(call, answers[id]) for call, id in zip(calls, known, strict=True))
+    return tuple(_observation(call, answers[id].popleft()) for call, id in zip(calls, known, strict=True))
 
 
 def _observation(call: ToolCall, message: Said) -> Observation:

@@ -8,6 +8,7 @@ from conversing import chat_of, text_of
 from retcon.chat.chat import Chat
 from retcon.chat.registry import names
 from retcon.core.types import Turn
+from retcon.http.refusal import RequestRefused
 from retcon.serve.encoding import followed, opened
 from retcon.serve.said import Called, Said
 
@@ -59,3 +60,26 @@ def test_a_conversation_of_elsewhere_reads_as_one_of_here(family: str) -> None:
     before = text_of(chat.opened([("system", "Solve it."), ("user", "What?")]))
     assert text_of(there) == before + turn.text + text_of(here)
     assert {s.kind for s in there} <= {"prompt", "scaffold", "observation"}
+
+
+SAME = (Called("a", "python", '{"code": "print(1)"}'), Called("a", "python", '{"code": "print(2)"}'))
+
+
+def told(*results: str) -> list[Said]:
+    """A conversation of elsewhere whose two calls have one id."""
+    tools = [Said("tool", result, call_id="a", at=n) for n, result in enumerate(results, 2)]
+    return [Said("user", "Go."), Said("assistant", "", SAME, at=1), *tools]
+
+
+def test_calls_of_one_id_are_answered_in_order() -> None:
+    text = text_of(opened(chat_of("hermes"), told("first", "second")))
+    assert 0 < text.index("first") < text.index("second")
+
+
+def test_as_many_results_as_calls_are_needed_of_an_id() -> None:
+    chat = chat_of("hermes")
+    with pytest.raises(RequestRefused, match="no message of a tool answers the call a"):
+        opened(chat, told("first"))
+    with pytest.raises(RequestRefused, match="the call 'a' has been answered already") as refused:
+        opened(chat, told("first", "second", "third"))
+    assert refused.value.field == "messages[4].tool_call_id"
