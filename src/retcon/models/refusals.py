@@ -19,26 +19,36 @@ _FILTERED = frozenset({"content_filter", "content_policy_violation", "Responsibl
 _PASSING = re.compile(r"overloaded|rate_?limit|server_?error|unavailable|timeout|internal", re.IGNORECASE)
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _LONG = re.compile(
-    r"context (?:length|size|window)|maximum (?:number|amount) of (?:input )?tokens|prompt is too long|prompt too long"
+    r"context (?:length|size|window|limit)|model token limit|maximum (?:number|amount) of (?:input )?tokens"
+    r"|prompt is too long|prompt too long"
     r"|`inputs` tokens|too large for model|longer than the (?:model|context)",
     re.IGNORECASE,
 )
 _MOST = re.compile(
     r"max_(?:completion_|output_|new_)?tokens`?'?(?: value| is|,| must| or| exceeds| to| cannot| should)|"
-    r"max(?:imum)? (?:completion|output) tokens",
+    r"max(?:imum)? (?:completion|output) tokens|maximum allowed number of output tokens",
     re.IGNORECASE,
 )
 _BOUND = re.compile(
-    r"at most (\d+) completion tokens|valid range of `?max_\w*tokens`? is \[\d+, ?(\d+)]"
-    r"|must be less than or equal to `?(\d+)",
+    r"at most (\d+) completion tokens|range of `?max_\w*tokens`? (?:is|should be) \[\d+, ?(\d+)]"
+    r"|must be less than or equal to `?(\d+)|max_tokens: \d+ > (\d+)",
     re.IGNORECASE,
 )
-_LIMIT = re.compile(r"(?:context (?:length|window|size)(?: is| of|:)|must be <=)\D{0,3}(\d+)", re.IGNORECASE)
+_LIMIT = re.compile(
+    r"(?:context (?:length|window|size)(?: is| of|:)|must be <=|context limit: \d+ \+ \d+ >)\D{0,3}(\d+)",
+    re.IGNORECASE,
+)
 _TOLD = re.compile(
     r"(\d+) (?:input tokens|tokens from the input|in the (?:messages|prompt)|of text input|`inputs` tokens)"
-    r"|(?:prompt|input|messages)\D{0,30}?(\d+) (?:input )?tokens",
+    r"|(?:prompt|input|messages)\D{0,30}?(\d+) (?:input )?tokens|context limit: (\d+) \+",
     re.IGNORECASE,
 )
+_NOT_TAKEN = re.compile(
+    r"unsupported parameter|(?:is|are) (?:not supported|deprecated|not permitted)|inputs are not permitted|cannot both",
+    re.IGNORECASE,
+)
+_SAMPLING = ("top_p", "temperature")
+"""What some models of OpenAI's, Anthropic's and others' do not take, or not both of."""
 _TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
 
@@ -82,6 +92,13 @@ class Said:
     def wants_new_name(self) -> bool:
         """Whether `max_tokens` has to be called `max_completion_tokens`, as OpenAI's reasoning models want it."""
         return self.status == 400 and "max_completion_tokens' instead" in self.text
+
+    @property
+    def not_taken(self) -> tuple[str, ...]:
+        """Which of `top_p` and `temperature` are not to be sent, whatever their values: one, or one of the two."""
+        if self.status not in (400, 422) or not _NOT_TAKEN.search(self.text):
+            return ()
+        return tuple(name for name in _SAMPLING if re.search(rf"\b{name}\b", self.text))
 
     @property
     def bound(self) -> int | None:

@@ -223,12 +223,13 @@ class RemoteModel(Remote):
         self.model = model
         self._renamed: dict[str, str] = {}
         self._most: int | None = None
+        self._left_out: set[str] = set()
 
     async def message(self, messages: Sequence[Mapping[str, object]], **params: object) -> dict[str, Any]:
         """The first choice: its `message`, `finish_reason` and what else the server tells of it; under `usage` the
         tokens that it counted. params: of the request, such as max_tokens and temperature; where the server takes no
-        such max_tokens, or calls it otherwise, as many as it takes. Raises as `post`; TooLong, a Refused, where the
-        messages leave no room."""
+        such max_tokens, or calls it otherwise, as many as it takes, and where it takes no temperature or top_p, without
+        one that is 1, its default. Raises as `post`; TooLong, a Refused, where the messages leave no room."""
         answer = await self._completion({"model": self.model, "messages": list(messages), **params})
         try:
             choice = dict(answer["choices"][0])
@@ -245,13 +246,20 @@ class RemoteModel(Remote):
         while True:
             if self._most is not None and isinstance(most := body.get("max_tokens"), int):
                 body["max_tokens"] = min(most, self._most)
-            sent = {self._renamed.get(key, key): value for key, value in body.items()}
+            sent = {
+                self._renamed.get(key, key): value
+                for key, value in body.items()
+                if key not in self._left_out or value != 1
+            }
             try:
                 return await self.post("/chat/completions", sent, broken_off=_broken_off)
             except (Refused, Failed) as refused:
                 said, most = refused.said, body.get("max_tokens")
                 if said.wants_new_name and "max_tokens" in sent:  # others may have been told meanwhile
                     self._renamed = {"max_tokens": "max_completion_tokens"}
+                    continue
+                if (default := next((name for name in said.not_taken if sent.get(name) == 1), None)) is not None:
+                    self._left_out.add(default)
                     continue
                 if not said.asks_for_less:
                     raise

@@ -5,9 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from threading import Barrier
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from retcon.models.remote import RemoteModel
+import pytest
+
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import EngineError
+from retcon.core.sample import ids_of
+from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
+from retcon.engine.openai.standin import StandIn
+from retcon.engine.types import SamplingParams
+from retcon.models.refusals import Said
+from retcon.models.remote import Refused, RemoteModel, TooLong
 from servers.answering import Answer, Asked, said, serving
 
 T = TypeVar("T")
@@ -47,3 +57,96 @@ def test_requests_that_are_all_refused_at_once_keep_their_limit_under_its_new_na
         asking(server.url, work)
     taken = [asked.body for asked in server.asked if "max_tokens" not in asked.body]
     assert [body.get("max_completion_tokens") for body in taken] == [100] * 4
+
+
+BOTH = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+NO_TEMPERATURE = "Unsupported parameter: 'temperature' is not supported with this model."
+NO_TOP_P = "Unsupported parameter: 'top_p' is not supported with this model."
+DEPRECATED = "`temperature` is deprecated for this model."
+NEITHER = "temperature and top_p are not supported with this model"
+
+
+def sampled(message: str, takes: Callable[[dict[str, Any]], bool], *asked: tuple[float, float]) -> list[dict[str, Any]]:
+    """What a server that takes some parameters alone has answered, of requests with temperature and top_p."""
+
+    async def work(model: RemoteModel) -> None:
+        for temperature, top_p in asked:
+            await model.message([], temperature=temperature, top_p=top_p)
+
+    with serving(lambda one: said("42") if takes(one.body) else refused(message)) as server:
+        asking(server.url, work)
+    sent = [{key: one.body[key] for key in ("temperature", "top_p") if key in one.body} for one in server.asked]
+    assert len(sent) <= len(asked) + 2, "it is told once"
+    return [body for body in sent if takes(body)]
+
+
+@pytest.mark.parametrize(
+    ("message", "takes", "asked", "sent"),
+    [
+        (BOTH, lambda body: len({"temperature", "top_p"} & set(body)) < 2, (0.7, 1), {"temperature": 0.7}),
+        (BOTH, lambda body: len({"temperature", "top_p"} & set(body)) < 2, (1, 0.9), {"top_p": 0.9}),
+        (BOTH, lambda body: len({"temperature", "top_p"} & set(body)) < 2, (1.0, 1.0), {"temperature": 1.0}),
+        (NO_TEMPERATURE, lambda body: "temperature" not in body, (1.0, 0.9), {"top_p": 0.9}),
+        (DEPRECATED, lambda body: "temperature" not in body, (1.0, 1.0), {"top_p": 1.0}),
+        (NO_TOP_P, lambda body: "top_p" not in body, (0.7, 1.0), {"temperature": 0.7}),
+        (NEITHER, lambda body: not {"temperature", "top_p"} & set(body), (1.0, 1.0), {}),
+    ],
+)
+def test_what_is_the_default_is_left_out_where_a_server_does_not_take_it(
+    message: str, takes: Any, asked: tuple[float, float], sent: dict[str, float]
+) -> None:
+    assert sampled(message, takes, asked, asked) == [sent, sent]
+
+
+def test_another_value_is_never_left_out() -> None:
+    with pytest.raises(Refused, match="not supported"):
+        sampled(NO_TEMPERATURE, lambda body: "temperature" not in body, (1.0, 1.0), (0.5, 1.0))
+    with pytest.raises(Refused, match="only one"):
+        sampled(BOTH, lambda body: len({"temperature", "top_p"} & set(body)) < 2, (0.7, 0.9))
+
+
+@pytest.mark.parametrize("message", [BOTH, NO_TEMPERATURE, NO_TOP_P])
+def test_a_refusal_says_which_value_would_not_be_sent(message: str) -> None:
+    tokenizer = StandIn(ByteTokenizer(), "bytes")
+    ids = ids_of(Chat(tokenizer, style="retcon.engine.openai.messages:NATIVE").prompt("hello"))
+
+    async def main(url: str) -> None:
+        engine = OpenAIEngine(OpenAISettings(url, attempts=1), tokenizer)
+        async with engine.connected():
+            await engine.generate("r", ids, SamplingParams(temperature=0.7, top_p=0.9, max_tokens=10))
+
+    named = "top_p" if "top_p" in message else "temperature"
+    with serving(lambda _: refused(message)) as server, pytest.raises(EngineError, match=rf"; rollout\.{named} = 1 "):
+        asyncio.run(asyncio.wait_for(main(server.url), 60))
+
+
+ANTHROPIC = "max_tokens: 300 > 100, which is the maximum allowed number of output tokens for a-model"
+DASHSCOPE = "<400> InternalError.Algo.InvalidParameter: Range of max_tokens should be [1, 100]"
+NO_ROOM = "input length and `max_tokens` exceed context limit: {} + 300 > 1000, decrease input length or `max_tokens`"
+
+
+@pytest.mark.parametrize("message", [ANTHROPIC, DASHSCOPE])
+def test_a_bound_in_these_words_is_kept_from_then_on(message: str) -> None:
+    async def work(model: RemoteModel) -> None:
+        for _ in range(2):
+            await model.message([], max_tokens=300)
+
+    with serving(lambda one: said("42") if one.body["max_tokens"] <= 100 else refused(message)) as server:
+        asking(server.url, work)
+    assert [one.body["max_tokens"] for one in server.asked] == [300, 100, 100]
+
+
+def test_the_room_that_an_input_leaves_is_asked_for() -> None:
+    message = NO_ROOM.format(940)
+    with serving(lambda one: said("42") if one.body["max_tokens"] <= 60 else refused(message)) as server:
+        asking(server.url, lambda model: model.message([], max_tokens=300))
+    assert [one.body["max_tokens"] for one in server.asked] == [300, 60]
+
+
+@pytest.mark.parametrize(
+    "message", [NO_ROOM.format(1000), "Your request exceeded model token limit: 1000 (requested: 1300)"]
+)
+def test_an_input_that_leaves_no_room_is_too_long(message: str) -> None:
+    assert Said(400, message).too_long
+    with serving(lambda _: refused(message)) as server, pytest.raises(TooLong):
+        asking(server.url, lambda model: model.message([], max_tokens=300))

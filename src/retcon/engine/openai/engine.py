@@ -227,6 +227,9 @@ def _advice(said: Said, request: Mapping[str, object]) -> str:
         return "; engine.calls = 'fence' asks without the API's tools"
     if re.search(r"\bseed\b", said.text):
         return "; engine.seeds = false sends none"
+    if names := said.not_taken:
+        which = " or ".join(f"rollout.{name} = 1" for name in names)
+        return f"; {which} is not sent to a server that takes none"
     if re.search(r"\btemperature\b", said.text):
         return "; rollout.temperature says which is asked for"
     return ""
