@@ -21,6 +21,8 @@ from retcon.models.refusals import Said, plain, said_by
 log = logging.getLogger(__name__)
 
 LONGEST_WAIT = 30.0
+RATIONED = 4
+"""Times its patience that a request waits for a server that limits the rate and answers others."""
 SMALLER = 3
 """Times that a request is made with fewer tokens, where the server does not take as many."""
 USUAL_KEY = "OPENAI_API_KEY"
@@ -68,7 +70,8 @@ class Remote:
     requests at most, where the way to the server fails. at_once: requests at a time. wait: seconds before the second
     request, doubled for each further one; where the server says how long to wait (Retry-After), that counts. patience:
     seconds for which a server that is not there (no connection, 429, 502 to 504) is asked beyond these attempts, since
-    it last answered anyone.
+    the request's first fault, or since the server last answered anyone, if that is longer ago. Where it limits the rate
+    (429) and answers others, up to four times as long.
 
     A `url` may end in the path of chat completions, as it is often given, or in a query, which all requests carry.
 
@@ -142,8 +145,7 @@ class Remote:
                 began = began or now
                 if fault.away:
                     self._lost_since = self._lost_since or now
-                over = attempt >= self._attempts
-                left = self.patience - (now - min(began, self._lost_since or began)) if fault.away else 0.0
+                over, left = attempt >= self._attempts, self._left(fault, began, now)
                 if over and left <= 0:
                     break
                 wait = usual = min(LONGEST_WAIT, self._wait * 2 ** min(attempt - 1, 16))
@@ -162,6 +164,16 @@ class Remote:
                 await asyncio.sleep(wait)
         message = f"the {self.who} at {self.url} does not answer: {fault}"
         raise (InfrastructureFault(message) if fault.said is None else Failed(message, fault.said)) from fault
+
+    def _left(self, fault: _Lost, began: float, now: float) -> float:
+        """Seconds for which a request is still made whose first fault was at `began`, beyond its attempts. Where it is
+        the rate that is limited, others that are answered are no sign against it; but it alone may be over the limit.
+        """
+        if not fault.away or self._lost_since is None:
+            return 0.0
+        if fault.said is not None and fault.said.status == 429:
+            return min(self.patience - (now - self._lost_since), RATIONED * self.patience - (now - began))
+        return self.patience - (now - min(began, self._lost_since))
 
     async def _once(
         self, method: str, path: str, body: Mapping[str, object] | None, broken_off: Callable[[Any], str | None]
