@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ from retcon.engine.pool.types import Send
 T = TypeVar("T")
 FAULTS = (InfrastructureFault, ConnectionError, TimeoutError)
 """What says that a replica, and not the request, is at fault."""
+REPEATED = 3
+"""Faults of a call at replicas that had failed it and then answered others: that many say that it is the request."""
 
 
 @dataclass(slots=True)
@@ -40,7 +43,8 @@ class PoolStats:
 @dataclass(slots=True, eq=False)
 class _Call:
     """placed: resolved with a replica. began: by the loop's clock. work: what runs there. evicted: whether the policy
-    gave that up. released: whether its trajectory is over. last: the last fault."""
+    gave that up. released: whether its trajectory is over. last: the last fault. failed_at: by replica that failed it,
+    how many others that had answered by then. repeated: see `REPEATED`."""
 
     placed: asyncio.Future[int]
     began: float
@@ -48,6 +52,8 @@ class _Call:
     evicted: bool = False
     released: bool = False
     last: str = ""
+    failed_at: dict[int, int] = field(default_factory=dict)
+    repeated: int = 0
 
 
 @dataclass(slots=True)
@@ -63,6 +69,7 @@ class Dispatcher:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _calls: dict[Hashable, _Call] = field(default_factory=dict)
     _homes: dict[Hashable, int] = field(default_factory=dict)
+    _answered: Counter[int] = field(default_factory=Counter)
     _timer: asyncio.TimerHandle | None = None
 
     async def run(
@@ -77,8 +84,9 @@ class Dispatcher:
         """What `work` gives on the replica that it is told, which may be asked of several.
 
         A fault of a replica (`FAULTS`) sends the call to the next one; another error is the caller's. made: tokens that
-        were generated. Raises InfrastructureFault where all replicas are down and patience is at its end, EngineError
-        where the trajectory already has a call, or is released meanwhile.
+        were generated. Raises InfrastructureFault where all replicas are down and patience is at its end, or they fail
+        this call again and again while they answer others, EngineError where the trajectory already has a call, or is
+        released meanwhile.
         """
         if id in self._calls:
             raise EngineError(f"request {id} already waits for an answer; one call at a time")
@@ -134,8 +142,11 @@ class Dispatcher:
         except FAULTS as fault:
             if not call.evicted:
                 call.last = str(fault)
-                self.stats.retried += 1
                 self.policy.failed(id, self._loop.time())
+                if self._repeats(call, replica):
+                    said = f"request {id} failed {REPEATED} times where others were answered: {fault}"
+                    raise InfrastructureFault(said) from fault
+                self.stats.retried += 1
             return None
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -148,7 +159,16 @@ class Dispatcher:
             raise
         finally:
             call.work = None
+        self._answered[replica] += 1
         return None if call.evicted else (result,)
+
+    def _repeats(self, call: _Call, replica: int) -> bool:
+        """Whether that fault is one too many. One that is down for all says nothing about a call, nor does the first
+        fault of each."""
+        answered, before = self._answered[replica], call.failed_at.get(replica)
+        call.failed_at[replica] = answered
+        call.repeated += before is not None and answered > before
+        return call.repeated >= REPEATED
 
     def _act(self) -> None:
         now = self._loop.time()

@@ -19,7 +19,8 @@ class PoolEngine:
 
     capacities: tokens of keys and values that each engine holds; None where that is unknown. max_requests: calls that
     one of them is given at a time. patience: seconds that a call waits while all of them are down. An engine that
-    raises InfrastructureFault, ConnectionError or TimeoutError is left alone for a while, and its calls go to others.
+    raises InfrastructureFault, ConnectionError or TimeoutError is left alone for a while, and its calls go to others; a
+    call that engines fail again after they have answered others is given up (`dispatch.REPEATED`).
     """
 
     def __init__(
