@@ -76,8 +76,9 @@ class Agent:
     def keep(self, session: AgentSession) -> None:
         """Keeps what an open session has come to, for a server that takes it in if this one is killed. Raises
         RequestRefused."""
-        with told():
-            self._record.keep(session.id, session.trajectories(self.provenance))
+        if self._record.file is not None:
+            with told():
+                self._record.keep(session.id, session.lines(self.provenance))
 
     async def _exchanged(
         self,

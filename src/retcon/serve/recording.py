@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from retcon.core.types import Trajectory
@@ -37,14 +37,14 @@ class Record:
             for left in sorted(self._open.glob("[!.]*.jsonl")):
                 self.taken_in += self.finish(left.stem, list(jsonl.read(left)))
 
-    def keep(self, session: str, trajectories: Sequence[Trajectory]) -> None:
-        """What a session has come to so far. Whole whenever this process is killed; it is not waited for until it is on
-        the disk, as each answer waits for this."""
+    def keep(self, session: str, lines: Iterable[bytes]) -> None:
+        """What a session has come to so far, a line a trajectory. Whole whenever this process is killed; it is not
+        waited for until it is on the disk, as each answer waits for this."""
         if self._open is not None:
             target = self._open / f"{session}.jsonl"
             partial = target.with_name(f"{PARTIAL}{target.name}")
             with explained(target):
-                partial.write_bytes(b"".join(map(jsonl.line_of, trajectories)))
+                partial.write_bytes(b"".join(lines))
                 partial.replace(target)
 
     def finish(self, session: str, trajectories: Sequence[Trajectory]) -> int:

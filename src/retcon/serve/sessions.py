@@ -17,6 +17,7 @@ from retcon.http.refusal import RequestRefused
 from retcon.serve.nodes import Exchange, Node, recorded
 from retcon.serve.refusing import wrong
 from retcon.serve.said import Key, Said, keys_of
+from retcon.store import jsonl
 
 SESSION = "x-retcon-session"
 TASK = "x-retcon-task"
@@ -31,7 +32,8 @@ class AgentSession:
     before are of sessions of its name that have ended. roots: first exchanges, by what was told before them
     (`Place.first`). requests: that were answered; running: that are being. begun: number of the next trajectory.
     rewards: by trajectory, and of all others under no name. busy: ids under which the engine is being asked; engines:
-    that it keeps something for. numbered: the largest number of a request; freed: those below it that none has."""
+    that it keeps something for. numbered: the largest number of a request; freed: those below it that none has. lines:
+    of trajectories, as they were kept last."""
 
     id: str
     task: str
@@ -50,6 +52,7 @@ class AgentSession:
     engines: set[str] = field(default_factory=set)
     numbered: int = 0
     freed: set[int] = field(default_factory=set)
+    _lines: dict[Node, tuple[float | None, Provenance, bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.begun = self.first
@@ -62,12 +65,29 @@ class AgentSession:
 
     def trajectories(self, provenance: Provenance) -> list[Trajectory]:
         """All of them, in the order in which they began."""
-        found = []
-        for leaf in sorted(self.nodes(), key=lambda node: node.number):
-            id = f"{self.id}/{leaf.number}"
-            reward = self.rewards.get(id, self.rewards.get(""))
-            found.append(recorded(leaf, id=id, task=self.task, reward=reward, provenance=provenance))
-        return found
+        return [self._trajectory(leaf, provenance) for leaf in self._in_order()]
+
+    def lines(self, provenance: Provenance) -> list[bytes]:
+        """`trajectories` as lines of a record. One is made anew where an exchange or its reward is new: else each
+        answer would cost as much as all conversations before it. Raises RecordError."""
+        kept: dict[Node, tuple[float | None, Provenance, bytes]] = {}
+        for leaf in self._in_order():
+            of, known = (self._reward(leaf), provenance), self._lines.get(leaf)
+            if known is None or known[:2] != of:
+                known = (*of, jsonl.line_of(self._trajectory(leaf, provenance)))
+            kept[leaf] = known
+        self._lines = kept
+        return [line for *_, line in kept.values()]
+
+    def _in_order(self) -> list[Node]:
+        return sorted(self.nodes(), key=lambda node: node.number)
+
+    def _reward(self, leaf: Node) -> float | None:
+        return self.rewards.get(f"{self.id}/{leaf.number}", self.rewards.get(""))
+
+    def _trajectory(self, leaf: Node, provenance: Provenance) -> Trajectory:
+        id, reward = f"{self.id}/{leaf.number}", self._reward(leaf)
+        return recorded(leaf, id=id, task=self.task, reward=reward, provenance=provenance)
 
     def take_number(self) -> int:
         """A request's own: the smallest, from 1, that none has which is under way or was answered. It is `freed` of one
