@@ -173,6 +173,21 @@ def test_a_run_is_told_by_its_held_out_problems_too(tmp_path: Path) -> None:
     assert 'alt="First tries that fail' not in page
 
 
+def test_what_is_of_no_report_is_not_replaced(tmp_path: Path) -> None:
+    own, out = run(tmp_path / "own", "rl", [{"reward": 0.5}]), tmp_path / "mine"
+    other = run(tmp_path / "other", "rl", [])
+    out.mkdir()
+    for name, beside in (("recipe.toml", []), ("recipe-own.toml", [other]), ("report.html", [])):
+        (out / name).write_text("mine")
+        with pytest.raises(RecordError, match=f"{name} is there already, and of no report: choose another --out"):
+            report(own, *beside, "--out", out)
+        assert [file.name for file in out.iterdir()] == [name]
+        assert (out / name).read_text() == "mine"
+        (out / name).unlink()
+    report(own, "--out", out)
+    report(own, "--out", out)
+
+
 def test_a_run_of_one_step_has_a_point(tmp_path: Path) -> None:
     """A line of one point draws nothing."""
     single, empty = (np.array([[value]]) for value in (0.5, 0.75))

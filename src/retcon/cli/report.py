@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,8 @@ from retcon.core.texts import is_url
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
     from retcon.report.reading import Viewed
+
+PAGE = "report.html"
 
 
 def report(
@@ -42,43 +45,63 @@ def report(
     viewed = [view(folder, name) for name, folder in named(runs).items()]
     need_matplotlib()
     out = out or (runs[0] / "report" if len(runs) == 1 else Path("runs/report"))
+    recipes = {
+        run.name: out / ("recipe.toml" if len(viewed) == 1 else f"recipe-{run.name.replace('/', '-')}.toml")
+        for run in viewed
+    }
+    _refuse_foreign(out, recipes.values())
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
     pictures = draw_runs(viewed, out)
     shown = {run.name: some_trajectories(run) for run in viewed}
-    commands = [line for run in viewed for line in _repeat(run, out, len(viewed))]
+    repeated = [(recipes[run.name], *_repeat(run, recipes[run.name])) for run in viewed]
+    commands = [line for _, _, lines in repeated for line in lines]
     page = runs_page(viewed, {curve: file.read_bytes() for curve, file in pictures.items()}, shown, commands)
-    write_whole(out / "report.html", page)
+    write_whole(out / PAGE, page)  # first, as it tells whose the recipes beside it are
+    for file, recipe, _ in repeated:
+        if recipe:
+            write_whole(file, recipe)
     console = plain_console()
     for run in viewed:
         if run.steps is not None and not run.finished:
             console.print(f"{run.name}: step {len(run.metrics)} of {run.steps}, not finished")
-    console.print(f"page: {out / 'report.html'}\npictures: {len(pictures)} PNGs beside it")
+    console.print(f"page: {out / PAGE}\npictures: {len(pictures)} PNGs beside it")
 
 
-def _repeat(run: Viewed, out: Path, count: int) -> Iterator[str]:
-    """Commands, over the run's recipe, which is written beside the page."""
+def _refuse_foreign(out: Path, recipes: Iterable[Path]) -> None:
+    """Raises RecordError where something in `out` that the report would replace is of no report."""
+    from retcon.core.errors import RecordError
+    from retcon.report.pages.markup import is_ours
+
+    page = out / PAGE
+    found = [page] if page.is_file() and not is_ours(page) else []
+    if not page.exists():
+        found += [recipe for recipe in recipes if os.path.lexists(recipe)]
+    if found:
+        raise RecordError(f"{found[0]} is there already, and of no report: choose another --out")
+
+
+def _repeat(run: Viewed, file: Path) -> tuple[str, list[str]]:
+    """The run's recipe, as TOML for `file`, and commands over it; the recipe is empty where it cannot be read."""
     from retcon import __version__
     from retcon.config.save import recipe_to_toml
     from retcon.config.schema import Recipe
-    from retcon.store.whole import write_whole
 
-    file = out / ("recipe.toml" if count == 1 else f"recipe-{run.name.replace('/', '-')}.toml")
     try:
         sections = {s: _without_name(s, keys) if isinstance(keys, dict) else keys for s, keys in run.recipe.items()}
         recipe = Recipe.model_validate(sections)
     except ValueError:  # pydantic's, of a recipe that another version wrote
-        yield f"# {run.name}: the recipe in its run.json is of retcon {run.version or '?'}, not of {__version__}"
-        return
-    write_whole(file, recipe_to_toml(recipe))
-    yield f"# {run.name}: retcon {run.version or __version__}"
+        return "", [f"# {run.name}: the recipe in its run.json is of retcon {run.version or '?'}, not of {__version__}"]
     words: dict[str, Sequence[object]] = {
         "sft": ("sft", file, "--demonstrations", "DEMONSTRATIONS"),
         "dpo": ("dpo", file, "--pairs", "PAIRS", "--from", "MODEL"),
         "rl": ("train", file, "--from", "MODEL"),
         "eval": ("eval", _measured(run, recipe), file),
     }
-    yield command_line("retcon", *words[run.kind], "--out", f"{run.folder}-again")
+    return recipe_to_toml(recipe), [
+        f"# {run.name}: retcon {run.version or __version__}",
+        command_line("retcon", *words[run.kind], "--out", f"{run.folder}-again"),
+    ]
 
 
 def _measured(run: Viewed, recipe: Recipe) -> str:

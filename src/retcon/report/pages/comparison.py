@@ -26,4 +26,4 @@ def page(report: Report) -> str:
     for panel in panels():
         if text := panel.html(report):
             parts += [f"<h2>{escape(panel.heading)}</h2>", text]
-    return document(f"Retcon: {', '.join(report.comparison.arms)}", parts)
+    return document(", ".join(report.comparison.arms), parts)

@@ -6,23 +6,33 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 
 from retcon.core.types import REPLACED, Trajectory, Turn
 from retcon.report.plots import Curve
 from retcon.report.style import Look
 
+_TITLE = "<title>Retcon: "
+
 
 def document(title: str, parts: Sequence[str]) -> str:
-    """A whole page. parts: HTML. Names of files that are no text are shown with a `?`."""
+    """A whole page. title: after the name of this program. parts: HTML. Names of files that are no text are shown with
+    a `?`."""
     css = resources.files("retcon.report.pages").joinpath("page.css").read_text(encoding="utf-8")
     page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
+        f"{_TITLE}{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body>\n</html>\n"
     )
     return page.encode(errors="replace").decode()
+
+
+def is_ours(page: Path) -> bool:
+    """Whether `document` made it."""
+    with page.open("rb") as file:
+        return _TITLE.encode() in file.read(1000)
 
 
 def curves_of(pictures: Mapping[Curve, bytes], seeds: int) -> str:

@@ -110,7 +110,7 @@ def runs_page(
             parts += ["<h3>Repaired: before and after</h3>", sides_of(first)]
         parts += [_one(trajectory) for trajectory in others]
     parts += ["<h2>Repeat it</h2>", f"<pre>{escape(chr(10).join(commands))}</pre>"]
-    return document(f"Retcon: {title}", parts)
+    return document(title, parts)
 
 
 def _runs_table(runs: Sequence[Viewed]) -> str:
