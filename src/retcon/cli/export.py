@@ -71,6 +71,7 @@ def export(
         _refuse_of_files({"--share": share, "--column": column, "--grader": grader, "--split": split,
                           "--system": system, "--against": against})  # fmt: skip
         found = load_recipe(recipe)
+        _refuse_input(verl, found.task)
         if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
             found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
         tasks, select = build_tasks(found), found.select
@@ -80,7 +81,9 @@ def export(
         sources: dict[str, object] = (
             {"path": files[0]} if files and len(files) == 1 else {"sources": tuple(files or ())}
         )
-        tasks = settings_of(**sources, **about, evaluation_share=share).open()
+        settings = settings_of(**sources, **about, evaluation_share=share)
+        _refuse_input(verl, settings)
+        tasks = settings.open()
     drawn = _drawn(tasks, evaluation, count, seed, select)
     name: Split = "evaluation" if evaluation else "train"
     wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))
@@ -97,6 +100,15 @@ def _refuse_of_files(options: Mapping[str, object]) -> None:
     if option := next((name for name, value in options.items() if value), None):
         key = keys.get(option, option.removeprefix("--"))
         raise RecipeError(f"{option} is of files, and the tasks are those of a recipe: set task.{key} in it")
+
+
+def _refuse_input(verl: Path, settings: object) -> None:
+    """Raises RecordError where the output is a file that the tasks are read from."""
+    from retcon.store.outputs import OutputFile, check_outputs
+    from retcon.tasks.data.settings import FileTaskSettings
+
+    if isinstance(settings, FileTaskSettings):
+        check_outputs([OutputFile("--verl", verl)], settings.files())
 
 
 def _drawn(

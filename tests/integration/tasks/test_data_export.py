@@ -14,8 +14,12 @@ from typer.testing import CliRunner
 
 from datafiles import questions, tasks, write
 from retcon.cli.app import app
+<<<<<<< HEAD
 from retcon.core.errors import RecipeError, RetconError
 from retcon.store.pass_rates import PassRate, PassRateFile
+=======
+from retcon.core.errors import RecipeError, RecordError, RetconError
+>>>>>>> 1bdb360 (data export: an output that is one of its inputs is refused)
 from retcon.tasks.registry import task_set, training_prompts
 
 
@@ -85,6 +89,23 @@ def test_what_a_recipes_pass_rates_leave_out_is_not_written(tmp_path: Path) -> N
         added.add(PassRate(ids[0], "other", 8, 8))
     with pytest.raises(RecipeError, match=r"has rates of 2 models \(m, other\): name a file with one model"):
         export(out, "--recipe", recipe)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("FILE",), ("FOLDER",), ("OTHER", "--against", "FILE"), ("--recipe", "RECIPE")],
+    ids=["file", "folder", "against", "recipe"],
+)
+def test_what_is_read_is_not_written_over(words: tuple[str, ...], tmp_path: Path) -> None:
+    file, recipe = tmp_path / "shards/a.parquet", tmp_path / "mine.toml"
+    other = write(tmp_path / "b.jsonl", questions(8))
+    file.parent.mkdir()
+    export(file, other)
+    recipe.write_text(f'[task]\nkind = "file"\npath = "{other}"\nevaluation_path = "{file}"\n')
+    before, named = file.read_bytes(), {"FILE": file, "FOLDER": file.parent, "OTHER": other, "RECIPE": recipe}
+    with pytest.raises(RecordError, match=r"--verl .*a\.parquet is an input too"):
+        export(file, *(named.get(word, word) for word in words))
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -11,6 +13,7 @@ from retcon.config.section import Several
 from retcon.core.errors import nearest
 from retcon.tasks.data.conventions import FIELDS
 from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.files.rows import shards
 from retcon.tasks.data.load import load
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.registry import CountTokens, Rewards
@@ -104,6 +107,14 @@ class FileTaskSettings(_Reading):
         if not self.sources:
             return [self.source(self.path)]
         return [self.source(one.path).model_copy(update=one.model_dump(exclude_unset=True)) for one in self.sources]
+
+    def files(self) -> list[Path]:
+        """What would be read of this machine's disk, folders and patterns resolved."""
+        found: list[Path] = []
+        for name in (*(source.path for source in self.each()), self.evaluation_path, *self.against):
+            with suppress(DataError):  # a folder without any, which may be a task set's name
+                found += shards(Path(name)) or [Path(name)]
+        return [file for file in found if file.is_file()]
 
     def open(self, count_tokens: CountTokens | None = None) -> DataTasks:
         """The tasks, all read and checked: whatever is wrong with them is said now.
