@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from retcon.core.errors import RecordError
 from retcon.store.compression import compressed
 from retcon.store.outputs import refuse_special
-from retcon.store.whole import synced
+from retcon.store.whole import FULL, free_space, synced
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 SUFFIX = ".partial"
+
+
+class NotWritten(OSError):
+    """A disk says no to a `Partial`, which is its `filename`."""
+
+
+def unwritable(path: Path, error: OSError) -> RecordError:
+    """What to say of a file that a disk says no to; of a full one, how much is free."""
+    advice = f"; {free_space(path)}" if error.errno in FULL else ""
+    return RecordError(f"{path} cannot be written: {error.strerror or error}{advice}")
 
 
 class Partial:
@@ -30,13 +45,13 @@ class Partial:
             path.parent.mkdir(parents=True, exist_ok=True)
             if size is not None and self.partial.stat().st_size < size:
                 raise RecordError(f"{self.partial} is shorter than it was: it cannot be resumed")
-            self._file: IO[bytes] = self.partial.open("wb" if size is None else "r+b", buffering=1 << 20)
+            self._file = io.BufferedWriter(_Disk(self.partial, "wb" if size is None else "r+b"), 1 << 20)
             if size is not None:
                 self._file.truncate(size)
                 self._file.seek(size)
         except OSError as error:
-            raise RecordError(f"{self.partial} cannot be written: {error}") from error
-        self.out = compressed(self._file, path.name)
+            raise unwritable(self.partial, error) from error
+        self.out: IO[bytes] = compressed(self._file, path.name)
 
     def pause(self) -> int:
         """Close it for now; the size to go on from."""
@@ -48,12 +63,13 @@ class Partial:
             size = self._file.tell()
             self._file.close()
         except OSError as error:
-            raise RecordError(f"{self.partial} cannot be written: {error}") from error
+            raise unwritable(self.partial, error) from error
         return size
 
     def commit(self) -> None:
         """Put it in its place."""
-        self.pause()
+        if not self._file.closed:
+            self.pause()
         try:
             self.partial.replace(self.path)
             synced(self.path.parent)
@@ -61,10 +77,21 @@ class Partial:
             raise RecordError(f"{self.path} could not be written, and is as it was before: {error}") from error
 
     def leave(self) -> None:
-        """Let go of it, so that it can be gone on with from where it was resumed."""
-        self._file.close()
+        """Let go of it, so that it can be gone on with from where it was resumed; nothing is raised."""
+        with suppress(OSError):  # of a full disk, what is not written yet does not count
+            self._file.close()
 
     def discard(self) -> None:
         """Take it away; nothing happens where it is gone."""
         self.leave()
         self.partial.unlink(missing_ok=True)
+
+
+class _Disk(io.FileIO):
+    """Raises NotWritten, which tells several files of one disk apart."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise NotWritten(error.errno, error.strerror, self.name) from error

@@ -6,6 +6,7 @@ import importlib
 import json
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -179,7 +180,8 @@ class ParquetWriter(Writer):
                 raise RecordError(f"the records do not fit into columns: {error}; write .jsonl") from error
 
     def drop(self) -> None:
-        self._spool.close()
+        with suppress(OSError):  # of a full disk
+            self._spool.close()
 
     def _learn(self) -> None:
         """Widen the columns to what the waiting rows hold. Raises RecordError where one would need two types."""

@@ -24,7 +24,8 @@ from retcon.store.foreign.records import (
     open_source,
     writer,
 )
-from retcon.store.partial import Partial
+from retcon.store.partial import NotWritten, Partial, unwritable
+from retcon.store.whole import write_whole
 from retcon.transcripts.detection.sample import Sampled, sampled
 from retcon.transcripts.purifying.ahead import Ahead, Pool, RecordsLost, Work, pool
 from retcon.transcripts.purifying.assignment import Assignment
@@ -113,7 +114,11 @@ class Purification:
                 self._one(index, kept, tell, stop)
             if self._skipped == len(self.assignment.inputs):
                 raise RecordError("\n".join(["none of the files can be read", *self.bad]))
-        except RetconError:
+            for sink in kept.values():
+                sink.pause()
+            for _, sink in sorted(kept.items(), key=lambda item: item[0] == "out"):
+                sink.commit()
+        except (RetconError, OSError):
             for sink in kept.values():
                 if state.sizes:  # what an earlier run has done stays
                     sink.leave()
@@ -125,9 +130,6 @@ class Purification:
                 self._pool.close()
             if self._writing is not None:
                 self._writing.drop()
-        out = kept.pop("out", None)
-        for sink in (*kept.values(), *([out] if out is not None else [])):
-            sink.commit()
         self._forget()
         return self.counts
 
@@ -150,11 +152,14 @@ class Purification:
             self._writing.end()
         except RecordError as error:
             raise self._stopped(str(error), index, 0, None if first is None else first.source, kept) from error
+        except BrokenPipeError:
+            raise  # nobody reads our standard output any more, as `head`
         except OSError as error:
-            raise RecordError(f"{assignment.out} cannot be written: {error}") from error
+            raise self._unwritable(error) from error
         if assignment.into_folder:
             self._writing, self._written = None, False
-            kept.pop("out").commit()
+            kept["out"].commit()
+            del kept["out"]
 
     def _forget(self) -> None:
         """What an interrupted run wrote down of itself."""
@@ -245,9 +250,17 @@ class Purification:
             # SIGTERM to a whole group ends the processes first
             cause = None if isinstance(error, RecordsLost) and stop() else error
             raise self._stopped(str(error), index, done, source, kept) from cause
+        except BrokenPipeError:
+            raise  # nobody reads our standard output any more, as `head`
         except OSError as error:
-            raise RecordError(f"{assignment.out} cannot be written: {error}") from error
+            raise self._unwritable(error) from error
         tell(*self._kilobytes(index, source.read()))
+
+    def _unwritable(self, error: OSError) -> RecordError:
+        """What to say where a disk says no to one of the outputs."""
+        if not isinstance(error, NotWritten) and self.assignment.out == STDIN:
+            return RecordError(f"standard output cannot be written: {error}")
+        return unwritable(Path(error.filename) if isinstance(error, NotWritten) else self.assignment.out, error)
 
     def _kilobytes(self, index: int, read: int) -> tuple[int, int]:
         """How much of the inputs was read, and of how much; read: bytes of input `index`, as they lie on the disk."""
@@ -315,7 +328,7 @@ class Purification:
             self.assignment.options(), index, records, sizes, counts, self._kind, self._written, before,
             str(self._seen) if records else "",
         )  # fmt: skip
-        self.assignment.state_path.write_bytes(indented(asdict(state)))
+        write_whole(self.assignment.state_path, indented(asdict(state)))
         return Stopped(why, self.assignment.state_path)
 
 
@@ -364,5 +377,8 @@ def write_report(path: Path, run: Purification) -> None:
     options = {**run.assignment.options(), "skip_bad": run.assignment.skip_bad}
     body = {"version": 1, "options": options, "total": whole, "files": files}
     out = Partial(path)
-    out.out.write(indented(body) + b"\n")
-    out.commit()
+    try:
+        out.out.write(indented(body) + b"\n")
+        out.commit()
+    finally:
+        out.discard()
