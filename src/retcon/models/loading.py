@@ -14,12 +14,13 @@ from safetensors import SafetensorError
 
 from retcon.core.errors import CheckpointError, nearest
 from retcon.core.texts import counted
+from retcon.models.hub import name_of
 from retcon.models.locating import locate
+from retcon.models.weights import lacking
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SIZES = (
     "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "n_embd", "n_head", "d_model", "n_heads", "num_heads",  # of GPT-2, MPT, GPT-Neo and their like
@@ -85,8 +86,9 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
     from transformers import AutoModelForCausalLM
 
     folder = locate(path)
-    if not any((folder / name).is_file() for name in WEIGHTS):
-        raise CheckpointError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}")
+    if said := lacking(folder):
+        again = f"; run `retcon model get {name}`" if (name := name_of(folder)) else ""
+        raise CheckpointError(f"{folder} {said}{again}")
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise CheckpointError(f"unknown dtype {dtype!r}{nearest(dtype, ('float32', 'bfloat16', 'float16'))}")

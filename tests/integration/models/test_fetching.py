@@ -34,6 +34,11 @@ def tell(line):
 print(get("tiny", tell))
 """
 NEVER = "no line begins so"
+OTHERS = (
+    "consolidated.safetensors", "original/model.safetensors", "onnx/config.json", "adapter/adapter_model.safetensors",
+    "additional_chat_templates/rag.jinja",
+)  # fmt: skip
+"""Files of repositories on the hub beside the model itself."""
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -115,7 +120,7 @@ def test_an_index_without_it_is_told(index: tuple[Path, str], tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a hub with one model, acme/tiny."""
+    """The address of a hub with one model, acme/tiny, and OTHERS beside it."""
     from retcon.models.gguf.converting import convert
 
     place = tmp_path_factory.mktemp("hub")
@@ -123,6 +128,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     convert(write_gguf(place / "tiny.gguf", tiny("qwen3")), place / "files")
     (place / "files" / "weights.bin").write_bytes(b"another format")
     files = {p.name: p.read_bytes() for p in (place / "files").iterdir()}
+    files |= dict.fromkeys(OTHERS, b"{}")
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -143,7 +149,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             elif path.startswith("/api/"):
                 self.give(404, b"{}", body, {"X-Error-Code": "RevisionNotFound" if "tiny" in path else "RepoNotFound"})
             else:
-                content = files.get(path.rpartition("/")[2], b"")
+                content = files.get(path.split("/", 5)[-1], b"")
                 etag = hashlib.sha1(content).hexdigest()
                 self.give(200 if content else 404, content, body, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
 
@@ -181,9 +187,30 @@ def test_a_model_of_the_hub_is_fetched_and_then_found_without_it(hub: str, tmp_p
     folder = Path(got.stdout.strip())
     assert "model.safetensors" in {p.name for p in folder.iterdir()}
     assert "weights.bin" not in {p.name for p in folder.iterdir()}
+    assert [name for name in OTHERS if (folder / name).exists()] == ["additional_chat_templates/rag.jinja"]
     checked = model("http://127.0.0.1:9", tmp_path, "check", f"acme/tiny@{COMMIT}")  # nothing listens there
     assert checked.returncode == 0, checked.stderr
     assert "Qwen3ForCausalLM" in checked.stdout
+
+
+def test_a_model_of_which_a_part_was_fetched_is_named_with_what_fetches_the_rest(hub: str, tmp_path: Path) -> None:
+    cache = tmp_path / "hf/hub/models--acme--tiny"
+    folder = cache / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(COMMIT)
+    (folder / "tokenizer.json").write_text("{}")
+    checked = model("http://127.0.0.1:9", tmp_path, "check", "acme/tiny")
+    assert checked.returncode == 2
+    assert "only a part of acme/tiny is here, without config.json: run `retcon model get acme/tiny`" in checked.stderr
+    (folder / "tokenizer.json").unlink()
+    got = model(hub, tmp_path, "get", "acme/tiny")
+    assert got.returncode == 0, got.stderr
+    (folder / "model.safetensors").unlink()
+    checked = model("http://127.0.0.1:9", tmp_path, "check", "acme/tiny")
+    assert checked.returncode == 2
+    assert "has no weights: none of model.safetensors, " in checked.stderr
+    assert f"run `retcon model get acme/tiny@{COMMIT}`" in checked.stderr
 
 
 @pytest.mark.parametrize(

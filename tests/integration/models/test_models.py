@@ -263,6 +263,14 @@ def test_weights_that_are_not_finite_or_lack_are_refused(folder: Path) -> None:
         check_model_folder(folder)
 
 
+def test_files_of_weights_that_lack_are_named(folder: Path) -> None:
+    index = {"weight_map": {"a": "model-1-of-3.safetensors", "b": "model-2-of-3.safetensors", "c": "c.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "c.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="lacks 2 files of the 3 with its weights, such as model-1-of-3"):
+        load_model(folder)
+
+
 def test_weights_that_need_a_package_which_lacks_are_refused(folder: Path) -> None:
     edit(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
     with pytest.raises(CheckpointError, match=r"model cannot be loaded: .*requires gptqmodel"):
