@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from retcon.core.together import together
 from retcon.core.types import Stop, Trajectory
 from retcon.store import jsonl
 from retcon.store.lines import LineAppender
+from retcon.store.whole import PARTIAL, write_json
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.stored import ABOUT, tasks_of, trajectory_files
 from retcon.tasks.grading.types import Verdict
@@ -113,7 +115,7 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
         target = job.out / name
         target.parent.mkdir(parents=True, exist_ok=True)
         jsonl.write(target, _scored(path, name, known))
-    (job.out / ABOUT).write_text(json.dumps({**about, "finished": True}, indent=1) + "\n", encoding="utf-8")
+    write_json(job.out / ABOUT, {**about, "finished": True})
     return [known[name, n] for _, name in files for n in range(len(ids[name]))]
 
 
@@ -174,17 +176,17 @@ def _scored(path: Path, name: str, known: Mapping[tuple[str, int], Regraded]) ->
         yield replace(trajectory, reward=one.reward, answer=one.answer, stop=one.stop)
 
 
-def _prepare(job: Regrading, about: Mapping[str, object]) -> None:
+def _prepare(job: Regrading, about: Mapping[str, Any]) -> None:
     """Makes the folder, or finds it as this job left it. Raises RecordError."""
     marker = job.out / ABOUT
     again = "--force begins anew"
     try:
-        there = job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir()))
+        there = job.out.exists() and (not job.out.is_dir() or any(_inside(job.out)))
         if there and not marker.is_file():
             raise RecordError(f"-o {job.out} is there, and not of this command: choose another")
-        old = json.loads(marker.read_text(encoding="utf-8")) if there else {}
+        old = _marked(marker, again, force=job.force) if there else {}
         if there and job.force:
-            for name in (VERDICTS, *old.get("files", ())):  # and nothing that someone else put there
+            for name in (VERDICTS, *old.get("files", about["files"])):  # and nothing that someone else put there
                 (job.out / name).unlink(missing_ok=True)
         elif there:
             if old.get("finished"):
@@ -194,9 +196,23 @@ def _prepare(job: Regrading, about: Mapping[str, object]) -> None:
                 raise RecordError(f"-o {job.out} was begun otherwise ({changed} differs): choose another, or {again}")
             return
         job.out.mkdir(parents=True, exist_ok=True)
-        marker.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    except (OSError, ValueError) as error:
+        write_json(marker, about)
+    except OSError as error:
         raise RecordError(f"-o {job.out} cannot be written: {error}") from error
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if not path.name.startswith(PARTIAL))
+
+
+def _marked(marker: Path, again: str, *, force: bool) -> dict[str, Any]:
+    """What it says; nothing where it cannot be read, and that is to be begun anew. Raises RecordError."""
+    try:
+        return dict(json.loads(marker.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        if force:
+            return {}
+        raise RecordError(f"{marker} cannot be read: {error}; {again}") from error
 
 
 def _read_verdicts(path: Path) -> Iterator[Regraded]:
