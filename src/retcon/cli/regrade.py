@@ -69,7 +69,7 @@ def regrade(
     from retcon.tasks.grading.regrade import VERDICTS, Regrading
     from retcon.tasks.grading.regrade import regrade as do
 
-    target = out or (run / "regraded" if run.is_dir() else run.with_name(f"{run.name.partition('.')[0]}.regraded"))
+    target = out or (run / "regraded" if run.is_dir() else run.with_name(f"{_stem(run)}.regraded"))
     settings = GradeSettings(grader or "math", rewards, _options(option or []))
     job = Regrading(run, target, settings, by=grader, tasks=tasks, at_once=jobs, force=force)
     kept = f"what was graded is kept in {target}; the same command continues"
@@ -81,6 +81,13 @@ def regrade(
         console.print(f"lost: {one.id}: {one.why}", style="yellow")
     shown = target / done[0].file if done else target
     console.print(f"verdicts: {target / VERDICTS}\ntry: {command_line('retcon', 'show', shown)}")
+
+
+def _stem(file: Path) -> str:
+    """A file's name but for what every such file's ends with: those of one folder get folders of their own."""
+    from retcon.store.compression import plain_name
+
+    return plain_name(file.name).removesuffix(".jsonl")
 
 
 def _options(words: Sequence[str]) -> dict[str, dict[str, object]]:

@@ -131,6 +131,37 @@ def test_it_goes_on_where_it_was_interrupted(run: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("written", ["", "[1]", '{"by": nu'])
+def test_a_marker_that_was_cut_off_is_named_and_does_not_lock_the_folder(run: Path, written: str) -> None:
+    regrade(job(run), ignored)
+    whole = bytes_of(run / "regraded")
+    (run / "regraded/regrade.json").write_text(written)
+    with pytest.raises(RecordError, match=r"regraded/regrade\.json cannot be read: .*; --force begins anew"):
+        regrade(job(run), ignored)
+    (run / "regraded/.partial-7-regrade.json").write_text(written)  # of a kill
+    regrade(job(run, force=True), ignored)
+    assert {**bytes_of(run / "regraded"), VERDICTS: b""} == {
+        **whole,
+        ".partial-7-regrade.json": written.encode(),
+        VERDICTS: b"",
+    }
+
+
+def test_what_a_kill_left_before_the_marker_was_whole_is_nothing(run: Path) -> None:
+    (run / "regraded").mkdir()
+    (run / "regraded/.partial-7-regrade.json").touch()
+    assert len(regrade(job(run), ignored)) == 7
+
+
+def test_files_of_one_folder_are_regraded_into_folders_of_their_own(run: Path) -> None:
+    first = run / "trajectories/step-000001.jsonl"
+    for name in ("x.audit.jsonl", "x.other.jsonl.gz"):
+        jsonl.write(first.with_name(name), jsonl.read(first))
+        done = CliRunner().invoke(app, ["regrade", str(first.with_name(name)), "--grader", "exact"])
+        assert done.exit_code == 0, done.output
+    assert {p.name for p in first.parent.glob("*.regraded")} == {"x.audit.regraded", "x.other.regraded"}
+
+
 def test_a_folder_of_something_else_is_left_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("dear diary")
