@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
 pytest.importorskip("torch", reason="the quickstart needs the [train] extra")
 
 from retcon.cli.eval import _of_files
+from retcon.cli.learn.sft import _beside
 from retcon.cli.quickstart.prepare import Wish, _data_overrides
 from retcon.config.load import load_recipe
 
@@ -28,3 +30,15 @@ def test_the_quickstart_takes_a_file_by_any_name(name: str) -> None:
     wish = Wish("smollm2", Path("out"), (), data=Path(name), eval_data=Path(name))
     task = load_recipe(None, ["task.kind=file", *_data_overrides(wish)]).model_dump()["task"]
     assert (task["path"], task["evaluation_path"]) == (name, name)
+
+
+def test_demonstrations_are_called_by_the_folder_of_their_run_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine/runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine/runs")
+    assert _beside(Path("start")) == Path("start-demonstrations.jsonl")
+    assert _beside(Path()) == tmp_path / "mine/runs-demonstrations.jsonl"
+    assert _beside(Path("..")) == tmp_path / "mine-demonstrations.jsonl"
+    with pytest.raises(typer.BadParameter, match="/ has no name"):
+        _beside(Path("/"))

@@ -58,7 +58,7 @@ def sft(
     from retcon.runs.folder import check_run
     from retcon.train.sft import run_sft
 
-    file = demonstrations[0] if demonstrations else out.with_name(f"{out.name}-demonstrations.jsonl")
+    file = demonstrations[0] if demonstrations else _beside(out)
     if dry_run:
         from retcon.cli.common.plan import plan_sft
 
@@ -79,6 +79,14 @@ def sft(
                 on_samples=lambda found: samples.append(_told(found)),
             )
     tell_trained(final, out, f"demonstrations: {file}", *samples)
+
+
+def _beside(out: Path) -> Path:
+    """DIR-demonstrations.jsonl. Raises BadParameter for a folder without a name."""
+    folder = out if out.name not in ("", "..") else out.resolve()
+    if not folder.name:
+        raise typer.BadParameter(f"{out} has no name for demonstrations to be called by", param_hint="--out")
+    return folder.with_name(f"{folder.name}-demonstrations.jsonl")
 
 
 def _tell_step(metrics: Metrics, on_step: OnStep) -> None:
