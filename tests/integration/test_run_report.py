@@ -173,6 +173,18 @@ def test_a_run_is_told_by_its_held_out_problems_too(tmp_path: Path) -> None:
     assert 'alt="First tries that fail' not in page
 
 
+def test_evaluations_stand_in_one_row_only_where_they_sampled_alike(tmp_path: Path) -> None:
+    for name, top_p, task in (("a", 0.6, "numbers/0"), ("b", 0.95, "numbers/0"), ("c", 0.95, "numbers/1")):
+        result = Result("base", load_recipe(None).model_dump(mode="json"), {})
+        setting = score([(task, [trajectory(f"{task}/0", FIX)])], temperature=1.0, top_p=top_p, cpu_s=1.0, wall_s=1.0)
+        (tmp_path / name).mkdir()
+        write_result(tmp_path / name / "result.json", result.with_setting("top_p", setting))
+    report(*(tmp_path / name for name in "abc"), "--out", tmp_path / "page")
+    page = (tmp_path / "page/report.html").read_text()
+    assert "<td>problems, T = 1, top-p 0.6</td><td>1</td><td>–</td><td>–</td>" in page
+    assert "<td>problems, not the same, T = 1, top-p 0.95</td><td>–</td><td>1</td><td>1</td>" in page
+
+
 def test_what_is_of_no_report_is_not_replaced(tmp_path: Path) -> None:
     own, out = run(tmp_path / "own", "rl", [{"reward": 0.5}]), tmp_path / "mine"
     other = run(tmp_path / "other", "rl", [])

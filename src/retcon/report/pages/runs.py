@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from retcon.core.texts import counted
 from retcon.core.types import Trajectory
-from retcon.evaluate.result import PASS_AT
+from retcon.evaluate.result import PASS_AT, Result, Setting
 from retcon.evaluate.statistics import over_problems
 from retcon.report.compared.curves import HELD_OUT
 from retcon.report.pages.markup import blocks_of, curves_of, document, prompt_of, sides_of, table_of
@@ -141,19 +142,32 @@ def _rows(runs: Sequence[Viewed], rows: Sequence[tuple[str, list[str]]]) -> str:
 def _evaluations(runs: Sequence[Viewed]) -> str:
     evaluated = [run for run in runs if run.result is not None]
     rows: list[tuple[str, list[str]]] = []
-    for setting in dict.fromkeys(name for run in evaluated if run.result for name in run.result.settings):
-        found = [run.result.settings.get(setting) if run.result else None for run in evaluated]
-        some = next(s for s in found if s is not None)
-        at = f"T = {some.temperature:g}, top-p {some.top_p:g}"
+    by_sampling = [_by_sampling(run.result) for run in evaluated if run.result]
+    for sampled in dict.fromkeys(key for settings in by_sampling for key in settings):
+        found = [settings.get(sampled) for settings in by_sampling]
+        at = f"T = {sampled[0]:g}, top-p {sampled[1]:g}"
         for k in PASS_AT:
             values = [s.passes(k) if s is not None else [] for s in found]
             if any(values):
                 rows.append((f"pass@{k}, {at}", [cell(over_problems(v) if v else None, 3) for v in values]))
         calls = [s.per_problem(lambda p: p.failed_calls) if s is not None else [] for s in found]
         rows.append((f"failed calls, {at}", [cell(over_problems(v) if v else None, 2) for v in calls]))
-        rows.append((f"problems, {at}", ["–" if s is None else f"{len(s.problems):,}" for s in found]))
+        sets = {frozenset(p.task for p in s.problems) for s in found if s is not None}
+        differ = ", not the same" if len(sets) > 1 else ""
+        rows.append((f"problems{differ}, {at}", ["–" if s is None else f"{len(s.problems):,}" for s in found]))
     note = '<p class="soft">Ranges: 95 %, bootstrap over problems.</p>'
     return _table(evaluated, rows) + note
+
+
+def _by_sampling(result: Result) -> dict[tuple[float, float, int], Setting]:
+    """By temperature and top-p, which a setting's name does not tell, and how many before it have the same."""
+    found: dict[tuple[float, float, int], Setting] = {}
+    seen: Counter[tuple[float, float]] = Counter()
+    for setting in result.settings.values():
+        at = (setting.temperature, setting.top_p)
+        found[*at, seen[at]] = setting
+        seen[at] += 1
+    return found
 
 
 def _table(runs: Sequence[Viewed], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
