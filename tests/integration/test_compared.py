@@ -107,6 +107,21 @@ def test_at_equal_tokens_arms_are_compared_where_the_thriftiest_ended(arms: dict
     assert not row.differences
 
 
+def test_limits_of_a_share_are_shares(arms: dict[str, list[ComparedRun]]) -> None:
+    easy = measured({"a": 0.5, "b": 0.25})
+    arms["base"] = [run(seed, easy, (0.0, rate)) for seed, rate in ((1, 0.1), (2, 1.0))]
+    arms["ours"] = [run(seed, easy, (rate, 1.0)) for seed, rate in ((1, 0.9), (2, 1.0))]
+    rows = by_name(figures(arms))
+    for name in ("curve_area", "pass1_equal_tokens"):
+        base, ours = (rows[name].arms[arm] for arm in ("base", "ours"))
+        assert base is not None
+        assert ours is not None
+        assert (base.low, ours.high) == (0.0, 1.0)
+        difference = rows[name].differences["ours"].difference
+        assert (difference.low, difference.high) == (-1.0, 1.0)
+    assert rows["cpu_s"].arms["ours"].mean == 4.0  # type: ignore[union-attr]  # which is no share
+
+
 def test_conditions_have_figures_of_their_own(arms: dict[str, list[ComparedRun]]) -> None:
     others = {REPAIRED: measured({"a": 1.0, "b": 1.0}), FAULTS: measured({"a": 0.0, "b": 0.5})}
     repaired = {arm: [replace(run, results={**run.results, **others}) for run in runs] for arm, runs in arms.items()}

@@ -14,6 +14,7 @@ from retcon.report.compared.curves import COMPARED
 from retcon.report.compared.reading import PLAIN, REPAIRED, ComparedRun
 from retcon.report.compared.sheet import Sheet
 from retcon.report.papers import counting
+from retcon.report.papers.page import study_figures
 from retcon.report.papers.registry import PAPERS
 from retcon.report.papers.types import Paper
 from retcon.report.runs import Run
@@ -103,3 +104,11 @@ def test_a_wide_sheet_comes_in_parts_with_the_notes_below_the_last() -> None:
     assert first.sections == (("one", (("row", "1", "2"),)),)
     assert second.sections == (("one", (("row", "3"),)),)
     assert (first.notes, second.notes) == ((), ("A note.",))
+
+
+def test_limits_of_a_share_are_shares(tmp_path: Path) -> None:
+    study = next(study for study in PAPERS["rstar2"].studies if study.name == "overlong")
+    runs = [run_of(tmp_path, {"step": 1, "cut_off": share}) for share in (0.9, 1.0)]
+    (row,) = (row for row in study_figures(study, {"roc": runs}) if row.name == "cut_off")
+    assert row.arms["roc"] is not None
+    assert (row.arms["roc"].mean, row.arms["roc"].high) == (0.95, 1.0)

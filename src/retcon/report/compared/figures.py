@@ -145,8 +145,8 @@ def _learning(arms: Arms) -> list[Figure]:
     }
     title = "learning curve"
     rows = [
-        by_seed(title, "curve_area", "mean height", 3, 1, areas),
-        by_seed(title, "pass1_equal_tokens", "at equal tokens", 3, 1, _at_equal_tokens(arms)),
+        by_seed(title, "curve_area", "mean height", 3, 1, areas, most=1.0),
+        by_seed(title, "pass1_equal_tokens", "at equal tokens", 3, 1, _at_equal_tokens(arms), most=1.0),
     ]
     if first in steps:
         rows += _reached(title, {arm: steps.get(arm) for arm in arms})
@@ -186,10 +186,11 @@ def _alarms(run: ComparedRun) -> float | None:
 
 
 def by_seed(
-    title: str, name: str, label: str, digits: int, better: int, values: Mapping[str, Sequence[float | None]]
-) -> Figure:
-    """A figure, 0 or more, of which each run has one: Student's t over seeds; of one seed the value alone. Differences
-    are paired by seed."""
+    title: str, name: str, label: str, digits: int, better: int, values: Mapping[str, Sequence[float | None]],
+    *, most: float = math.inf,
+) -> Figure:  # fmt: skip
+    """A figure from 0 to `most`, of which each run has one: Student's t over seeds; of one seed the value alone.
+    Differences are paired by seed."""
     known = {arm: [v for v in own if v is not None] for arm, own in values.items()}
     first, *others = known
     whole = {arm for arm, own in values.items() if len(known[arm]) == len(own)}
@@ -197,8 +198,8 @@ def by_seed(
     for arm in others:
         if {first, arm} <= whole:
             apart = [a - b for a, b in zip(known[arm], known[first], strict=True)]
-            differences[arm] = Paired(_interval(apart), tuple(apart), better=0, worse=0)
-    intervals = {arm: _interval(own, floor=0.0) if arm in whole and own else None for arm, own in known.items()}
+            differences[arm] = Paired(_interval(apart, -most, most), tuple(apart), better=0, worse=0)
+    intervals = {arm: _interval(own, 0.0, most) if arm in whole and own else None for arm, own in known.items()}
     return Figure(title, name, label, digits, better, intervals, differences)
 
 
@@ -214,5 +215,5 @@ def _reached(title: str, steps: Mapping[str, Sequence[float | None] | None]) -> 
     ]
 
 
-def _interval(values: Sequence[float], floor: float = -math.inf) -> Interval:
-    return exactly(values[0]) if len(values) == 1 else over_seeds(values, floor=floor)
+def _interval(values: Sequence[float], floor: float, ceiling: float) -> Interval:
+    return exactly(values[0]) if len(values) == 1 else over_seeds(values, floor=floor, ceiling=ceiling)

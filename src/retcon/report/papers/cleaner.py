@@ -22,7 +22,7 @@ COST = (
     Extra("cpu_of_a_rollout", "CPU ms a rollout", 1, -1, cpu_of_a_rollout),
     Extra("tokens_of_a_rollout", "tokens sampled a rollout", 1, -1, tokens_of_a_rollout),
 )
-DEEP = Extra("deep_share", "deep, of all repairs", 2, 0, deep_share)
+DEEP = Extra("deep_share", "deep, of all repairs", 2, 0, deep_share, most=1)
 
 CLEANER = Paper(
     name="cleaner",
@@ -108,7 +108,7 @@ CLEANER = Paper(
             (
                 *COST,
                 *(
-                    Extra(f"repaired_by_{n}", f"repaired by attempt {n}", 2, 1, repaired_by(n))
+                    Extra(f"repaired_by_{n}", f"repaired by attempt {n}", 2, 1, repaired_by(n), most=1)
                     for n in range(1, MOST + 1)
                 ),
             ),

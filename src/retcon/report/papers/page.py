@@ -65,7 +65,7 @@ def study_figures(study: Study, arms: Arms) -> list[Figure]:
 
 def _extra(extra: Extra, arms: Arms) -> Figure:
     values = {arm: [extra.value(run) for run in runs] for arm, runs in arms.items()}
-    return by_seed("", extra.name, extra.label, extra.digits, extra.better, values)
+    return by_seed("", extra.name, extra.label, extra.digits, extra.better, values, most=extra.most)
 
 
 def _arms(found: Reproduced, study: Study) -> dict[str, list[ComparedRun]]:

@@ -44,7 +44,7 @@ RSTAR2 = Paper(
                     "tool errors of positively rewarded rollouts", "decrease significantly", "section 2.2.3, figure 4"
                 ),
             ),
-            (Extra("failing_of_right", "failing in right rollouts", 3, -1, failing_calls_of_right),),
+            (Extra("failing_of_right", "failing in right rollouts", 3, -1, failing_calls_of_right, most=1),),
             curves=("failed_calls_raw",),
         ),
         Study(
@@ -81,7 +81,7 @@ RSTAR2 = Paper(
             ("roc", "overlong"),
             ("pass1_t1", "pass1", "tokens_t1"),
             (Claim("masking what was cut off", "no benefit, and more is cut off", "section 4.3.1"),),
-            (Extra("cut_off", "cut off in training", 3, -1, cut_off),),
+            (Extra("cut_off", "cut off in training", 3, -1, cut_off, most=1),),
         ),
     ),
     elsewhere=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,13 +32,14 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class Extra:
     """A figure that a comparison does not have: one value a run, None where there is none. better: the sign of what is
-    better, 0 where neither is."""
+    better, 0 where neither is. most: that it can be, 1 of a share."""
 
     name: str
     label: str
     digits: int
     better: int
     value: Callable[[ComparedRun], float | None]
+    most: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
