@@ -59,7 +59,7 @@ def evaluate(
     from retcon.models.locating import locate
 
     name, overrides = split_overrides(words or [])
-    given = [*_of_files(data, overrides), *overrides] if data else overrides
+    given = [*_of_files(data, name, overrides), *overrides] if data else overrides
     served = is_url(checkpoint)
     if served:
         given = ["engine.kind=openai", f"engine.url={checkpoint}", *given]
@@ -93,8 +93,10 @@ SAMPLES = 4
 """Rollouts of a problem where files are named and the number is not: sets are large, and more tell little more."""
 
 
-def _of_files(paths: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """What `--data` changes in a recipe: all rows of these files are evaluated on."""
+def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]) -> list[str]:
+    """What `--data` changes in a recipe: all rows of these files are evaluated on, unless it or an override says how
+    many."""
+    from retcon.config.load import load_recipe
     from retcon.config.save import toml_of
     from retcon.tasks.checked import EVERY
 
@@ -103,6 +105,7 @@ def _of_files(paths: Sequence[str], overrides: Sequence[str]) -> list[str]:
         where = f"task.sources={toml_of(list(paths))}"
     keys = {"evaluate.problems": EVERY, "evaluate.samples": SAMPLES}
     given = {override.partition("=")[0].strip() for override in overrides}
+    given |= {f"evaluate.{key}" for key in load_recipe(recipe).evaluate.model_fields_set}
     return [
         "task.kind=file", 'task.path=""', "task.sources=[]", 'task.evaluation_path=""', 'task.evaluation_split=""',
         "task.evaluation_share=1", where,

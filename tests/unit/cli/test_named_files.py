@@ -9,20 +9,33 @@ import typer
 
 pytest.importorskip("torch", reason="the quickstart needs the [train] extra")
 
-from retcon.cli.eval import _of_files
+from retcon.cli.eval import SAMPLES, _of_files
 from retcon.cli.learn.sft import _beside
 from retcon.cli.quickstart.prepare import Wish, _data_overrides
 from retcon.config.load import load_recipe
+from retcon.tasks.checked import EVERY
 
 NAMES = ["\N{GRINNING FACE}.jsonl", '\U00020bb7 "q".csv', "a\\b.jsonl", "\x7f.jsonl"]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=["emoji", "quoted", "backslash", "delete"])
 def test_a_file_is_evaluated_on_by_any_name(name: str) -> None:
-    task = load_recipe(None, _of_files([name], [])).model_dump()["task"]
+    task = load_recipe(None, _of_files([name], None, [])).model_dump()["task"]
     assert task["path"] == name
-    several = load_recipe(None, _of_files([name, "b.csv"], [])).model_dump(mode="json")["task"]["sources"]
+    several = load_recipe(None, _of_files([name, "b.csv"], None, [])).model_dump(mode="json")["task"]["sources"]
     assert [source["path"] if isinstance(source, dict) else source for source in several] == [name, "b.csv"]
+
+
+def test_how_many_problems_of_a_file_count_is_said_by_the_recipe_too(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[evaluate]\nproblems = 7\nseed = 3\n")
+    for name, overrides, counts in (
+        (None, [], (EVERY, SAMPLES)),
+        (str(recipe), [], (7, SAMPLES)),
+        (str(recipe), ["evaluate.problems=5", "evaluate.samples=2"], (5, 2)),
+    ):
+        found = load_recipe(name, [*_of_files(["a.jsonl"], name, overrides), *overrides]).evaluate
+        assert (found.problems, found.samples, found.seed) == (*counts, 3 if name else 1000)
 
 
 @pytest.mark.parametrize("name", NAMES, ids=["emoji", "quoted", "backslash", "delete"])
