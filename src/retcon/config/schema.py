@@ -33,6 +33,7 @@ from retcon.config.section import (
     Rate,
     Section,
     Several,
+    Work,
     server_urls,
 )
 from retcon.config.stages import StageSection, check_stages, written
@@ -272,6 +273,11 @@ class SandboxSection(Section):
 
 
 class EvaluateSection(Section):
+    """To a run of reinforcement learning that evaluates on its way, what the points of its curve are measured by
+    matters; how many there are does not."""
+
+    matters_to: ClassVar = {"rl": ("problems", "seed", "repair", "faults", "every_samples")}
+
     problems: Positive = 48
     samples: Positive = Field(16, description="rollouts per problem in each setting")
     top_p: float = Field(0.6, gt=0, le=1, description="of the second setting, the paper's; the first is top-p 1. "
@@ -286,6 +292,9 @@ class EvaluateSection(Section):
     every: NonNegative = Field(0, description="steps of reinforcement learning between evaluations of the policy on "
         "the same problems (eval_… in metrics.jsonl); 0: none")  # fmt: skip
     every_samples: Positive = Field(4, description="rollouts per problem in those")
+
+    def keys_for(self, work: Work) -> tuple[str, ...]:
+        return super().keys_for(work) if self.every else ()
 
     @field_validator("repair")
     @classmethod

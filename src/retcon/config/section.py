@@ -73,12 +73,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
     matters_to: ClassVar[Mapping[Work, tuple[str, ...] | None]] = {}
 
-    @classmethod
-    def keys_for(cls, work: Work) -> tuple[str, ...]:
+    def keys_for(self, work: Work) -> tuple[str, ...]:
         """The keys that `work` depends on."""
-        if work not in cls.matters_to:
+        if work not in self.matters_to:
             return ()
-        return cls.matters_to[work] or tuple(cls.model_fields)
+        return self.matters_to[work] or tuple(type(self).model_fields)
 
     @classmethod
     def with_changes(cls, keys: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

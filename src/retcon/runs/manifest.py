@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from retcon import __version__
 from retcon.config.schema import Recipe
+from retcon.config.section import Section
 from retcon.core.errors import CheckpointError
-from retcon.runs.comparing import as_now, differing, flat, relevant
+from retcon.runs.comparing import Values, as_now, differing, flat, relevant
 from retcon.runs.tracking import find_trackers
 from retcon.store.whole import explained, write_json
 
@@ -109,7 +110,10 @@ def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{root} holds a run of kind '{found_kind}', not '{kind}': choose another folder")
     now = flat(about["recipe"])
     then = as_now(found_recipe, recipe)
-    changed = list(differing(then, {section: now[section] for section in relevant(recipe, kind)}))
+    named = relevant(recipe, kind)
+    if not then["evaluate"].get("every"):
+        named.pop("evaluate", None)  # there is no curve yet that other problems would go on
+    changed = list(differing(_part(then, named, recipe, kind), _part(now, named, recipe, kind)))
     if changed:
         raise CheckpointError(
             f"{root} was started with another recipe: {'; '.join(changed)}. Use the old values to continue, or "
@@ -119,6 +123,16 @@ def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
         if found_inputs.get(name) not in (value, NOT_THERE):
             was = found_inputs.get(name, "not recorded")
             raise CheckpointError(f"{root} was started from other {name} ({was}, now {value}): choose another folder")
+
+
+def _part(values: Values, named: Values, recipe: Recipe, kind: RunKind) -> dict[str, Mapping[str, object]]:
+    """The sections that are named, whole, or with the keys that matter where not all do."""
+    found: dict[str, Mapping[str, object]] = {}
+    for name, keys in named.items():
+        section, here = getattr(recipe, name, None), values.get(name, {})
+        some = isinstance(section, Section) and section.matters_to[kind] is not None
+        found[name] = {key: value for key, value in here.items() if key in keys} if some else here
+    return found
 
 
 def _unreadable(file: Path, error: Exception) -> CheckpointError:

@@ -1,0 +1,52 @@
+"""Which changes of a recipe a run can be resumed with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retcon.config.load import load_recipe
+from retcon.core.errors import CheckpointError
+from retcon.runs.manifest import RunKind, check_place, manifest
+
+OTHERS = ("evaluate.problems=3", "evaluate.seed=7", "evaluate.every_samples=1", "evaluate.faults=0.5")
+SERVERS = ("engine.kind=vllm", "engine.url=http://a:1")
+
+
+def resumed(folder: Path, began: tuple[str, ...], goes_on: tuple[str, ...], kind: RunKind = "rl") -> bool:
+    (folder / "run.json").write_text(json.dumps(manifest(kind, load_recipe(None, began), {}, None)))
+    recipe = load_recipe(None, goes_on)
+    return check_place(folder, recipe, manifest(kind, recipe, {}, None))
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_the_points_of_a_curve_are_measured_alike(tmp_path: Path, change: str) -> None:
+    key, _, value = change.partition("=")
+    with pytest.raises(CheckpointError, match=rf"another recipe: {key} was \d.*, is {value}\. Use the old"):
+        resumed(tmp_path, ("evaluate.every=5",), ("evaluate.every=5", change))
+
+
+@pytest.mark.parametrize(
+    ("began", "goes_on"),
+    [
+        (("evaluate.every=5",), ("evaluate.every=2", "evaluate.samples=3", "evaluate.top_p=0.9")),
+        (("evaluate.every=5",), OTHERS),
+        ((), ("evaluate.every=2", *OTHERS)),
+        ((), OTHERS),
+        (SERVERS, (*SERVERS, "engine.url=http://b:1", "engine.at_once=7")),
+    ],
+    ids=["other steps", "none any more", "a first one", "no curve", "other servers"],
+)
+def test_what_changes_no_figure_may_change(tmp_path: Path, began: tuple[str, ...], goes_on: tuple[str, ...]) -> None:
+    assert resumed(tmp_path, began, goes_on)
+
+
+def test_a_cold_start_is_measured_by_itself(tmp_path: Path) -> None:
+    assert resumed(tmp_path, ("evaluate.every=5",), ("evaluate.every=5", *OTHERS), "sft")
+
+
+def test_seeds_of_requests_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"engine\.seeds was True, is False"):
+        resumed(tmp_path, SERVERS, (*SERVERS, "engine.seeds=false"))
