@@ -23,7 +23,7 @@ def complaint(error: ErrorDetails, data: Mapping[str, Any]) -> tuple[Place, str]
     at = error["loc"]
     if at[:1] != ("stages",):
         place = _place(error, at)
-        return place, _said(error, place, at[2:], data.get(str(place[0])) if place else None)
+        return (*place, *at[2:]), _said(error, place, at[2:], data.get(str(place[0])) if place else None)
     if len(at) < 2:
         return at, "stages: write each as [[stages]], a table with a name, steps, and what it changes"
     number, stage = int(at[1]), data["stages"][int(at[1])]
@@ -41,7 +41,8 @@ def complaint(error: ErrorDetails, data: Mapping[str, Any]) -> tuple[Place, str]
     if isinstance(changes, Mapping) and isinstance(whole := data.get(section, {}), Mapping) and section in SECTIONS:
         given = SECTIONS[section].with_changes(whole, changes)
     # What the stage does not set itself goes wrong with what it sets.
-    shown = at[:2] if not isinstance(changes, Mapping) or (place[1:] and place[1] not in changes) else (*at[:2], *place)
+    unset = not isinstance(changes, Mapping) or (place[1:] and place[1] not in changes)
+    shown = at[:2] if unset else (*at[:2], *place, *inner[2:])
     return shown, f"{title}: {_said(error, place, inner[2:], given)}"
 
 

@@ -15,15 +15,12 @@ def find_line(text: str, *place: str | int) -> int:
     """The number (from 1) of the line that sets what `place` names, else of the first that sets a part of it, else of
     the one that opens what is nearest around it, else 1."""
     table: Place = ()
-    arrays: dict[str, int] = {}
+    arrays: dict[Place, int] = {}
     nearest, depth = 1, 0
     for number, line in enumerate(text.splitlines(), start=1):
         if header := _HEADER.match(line):
-            names = _parts(header[2])
-            if header[1] == "[[":
-                arrays[names[0]] = arrays.get(names[0], -1) + 1
-            table = (names[0], arrays[names[0]], *names[1:]) if names[0] in arrays else names
-            here = table
+            names = _parts(header[2])[: len(place) + 1]  # one that is deeper is no part of it, however deep
+            here = table = _table(names, arrays, adds=header[1] == "[[")
         elif key := _KEY.match(line):
             here = (*table, *_parts(key[1]))
         else:
@@ -35,6 +32,19 @@ def find_line(text: str, *place: str | int) -> int:
         elif len(place) > depth and here[: len(place)] == place:
             nearest, depth = number, len(place)
     return nearest
+
+
+def _table(names: tuple[str, ...], arrays: dict[Place, int], *, adds: bool) -> Place:
+    """The place of a table. arrays: of each array of tables so far its place and the number of its last one, which
+    grows where this header `adds` one."""
+    table: Place = ()
+    for at, name in enumerate(names, start=1):
+        table = (*table, name)
+        if adds and at == len(names):
+            arrays[table] = arrays.get(table, -1) + 1
+        if table in arrays:
+            table = (*table, arrays[table])
+    return table
 
 
 def _parts(dotted: str) -> tuple[str, ...]:

@@ -216,3 +216,46 @@ def test_lines_of_tables_in_arrays_are_told_apart() -> None:
     assert find_line(THREE, "stages", 1, "steps") == 21
     assert find_line(THREE, "rl", "steps") == 3
     assert find_line(THREE, "stages", 2, "steps") == 25, "where it is not set, the table's own line"
+
+
+SOURCES = """
+[task]
+kind = "file"
+[[task.sources]]
+path = "a.jsonl"
+weight = 1
+[[task.sources]]
+path = "b.jsonl"
+weight = 1
+[[stages]]
+name = "one"
+steps = 5
+[[stages.task.sources]]
+path = "c.jsonl"
+[[stages]]
+name = "two"
+[[stages.task.sources]]
+path = "d.jsonl"
+[[stages.task.sources]]
+path = "e.jsonl"
+weight = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('b.jsonl"\nweight = 1', 'b.jsonl"\nweight = -1', r"line 9: task\.sources\[1\]\.weight = -1"),
+        ('b.jsonl"\nweight = 1', 'b.jsonl"\nwieght = 1', r"line 9: unknown key 'wieght' in task\.sources\[1\]"),
+        ('path = "b.jsonl"', "", r"line 7: task\.sources\[1\]\.path"),
+        ('e.jsonl"\nweight = 1', 'e.jsonl"\nweight = -1', r"line 21: stage 2, two: task\.sources\[1\]\.weight = -1"),
+    ],
+    ids=["value", "key", "lacking", "stage"],
+)
+def test_lines_of_tables_in_arrays_of_a_section_are_told_apart(
+    before: str, after: str, said: str, tmp_path: Path
+) -> None:
+    assert before in SOURCES
+    (tmp_path / "mine.toml").write_text(SOURCES.replace(before, after))
+    with pytest.raises(RecipeError, match=said):
+        load_recipe(tmp_path / "mine.toml")
