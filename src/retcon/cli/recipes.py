@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from retcon.cli.common.arguments import refuse_idle
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -56,6 +58,7 @@ def recipes(
     from retcon.config.load import load_recipe
     from retcon.config.shipped import find_recipe
 
+    refuse_idle("--markdown", markdown and name is not None, f"it is of the whole list: leave {name} out")
     shipped = about_shipped()
     if markdown:
         typer.echo(markdown_list(shipped))

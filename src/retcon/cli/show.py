@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from retcon.cli.common.arguments import refuse_idle
 from retcon.core.errors import RecordError
 from retcon.core.texts import counted
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from retcon.core.types import Trajectory
+
+LINES = 40
+"""Of the list, unless more are asked for."""
 
 
 def show(
@@ -27,14 +31,20 @@ def show(
     raw: Annotated[
         bool, typer.Option("--raw", help="Show the text exactly as the engine saw it, markup and all.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Lines of the list; 0 for all.")] = 40,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=0, help="Lines of the list; 0 for all.", show_default=str(LINES))
+    ] = None,
 ) -> None:
     """List the trajectories of a file, or show one before and after purification."""
     from rich.console import Console
 
+    one = id is not None or first_repaired
+    refuse_idle("--raw", raw and not one, "it is of one trajectory: name it by its ID, or say --first-repaired")
+    refuse_idle("--first-repaired", first_repaired and id is not None, f"{id} is named already")
+    refuse_idle("--limit", one and limit is not None, "it is of the list, and one trajectory is asked for")
     console = Console()
-    if id is None and not first_repaired:
-        bad = _list(console, file, limit)
+    if not one:
+        bad = _list(console, file, LINES if limit is None else limit)
         if bad:
             raise RecordError("\n".join(bad))
         return

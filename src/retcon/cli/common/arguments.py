@@ -116,6 +116,12 @@ def refuse_several(flag: str, given: Sequence[Path]) -> None:
         raise typer.BadParameter(said, param_hint=flag)
 
 
+def refuse_idle(flag: str, idle: bool, why: str) -> None:
+    """Raises typer.BadParameter where a flag is given that would change nothing."""
+    if idle:
+        raise typer.BadParameter(why, param_hint=flag)
+
+
 def need_training() -> None:
     """Raises MissingExtra unless the packages that training needs are installed; imports none of them."""
     from importlib.util import find_spec

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
+from retcon.cli.common.arguments import refuse_idle
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import REPLACED, Decision
 
@@ -33,14 +34,16 @@ def diff(
         int | None,
         typer.Option("--sample", min=1, help="Show this many, drawn at random from the file.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of that draw.")] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of that draw.", show_default="0")] = None,
 ) -> None:
     """Show what was replaced: each failure next to its fix, how similar they are, and why."""
     from rich.console import Console
 
     from retcon.report.diff import show_change
 
-    found = _sampled(_changes(file, id, kind), sample, seed) if sample else _changes(file, id, kind)
+    refuse_idle("--seed", seed is not None and sample is None, "it is of a draw: say how many (--sample)")
+    refuse_idle("--all", all_ and sample is not None, f"--sample {sample} shows no more than that: leave one out")
+    found = _sampled(_changes(file, id, kind), sample, seed or 0) if sample else _changes(file, id, kind)
     console = Console()
     shown = more = 0
     for change in found:
