@@ -38,7 +38,7 @@ from rich.console import Console, RenderableType
 from retcon.evaluate.statistics import Interval
 from retcon.report.choose import showcase_in
 from retcon.report.summary import Figures
-from retcon.report.tables import ROWS, best_arm, cell, comparison_table, number
+from retcon.report.tables import ROWS, best_arms, cell, comparison_table, number
 from retcon.report.transcript import show_purification
 
 MARKED = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -109,7 +109,7 @@ def block(text: str) -> str:
 
 
 def arms(summary: Mapping[str, Any]) -> str:
-    """A row for every figure that was measured, the best arm's in bold."""
+    """A row for every figure that was measured, the best in bold."""
     cold, of_arms = read_summary(summary)
     shown = {"cold start": cold} if any(cold.values()) else {}
     lines = [f"| | {' | '.join([*shown, *of_arms])} |", "|" + "---|" * (1 + len(shown) + len(of_arms))]
@@ -120,10 +120,10 @@ def arms(summary: Mapping[str, Any]) -> str:
         label = f"{of} {row.label.strip()}" if row.label.startswith(" ") else row.label
         if not any(figures[row.figure] for figures in of_arms.values()):
             continue
-        best, cells = best_arm(row, of_arms), []
+        best, cells = best_arms(row, of_arms), []
         for name, figures in {**shown, **of_arms}.items():
             mean, space, span = cell(figures[row.figure], row.digits).partition(" ")
-            cells.append(f"**{mean}**{space}{span}" if name == best else f"{mean}{space}{span}")
+            cells.append(f"**{mean}**{space}{span}" if name in best else f"{mean}{space}{span}")
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

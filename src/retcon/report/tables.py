@@ -67,16 +67,17 @@ def number(value: float, digits: int) -> str:
     return sign + (text.removeprefix("0") if text.startswith("0.") else text)
 
 
-def best_arm(row: Row, arms: Mapping[str, Figures]) -> str | None:
-    """The arm with the best mean; None where nothing is to be compared. No claim that the difference is real."""
+def best_arms(row: Row, arms: Mapping[str, Figures]) -> set[str]:
+    """All arms with the best mean; none where nothing is to be compared. No claim that the difference is real."""
     known = {arm: interval.mean for arm, figures in arms.items() if (interval := figures[row.figure]) is not None}
     if not row.better or len(known) < 2 or len(set(known.values())) == 1:
-        return None
-    return max(known, key=lambda arm: row.better * known[arm])
+        return set()
+    best = max(row.better * mean for mean in known.values())
+    return {arm for arm, mean in known.items() if row.better * mean == best}
 
 
 def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds: int) -> Table:
-    """Figures down, arms across; the best arm's mean of each row in bold. More than two arms have their ranges below
+    """Figures down, arms across; the best mean of each row in bold. More than two arms have their ranges below
     the means, so that three fit a terminal of 80 columns."""
     table = Table(
         title="Evaluation with purification off, on problems that no training saw",
@@ -94,9 +95,9 @@ def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds:
     for arm, look in looks(arms).items():
         table.add_column(arm, justify="right", overflow="fold", header_style=f"bold {look.colour}")
     for row, ends in measured_rows(cold_start, arms):
-        best = best_arm(row, arms)
+        best = best_arms(row, arms)
         cells = [
-            Text(show(figures[row.figure], row.digits), style="bold" if arm == best else "")
+            Text(show(figures[row.figure], row.digits), style="bold" if arm in best else "")
             for arm, figures in arms.items()
         ]
         table.add_row(row.label, show(cold_start[row.figure], row.digits), *cells, end_section=ends)

@@ -23,7 +23,7 @@ from retcon.report.style import looks
 from retcon.report.summary import figures
 from retcon.report.tables import (
     ROWS,
-    best_arm,
+    best_arms,
     cell,
     comparison_table,
     measured_rows,
@@ -88,10 +88,11 @@ def test_cells_show_a_range_only_where_there_is_one() -> None:
 def test_best_is_highest_pass_and_fewest_failures_and_no_cost() -> None:
     rows = {row.figure: row for row in ROWS}
     low, high = dict.fromkeys(rows, exactly(1.0)), dict.fromkeys(rows, exactly(2.0))
-    assert best_arm(rows["pass1"], {"a": low, "b": high}) == "b"
-    assert best_arm(rows["failed_calls"], {"a": low, "b": high}) == "a"
-    assert best_arm(rows["cpu_s"], {"a": low, "b": high}) is None
-    assert best_arm(rows["pass1"], {"a": low, "b": low}) is None
+    assert best_arms(rows["pass1"], {"a": low, "b": high}) == {"b"}
+    assert best_arms(rows["pass1"], {"a": high, "b": low, "c": high}) == {"a", "c"}
+    assert best_arms(rows["failed_calls"], {"a": low, "b": high}) == {"a"}
+    assert best_arms(rows["cpu_s"], {"a": low, "b": high}) == set()
+    assert best_arms(rows["pass1"], {"a": low, "b": low}) == set()
 
 
 @pytest.mark.parametrize(("seeds", "note"), [(1, "one seed says nothing"), (3, "over 3 seeds")])

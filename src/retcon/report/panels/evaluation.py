@@ -9,7 +9,7 @@ from retcon.report.pages.markup import table_of
 from retcon.report.panel import Panel, Report
 from retcon.report.style import COLD_START, looks
 from retcon.report.summary import ABOUT, Figures, figures
-from retcon.report.tables import Row, best_arm, interval_note, measured_rows, number, span
+from retcon.report.tables import Row, best_arms, interval_note, measured_rows, number, span
 
 
 class Evaluation(Panel):
@@ -32,8 +32,8 @@ def _table(cold_start: Figures, arms: Mapping[str, Figures]) -> str:
 
 
 def _row(row: Row, cold_start: Figures, arms: Mapping[str, Figures], *, ends: bool) -> str:
-    best = best_arm(row, arms)
-    cells = [_cell(row, cold_start)] + [_cell(row, f, best=arm == best) for arm, f in arms.items()]
+    best = best_arms(row, arms)
+    cells = [_cell(row, cold_start)] + [_cell(row, f, best=arm in best) for arm, f in arms.items()]
     label = escape(row.label).replace("  ", "&emsp;")
     end = ' class="end"' if ends else ""
     return f'<tr{end}><td title="{escape(ABOUT[row.figure])}">{label}</td>{"".join(cells)}</tr>'
