@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from html import escape
+import re
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,28 @@ def test_evaluations_stand_in_one_row_only_where_they_sampled_alike(tmp_path: Pa
     page = (tmp_path / "page/report.html").read_text()
     assert "<td>problems, T = 1, top-p 0.6</td><td>1</td><td>–</td><td>–</td>" in page
     assert "<td>problems, not the same, T = 1, top-p 0.95</td><td>–</td><td>1</td><td>1</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "version", "said"),
+    [
+        ("repair", "kind", "gone:Mine", None, "is not one that can be read here: repair.kind = .*No module named"),
+        ("rl", "stepz", 3, "0.0.1", "is of retcon 0.0.1: unknown key 'stepz' in"),
+    ],
+    ids=["class", "version"],
+)
+def test_a_recipe_that_cannot_be_read_is_told_with_why(
+    tmp_path: Path, section: str, key: str, value: object, version: str | None, said: str
+) -> None:
+    out = run(tmp_path / "own", "rl", [{"reward": 0.5}])
+    about = json.loads((out / "run.json").read_text())
+    about["recipe"][section][key] = value
+    about["version"] = version or about["version"]
+    (out / "run.json").write_text(json.dumps(about))
+    report(out)
+    page = unescape((out / "report/report.html").read_text())
+    assert re.search(f"# own: the recipe in its run.json {said}", page)
+    assert not (out / "report/recipe.toml").exists()
 
 
 def test_what_is_of_no_report_is_not_replaced(tmp_path: Path) -> None:

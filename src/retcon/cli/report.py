@@ -83,15 +83,21 @@ def _refuse_foreign(out: Path, recipes: Iterable[Path]) -> None:
 
 def _repeat(run: Viewed, file: Path) -> tuple[str, list[str]]:
     """The run's recipe, as TOML for `file`, and commands over it; the recipe is empty where it cannot be read."""
+    from pydantic import ValidationError
+
     from retcon import __version__
+    from retcon.config.complaints import complaint
     from retcon.config.save import recipe_to_toml
     from retcon.config.schema import Recipe
 
+    sections = {s: _without_name(s, keys) if isinstance(keys, dict) else keys for s, keys in run.recipe.items()}
     try:
-        sections = {s: _without_name(s, keys) if isinstance(keys, dict) else keys for s, keys in run.recipe.items()}
         recipe = Recipe.model_validate(sections)
-    except ValueError:  # pydantic's, of a recipe that another version wrote
-        return "", [f"# {run.name}: the recipe in its run.json is of retcon {run.version or '?'}, not of {__version__}"]
+    except ValidationError as error:
+        other = run.version and run.version != __version__
+        of = f"of retcon {run.version}" if other else "not one that can be read here"
+        _, why = complaint(error.errors()[0], sections)
+        return "", [f"# {run.name}: the recipe in its run.json is {of}: {why}"]
     words: dict[str, Sequence[object]] = {
         "sft": ("sft", file, "--demonstrations", "DEMONSTRATIONS"),
         "dpo": ("dpo", file, "--pairs", "PAIRS", "--from", "MODEL"),
