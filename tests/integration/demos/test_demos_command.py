@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
+from retcon.core.errors import RecordError
 from retcon.store import jsonl
 from teaching import annotated, teacher_at
 from training import make_base
@@ -77,3 +78,9 @@ def test_what_it_writes_is_learnt_from_by_the_command_that_it_names(
     steps = [json.loads(line) for line in (tmp_path / "runs/sft/metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2]
     assert all(0 < step["loss"] < 20 for step in steps)
+
+
+def test_a_folder_is_no_place_for_demonstrations(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["demos", "quickstart/cold_start", "--out", str(tmp_path)])
+    assert isinstance(done.exception, RecordError)
+    assert f"--out {tmp_path} is a folder" in str(done.exception)

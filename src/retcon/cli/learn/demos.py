@@ -26,7 +26,9 @@ def demos(
     """Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a teacher, a model,
     annotated solutions or transcripts."""
     from retcon.config.load import load_recipe
+    from retcon.store.outputs import refuse_special
 
+    refuse_special(out, "--out")
     settings = load_recipe(recipe, overrides or ())
     from retcon.cli.common.demonstrations import ensure_demonstrations
 
