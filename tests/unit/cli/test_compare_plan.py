@@ -72,6 +72,14 @@ def test_recipes_that_differ_in_their_steps_alone_are_one_as_these_are_matched(t
         read_arms([str(tmp_path / "20.toml"), str(tmp_path / "40.toml")])
 
 
+@pytest.mark.parametrize("match", ["wall", "tokens"])
+def test_a_schedule_that_a_match_does_not_go_with_is_named_without_an_override_of_ours(
+    tmp_path: Path, match: Match
+) -> None:
+    with pytest.raises(RecipeError, match=rf"^--match {match}: mini/cleaner: rl: schedule = cosine .*use constant$"):
+        planned(tmp_path, *THREE, "rl.schedule=cosine", match=match)
+
+
 def test_a_learning_curve_is_measured_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
     assert {arm.settings.evaluate.every for arm in planned(tmp_path, *THREE).arms} == {10}
     assert {arm.settings.evaluate.every for arm in planned(tmp_path, *THREE, "evaluate.every=0").arms} == {0}

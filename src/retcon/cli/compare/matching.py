@@ -39,7 +39,11 @@ def matched(arms: Sequence[Arm], match: Match) -> list[Arm]:
     first, *others = arms
     if match in KEYS:
         for arm in others:
-            arm.changed(f"{KEYS[match][0]}=1")  # refuses a schedule that it does not go with
+            try:
+                arm.changed(f"{KEYS[match][0]}=1")  # refuses a schedule that it does not go with
+            except RecipeError as error:
+                why = str(error).partition(": ")[2]  # without the override, which nobody wrote
+                raise RecipeError(f"--match {match}: {arm.recipe}: {why}") from error
         return [first, *(arm.changed(f"rl.steps={MOST * first.settings.rl.steps}") for arm in others)]
     made = [first]
     wanted = sum(stage.steps * _of_a_step(stage.recipe.rl, match) for stage in stages_of(first.settings))
