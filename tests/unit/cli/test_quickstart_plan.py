@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from retcon.cli.app import app
 from retcon.cli.quickstart.ledger import open_ledger
 from retcon.cli.quickstart.plan import make_plan
 from retcon.cli.quickstart.sets import SETS, arms_of
@@ -183,3 +185,12 @@ def test_every_quickstart_has_recipes_of_its_usual_arms(tmp_path: Path, name: st
     about = SETS[name]
     assert set(about.usual) <= set(about.arms)
     assert [arm for arm, _ in make_plan(tmp_path, arms=about.usual, seeds=1, about=about).arms] == list(about.usual)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the quickstart needs the [train] extra")
+    (tmp_path / "report.html").write_text("mine")
+    done = CliRunner().invoke(app, ["quickstart", "--out", str(tmp_path)])
+    assert isinstance(done.exception, CheckpointError)
+    assert "has no quickstart.json: it holds no quickstart; choose another --out" in str(done.exception)
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]

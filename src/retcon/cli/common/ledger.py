@@ -93,6 +93,16 @@ def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, 
     return seconds
 
 
+def refuse_foreign(out: Path, file: str, what: str, ours: Sequence[str] = ()) -> None:
+    """Raises CheckpointError where `out` is no folder, or holds something and not the book `file`. what: such a folder
+    holds. ours: names of what may be there before the book."""
+    if out.exists() and not out.is_dir():
+        raise CheckpointError(f"{out} is a file: choose another --out")
+    foreign = out.is_dir() and any(not p.name.startswith(".") and p.name not in ours for p in out.iterdir())
+    if foreign and not (out / file).is_file():
+        raise CheckpointError(f"{out} is not empty and has no {file}: it holds no {what}; choose another --out")
+
+
 def read_book(path: Path, kind: type[B]) -> B:
     """A new book where there is none. Raises CheckpointError for one that cannot be read."""
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from retcon.cli.common.ledger import Book, Ledger, read_book
+from retcon.cli.common.ledger import Book, Ledger, read_book, refuse_foreign
 from retcon.cli.common.overriding import COLD_SECTIONS, of_cold_start, of_sections
 from retcon.cli.common.targets import EVALUATION, Target, cold_start, evaluation, training
 from retcon.cli.compare.arms import UNTRAINED, Arm, arm_of, refuse_other_models, refuse_unshared
@@ -98,11 +98,7 @@ def open_ledger(plan: ComparePlan, *, ours: Sequence[str] = ()) -> Ledger[Compar
     """The book of the plan's folder. Arms and seeds may be added to a comparison. ours: names of what may be there
     before it. Raises CheckpointError where the folder holds another one, or something else."""
     out, wish = plan.wish.out, plan.wish
-    if out.exists() and not out.is_dir():
-        raise CheckpointError(f"{out} is a file: choose another --out")
-    foreign = out.is_dir() and any(not p.name.startswith(".") and p.name not in ours for p in out.iterdir())
-    if foreign and not (out / FILE).is_file():
-        raise CheckpointError(f"{out} is not empty and has no {FILE}: it holds no comparison; choose another --out")
+    refuse_foreign(out, FILE, "comparison", ours)
     book, arms = read_book(out / FILE, CompareBook), {arm.name: arm.recipe for arm in plan.arms}
     if book.arms:
         # By name: a recipe's path can be spelled in several ways, and the ledger holds its contents against the runs'.

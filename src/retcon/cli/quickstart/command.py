@@ -76,8 +76,8 @@ def quickstart(
     """Train a small tool-using agent with and without purification, and compare. Repeat the command to continue."""
     name, overrides = chosen(words or [])
     need_training()
-    from retcon.cli.common.ledger import make_targets
-    from retcon.cli.quickstart.ledger import open_ledger
+    from retcon.cli.common.ledger import make_targets, refuse_foreign
+    from retcon.cli.quickstart.ledger import FILE, open_ledger
     from retcon.cli.quickstart.prepare import Wish, prepare
 
     wish = Wish(
@@ -92,6 +92,7 @@ def quickstart(
         hours=hours,
         at_once=jobs or usable_cores(),
     )
+    refuse_foreign(wish.out, FILE, "quickstart")
     console = plain_console(stderr=True, soft_wrap=False)
     with interruptible("nothing was written yet"):
         plan = prepare(wish, console)
