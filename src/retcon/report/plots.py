@@ -15,6 +15,7 @@ from retcon.core.installing import how_to_install
 from retcon.report.runs import Run
 from retcon.report.style import looks
 from retcon.runs.metrics import Metrics
+from retcon.store.whole import whole_file
 
 SMOOTHING = 5  # steps of the running mean
 
@@ -49,7 +50,7 @@ def draw_curves(
     arms: Mapping[str, Sequence[Run]], out: Path, *, curves: Sequence[Curve] = CURVES, formats: Sequence[str] = ("png",)
 ) -> dict[Curve, Path]:
     """Writes `<name>.<format>` for each curve that some run of some arm has; the first file of each. Raises
-    MissingExtra without matplotlib.
+    MissingExtra without matplotlib, StorageError.
 
     Thin lines are steps (one seed) and the band their range over seeds; thick lines are running means.
     """
@@ -82,7 +83,7 @@ def draw(
     """Writes `<name>.<format>` of one curve into `out`; the first file. series: name to (seeds, steps), NaN where a
     step has no value. names: of all that are compared, so that each looks alike in every picture. places: where each
     column of a series stands on the axis, (steps,); the step's number where None. stages: of a run, each with its name,
-    first and last step; where one begins that is not the first, there is a line."""
+    first and last step; where one begins that is not the first, there is a line. Raises StorageError."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -134,8 +135,9 @@ def draw(
         axes.grid(axis="y", alpha=0.25)
         axes.legend(frameon=False)
         files = [out / f"{curve.name}.{kind}" for kind in formats]
-        for file in files:
-            figure.savefig(file)
+        for file, kind in zip(files, formats, strict=True):
+            with whole_file(file) as whole:
+                figure.savefig(whole, format=kind)
     return files[0]
 
 
