@@ -7,22 +7,34 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from retcon.core.texts import counted
 from retcon.purify.offline import REASONS
+from retcon.report.compared.sheet import ANY_WIDTH
 from retcon.transcripts.failures.rules import RULES
 from retcon.transcripts.purifying.count import Count, total
 
 _TYPES = 8
-_NAME = 30
+_NAME, _LEAST = 30, 8
+"""Characters of a file's name in a table: about the most, and the fewest."""
 
 
-def purification_tables(names: Sequence[str], counts: Sequence[Count]) -> Iterator[Table]:
-    """One line a file, then what failed by rule and type, then why failures stay."""
-    yield _files(names, counts)
+def purification_tables(names: Sequence[str], counts: Sequence[Count], console: Console) -> Iterator[RenderableType]:
+    """One line a file, or a few lines for each where the console is too narrow; then what failed by rule and type, then
+    why failures stay."""
     whole = total(counts)
+    rows = [*zip(names, counts, strict=True), *([("all", whole)] if len(names) > 1 else [])]
+    columns = _columns(whole)
+    least = _files([(name[:_LEAST], count) for name, count in rows], columns)
+    if console.measure(least, options=console.options.update(width=ANY_WIDTH)).maximum <= console.width:
+        yield _files(rows, columns)
+    else:
+        for name, count in rows:
+            yield Text(name, "bold", overflow="fold")
+            yield _file(count, columns)
     if whole.failed:
         yield _listed("failed calls, by the rule that says so", whole.rules, RULES)
         kinds = dict(whole.types.most_common(_TYPES))
@@ -79,11 +91,8 @@ def _without(name: str, begin: int, end: int) -> str:
     return f"{'…' * bool(begin)}{name[begin : len(name) - end]}{'…' * bool(end)}"
 
 
-def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("file", overflow="fold")  # the one that gives way: names are single words
-    table.add_column("format", no_wrap=True, max_width=10)
-    whole = total(counts)
+def _columns(whole: Count) -> dict[str, Callable[[Count], int]]:
+    """What is told of each file. whole: of all of them."""
     columns: dict[str, Callable[[Count], int]] = {
         "rows": lambda c: c.transcripts,
         "calls": lambda c: c.calls,
@@ -95,16 +104,31 @@ def _files(names: Sequence[str], counts: Sequence[Count]) -> Table:
         "bad": lambda c: c.bad,
         "saved, B": lambda c: c.bytes_before - c.bytes_after,
     }
-    columns = {title: of for title, of in columns.items() if title not in ("dropped", "bad") or of(whole)}
+    return {title: of for title, of in columns.items() if title not in ("dropped", "bad") or of(whole)}
+
+
+def _files(rows: Sequence[tuple[str, Count]], columns: Mapping[str, Callable[[Count], int]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("file", overflow="fold")  # the one that gives way: names are single words
+    table.add_column("format", no_wrap=True, max_width=10)
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
-    rows = list(zip(shortened(names, _NAME), counts, strict=True))
-    for name, count in [*rows, ("all", whole)] if len(rows) > 1 else rows:
+    for name, (_, count) in zip(shortened([name for name, _ in rows], _NAME), rows, strict=True):
         table.add_row(
             Text(name, "bold" if name == "all" else ""),
             ", ".join(count.formats) or "–",
             *(f"{of(count):,}" for of in columns.values()),
         )
+    return table
+
+
+def _file(count: Count, columns: Mapping[str, Callable[[Count], int]]) -> Table:
+    table = Table(box=None, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("format", ", ".join(count.formats) or "–")
+    for title, of in columns.items():
+        table.add_row(title, f"{of(count):,}")
     return table
 
 

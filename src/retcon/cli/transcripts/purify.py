@@ -120,7 +120,7 @@ def _finish(run: Purification, report: Path | None) -> None:
     console = Console(stderr=assignment.out.name == "-")
     for line in [*(f"skipped: {line}" for line in run.bad), *remarks(assignment.inputs, run.counts)]:
         console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    for table in purification_tables(assignment.names, run.counts):
+    for table in purification_tables(assignment.names, run.counts, console):
         console.print(table)
     written = [f"clean: {assignment.out}"] if assignment.out.name != "-" else []
     if report is not None:
