@@ -83,7 +83,7 @@ def about_shipped() -> list[About]:
 
 def about_file(name: str, file: Path) -> About:
     """Of the recipe in a file."""
-    lines = list(_comment(file.read_text(encoding="utf-8")))
+    lines = list(_comment(file.read_text(encoding="utf-8-sig")))
     items: list[str] = []
     for line in lines[lines.index(MISSING) + 1 :] if MISSING in lines else ():
         if line.startswith("- "):
@@ -171,7 +171,7 @@ def _explain(console: Console, file: Path, about: About, changed: Sequence[Chang
     from rich.table import Table
     from rich.text import Text
 
-    console.out(file.read_text(encoding="utf-8"), highlight=False)  # as it is, to be copied
+    console.out(file.read_text(encoding="utf-8-sig"), highlight=False)  # as it is, to be copied
     table = Table(box=box.HORIZONTALS, pad_edge=False, title="what it changes", title_justify="left")
     table.add_column("key", no_wrap=True)
     table.add_column("here", overflow="fold")

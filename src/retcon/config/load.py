@@ -113,7 +113,7 @@ def _chooses(override: str) -> bool:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: no such recipe file") from error
     except (OSError, UnicodeDecodeError) as error:

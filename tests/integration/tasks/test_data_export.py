@@ -14,12 +14,8 @@ from typer.testing import CliRunner
 
 from datafiles import questions, tasks, write
 from retcon.cli.app import app
-<<<<<<< HEAD
-from retcon.core.errors import RecipeError, RetconError
-from retcon.store.pass_rates import PassRate, PassRateFile
-=======
 from retcon.core.errors import RecipeError, RecordError, RetconError
->>>>>>> 1bdb360 (data export: an output that is one of its inputs is refused)
+from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.registry import task_set, training_prompts
 
 

@@ -340,3 +340,8 @@ def test_thinking_is_refused_where_no_template_is_told_it(tmp_path: Path) -> Non
         load_recipe(str(file))
     file.write_text('[model]\nstyle = "qwen"\n')
     assert load_recipe(str(file), ["model.thinking=off", "model.style=auto"]).model.thinking == "off"
+
+
+def test_a_mark_of_the_encoding_before_a_recipe_is_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[rl]\nsteps = 3\n", encoding="utf-8-sig")
+    assert load_recipe(tmp_path / "mine.toml").rl.steps == 3
