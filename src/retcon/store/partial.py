@@ -25,7 +25,7 @@ class NotWritten(OSError):
 
 def unwritable(path: Path, error: OSError) -> RecordError:
     """What to say of a file that a disk says no to; of a full one, how much is free."""
-    advice = f"; {free_space(path)}" if error.errno in FULL else ""
+    advice = f"; {free_space(path.parent)}" if error.errno in FULL else ""
     return RecordError(f"{path} cannot be written: {error.strerror or error}{advice}")
 
 
