@@ -84,12 +84,17 @@ def export(
         settings = settings_of(**sources, **about, evaluation_share=share)
         _refuse_input(verl, settings)
         tasks = settings.open()
-    drawn = _drawn(tasks, evaluation, count, seed, select)
+    unrated: list[str] = []
+    drawn = _drawn(tasks, evaluation, count, seed, select, unrated)
     name: Split = "evaluation" if evaluation else "train"
     wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))
-    plain_console().print(
-        f"{counted(wrote, 'task')} of {tasks.name} to {'evaluate' if evaluation else 'train'} on: {verl}"
-    )
+    console = plain_console()
+    console.print(f"{counted(wrote, 'task')} of {tasks.name} to {'evaluate' if evaluation else 'train'} on: {verl}")
+    if unrated:
+        console.print(
+            f"left out for want of a pass rate: {counted(len(unrated), 'task')}, such as {unrated[0]}; `retcon "
+            "difficulty` measures no prompt that is too long, and as many as its --tasks"
+        )
 
 
 def _refuse_of_files(options: Mapping[str, object]) -> None:
@@ -112,25 +117,27 @@ def _refuse_input(verl: Path, settings: object) -> None:
 
 
 def _drawn(
-    tasks: TaskSet, evaluation: bool, count: int | None, seed: int, select: SelectSection | None
+    tasks: TaskSet, evaluation: bool, count: int | None, seed: int, select: SelectSection | None, unrated: list[str]
 ) -> Iterator[Task]:
+    """unrated: gets the ids of tasks that have no pass rate, where the recipe goes by such."""
     from retcon.core.errors import RecipeError
     from retcon.tasks.data.tasks import DataTasks
     from retcon.tasks.registry import training_prompts
 
-    held_out = count
+    held_out, ends = count, isinstance(tasks, DataTasks) and tasks.ends
     if count is None:
-        if not (isinstance(tasks, DataTasks) and tasks.ends):
+        if not (isinstance(tasks, DataTasks) and ends):
             raise RecipeError(f"--count: {tasks.name} makes its tasks as they are drawn, without an end; say how many")
         held_out = len(tasks.held_out)
     if evaluation:
         return iter(tasks.evaluation(held_out or 0, seed))
     stream = training_prompts(tasks, seed)
-    return islice(_rated(stream, select) if select else stream, count)
+    return islice(_rated(stream, select, unrated if ends else None) if select else stream, count)
 
 
-def _rated(tasks: Iterator[Task], select: SelectSection) -> Iterator[Task]:
-    """Those within the recipe's bounds of pass rates, all where it has none."""
+def _rated(tasks: Iterator[Task], select: SelectSection, unrated: list[str] | None) -> Iterator[Task]:
+    """Those within the recipe's bounds of pass rates, all where it has none. unrated: gets those without a rate; None
+    of a set without an end, where such a task is refused."""
     from retcon.core.errors import RecipeError
     from retcon.select.difficulty import within
     from retcon.train.prompts import measured_of, refuse_idle_bounds
@@ -141,12 +148,23 @@ def _rated(tasks: Iterator[Task], select: SelectSection) -> Iterator[Task]:
     file = Path(select.pass_rates)
     rates = {task: one.rate for task, one in measured_of(file).items()}
 
+    def known() -> Iterator[Task]:
+        rated = 0
+        for task in tasks:
+            if task.id in rates or unrated is None:
+                rated += 1
+                yield task
+            else:
+                unrated.append(task.id)
+        if not rated:
+            raise RecipeError("no task has a pass rate in it")
+
     def kept() -> Iterator[Task]:
         try:
-            yield from within(tasks, rates, low=select.min_pass_rate, high=select.max_pass_rate)
+            yield from within(known(), rates, low=select.min_pass_rate, high=select.max_pass_rate)
         except RecipeError as error:
             raise RecipeError(
-                f"select.pass_rates = {file}: {error}; the file must cover all tasks that are to be written: "
+                f"select.pass_rates = {file}: {error}; the file must cover the tasks that are to be written: "
                 "`retcon difficulty --tasks` measures more, and --count writes fewer"
             ) from None
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # it brings torch
     from transformers import PreTrainedModel
 
 GenerationStop = Literal["stop", "length"]
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy, as in vLLM: dividing by it overflows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,13 @@ def test_what_a_recipes_pass_rates_leave_out_is_not_written(tmp_path: Path) -> N
     with PassRateFile(rates) as added:
         for task, passed in zip(ids[:5], (8, 0, 4, 8, 1), strict=True):
             added.add(PassRate(task, "m", passed, 8))
-    with pytest.raises(RecipeError, match=rf"rates\.jsonl: task {ids[5]} has no pass rate; .*--tasks"):
-        export(out, "--recipe", recipe)
-    assert not out.exists()
+    assert {row["extra_info"]["id"] for row in export(out, "--recipe", recipe)} == {ids[1], ids[2], ids[4]}
+    told = CliRunner().invoke(app, ["data", "export", "--verl", str(out), "--recipe", str(recipe)]).output
+    assert f"left out for want of a pass rate: 1 task, such as {ids[5]};" in " ".join(told.split())
+    other = tmp_path / "others.toml"
+    other.write_text(recipe.read_text().replace(str(path), str(write(tmp_path / "b.jsonl", questions(9)[7:]))))
+    with pytest.raises(RecipeError, match=r"rates\.jsonl: no task has a pass rate in it; .*--tasks"):
+        export(out, "--recipe", other)
     with PassRateFile(rates) as added:
         added.add(PassRate(ids[5], "m", 8, 8))
     assert {row["extra_info"]["id"] for row in export(out, "--recipe", recipe)} == {ids[1], ids[2], ids[4]}

@@ -11,6 +11,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
+from retcon.train.stages.settling import refuse_unlearnable
 
 EVALUATION = "eval"
 
@@ -57,8 +58,10 @@ def training(
     text: str | None = None,
 ) -> Target:
     """Reinforcement learning into `folder`, from the model `start`; otherwise as `cold_start`. needs, late: of the
-    job. text: of the recipe's file, where that is written before the job runs."""
+    job. text: of the recipe's file, where that is written before the job runs. Raises as `refuse_unlearnable`, before
+    the jobs that it needs have run."""
     settings, overrides = _settled(out, folder, recipe, overrides, text)
+    refuse_unlearnable(settings)
     words = ("train", recipe, *overrides, "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
     return Target(job, settings, folder / "final", tuple(overrides))

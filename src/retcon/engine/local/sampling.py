@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from retcon.engine.types import SamplingParams
+from retcon.engine.types import GREEDY_BELOW, SamplingParams
 
 STREAM_BLOCK = 64
 """Uniforms drawn ahead: a request may be allowed 20,000 tokens and generate 50."""
@@ -26,8 +26,6 @@ CHUNK = 2**20
 RANKED_GROWTH = 32
 """Truncation ranks 1, 32, 1024 … ids of a row until it knows which are kept. Most rows of a trained model need one;
 ranking a whole vocabulary for all of them would cost more than the model."""
-GREEDY_BELOW = 1e-5
-"""A temperature below this is greedy, as in vLLM: dividing by it overflows."""
 UNRANKED = 2**53
 """More ids than any vocabulary has, exact in float64: what top_k is where it is off, and at most."""
 FAINT = 1e-30

@@ -10,7 +10,7 @@ from retcon.build import build_tasks, settle
 from retcon.config.schema import Recipe, TaskSection
 from retcon.config.stages import Changes, Stage, StageSection, stages_of
 from retcon.core.errors import RecipeError
-from retcon.engine.local.sampling import GREEDY_BELOW
+from retcon.engine.types import GREEDY_BELOW
 from retcon.rollout.lengths import Derived
 from retcon.tasks.registry import TaskSet
 from retcon.train.prompts import refuse_idle_bounds
@@ -31,18 +31,10 @@ class Settled:
 def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Settled:
     """folder: of the model. tasks: a task set of the caller's own, in place of the recipe's.
 
-    Raises RecipeError where stages have others than that one, where one has greedy rollouts, or bounds of pass rates
-    and no file of them, and what `build_tasks` and `settle` raise.
+    Raises RecipeError where stages have others than that one, and what `refuse_unlearnable`, `build_tasks` and `settle`
+    raise.
     """
-    for stage in stages_of(recipe):
-        where = f"{stage}: " if stage.name else ""
-        refuse_idle_bounds(stage.recipe.select, where)
-        temperature = stage.recipe.rollout.temperature
-        if temperature < GREEDY_BELOW:
-            raise RecipeError(
-                f"{where}rollout.temperature = {temperature:g} is greedy: all rollouts of a group are alike, and "
-                "nothing can be learnt from them; take 1"
-            )
+    refuse_unlearnable(recipe)
     own_tasks = tasks is not None
     base = build_tasks(recipe, folder) if tasks is None else tasks
     whole, derived = (recipe, []) if own_tasks else settle(recipe, folder, base)
@@ -59,6 +51,19 @@ def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) ->
     if sections:
         whole = whole.model_copy(update={"stages": tuple(sections)})
     return Settled(whole, base, tuple(told), tuple((stage, _of(stage, sets)) for stage in stages_of(whole)))
+
+
+def refuse_unlearnable(recipe: Recipe) -> None:
+    """Raises RecipeError where a stage has greedy rollouts, or bounds of pass rates and no file of them."""
+    for stage in stages_of(recipe):
+        where = f"{stage}: " if stage.name else ""
+        refuse_idle_bounds(stage.recipe.select, where)
+        temperature = stage.recipe.rollout.temperature
+        if temperature < GREEDY_BELOW:
+            raise RecipeError(
+                f"{where}rollout.temperature = {temperature:g} is greedy: all rollouts of a group are alike, and "
+                "nothing can be learnt from them; take 1"
+            )
 
 
 def _of(stage: Stage, sets: Sequence[tuple[TaskSection, TaskSet]]) -> TaskSet:
