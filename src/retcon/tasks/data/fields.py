@@ -14,6 +14,8 @@ from retcon.tasks.graders.text import MARK, final_answer
 Columns = Mapping[str, Any]
 Told = tuple[tuple[str, str], ...]
 """Messages, (role, text)."""
+NO_MARKS = ("0", "0.0", "false", "no")
+"""In a column of marks."""
 
 
 class Row(NamedTuple):
@@ -64,6 +66,12 @@ class Item:
 def missing(value: object) -> bool:
     """None, and what a table holds where it holds nothing."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def marks(value: object) -> bool:
+    """Whether a row is marked by what stands in such a column: anything but nothing, and words and numbers for no."""
+    said = value.strip().lower() if isinstance(value, str) else value
+    return not (missing(said) or said in (0, [], {}) or said in NO_MARKS)
 
 
 def text(row: Columns, column: str) -> str:

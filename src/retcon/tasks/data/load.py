@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from retcon.core.errors import nearest
 from retcon.tasks.data.conventions import Convention, named, recognised
-from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, missing
+from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, marks
 from retcon.tasks.data.files.rows import mapped, read_rows, split_of
 from retcon.tasks.data.grading import has_tests, refuse_unknown
 from retcon.tasks.data.loaded import Loaded, Placed, ReadSource, Role
@@ -135,7 +135,7 @@ class _Loader:
         read.asked_with.update(item.asked_with)
         if item.grader:
             refuse_unknown(item.grader, row.where)
-        if any(not missing(columns.get(name)) for name in self._settings.marked):
+        if any(marks(columns.get(name)) for name in self._settings.marked):
             return read.drop("marked to be left out", row.where)
         if not item.question.strip():
             return read.drop("without a question", row.where)
