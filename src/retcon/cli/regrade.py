@@ -51,7 +51,7 @@ def regrade(
         typer.Option(
             "--tasks",
             metavar="FILE",
-            help="The tasks (JSON Lines with id or question, and answer); by default as the run drew them.",
+            help="The tasks: the data trained on, or rows with id and answer; by default as the run drew them.",
             show_default=False,
         ),
     ] = None,

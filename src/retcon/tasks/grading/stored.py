@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from pydantic import ValidationError
 
 from retcon.config.schema import TaskSection
 from retcon.core.errors import MissingExtra, RecipeError, RecordError, nearest
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.tasks import DataTasks
-from retcon.tasks.data.text import NAMED, key
+from retcon.tasks.grading.given import given_tasks
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
 
@@ -47,19 +44,6 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
     return [(path, path.relative_to(run)) for path in found]
 
 
-def read_tasks(path: Path) -> Iterator[Task]:
-    """Tasks of a file of JSON Lines with `answer`, `id` or `question` or both, and what else a grader needs; a task
-    without an id gets the one that a row without one has in a run, but for its source. Raises RecordError, which begins
-    `FILE, line N:`."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _task(line, f"{path}, line {number}")
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
-
-
 def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dict[str, Task]:
     """The tasks of stored rollouts, by id: of a file, where one is given, else as the runs beside the files drew them.
 
@@ -67,7 +51,7 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
     """
     why = ""
     if given is not None:
-        found, why = _given(given, wanted)
+        found, why = given_tasks(given, wanted)
     else:
         found = {}
         for about in _manifests(files):
@@ -83,25 +67,9 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
         where = f"{given} holds" if given is not None else "what is known of the run gives"
         raise RecordError(
             f"{where} {len(found)} of the {len(wanted)} tasks, but not {missing[0]!r}{why}: name a file that holds "
-            "them all with --tasks (JSON Lines with id and answer, where 'mine/17' may be called '17')"
+            "them all with --tasks (the data, or rows with id and answer, where 'mine/17' may be called '17')"
         )
     return found
-
-
-def _given(path: Path, wanted: set[str]) -> tuple[dict[str, Task], str]:
-    """Those tasks of a file that are wanted, by the wanted id; and a phrase on which ids the file has. An id counts as
-    it is, or as what follows the source in that of one wanted task alone."""
-    tails = Counter(id.partition("/")[2] for id in wanted)
-    meant = {tail: id for id in wanted if tails[tail := id.partition("/")[2]] == 1} | {id: id for id in wanted}
-    found: dict[str, Task] = {}
-    some: list[str] = []
-    for task in read_tasks(path):
-        if len(some) < 3:
-            some.append(task.id)
-        id = meant.get(task.id)
-        if id is not None and (id == task.id or id not in found):
-            found[id] = replace(task, id=id)
-    return found, f" (its ids are such as {', '.join(map(repr, some))})" if some else " (it is empty)"
 
 
 def _manifests(files: Iterable[Path]) -> list[Mapping[str, Any]]:
@@ -149,20 +117,3 @@ def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
                 return
         if not drawn:
             return
-
-
-def _task(line: bytes, where: str) -> Task:
-    try:
-        row = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"{where}: not JSON: {error}") from None
-    id = row.get("id") if isinstance(row, dict) else None
-    if not isinstance(row, dict) or not (isinstance(id, str | int) or "question" in row):
-        raise RecordError(f"{where}: a task is an object with 'id', or 'question', and 'answer'")
-    if id is None:
-        id = key(str(row["question"]))[:NAMED]
-    answer = row.get("answer", "")
-    if not isinstance(answer, str | int | float):
-        raise RecordError(f"{where}: 'answer' is not text")
-    meta = {key: value for key, value in row.items() if key not in ("id", "answer", "question")}
-    return Task(str(id), str(row.get("question", "")), str(answer), meta=meta)

@@ -1,0 +1,100 @@
+"""`retcon regrade --tasks`: the tasks of a file that someone names, which may be the data that a run trained on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comparing import answer, trajectory
+from datafiles import ROWS, write
+from retcon.core.errors import RecordError
+from retcon.store import jsonl
+from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.grading.given import read_tasks
+from retcon.tasks.grading.grading import GradeSettings
+from retcon.tasks.grading.regrade import Regraded, Regrading, regrade
+from retcon.tasks.types import Task
+
+
+def trained_on(path: str) -> list[Task]:
+    return list(FileTaskSettings(path=path, evaluation_share=0).open().train(0))
+
+
+def regraded(folder: Path, tasks: list[Task], file: str, reply: str, grader: str = "exact") -> list[Regraded]:
+    """Of a rollout of each task with this reply, with the tasks of the file."""
+    kept = [replace(trajectory(f"{t.id}/0/0", answer(reply), reward=1.0), task=t.id) for t in tasks]
+    jsonl.write(folder / "kept.jsonl", kept)
+    job = Regrading(folder / "kept.jsonl", folder / "out", GradeSettings(grader), tasks=Path(file))
+    return regrade(job, lambda *_: None)
+
+
+@pytest.mark.parametrize("convention", sorted(ROWS))
+@pytest.mark.parametrize("id", [None, "q1"])
+def test_the_tasks_of_a_file_are_those_that_a_run_trained_on(convention: str, id: str | None, tmp_path: Path) -> None:
+    row = {**ROWS[convention], **({"id": id} if id else {})}
+    path = write(tmp_path / "mine.jsonl", [row])
+    (trained,) = trained_on(path)
+    ((ids, given),) = read_tasks(Path(path))
+    assert trained.id.removeprefix("mine/") in ids
+    assert (given.question, given.answer, given.before) == (trained.question, trained.answer, trained.before)
+    assert {"grader": "math", **given.meta} == trained.meta
+
+
+@pytest.mark.parametrize(
+    ("row", "reply"),
+    [
+        ({"id": "q1", "question": "6 times 7?", "choices": ["41", "43", "42"], "answer": 2}, r"\boxed{C}"),
+        ({"problem": "What is 6 times 7?", "answer": "42"}, r"\boxed{42}"),
+        ({"instruction": "Multiply.", "input": "6 and 7", "answer": "42"}, r"\boxed{42}"),
+        ({"question": "How many?", "context": "There are 42 hens.", "answer": "42"}, r"\boxed{42}"),
+    ],
+)
+def test_a_right_reply_stays_right_by_the_file_that_the_run_trained_on(
+    row: dict[str, Any], reply: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "mine.jsonl", [row])
+    assert [one.reward for one in regraded(tmp_path, trained_on(path), path, reply)] == [1.0]
+
+
+def test_data_of_other_kinds_will_do(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("question,answer\nWhat is 6 times 7?,42\n")
+    assert [one.reward for one in regraded(tmp_path, trained_on(str(path)), str(path), r"\boxed{42}")] == [1.0]
+
+
+def test_lines_that_are_no_rows_to_train_on_are_read_under_any_name(tmp_path: Path) -> None:
+    rows = [
+        {"id": 17, "answer": 4}, {"id": "mine/18", "answer": "5", "tests": "assert 1"}, {"question": "Why?"},
+        {"id": "19", "question": "Add.", "answer": "6", "tests": "assert 1"},
+    ]  # fmt: skip
+    (tmp_path / "tasks").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    found = [task for _, task in read_tasks(tmp_path / "tasks")]
+    assert [(task.id, task.answer) for task in found[:2]] == [("17", "4"), ("mine/18", "5")]
+    assert found[1].meta == {"tests": "assert 1"}
+    assert (found[2].question, found[2].answer) == ("Why?", "")
+    assert (found[3].answer, found[3].meta["tests"]) == ("6", "assert 1"), "for graders of answers, and of programs"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[1]", "line 1: a task is an object with 'id', or 'question', and 'answer', or a row"),
+        ('{"id": "1", "answer": [1, 2]}', "line 1: 'answer' is not text"),
+        ('{"id": "1"', "line 1: not JSON"),
+        ('{"problem": "x", "choices": 3, "answer": 1}', "line 1: column 'choices' is not a list of choices"),
+    ],
+)
+def test_what_is_no_task_is_refused_by_its_line(line: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks").write_text(line + "\n")
+    with pytest.raises(RecordError, match=told):
+        list(read_tasks(tmp_path / "tasks"))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(RecordError, match="cannot be read"):
+            list(read_tasks(path))
