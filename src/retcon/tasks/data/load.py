@@ -6,12 +6,13 @@ row → columns as mapped → convention → split → has it an answer → seen
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retcon.core.errors import nearest
+from retcon.core.errors import TaskWarning, nearest
 from retcon.tasks.data.conventions import Convention, named, recognised
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, marks
 from retcon.tasks.data.files.rows import mapped, read_rows, split_of
@@ -19,8 +20,8 @@ from retcon.tasks.data.grading import has_tests, refuse_unknown
 from retcon.tasks.data.loaded import Loaded, Placed, ReadSource, Role
 from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
 from retcon.tasks.data.overlap import EvaluationIndex
-from retcon.tasks.data.packaged.hub import hub_rows
 from retcon.tasks.data.packaged.saved import folder_of, has_splits
+from retcon.tasks.data.packaged.splits import TRAIN, Splits, splits_of
 from retcon.tasks.data.programs import CODE
 from retcon.tasks.data.text import NAMED, key
 from retcon.tasks.registry import CountTokens, task_set
@@ -59,6 +60,7 @@ class _Loader:
     def __init__(self, settings: FileTaskSettings, count_tokens: CountTokens | None) -> None:
         self._settings, self._count_tokens = settings, count_tokens
         self._by_hash = not (settings.evaluation_path or settings.evaluation_split)
+        self._measures = self._by_hash and settings.evaluation_share == 1
         self._seen: dict[tuple[Role, str, str], tuple[str, str]] = {}  # by question and what is said before it
         self._ids: set[str] = set()
         self._made: Counter[str] = Counter()
@@ -71,12 +73,15 @@ class _Loader:
                 raise DataError(f"evaluation_path = {source.path}: it is a task set of its own; name rows (a file)")
             tasks = task_set(source.path) if origin == "family" else imported_tasks(source.path)
             return ReadSource(source, origin, tasks.name, tasks=tasks)
+        splits = splits_of(source, origin)
+        if splits is not None and self._measures and role == "train" and not source.split:
+            source = _measured(source, splits)
         alone = self._settings.name if source.path == self._settings.path else ""
         read = ReadSource(source, origin, alone or short_name(source.path))
         if source.grader:
             refuse_unknown(source.grader, source.path)
         convention = named(source.format) if source.format != "auto" else None
-        for row, row_role in self._rows(source, role, in_splits=origin == "hub" or has_splits(Path(source.path))):
+        for row, row_role in self._rows(source, role, splits):
             read.rows += 1
             columns = mapped(row, source.columns)
             if convention is None:
@@ -89,19 +94,19 @@ class _Loader:
                 self._take(read, row, columns, convention, row_role)
         return read
 
-    def _rows(self, source: TaskSource, role: Role, *, in_splits: bool) -> Iterator[tuple[Row, Role | None]]:
-        """The rows, each with what it is for, None for nothing. in_splits: whether those of one split can be had alone.
+    def _rows(self, source: TaskSource, role: Role, splits: Splits | None) -> Iterator[tuple[Row, Role | None]]:
+        """The rows, each with what it is for, None for nothing. splits: where those of one split can be had alone.
         Raises DataError where a split has no row."""
         wanted: dict[str, Role] = {}
         if source.split and role == "train":
             wanted[source.split] = role
         if self._settings.evaluation_split and (role == "evaluation" or not self._settings.evaluation_path):
             wanted[self._settings.evaluation_split] = "evaluation"
-        if in_splits:
+        if splits is not None:
             if not source.split and role == "train":
-                wanted = {"train": role, **wanted}
+                wanted = {TRAIN: role, **wanted}
             for split, of_split in (wanted or {"test": role}).items():
-                for row in _rows_of_split(source, split):
+                for row in splits.rows(split):
                     yield row, of_split
             return
         rest = None if source.split or role == "evaluation" else role
@@ -174,10 +179,13 @@ class _Loader:
         return Task(id, item.question, item.answer, item.system, meta, item.before)
 
 
-def _rows_of_split(source: TaskSource, split: str) -> Iterator[Row]:
-    if has_splits(Path(source.path)):
-        return read_rows(folder_of(Path(source.path), split))
-    return hub_rows(source.path, subset=source.subset, split=split, revision=source.revision)
+def _measured(source: TaskSource, splits: Splits) -> TaskSource:
+    """A source that a model is measured on, and whose split nobody named: which it is then is told (TaskWarning)."""
+    split = splits.measured
+    if len(splits.names) > 1:
+        told = f"{source.path}: its split '{split}' is evaluated on, of {', '.join(splits.names)}"
+        warnings.warn(f"{told}: task.split names another", TaskWarning, stacklevel=2)
+    return source if split == TRAIN else source.model_copy(update={"split": split})
 
 
 def held_out(same: str, share: float) -> bool:

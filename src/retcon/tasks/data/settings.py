@@ -33,7 +33,7 @@ class _Reading(BaseModel):
     grader: str = Field("", description="of rows that name none: math, exact, choice, code, or my_package.my_module:"
                         "my_grade; empty: the convention's own")  # fmt: skip
     split: str = Field("", description="train only on rows with this in their column `split`; of a hub data set, its "
-                       "split (empty: train)")  # fmt: skip
+                       "split (empty: train; with evaluation_share = 1: test, if there is one)")  # fmt: skip
     subset: str = Field("", description="of a hub data set: its configuration, such as main")
     revision: str = Field("", description="of a hub data set: branch, tag or commit")
 

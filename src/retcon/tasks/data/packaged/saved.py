@@ -24,12 +24,17 @@ def has_splits(path: Path) -> bool:
     return (path / SPLITS).is_file()
 
 
-def folder_of(path: Path, split: str) -> Path:
-    """That of one split. Raises DataError, with the nearest name, where there is none."""
+def saved_splits(path: Path) -> list[str]:
+    """Which there are. Raises DataError."""
     try:
-        there = [str(name) for name in json.loads((path / SPLITS).read_text(encoding="utf-8"))["splits"]]
+        return [str(name) for name in json.loads((path / SPLITS).read_text(encoding="utf-8"))["splits"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / SPLITS} does not say which splits there are: {error!r}") from error
+
+
+def folder_of(path: Path, split: str) -> Path:
+    """That of one split. Raises DataError, with the nearest name, where there is none."""
+    there = saved_splits(path)
     if split not in there:
         raise DataError(f"{path} has no split '{split}'{nearest(split, there)}; there are: {', '.join(there)}")
     return path / split
