@@ -21,6 +21,8 @@ PARTS = ("name", "system", "train", "evaluation", "grade")
 """What a task set has (`retcon.tasks.registry.TaskSet`)."""
 EVERY = 1_000_000
 """More problems than there are: as `evaluate.problems`, all of them."""
+ENDLESS = 10_000
+"""Problems that a task set has at least which is not evaluated on as a whole: it may have no end."""
 
 
 def serves(tasks: object) -> bool:
@@ -59,9 +61,11 @@ def evaluation_tasks(tasks: TaskSet, count: int, seed: int) -> list[Task]:
 
 
 def problems_of(recipe: Recipe, tasks: TaskSet) -> list[Task]:
-    """What a recipe's evaluations are on. Raises RecipeError where there is nothing, and warns (TaskWarning) where
-    `evaluate.problems` names more than there are."""
+    """What a recipe's evaluations are on. Raises RecipeError where there is nothing, or all of what may have no end is
+    asked for, and warns (TaskWarning) where `evaluate.problems` names more than there are."""
     section = recipe.evaluate
+    if section.problems == EVERY:
+        _refuse_endless(tasks, section.seed)
     found = evaluation_tasks(tasks, section.problems, section.seed)
     if not found:
         held_out = (
@@ -78,6 +82,17 @@ def problems_of(recipe: Recipe, tasks: TaskSet) -> list[Task]:
             stacklevel=2,
         )
     return found
+
+
+def _refuse_endless(tasks: TaskSet, seed: int) -> None:
+    """Raises RecipeError where a task set makes its problems, and so many that they may have no end."""
+    if getattr(tasks, "ends", False):  # it was read
+        return
+    if len(evaluation_tasks(tasks, ENDLESS, seed)) >= ENDLESS:
+        raise RecipeError(
+            f"the task set {tasks.name} has {ENDLESS:,} problems or more, and may have no end: say how many of them to "
+            "evaluate on, such as evaluate.problems=48"
+        )
 
 
 def named(tasks: object) -> str:

@@ -16,7 +16,9 @@ from retcon.build import build_tasks, open_graded
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Trajectory
+from retcon.tasks import checked
 from retcon.tasks.checked import evaluation_tasks, problems_of
+from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.registry import graded, training_prompts
 from retcon.tasks.types import Task
 
@@ -132,3 +134,26 @@ def test_an_evaluation_of_nothing_is_refused_and_one_of_less_than_was_asked_for_
     recipe = load_recipe(None, [*given, "task.evaluation_share=1"])
     with pytest.warns(TaskWarning, match="evaluate.problems = 9: there are 4 problems to evaluate on"):
         assert len(problems_of(recipe, build_tasks(recipe))) == 4
+
+
+@pytest.mark.parametrize("path", [["numbers"], ["numbers", "a.jsonl"]])
+def test_all_problems_of_what_has_no_end_are_refused(
+    path: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.jsonl", questions(4))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checked, "ENDLESS", 30)
+    sources = [{"path": name, "weight": 1} for name in path]
+    section = FileTaskSettings.model_validate({"sources": sources, "evaluation_share": 1, "name": "numbers"})
+    told = r"numbers has 30 problems or more, and may have no end: say how many .*evaluate\.problems="
+    with pytest.raises(RecipeError, match=told):
+        problems_of(load_recipe(None, [f"evaluate.problems={checked.EVERY}"]), section.open())
+    assert len(problems_of(load_recipe(None, ["evaluate.problems=8"]), section.open())) == 8
+
+
+def test_all_problems_of_what_ends_are_evaluated_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = load_recipe(None, [f"evaluate.problems={checked.EVERY}"])
+    assert len(problems_of(every, Own([Task("a", "q", "1")]))) == 1
+    monkeypatch.setattr(checked, "ENDLESS", 3)
+    path = write(tmp_path / "a.jsonl", questions(4))
+    assert len(problems_of(every, FileTaskSettings(path=path, evaluation_share=1).open())) == 4
