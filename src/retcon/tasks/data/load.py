@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -199,7 +200,8 @@ def _find_overlap(loaded: Loaded) -> None:
         return
     own = [(p.where, p.task.question) for source in loaded.sources for p in source.evaluation]
     chosen = bool(settings.evaluation_path or settings.evaluation_split)
-    others = [pair for path in settings.against for pair in questions_of(path)]
+    columns = [settings.columns, *(source.settings.columns for source in loaded.sources)]
+    others = [pair for path in settings.against for pair in questions_of(path, columns)]
     named_index = EvaluationIndex([*(own if chosen else ()), *others])
     drawn_index = EvaluationIndex(() if chosen else own)
     for source in loaded.sources:
@@ -217,16 +219,30 @@ def _find_overlap(loaded: Loaded) -> None:
         source.train = kept
 
 
-def questions_of(path: str) -> Iterator[tuple[str, str]]:
-    """(place, question) of all rows of an evaluation's file. Raises DataError."""
-    convention = None
+def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterator[tuple[str, str]]:
+    """(place, question) of all rows of an evaluation's file. columns: as in the settings, of the tasks that it is held
+    against: the first that fit where its own columns are of no convention. Raises DataError."""
+    convention: Convention | None = None
+    own: Mapping[str, str] = {}
     rows = read_rows(folder_of(Path(path), "test") if has_splits(Path(path)) else Path(path))
     for row in rows:
-        convention = convention or recognised(row.columns, row.where, {})
+        if convention is None:
+            convention, own = _recognised_by_any(row, columns)
         try:
-            yield row.where, convention.read(row.columns).question
+            yield row.where, convention.read(mapped(row, own)).question
         except Misfit as misfit:
             raise DataError(f"{row.where}: {misfit}") from None
+
+
+def _recognised_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[Convention, Mapping[str, str]]:
+    """The convention of a row, and by which of these, or by none. Raises DataError."""
+    try:
+        return recognised(row.columns, row.where, {}), {}
+    except DataError:
+        for one in columns:
+            with suppress(DataError):
+                return recognised(mapped(row, one), row.where, one), one
+        raise
 
 
 def _refuse_huge(item: Item, row: Row, grader: str) -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from datafiles import LONG
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datafiles import LONG, questions, write
+from retcon.tasks.data.check import check
+from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.overlap import EvaluationIndex
+from retcon.tasks.data.settings import FileTaskSettings
 
 
 def test_runs_that_stand_everywhere_and_short_questions_count_for_nothing() -> None:
@@ -30,3 +38,27 @@ def test_half_of_a_question_is_not_enough() -> None:
     index = EvaluationIndex([("a", half + " " + " ".join(f"v{n}" for n in range(13)))])
     assert index.match(half) is None
     assert index.match(f"{half} v0") is not None
+
+
+def named_otherwise(count: int) -> list[dict[str, Any]]:
+    return [{"text": row["question"], "label": row["answer"]} for row in questions(count)]
+
+
+def test_an_evaluation_is_read_by_the_columns_that_were_given_where_it_has_no_known_ones(tmp_path: Path) -> None:
+    own, known = write(tmp_path / "own.jsonl", named_otherwise(3)), write(tmp_path / "known.jsonl", questions(1))
+    against = (write(tmp_path / "eval.jsonl", named_otherwise(2)), known)
+    columns = {"question": "text", "answer": "label"}
+    of_all = FileTaskSettings(path=own, columns=columns, against=against, evaluation_share=0)
+    of_one = FileTaskSettings.model_validate(
+        {"sources": [{"path": own, "columns": columns}], "against": against, "evaluation_share": 0}
+    )
+    assert [[where for where, *_ in check(one).overlap] for one in (of_all, of_one)] == [
+        [f"{own}, line 1", f"{own}, line 2"]
+    ] * 2
+
+
+def test_one_that_has_neither_is_refused(tmp_path: Path) -> None:
+    own, other = write(tmp_path / "own.jsonl", named_otherwise(3)), write(tmp_path / "b.jsonl", [{"body": "x"}])
+    settings = FileTaskSettings(path=own, columns={"question": "text", "answer": "label"}, against=(other,))
+    with pytest.raises(DataError, match=r"b\.jsonl, line 1: no known convention: the row has columns body"):
+        settings.open()
