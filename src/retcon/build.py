@@ -27,7 +27,7 @@ from retcon.sandbox.types import Limits, Sandbox, SessionBounds
 from retcon.tasks.checked import CheckedGrades, refuse_no_set
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import refuse_unready
-from retcon.tasks.registry import TaskSet, Ungraded
+from retcon.tasks.registry import TaskSet, Ungraded, grader_options
 from retcon.tasks.types import Task
 from retcon.tools.faults import FaultSetup, FaultyTool
 from retcon.tools.kind import ToolSetup
@@ -64,7 +64,8 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
     refuse_no_set(tasks, recipe.task.kind)
     if folder is not None and isinstance(tasks, Ungraded):
         for name in sorted(tasks.graders):
-            refuse_unready(name)  # before a run has a folder, and not when its first rollout is graded
+            # Before a run has a folder, and not when its first rollout is graded.
+            refuse_unready(name, grader_options(tasks), "task.graders")
     return tasks
 
 
@@ -99,7 +100,7 @@ async def open_graders(tasks: TaskSet) -> AsyncIterator[Graded]:
     if not isinstance(tasks, Ungraded):
         yield Graded(checked := CheckedGrades(tasks), checked)
         return
-    async with Grading(GradeSettings(rewards=tasks.rewards)) as grading:
+    async with Grading(GradeSettings(rewards=tasks.rewards, options=grader_options(tasks))) as grading:
         rewarded = CheckedGrades(tasks.graded_by(grading.reward))
         scores = tasks.rewards == "graded"
         yield Graded(rewarded, CheckedGrades(tasks.graded_by(grading.right)) if scores else rewarded)

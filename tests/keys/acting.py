@@ -7,7 +7,6 @@ tests/integration/train/test_recipe_keys.py runs the cases, and fails where a ke
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from retcon.config.load import load_recipe
+from retcon.config.save import toml_of
 from retcon.config.schema import Recipe
 from retcon.core.pair import Completion, Pair
 from retcon.store.pairs import write_pairs
@@ -93,8 +93,7 @@ class Case:
         return f"{self.key}-{self.observe.__name__}"
 
     def recipe(self, value: object, lab: Lab) -> Recipe:
-        pairs = ", ".join(f"{k} = {json.dumps(v)}" for k, v in value.items()) if isinstance(value, dict) else None
-        written = (json.dumps(value) if pairs is None else f"{{ {pairs} }}").replace("LAB", str(lab.folder))
+        written = toml_of(value).replace("LAB", str(lab.folder))
         changes = [change.replace("LAB", str(lab.folder)) for change in (*QUICK, *self.given)]
         return load_recipe(None, [*changes, f"{self.key}={written}"])
 

@@ -20,8 +20,10 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import RetconError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.data.tasks import DataTasks
+from retcon.tasks.grading.registry import options_of, settings_for
 from retcon.tasks.kinds.numbers import NumberTasks
 from retcon.tasks.numbers import problems
+from retcon.tasks.registry import grader_options
 from retcon.tasks.teacher_code import PROGRAMS
 from retcon.tasks.types import Task
 
@@ -142,6 +144,13 @@ def subset_that_the_hub_is_asked_for(recipe: Recipe, lab: Lab) -> object:
 @acts("task.revision", ("", None), ("v2", "v2"), given=HUB)
 def revision_that_the_hub_is_asked_for(recipe: Recipe, lab: Lab) -> object:
     return asked(recipe, lab)[1]
+
+
+@acts("task.graders", ({}, 30.0), ({"function": {"seconds": 2.0}}, 2.0), given=FILE)
+def seconds_of_a_function_that_grades(recipe: Recipe, lab: Lab) -> object:
+    write(lab, *TWO)
+    options = grader_options(built(recipe, lab))
+    return settings_for("my_package:my_grade", options_of("my_package:my_grade", options)).seconds
 
 
 @acts("task.name", ("", "rows"), ("mine", "mine"), given=FILE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -79,6 +79,12 @@ class Ungraded(Protocol):
     def graded_by(self, grader: Grade) -> TaskSet:
         """The same tasks, whose rollouts `grader` grades."""
         ...
+
+
+def grader_options(tasks: Ungraded) -> Mapping[str, Mapping[str, object]]:
+    """Its `grader_options`, the settings of graders by name, which a task set may have besides; else none."""
+    options: Mapping[str, Mapping[str, object]] = getattr(tasks, "grader_options", {})
+    return options
 
 
 @runtime_checkable

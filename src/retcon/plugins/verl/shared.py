@@ -148,7 +148,7 @@ async def _open_grade(recipe: Recipe, family: TaskSet | None) -> AsyncIterator[G
         return
     section = recipe.task
     assert isinstance(section, FileTaskSettings)
-    async with Grading(GradeSettings(rewards=section.rewards)) as grading:
+    async with Grading(GradeSettings(rewards=section.rewards, options=section.graders)) as grading:
 
         async def grade(task: Task, trajectory: Trajectory) -> Trajectory:
             family = task.meta.get(FAMILY)

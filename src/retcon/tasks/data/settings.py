@@ -5,17 +5,18 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from retcon.config.section import Several
-from retcon.core.errors import nearest
+from retcon.core.errors import RecipeError, nearest
 from retcon.tasks.data.conventions import FIELDS
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.files.rows import shards
 from retcon.tasks.data.load import load
 from retcon.tasks.data.tasks import DataTasks
+from retcon.tasks.grading.registry import refuse_unknown_options
 from retcon.tasks.registry import CountTokens, Rewards
 
 
@@ -64,6 +65,8 @@ class FileTaskSettings(_Reading):
         "what differs from the keys here")  # fmt: skip
     rewards: Rewards = Field("signed", description="signed: 1 right, -1 wrong; binary: "
         "1 and 0; graded: the grader's score, from 0 to 1")  # fmt: skip
+    graders: dict[str, dict[str, Any]] = Field({}, description="settings of graders by name, as { code = { score = "
+        "\"share\" } }; those of `function` are for all import paths")  # fmt: skip
     name: str = Field("", description="of the task set; empty: by its file")
     system: str = Field("", description="the system prompt of rows that bring none")
     evaluation_path: str = Field("", description="a source, as path, of the problems to evaluate on")
@@ -79,6 +82,15 @@ class FileTaskSettings(_Reading):
     against: Several = Field((), description="files of evaluations that training tasks must not overlap with")
     overlap: Literal["refuse", "drop", "allow"] = Field("refuse", description="refuse | drop | allow training tasks "
         "that repeat a question of evaluation: its text, or more than half of it in runs of 13 words")  # fmt: skip
+
+    @field_validator("graders")
+    @classmethod
+    def _settings_of_graders(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        try:
+            refuse_unknown_options(value)
+        except RecipeError as error:
+            raise ValueError(str(error)) from None
+        return value
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -131,4 +143,4 @@ class FileTaskSettings(_Reading):
         loaded.refuse_overlap()
         tasks = loaded.tasks()
         loaded.warn_of_drops()
-        return replace(tasks, rewards=self.rewards)
+        return replace(tasks, rewards=self.rewards, grader_options=self.graders)

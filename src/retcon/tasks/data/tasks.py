@@ -16,6 +16,7 @@ from retcon.core.texts import without_turn_end
 from retcon.core.types import Trajectory
 from retcon.tasks.graders.plain import grade as grade_text
 from retcon.tasks.graders.text import final_answer
+from retcon.tasks.grading.registry import Options
 from retcon.tasks.registry import RIGHT, WRONG, Grade, Rewards, TaskSet
 from retcon.tasks.types import Task
 
@@ -62,7 +63,8 @@ class Part:
 class DataTasks:
     """Tasks from data. system: of tasks that bring none. parts: what trains. held_out: what evaluates, besides what
     parts that are task sets hold out themselves. identity: JSON types, what the run manifest keeps; two sets with one
-    `identity["fingerprint"]` hold the same tasks. rewards: as in `GradeSettings`."""
+    `identity["fingerprint"]` hold the same tasks. rewards, grader_options: as in `GradeSettings`, where those are its
+    `options`."""
 
     name: str
     system: str | None
@@ -70,6 +72,7 @@ class DataTasks:
     held_out: tuple[Task, ...]
     identity: Mapping[str, Any]
     rewards: Rewards = "signed"
+    grader_options: Options = field(default_factory=dict)
     grader: Grade | None = field(default=None, compare=False)
 
     @property

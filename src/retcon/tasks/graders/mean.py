@@ -55,12 +55,16 @@ class MeanGrader:
         """Its parts are their host's to close."""
 
 
-async def _open(settings: MeanSettings, host: Host) -> MeanGrader:
+def _ready(settings: MeanSettings) -> None:
     for name in settings.of:
         if kind_of(name).name == GRADER.name:
             raise RecipeError("grader mean: of cannot name mean itself")
+
+
+async def _open(settings: MeanSettings, host: Host) -> MeanGrader:
+    _ready(settings)
     parts = {name: (await host.grader(name), weight) for name, weight in settings.of.items()}
     return MeanGrader(parts, settings.right_from)
 
 
-GRADER = Kind("mean", MeanSettings, _open)
+GRADER = Kind("mean", MeanSettings, _open, ready=_ready, asks=lambda settings: settings.of)

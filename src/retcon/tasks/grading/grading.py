@@ -22,7 +22,7 @@ from retcon.core.types import Trajectory
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.graders.text import final_answer
-from retcon.tasks.grading.registry import FUNCTION, kind_of, kinds, settings_for
+from retcon.tasks.grading.registry import FUNCTION, kind_of, kinds, options_of, settings_for
 from retcon.tasks.grading.types import Fault, Grader, Outcome, Reply, ScoreError, Verdict
 from retcon.tasks.registry import Rewards
 from retcon.tasks.types import Task
@@ -182,8 +182,7 @@ class Grading:
             return self._given
 
     def _options(self, name: str) -> Mapping[str, object]:
-        options = self.settings.options
-        given = options.get(name, options.get(FUNCTION, {}) if ":" in name else {})
+        given = options_of(name, self.settings.options)
         if self._at_once is not None and "at_once" in (f.name for f in fields(kind_of(name).settings)):
             return {"at_once": self._at_once, **given}
         return given

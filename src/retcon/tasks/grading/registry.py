@@ -5,7 +5,7 @@ A user's own function is named by where it stands, `my_package.my_module:my_grad
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
@@ -18,8 +18,11 @@ from retcon.core.registry import modules_of, unknown
 from retcon.tasks.grading.types import Grader, Host
 
 GRADERS = "retcon.tasks.graders"
+Options = Mapping[str, Mapping[str, object]]
+"""Settings of graders, by name; those of `function` are for all import paths."""
 FUNCTION = "function"
 """The grader that calls what an import path names."""
+_SOME_PATH = "my_package.my_module:my_grade"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Kind:
     read: raises ValueError for such an answer, or for such tests in a task's `meta`, where that takes nothing to be
     run. in_words: whether a right answer is
     in words that it takes for something else. ready: raises RetconError where the grader of these settings cannot be
-    had here, before anything is made ready for it.
+    had here, before anything is made ready for it. asks: the graders that one of these settings asks.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Kind:
     in_words: Callable[[str], bool] | None = None
     ready: Callable[[Any], None] | None = None
     read: Callable[[str, Mapping[str, object]], object] | None = None
+    asks: Callable[[Any], Iterable[str]] | None = None
 
 
 @cache
@@ -59,7 +63,7 @@ def kind_of(name: str) -> Kind:
         return kinds()[FUNCTION]
     if name not in kinds() or name == FUNCTION:
         named = [known for known in kinds() if known != FUNCTION]
-        raise RecipeError(unknown("grader", name, named, "my_package.my_module:my_grade"))
+        raise RecipeError(unknown("grader", name, named, _SOME_PATH))
     return kinds()[name]
 
 
@@ -69,12 +73,33 @@ def settings_for(name: str, given: Mapping[str, object]) -> Any:
     return read_settings(kind.settings, {"path": name, **given} if kind.name == FUNCTION else given, f"grader {name}")
 
 
-def refuse_unready(name: str) -> None:
-    """Raises RetconError where grader `name` cannot be had here with its defaults: it is unknown, a setting has none,
-    or as its `Kind.ready`."""
-    kind, settings = kind_of(name), settings_for(name, {})
+def options_of(name: str, options: Options) -> Mapping[str, object]:
+    """The settings that are given for grader `name`: its own, or of an import path those of `function`."""
+    return options.get(name, options.get(FUNCTION, {}) if ":" in name else {})
+
+
+def refuse_unknown_options(options: Options) -> None:
+    """Raises RecipeError where settings are of no grader, or a key or a value is none of its."""
+    for name, given in options.items():
+        if name == FUNCTION:
+            read_settings(kinds()[FUNCTION].settings, {"path": _SOME_PATH, **given}, f"grader {FUNCTION}")
+        else:
+            settings_for(name, given)
+
+
+def refuse_unready(name: str, options: Options, given_in: str) -> None:
+    """Raises RetconError where grader `name`, or one that it asks, cannot be had here with its settings: it is unknown,
+    or a setting lacks that has no default, or as its `Kind.ready`. given_in: the key with the options, for the
+    message."""
+    kind = kind_of(name)
+    try:
+        settings = settings_for(name, options_of(name, options))
+    except RecipeError as error:
+        raise RecipeError(f"{error}: {given_in} has the settings of graders, {name} = {{ … }}") from None
     if kind.ready is not None:
         kind.ready(settings)
+    for asked in kind.asks(settings) if kind.asks is not None else ():
+        refuse_unready(asked, options, given_in)
 
 
 def read_settings(settings: type, given: Mapping[str, object], where: str) -> Any:

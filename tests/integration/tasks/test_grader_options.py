@@ -1,0 +1,96 @@
+"""`task.graders`: the settings of graders in a recipe, given to whoever grades and looked at before work starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the model in the package is loaded by the [train] extra")
+
+from comparing import answer, trajectory
+from datafiles import ROWS, write
+from retcon.build import build_tasks, open_graders
+from retcon.config.load import load_recipe
+from retcon.config.save import recipe_to_toml
+from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError
+from retcon.models.locating import locate
+
+ADDS = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
+MULTIPLIES = ADDS.replace("a + b", "a * b")
+TESTS = {"inputs": ["1 2", "2 2"], "outputs": ["3", "4"]}
+
+
+def recipe_of(folder: Path, *overrides: str) -> Recipe:
+    path = write(folder / "a.jsonl", [{**ROWS["apps"], "input_output": json.dumps(TESTS)}])
+    return load_recipe(None, ["task.kind=file", f"task.path={path}", "task.evaluation_share=0", *overrides])
+
+
+@pytest.mark.parametrize(("graders", "half"), [("{}", 0.0), ('{code = {score = "share"}}', 0.5)])
+def test_code_can_score_the_share_of_its_cases_in_a_run(graders: str, half: float, tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, 'task.rewards="graded"', f"task.graders={graders}")
+    tasks = build_tasks(recipe)
+    task = next(tasks.train(0))
+
+    async def rewards() -> list[tuple[float | None, float | None]]:
+        found = []
+        async with open_graders(tasks) as graders:
+            for reply in (ADDS, MULTIPLIES):
+                made = trajectory("t/0/0", answer(reply), reward=None)
+                both = [await grader.grade(task, made) for grader in (graders.rewarded, graders.judged)]
+                found.append((both[0].reward, both[1].reward))
+        return found
+
+    assert asyncio.run(rewards()) == [(1.0, 1.0), (half, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("grader", "graders", "told"),
+    [
+        ("judge", "{}", r"grader judge: url: Field required.*: task\.graders has the settings of graders, judge = "),
+        ("mean", "{}", r"grader mean: of: Field required.*: task\.graders has"),
+        ("mean", "{mean = {of = {exact = 1, judge = 1}}}", r"grader judge: url: Field required"),
+        ("mean", "{mean = {of = {mean = 1}}}", "of cannot name mean itself"),
+        ("mean", "{mean = {of = {exat = 1}}}", r"no grader 'exat' \(did you mean 'exact'\?\)"),
+    ],
+)
+def test_a_grader_whose_settings_lack_is_refused_before_work_starts(
+    grader: str, graders: str, told: str, tmp_path: Path
+) -> None:
+    recipe = recipe_of(tmp_path, f"task.grader={grader}", f"task.graders={graders}", "task.format=plain")
+    write(tmp_path / "a.jsonl", [ROWS["plain"]])
+    with pytest.raises(RecipeError, match=told):
+        build_tasks(recipe, locate("base"))
+
+
+def test_judges_and_means_are_graders_of_a_run(tmp_path: Path) -> None:
+    judge = '{url = "http://127.0.0.1:1/v1", model = "m", key_env = ""}'
+    graders = f"task.graders={{judge = {judge}, mean = {{of = {{judge = 1, exact = 2}}}}}}"
+    recipe = recipe_of(tmp_path, "task.grader=mean", graders, "task.format=plain")
+    write(tmp_path / "a.jsonl", [ROWS["plain"]])
+    assert next(build_tasks(recipe, locate("base")).train(0)).meta["grader"] == "mean"
+
+
+@pytest.mark.parametrize(
+    ("graders", "told"),
+    [
+        ("{cod = {}}", r"task\.graders.*no grader 'cod' \(did you mean 'code'\?\)"),
+        ("{code = {scor = 1}}", r"grader code: no key 'scor' \(did you mean 'score'\?\)"),
+        ('{code = {score = "most"}}', "grader code: score: "),
+        ("{function = {second = 1}}", r"grader function: no key 'second' \(did you mean 'seconds'\?\)"),
+        ("{judge = {}}", "grader judge: url: Field required"),
+        ("{code = 3}", r"task\.graders"),
+    ],
+)
+def test_settings_that_are_none_are_refused_as_the_recipe_is_read(graders: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=told):
+        recipe_of(tmp_path, f"task.graders={graders}")
+
+
+def test_they_are_kept_with_the_recipe(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, 'task.graders={code = {score = "share"}, "my_rewards:style" = {seconds = 5}}')
+    (tmp_path / "saved.toml").write_text(recipe_to_toml(recipe))
+    assert load_recipe(tmp_path / "saved.toml").task == recipe.task
