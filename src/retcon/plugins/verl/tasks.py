@@ -10,7 +10,7 @@ from retcon.config.schema import TaskSection
 from retcon.core.errors import RecipeError
 from retcon.tasks.data.conventions import named
 from retcon.tasks.data.fields import Misfit
-from retcon.tasks.data.grading import refuse_unknown
+from retcon.tasks.data.grading import graded_item, refuse_unknown
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.text import key
 from retcon.tasks.registry import TaskSet
@@ -43,10 +43,10 @@ def task_of(row: Mapping[str, Any], *, grader: str = "", system: str | None = No
     if lacking := convention.lacking(columns):
         raise RecipeError(f"a row of verl's data set lacks {', '.join(lacking)}: see docs/training/verl.md")
     try:
-        read = convention.read(columns)
+        read, by = graded_item(convention.read(columns), grader, convention.grader)
     except Misfit as misfit:
         raise RecipeError(f"a row of verl's data set, {known.get('extra_info')}: {misfit}") from None
     name = read.id or f"{read.source or 'verl'}/{key(read.question)[:12]}"
     about = {"source": read.source, "reference": read.reference}
-    meta = {**read.meta, "grader": read.grader or grader or convention.grader, **{k: v for k, v in about.items() if v}}
+    meta = {**read.meta, "grader": by, **{k: v for k, v in about.items() if v}}
     return Task(name, read.question, read.answer, system if read.system is None else read.system, meta, read.before)

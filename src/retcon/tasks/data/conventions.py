@@ -6,6 +6,7 @@ settings' `columns`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -193,11 +194,12 @@ def _verl(row: Columns) -> Item:
         answer=final,
         id=_short(about, first_of(about, IDS)),
         system=system,
-        grader=_short(row, "grader") or ("code" if code else ""),
+        grader=_short(row, "grader"),
         source=_short(row, "data_source"),
         reference=reference
         or next((str(about[n]) for n in ("answer", "solution") if isinstance(about.get(n), str)), ""),
         meta={**rest, **about, **({"input_output": truth} if code else {})},
+        cases=(truth if isinstance(truth, str) else json.dumps(truth)) if code else "",
     )
 
 

@@ -46,7 +46,8 @@ class Item:
     the row says it is from. reference: a worked solution. before: what is said before the question, (role, text). meta:
     what else graders or people may want to know. named_by: whether the answer names an option by its `text` or its
     `index`, "" where it does not, or may be either. asked_with: the columns whose text is part of the question, though
-    another holds it. unread: why its grader cannot read the answer, "" where it can.
+    another holds it. unread: why its grader cannot read the answer, "" where it can. cases: where tests of a program
+    stand in the answer's place, their text: the answer to whatever grades it, but for `code`, which finds them in meta.
     """
 
     question: str
@@ -61,6 +62,7 @@ class Item:
     named_by: str = ""
     asked_with: tuple[str, ...] = ()
     unread: str = ""
+    cases: str = ""
 
 
 def missing(value: object) -> bool:

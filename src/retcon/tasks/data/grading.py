@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from retcon.core.errors import RecipeError
 from retcon.tasks.data.fields import DataError, Item, missing
+from retcon.tasks.data.programs import CODE
 from retcon.tasks.grading.cases import PLACES, is_tests
 from retcon.tasks.grading.registry import Kind, kind_of
 from retcon.tasks.types import Task
+
+OF_TEXTS = ("math", "exact", "choice")
+"""Graders of answers in words, numbers and letters, to which tests say nothing."""
 
 
 def refuse_unknown(grader: str, where: str) -> None:
@@ -17,6 +22,21 @@ def refuse_unknown(grader: str, where: str) -> None:
         kind_of(grader)
     except RecipeError as error:
         raise DataError(f"{where}: {error}") from None
+
+
+def graded_item(item: Item, given: str, usual: str) -> tuple[Item, str]:
+    """An item with its answer to the grader that it is graded by, and that grader: the one that it names, else the one
+    that is `given` for those that name none, else its convention's `usual` one. Tests in the answer's place are graded
+    by `code` where what is given compares texts."""
+    if not item.cases:
+        return item, item.grader or given or usual
+    grader = item.grader or (given if given not in OF_TEXTS else "") or CODE
+    return (item if grader in (CODE, *OF_TEXTS) else replace(item, answer=item.cases)), grader
+
+
+def is_answered(item: Item, grader: str) -> bool:
+    """Whether an item has what its grader compares replies with: an answer, or tests where it may look at them."""
+    return (grader != CODE and bool(item.answer)) or (grader not in OF_TEXTS and has_tests(item))
 
 
 def has_tests(item: Item) -> bool:

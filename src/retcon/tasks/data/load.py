@@ -17,7 +17,7 @@ from retcon.core.errors import TaskWarning, nearest
 from retcon.tasks.data.conventions import Convention, named, recognised
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, marks
 from retcon.tasks.data.files.rows import mapped, read_rows, split_of
-from retcon.tasks.data.grading import has_tests, refuse_unknown
+from retcon.tasks.data.grading import graded_item, is_answered, refuse_unknown
 from retcon.tasks.data.loaded import Loaded, Placed, ReadSource, Role
 from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
 from retcon.tasks.data.overlap import EvaluationIndex
@@ -136,7 +136,7 @@ class _Loader:
             item = convention.read(columns)
         except Misfit as misfit:
             raise DataError(f"{row.where}: {misfit} (read as {convention.name})") from None
-        grader = item.grader or read.settings.grader or convention.grader
+        item, grader = graded_item(item, read.settings.grader, convention.grader)
         _refuse_huge(item, row, grader)
         read.asked_with.update(item.asked_with)
         if item.grader:
@@ -145,7 +145,7 @@ class _Loader:
             return read.drop("marked to be left out", row.where)
         if not item.question.strip():
             return read.drop("without a question", row.where)
-        if not (has_tests(item) if grader == CODE else item.answer):
+        if not is_answered(item, grader):
             return read.drop("without tests" if grader == CODE else "without an answer", row.where)
         same = key(item.question)
         if self._settings.duplicates == "drop":
@@ -247,7 +247,7 @@ def _recognised_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[
 
 def _refuse_huge(item: Item, row: Row, grader: str) -> None:
     """Tests, which may be the answer, may have any length."""
-    answers = () if grader == CODE else (("answer", item.answer, MOST_ANSWER),)
+    answers = () if grader == CODE or item.cases else (("answer", item.answer, MOST_ANSWER),)
     for column, value, most in (*answers, ("question", item.question, MOST_QUESTION)):
         if len(value) > most:
             raise DataError(

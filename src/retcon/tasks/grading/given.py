@@ -13,6 +13,7 @@ from retcon.core.errors import RecordError
 from retcon.tasks.data.conventions import Convention, conventions
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, missing
 from retcon.tasks.data.files.rows import is_data_file, read_rows
+from retcon.tasks.data.grading import graded_item
 from retcon.tasks.data.text import NAMED, key
 from retcon.tasks.grading.grading import GradeSettings
 from retcon.tasks.types import Task
@@ -102,9 +103,10 @@ def _task(row: Row, convention: Convention | None) -> tuple[list[str], Task]:
 def _read(columns: Columns, convention: Convention | None) -> tuple[Item | None, str]:
     """A row as training reads it, None where that cannot be, and why."""
     try:
-        return (None, "") if convention is None else (convention.read(columns), "")
+        item = convention.read(columns) if convention is not None else None
     except Misfit as misfit:
         return None, str(misfit)
+    return item, ""
 
 
 def _named(question: str) -> str:
@@ -113,6 +115,6 @@ def _named(question: str) -> str:
 
 def _meta(item: Item, convention: Convention | None) -> Mapping[str, object]:
     """As in a run; a task that is graded as those that name no grader are names none."""
-    own = convention.grader if convention is not None and convention.grader != GradeSettings().grader else ""
-    about = {"grader": item.grader or own, "source": item.source, "reference": item.reference}
+    usual = convention.grader if convention is not None and convention.grader != GradeSettings().grader else ""
+    about = {"grader": graded_item(item, "", usual)[1], "source": item.source, "reference": item.reference}
     return {**item.meta, **{name: value for name, value in about.items() if value}}

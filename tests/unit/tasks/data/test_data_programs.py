@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from datafiles import ROWS, read, write
+from datafiles import ROWS, read, tasks, write
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.cases import Call, Stdio, read_tests
@@ -33,8 +33,7 @@ PRINTS = "a program that reads standard input and prints the answer."
     ],
 )  # fmt: skip
 def test_tests_that_are_no_lines_of_python_are_not_shown(row: dict[str, Any], asked: str, tmp_path: Path) -> None:
-    tasks = FileTaskSettings(path=write(tmp_path / "a.jsonl", [row]), evaluation_share=0).open()
-    (task,) = tasks.train(0)
+    (task,) = FileTaskSettings(path=write(tmp_path / "a.jsonl", [row]), evaluation_share=0).open().train(0)
     assert task.question.endswith(asked)
     assert task.question.startswith(f"{row.get('question', row.get('problem'))}\n\nAnswer with one block of Python")
     assert task.meta["grader"] == "code"
@@ -67,3 +66,39 @@ def test_tests_that_are_the_answer_may_be_long(tmp_path: Path) -> None:
     assert len(read_tests(placed.task).cases) == 9000
     with pytest.raises(DataError, match=r"its answer has .* characters, 20,000 at most"):
         read(path, columns=columns)
+
+
+CASES = '{"inputs": ["1"], "outputs": ["1"]}'
+
+
+@pytest.mark.parametrize(
+    ("given", "by", "answer"),
+    [
+        ("", "code", ""), ("code", "code", ""), ("math", "code", ""), ("exact", "code", ""),
+        ("my_rewards:style", "my_rewards:style", CASES), ("judge", "judge", CASES),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("truth", [CASES, json.loads(CASES)], ids=["text", "object"])
+def test_verls_tests_are_graded_by_what_is_given_if_that_takes_more_than_texts(
+    given: str, by: str, answer: str, truth: object, tmp_path: Path
+) -> None:
+    row = {**ROWS["verl"], "reward_model": {"ground_truth": truth}}
+    (task,) = tasks(write(tmp_path / "a.jsonl", [row]), grader=given)
+    assert (task.meta["grader"], task.answer, task.meta["input_output"]) == (by, answer, truth)
+    (named,) = tasks(write(tmp_path / "a.jsonl", [{**row, "grader": "my_rewards:other"}]), grader=given)
+    assert (named.meta["grader"], named.answer) == ("my_rewards:other", CASES)
+
+
+def test_tests_of_any_length_may_be_the_answer_to_a_function(tmp_path: Path) -> None:
+    long = json.dumps({"inputs": ["1" * 30_000], "outputs": ["1"]})
+    row = {**ROWS["verl"], "reward_model": {"ground_truth": long}}
+    assert tasks(write(tmp_path / "a.jsonl", [row]), grader="my_rewards:style")[0].answer == long
+
+
+@pytest.mark.parametrize("convention", ["humaneval", "mbpp", "apps", "livecodebench"])
+def test_programs_can_be_graded_by_a_function_which_has_their_tests(convention: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [ROWS[convention]])
+    (task,) = tasks(path, grader="my_rewards:style")
+    assert (task.answer, task.meta["grader"]) == ("", "my_rewards:style")
+    assert task.meta == {**tasks(path)[0].meta, "grader": "my_rewards:style"}
+    assert not tasks(path, grader="exact"), "to which tests say nothing"
