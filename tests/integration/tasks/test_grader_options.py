@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from retcon.config.save import recipe_to_toml
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.models.locating import locate
+from retcon.store import jsonl
+from retcon.tasks.grading.grading import GradeSettings
+from retcon.tasks.grading.regrade import Regrading, regrade
+from retcon.tasks.grading.stored import ABOUT
 
 ADDS = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
 MULTIPLIES = ADDS.replace("a + b", "a * b")
@@ -94,3 +99,19 @@ def test_they_are_kept_with_the_recipe(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, 'task.graders={code = {score = "share"}, "my_rewards:style" = {seconds = 5}}')
     (tmp_path / "saved.toml").write_text(recipe_to_toml(recipe))
     assert load_recipe(tmp_path / "saved.toml").task == recipe.task
+
+
+@pytest.mark.parametrize(("given", "reward"), [({}, 0.5), ({"code": {"score": "all"}}, 0.0)])
+def test_rollouts_of_a_run_are_scored_again_by_its_settings(
+    given: dict[str, dict[str, object]], reward: float, tmp_path: Path
+) -> None:
+    recipe = recipe_of(tmp_path, 'task.graders={code = {score = "share", seconds = 5}}')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.json").write_text(json.dumps({"recipe": recipe.model_dump(mode="json")}))
+    task = next(build_tasks(recipe).train(0))
+    made = replace(trajectory("t/0/0", answer(MULTIPLIES), reward=0.5), task=task.id)
+    jsonl.write(tmp_path / "run/trajectories-t1.jsonl", [made])
+    job = Regrading(tmp_path / "run", tmp_path / "out", GradeSettings(rewards="graded", options=given))
+    assert [one.reward for one in regrade(job, lambda *_: None)] == [reward]
+    used = json.loads((tmp_path / "out" / ABOUT).read_text())["settings"]["options"]
+    assert used == {"code": {"score": "share", "seconds": 5, **given.get("code", {})}}

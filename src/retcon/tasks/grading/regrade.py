@@ -27,7 +27,7 @@ from retcon.store import jsonl
 from retcon.store.lines import LineAppender
 from retcon.store.whole import PARTIAL, write_json
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.stored import ABOUT, tasks_of, trajectory_files
+from retcon.tasks.grading.stored import ABOUT, options_of_run, tasks_of, trajectory_files
 from retcon.tasks.grading.types import Verdict
 from retcon.tasks.types import Task
 
@@ -70,7 +70,8 @@ class Regraded(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Regrading:
-    """run: a run folder or a trajectory file. tasks: a file of the tasks, for rollouts whose tasks the run cannot give.
+    """run: a run folder or a trajectory file. settings: their options are in place of the run's own (`task.graders`).
+    tasks: a file of the tasks, for rollouts whose tasks the run cannot give.
     by: the grader of all, in place of those that tasks name. at_once: rollouts that are graded at a time."""
 
     run: Path
@@ -88,8 +89,10 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
     Raises RecordError for files that cannot be read, tasks that are not found, and an `out` that is finished, holds
     another job or something else; RecipeError for a grader or a key that is unknown.
     """
-    Grading(job.settings)  # refuses what is unknown before any work
     files = [(path, str(name)) for path, name in trajectory_files(job.run)]
+    options = options_of_run([path for path, _ in files], job.settings.options)
+    job = replace(job, settings=replace(job.settings, options=options))
+    Grading(job.settings)  # refuses what is unknown before any work
     ids = {name: [t.task for t in jsonl.read(path)] for path, name in files}
     tasks = tasks_of([path for path, _ in files], {id for of in ids.values() for id in of}, job.tasks)
     about = {

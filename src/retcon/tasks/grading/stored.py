@@ -14,6 +14,7 @@ from retcon.core.errors import MissingExtra, RecipeError, RecordError, nearest
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.grading.given import given_tasks
+from retcon.tasks.grading.registry import Options
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
 
@@ -70,6 +71,14 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
             "them all with --tasks (the data, or rows with id and answer, where 'mine/17' may be called '17')"
         )
     return found
+
+
+def options_of_run(files: Iterable[Path], given: Options) -> Options:
+    """The settings of graders that the recipe beside the files has (`task.graders`), with what is given in their place,
+    key by key. Raises RecordError for a manifest that cannot be read."""
+    recipes = (about.get("recipe") or {} for about in _manifests(files))
+    options: Options = next((found for one in recipes if (found := (one.get("task") or {}).get("graders"))), {})
+    return {name: {**options.get(name, {}), **given.get(name, {})} for name in dict.fromkeys((*options, *given))}
 
 
 def _manifests(files: Iterable[Path]) -> list[Mapping[str, Any]]:
