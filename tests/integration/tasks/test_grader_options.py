@@ -55,8 +55,8 @@ def test_code_can_score_the_share_of_its_cases_in_a_run(graders: str, half: floa
 @pytest.mark.parametrize(
     ("grader", "graders", "told"),
     [
-        ("judge", "{}", r"grader judge: url: Field required.*: task\.graders has the settings of graders, judge = "),
-        ("mean", "{}", r"grader mean: of: Field required.*: task\.graders has"),
+        ("judge", "{}", r"grader judge: url: Field required.*: its settings belong in task\.graders = . judge = "),
+        ("mean", "{}", r"grader mean: of: Field required.*: its settings belong in task\.graders"),
         ("mean", "{mean = {of = {exact = 1, judge = 1}}}", r"grader judge: url: Field required"),
         ("mean", "{mean = {of = {mean = 1}}}", "of cannot name mean itself"),
         ("mean", "{mean = {of = {exat = 1}}}", r"no grader 'exat' \(did you mean 'exact'\?\)"),

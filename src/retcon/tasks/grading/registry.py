@@ -95,7 +95,7 @@ def refuse_unready(name: str, options: Options, given_in: str) -> None:
     try:
         settings = settings_for(name, options_of(name, options))
     except RecipeError as error:
-        raise RecipeError(f"{error}: {given_in} has the settings of graders, {name} = {{ … }}") from None
+        raise RecipeError(f"{error}: its settings belong in {given_in} = {{ {name} = {{ … }} }}") from None
     if kind.ready is not None:
         kind.ready(settings)
     for asked in kind.asks(settings) if kind.asks is not None else ():
