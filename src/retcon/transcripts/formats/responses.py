@@ -26,6 +26,12 @@ _NAMED = {"function_call", "custom_tool_call", "mcp_call"}
 _SHELLS = {"local_shell_call", "shell_call"}
 _AWAITED = {"function_call", "custom_tool_call", *_SHELLS, "apply_patch_call", "computer_call", "tool_search_call"}
 """Calls whose output is an item of its own. One of any other kind holds what it gave, if no item is its output."""
+_CALLS = _AWAITED | {
+    "code_interpreter_call", "mcp_call", "web_search_call", "file_search_call", "image_generation_call",
+}  # fmt: skip
+"""By these a list is known to be of this API: in any other list, what ends in `_call` may be an event of a log."""
+_SEARCHED = "tool_search_output"
+_OWN = _CALLS | {f"{name}_output" for name in _AWAITED - {"tool_search_call"}} | {_SEARCHED}
 _CALL, _OUTPUT = "_call", "_call_output"
 _OTHERS = {"tool_call", "server_tool_call", "invalid_tool_call"}
 """Of LangChain's messages."""
@@ -36,8 +42,9 @@ _WORDS = {"message", "reasoning"}
 
 
 class Responses(Itemwise):
-    """A call and its output are items of their own, joined by `call_id`; those of the server's tools are both. Any item
-    whose type ends in `_call` is a call. Reasoning and words stay with the call that follows them."""
+    """A call and its output are items of their own, joined by `call_id`; those of the server's tools are both. Beside
+    an item of a type that is known, any whose type ends in `_call` is a call. Reasoning and words stay with the call
+    that follows them."""
 
     name = "responses"
     aliases = ("nemo-gym",)
@@ -107,11 +114,11 @@ def _is_call(item: Item) -> bool:
 
 def _is_output(item: Item) -> bool:
     kind = string(item.get("type"))
-    return kind.endswith(_OUTPUT) or kind == "tool_search_output"
+    return kind == _SEARCHED or (kind.endswith(_OUTPUT) and kind.removesuffix("_output") not in _OTHERS)
 
 
 def _is_own(item: Item) -> bool:
-    return _is_call(item) or _is_output(item)
+    return string(item.get("type")) in _OWN
 
 
 def _words(item: Json) -> str:

@@ -85,6 +85,30 @@ def test_a_call_of_langchain_s_is_no_item_of_responses(kind: str) -> None:
         Detector("responses").format_of({"calls": [{"type": kind, "name": "python", "args": {}, "id": "a"}]})
 
 
+LOGGED = [{"type": one, "status": "completed", "output": "ok"} for one in ("llm_call", "api_call", "tool_call_output")]
+
+
+def messages() -> Items:
+    items: Items = [{"role": "user", "content": "2 pi?"}]
+    for id, code, output in (("a", FAILED, ERROR), ("b", WORKS, "6.283")):
+        call = {"id": id, "type": "function", "function": {"name": "python", "arguments": json.dumps({"code": code})}}
+        items += [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        items += [{"role": "tool", "tool_call_id": id, "content": output}]
+    return items
+
+
+@pytest.mark.parametrize("beside", [{"trace": LOGGED}, {"metadata": {"steps": LOGGED}}])
+def test_a_log_beside_the_messages_does_not_make_them_items_of_responses(beside: Any) -> None:
+    _, count = purify_transcript({**beside, "messages": messages()})
+    assert ([*count.formats], count.calls, count.failed, count.shallow) == (["messages"], 2, 1, 1)
+
+
+def test_a_call_of_a_new_kind_beside_known_ones_stays() -> None:
+    items = responses({"type": "paint_call", "id": "n", "status": "completed", "prompt": "a circle"})
+    clean, count = purify_transcript({"input": items})
+    assert (clean["input"], count.calls, count.shallow) == (items, 3, 0)
+
+
 def of_mcp(id: str, code: str, output: str, failed: bool) -> Items:
     return [
         {"type": "text", "text": "I compute it."},
