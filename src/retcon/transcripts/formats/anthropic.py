@@ -18,11 +18,13 @@ from retcon.transcripts.types import Json
 
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 _RESULT = "tool_result"
+_LISTED = "tool_calls"
 
 
 class Anthropic(Itemwise):
-    """content: text, or blocks. A user's `tool_result` answers the call of its `tool_use_id`; `is_error` says that it
-    failed. Results of tools on the server stand in the model's own message, with a `return_code`."""
+    """content: text, or blocks. A `tool_result` of the user (with some clients, of a tool) answers the call of its
+    `tool_use_id`; `is_error` says that it failed. Results of tools on the server stand in the model's own message, with
+    a `return_code`."""
 
     name = "anthropic"
     marks = ("content", "tool_use", "tool_result", "tool_use_id", "input", "is_error")
@@ -30,7 +32,7 @@ class Anthropic(Itemwise):
     def has_calls(self, items: Sequence[Item]) -> bool:
         of_blocks = [item for item in items if not isinstance(item.get("content"), str)]
         blocks = (block for item in of_blocks for block in _blocks(item))
-        return any(map(_is_call, blocks)) and not any(map(_is_others, items))
+        return any(map(_is_call, blocks)) and all("role" in item for item in items) and not _is_of_openai(items)
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -47,7 +49,11 @@ class Anthropic(Itemwise):
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         blocks = [block for piece in pieces for block in parts(piece)]
-        return [{**_home(pieces), "content": blocks if isinstance(_home(pieces).get("content"), list) else blocks[0]}]
+        home = _home(pieces)
+        new = {**home, "content": blocks if isinstance(home.get("content"), list) else blocks[0]}
+        if home.get(_LISTED):
+            new[_LISTED] = [call for piece in pieces if piece.kind == "call" for call in _listed(piece)]
+        return [new]
 
     def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
         blocks = without_words(parts(piece), cuts)
@@ -69,9 +75,24 @@ def _is_call(block: Json) -> bool:
     return isinstance(block, dict) and block.get("type") in _CALLS and "tool_type" not in block
 
 
-def _is_others(item: Item) -> bool:
-    """Whether an item is no message, or one of OpenAI's shape."""
-    return "role" not in item or item["role"] == "tool" or bool(item.get("tool_calls"))
+def _is_of_openai(items: Sequence[Item]) -> bool:
+    """Whether a message has OpenAI's shape: a tool's without a result block, or calls in `tool_calls` (where some
+    clients have them too) that no result block answers."""
+    answers = [any(map(_is_result, _blocks(item))) for item in items]
+    if any(item["role"] == "tool" and not answer for item, answer in zip(items, answers, strict=True)):
+        return True
+    return not any(answers) and any(item.get(_LISTED) for item in items)
+
+
+def _is_result(block: Json) -> bool:
+    return isinstance(block, dict) and block.get("type") == _RESULT
+
+
+def _listed(piece: Piece) -> list[Json]:
+    """What the message of a piece of calls has of them in `tool_calls` too."""
+    listed, ids = _home([piece]).get(_LISTED), {call.id for call in piece.calls}
+    calls = listed if isinstance(listed, list) else []
+    return [call for call in calls if isinstance(call, dict) and some_id(call.get("id")) in ids]
 
 
 def _runs(item: Item) -> Iterator[tuple[PieceKind, list[Json]]]:

@@ -148,6 +148,21 @@ def test_calls_through_mcp_are_repaired() -> None:
     assert [block.get("id") for block in clean["messages"][1]["content"]] == [None, "n", None]
 
 
+@pytest.mark.parametrize("role", ["tool", "user"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_calls_in_blocks_that_blocks_answer_are_anthropic_s_whoever_answers(role: str, listed: bool) -> None:
+    items = anthropic()
+    for said, answer in (items[1:3], items[3:5]):
+        answer["role"] = role
+        if listed:
+            said["tool_calls"] = [{"id": said["content"][1]["id"], "type": "function", "function": {"name": "python"}}]
+    clean, count = purify_transcript({"messages": items})
+    assert ([*count.formats], count.calls, count.failed, count.shallow) == (["anthropic"], 2, 1, 1)
+    said, answer = clean["messages"][1:3]
+    assert [said["content"][1]["id"], answer["role"], answer["content"][0]["content"]] == ["b", role, "6.283"]
+    assert [call["id"] for call in said.get("tool_calls", [])] == ["b"] * listed
+
+
 @pytest.mark.parametrize("type", [{"tool_type": "web_search"}, {}])
 def test_a_provider_s_own_tool_does_not_make_inspect_s_messages_anthropic_s(type: dict[str, str]) -> None:
     used = {"type": "tool_use", "id": "w", "name": "web_search", "arguments": "pi", "result": "3.14", **type}
