@@ -5,17 +5,20 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from retcon.transcripts.types import Format, Json
 
 _DEPTH = 8
+_ITEMS = 200
 _TEXT = 20_000
 _KEYS = frozenset({"tool_calls", "tool_call", "tool_use", "function_call", "tool_call_id", "code_action"})
 _ROLES = frozenset({"tool", "function", "observation", "ipython", "execution", "tool_result", "tool_response"})
 _KINDS = re.compile(
     r"(?:.*_)?(?:tool_use|tool_result|(?:tool|function|mcp|shell|search|interpreter|patch)_call(?:_output)?)"
 )
-"""Types of items or blocks that are a call or what it gave, whoever's tool it is."""
+"""Types of items or blocks, in a list, that are a call or what it gave, whoever's tool it is. A record's own type may
+be any label."""
 _NAMING = ("role", "from", "type", "kind", "source")
 _TAG = re.compile(r"</([A-Za-z][\w:.-]{1,30})>")
 _RESULT = re.compile(
@@ -32,15 +35,15 @@ _REACT = re.compile(r"^Action(?: Input)?:.*?^Observation:", re.MULTILINE | re.DO
 
 def tool_use(record: Json) -> str | None:
     """What in a record says that a tool was called in it: a key, a role, a type, a wording; None where nothing does."""
-    for key, value in _walk(record, 0):
+    for key, value in chain([("", record)], _walk(record, 0)):
         if key in _KEYS and value:
             return f"the key '{key}'"
+        if isinstance(value, list) and (kind := _kind_in(value)):
+            return f"the type '{kind}'"
         if not isinstance(value, str):
             continue
         if key in ("role", "from") and value.lower() in _ROLES:
             return f"the role '{value}'"
-        if key == "type" and _KINDS.fullmatch(value[:60]):
-            return f"the type '{value}'"
         text = value[:_TEXT]
         if "<" in text and (result := _RESULT.search(text)):
             return f"the tag <{result[1]}>"
@@ -49,6 +52,12 @@ def tool_use(record: Json) -> str | None:
         if "Observation:" in text and _REACT.search(text):
             return "the words 'Action:' and 'Observation:'"
     return None
+
+
+def _kind_in(items: Sequence[Json]) -> str | None:
+    """The type of the first item that is a call or what it gave."""
+    kinds = (item.get("type") for item in items[:_ITEMS] if isinstance(item, dict))
+    return next((kind for kind in kinds if isinstance(kind, str) and _KINDS.fullmatch(kind[:60])), None)
 
 
 def nearest_format(record: Json, formats: Sequence[Format]) -> str:
@@ -85,5 +94,5 @@ def _walk(value: Json, depth: int, key: str = "") -> Iterator[tuple[str, Json]]:
         for name, inner in value.items():
             yield from _walk(inner, depth + 1, str(name))
     elif isinstance(value, list):
-        for inner in value[:200]:
+        for inner in value[:_ITEMS]:
             yield from _walk(inner, depth + 1, key)

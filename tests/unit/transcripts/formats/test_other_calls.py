@@ -189,6 +189,13 @@ def test_a_block_that_is_a_call_of_an_unknown_kind_is_a_sign_of_tool_use(kind: s
     assert tool_use({"role": "assistant", "content": [{"type": "phone_call"}, {"type": "text", "text": kind}]}) is None
 
 
+@pytest.mark.parametrize("label", [{"type": "tool_use"}, {"meta": {"type": "function_call"}}])
+def test_a_record_s_own_label_is_no_sign_of_tool_use(label: Any) -> None:
+    record = {**label, "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
+    assert tool_use(record) is None
+    assert purify_transcript(record)[1].unread == 0
+
+
 def openhands(action: str, observation: str, **args: Any) -> Items:
     def done(id: str, action: str, **args: Any) -> dict[str, Any]:
         made = {"tool_call_id": id, "function_name": action, "model_response": {}}
