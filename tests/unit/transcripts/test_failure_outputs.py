@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from retcon.transcripts.failures.rules import RULES, UNCLEAR, judge, looks_clean
+from retcon.transcripts.purifying.one import purify_transcript
 
 TABLES = Path(__file__).parents[2] / "outputs"
 
@@ -36,6 +38,27 @@ def test_what_looks_like_a_failure_is_none(output: dict[str, Any]) -> None:
     verdict = judge(output["text"], output.get("code", "some(code)"))
     assert (verdict and verdict.rule) == (UNCLEAR if output.get("own") else None)
     assert looks_clean(output["text"]) or output.get("own")
+
+
+PRINTED = "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nNameError: name 'q'"
+
+
+@pytest.mark.parametrize("content", [PRINTED, {"stderr": PRINTED, "exit_code": 1}], ids=["text", "record"])
+@pytest.mark.parametrize(
+    ("beside", "fails"),
+    [
+        ({"name": "read_file"}, True),
+        ({"name": "log.txt"}, False),
+        ({"name": "log.txt", "tool_call_id": "a"}, True),
+    ],
+)
+def test_a_name_with_a_content_wraps_an_output_only_if_it_is_the_tool_s(beside: Any, fails: bool, content: Any) -> None:
+    text = json.dumps({**beside, "content": content})
+    call = {"id": "a", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": text}]
+    assert purify_transcript({"messages": messages})[1].failed == fails
+    assert (judge(text, tools=["read_file"]) is not None) == fails
+    assert not looks_clean(text)
 
 
 def test_the_table_has_wordings_for_every_rule_and_enough_of_them() -> None:

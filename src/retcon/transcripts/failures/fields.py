@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -46,13 +46,13 @@ class Fields:
         return any(f"{quote}{name}{quote}" in code for name in self.names for quote in "'\"")
 
 
-def fields_of(text: str) -> Fields | None:
-    """What the output says as a record; None where it is none, and is to be read as text.
+def fields_of(text: str, tools: Collection[str] | None = None) -> Fields | None:
+    """What the output says as a record; None where it is none, and is to be read as text. tools: see `judge`.
 
     SandboxFusion (`status`, `run_result` with `return_code`), code-judge (`success`, `run_success`), shells behind an
     API (`exit_code`, `stderr`; Codex has it under `metadata`), NeMo-Gym's tools (`process_status`). What only wraps an
-    output with the name of its tool (Hermes) counts by that. A record that was cut in the middle of a traceback counts
-    by that.
+    output with the name of its tool (Hermes) counts by that; one with another name, and no id of a call, is data. A
+    record that was cut in the middle of a traceback counts by that.
     """
     record = _decoded(text)
     if record is None:
@@ -60,6 +60,8 @@ def fields_of(text: str) -> Fields | None:
     content = record.get("content")
     if "name" not in record or "content" not in record or not record.keys() <= _WRAPPED:
         return _of_record(record)
+    if tools is not None and "tool_call_id" not in record and record["name"] not in tools:
+        return None
     if isinstance(content, dict):
         return _of_record(content)
     said = content if isinstance(content, str) else _texts(content)

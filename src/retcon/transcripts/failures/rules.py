@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -182,25 +183,26 @@ def _suspect_in_full(line: str) -> bool:
 
 
 def looks_clean(output: str) -> bool:
-    """Whether no rule holds for this output, whatever its program is."""
+    """Whether no rule holds for this output, whatever its program and its tool are."""
     return not may_fail(output) or judge(output) is None
 
 
-def judge(output: str, code: str = "") -> Verdict | None:
-    """What the output of a call says about it; None: nothing but success. code: the program of the call, if known."""
+def judge(output: str, code: str = "", tools: Collection[str] | None = None) -> Verdict | None:
+    """What the output of a call says about it; None: nothing but success. code: the program of the call, if known.
+    tools: the names of what may have given the output; None: of any tool."""
     if not may_fail(output):
         return None
     text = _ANSI.sub("", output)
     stripped = text.strip()
     if (inner := blocks_of(stripped)) is not None:
-        return judge(inner, code)
-    if stripped[:1] in "{[" and (found := fields_of(stripped)) is not None:
+        return judge(inner, code, tools)
+    if stripped[:1] in "{[" and (found := fields_of(stripped, tools)) is not None:
         if found.own(code):
             return Verdict("ok", UNCLEAR)
         if found.status is not None:
             return Verdict(found.status, found.rule, found.error_type)
         # What ended well may still have words of a failure on the way: only what is said to be an error is judged.
-        return judge(found.text, code) if found.text else None
+        return judge(found.text, code, tools) if found.text else None
     verdict = (
         _traceback(text, code)
         or _does_not_compile(text, code)

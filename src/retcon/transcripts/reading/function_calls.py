@@ -38,7 +38,7 @@ def split_output(output: ToolOutput, calls: Sequence[Call]) -> tuple[ToolOutput,
     if isinstance(listed, list) and len(listed) == len(calls):
         texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in listed]
         return tuple(map(ToolOutput, texts))
-    verdict = judge(output.text, "".join(map(shown_call, calls)))
+    verdict = judge(output.text, "".join(map(shown_call, calls)), [call.name for call in calls])
     return (output._replace(verdict=verdict, typed=True), *[ToolOutput("", None, verdict, True)] * (len(calls) - 1))
 
 

@@ -385,7 +385,7 @@ def _is_broken(text: str) -> bool:
 def _observation(call: ToolCall, output: ToolOutput) -> Observation:
     verdict = output.verdict
     if verdict is None and not output.typed:
-        verdict = judge(output.text, call.code)
+        verdict = judge(output.text, call.code, (call.name,))
         if verdict is None and call.malformed and _is_broken(call.code):
             verdict = Verdict("malformed", "malformed", line=0)
     if verdict is None:
