@@ -69,8 +69,9 @@ def fields_of(text: str, tools: Collection[str] | None = None) -> Fields | None:
 
 
 def _of_record(record: Mapping[str, object]) -> Fields | None:
-    parts = [record, *_inside(record)]
-    why = _says_why(record) or next((said for part in parts[1:] if (said := _says_why(part))), "")
+    inside, beside = _inside(record), _beside(record)
+    parts = [record, *inside, *beside]
+    why = _says_why(record) or next((said for part in inside if (said := _says_why(part))), "")
     process = record.get(_PROCESS)
     if not why and not isinstance(process, str) and not any(_OUTPUTS & part.keys() for part in parts):
         return None
@@ -83,9 +84,10 @@ def _of_record(record: Mapping[str, object]) -> Fields | None:
     if isinstance(process, str) and process.lower() == "error":  # which is said of mere warnings too
         printed = [text for name in ("stdout", "stderr") if isinstance(text := record.get(name), str)]
         return Fields(None, "", None, "\n".join(printed), names)
-    for part in reversed(parts):
+    outside = {name: value for name, value in record.items() if name != "status"}  # of which the parts inside say more
+    for part in [*reversed(inside), *([outside] if inside else []), record, *beside]:
         status = part.get("status")
-        if isinstance(status, str) and status.lower() in _STATUSES and not (part is record and len(parts) > 1):
+        if isinstance(status, str) and status.lower() in _STATUSES:
             return Fields(*_STATUSES[status.lower()], _error_type(error), "", names)
         for name in _EXIT:
             if type(code := part.get(name)) is int and code:
@@ -97,23 +99,27 @@ def _of_record(record: Mapping[str, object]) -> Fields | None:
         if any(part.get(name) is True for name in _FAILED):
             late = part.get("timed_out") is True or part.get("timeout") is True
             return Fields("timeout" if late else "error", "field", _error_type(error), "", names)
-    if isinstance(status := record.get("status"), str) and status.lower() in _STATUSES:
-        return Fields(*_STATUSES[status.lower()], _error_type(error), "", names)
     codes = any(type(part.get(name)) is int for part in parts for name in _EXIT)
     told = codes or any(type(part.get(name)) is bool for part in parts for name in _SUCCESS)
     return Fields(None, "", None, "" if told else error, names)
 
 
 def _inside(record: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """The parts of a record that say how the call went: the result of a run, the content where it is such a record
-    itself, and the exit code among what is said beside the output."""
-    run, content, beside = (record.get(name) for name in ("run_result", "content", "metadata"))
+    """The parts of a record that say how the call went: the result of a run, and the content where it is such a record
+    itself."""
+    run, content = record.get("run_result"), record.get("content")
     parts: list[Mapping[str, object]] = [run] if isinstance(run, dict) else []
     if isinstance(content, dict) and (_OUTPUTS & content.keys() or _says_why(content)):
         parts.append(content)
-    if isinstance(beside, dict):
-        parts += [{name: code} for name in _EXIT if type(code := beside.get(name)) is int]
     return parts
+
+
+def _beside(record: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """The exit code among what is said beside the output: it counts where the record itself names no failure."""
+    beside = record.get("metadata")
+    if not isinstance(beside, dict):
+        return []
+    return [{name: code} for name in _EXIT if type(code := beside.get(name)) is int]
 
 
 def _says_why(record: Mapping[str, object]) -> str:
