@@ -17,7 +17,7 @@ from retcon.tasks.graders.mathematics import MathGrader
 from retcon.tasks.graders.mean import MeanGrader
 from retcon.tasks.grading.grading import GradeSettings, Grading, reward_of
 from retcon.tasks.grading.registry import kinds
-from retcon.tasks.grading.types import Fault, Reply, Verdict
+from retcon.tasks.grading.types import Fault, Reply, ScoreError, Verdict
 from retcon.tasks.grading.worker import read_verdict
 from retcon.tasks.registry import graded
 from retcon.tasks.types import Task
@@ -229,18 +229,33 @@ def test_the_parts_of_a_mean_are_opened_by_name() -> None:
         ({"score": 0.5, "acc": 0.5}, 0.5, False),
         (-1.0, 0.0, False),
         ({"score": 0.5, "right": True, "why": "near"}, 0.5, True),
+        ({"score": 0.0, "acc": None, "why": None}, 0.0, False),
+        ({"score": 1.0, "acc": None, "right": None}, 1.0, True),
         (Verdict(0.3, True), 0.3, True),
+        (0.2 + 0.4 + 0.3 + 0.1, 1.0, True),
     ],
 )
 def test_what_functions_may_return(said: Any, score: float, right: bool) -> None:
     verdict = read_verdict(said)
     assert (verdict.score, verdict.right) == (score, right)
+    assert verdict.why in ("", "near")
 
 
 @pytest.mark.parametrize("said", [None, "yes", [1], 2, math.nan, -math.inf, {"reward": 1}])
 def test_what_functions_may_not_return(said: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         read_verdict(said)
+
+
+@pytest.mark.parametrize(("sum_of_shares", "score"), [(0.2 + 0.4 + 0.3 + 0.1, 1.0), (1.0 - 0.9 - 0.1, 0.0)])
+def test_what_rounding_adds_to_a_score_is_not_counted(sum_of_shares: float, score: float) -> None:
+    assert sum_of_shares != score
+    assert Verdict(sum_of_shares, right=True).score == score
+
+
+def test_a_score_above_1_is_told_in_all_its_digits() -> None:
+    with pytest.raises(ScoreError, match=r"a score of 1\.000002: it must be within \[0, 1\]"):
+        read_verdict(1.000002)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,14 @@ class ScoreError(RecipeError, ValueError):
     without their rollouts the others would say something else, so the work ends."""
 
 
+_ROUNDING = 1e-6
+"""How far beyond 0 or 1 a sum of shares may come by rounding, in 32-bit floats too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a grader found. Raises ScoreError for a score outside of [0, 1], ValueError for one that is no number.
+    """What a grader found. Raises ScoreError for a score outside of [0, 1], but by rounding, ValueError for one that is
+    no number.
 
     score: how good the answer is. right: whether it counts as right. why: a short phrase for people. answer: what the
     grader took for the answer, None where it found none.
@@ -32,8 +37,10 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.score <= 1.0:
-            error = ScoreError if math.isfinite(self.score) else ValueError
-            raise error(f"a score of {self.score:g}: it must be within [0, 1]")
+            if not -_ROUNDING <= self.score <= 1.0 + _ROUNDING:
+                error = ScoreError if math.isfinite(self.score) else ValueError
+                raise error(f"a score of {self.score}: it must be within [0, 1]")
+            object.__setattr__(self, "score", min(max(self.score, 0.0), 1.0))
 
     @classmethod
     def of(cls, right: bool, why: str = "", answer: str | None = None) -> Verdict:

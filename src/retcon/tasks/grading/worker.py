@@ -76,16 +76,18 @@ def wanted(function: Any) -> list[str] | None:
 
 def read_verdict(said: Any) -> Verdict:
     """A verdict of what a function returned: a bool, a number, a Verdict, or as verl has it an object with `score`,
-    and `right` or `acc`. A finite number below 0, as of functions that give 1 and -1, is a score of 0. Right is what
-    scores 1, where nothing else is said. Raises TypeError, ValueError; ScoreError for a number above 1."""
+    and `right` or `acc`, of which None says nothing. A finite number below 0, as of functions that give 1 and -1, is a
+    score of 0. Right is what scores 1, where nothing else is said. Raises TypeError, ValueError; ScoreError for a
+    number above 1."""
     if isinstance(said, Verdict):
         return said
     if isinstance(said, bool):
         return Verdict.of(said)
     if isinstance(said, Mapping) and "score" in said:
         plain = read_verdict(said["score"])
-        right = bool(said["right"]) if "right" in said else float(said["acc"]) >= 1.0 if "acc" in said else plain.right
-        return Verdict(plain.score, right, str(said.get("why", "")))
+        right, acc, why = (said.get(name) for name in ("right", "acc", "why"))
+        counts = bool(right) if right is not None else float(acc) >= 1.0 if acc is not None else plain.right
+        return Verdict(plain.score, counts, "" if why is None else str(why))
     try:
         score = float(said)
     except (TypeError, ValueError):
