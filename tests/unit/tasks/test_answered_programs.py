@@ -60,6 +60,24 @@ def test_a_body_alone_is_an_answer_after_the_prompt_that_it_goes_on_from() -> No
     assert chosen(HUMANEVAL, "def f(a):\n    ...", body, USES) == body
 
 
+@pytest.mark.parametrize(
+    "uses",
+    [
+        'if __name__ == "__main__":\n    print(f(1))',
+        "for a in range(3):\n    print(f(a))",
+        "import doctest\n\ndoctest.testmod()",
+        "def test_f():\n    assert f(1) == 2\n\ntest_f()",
+        "# Prints 2.\ndef main():\n    print(f(1))\n\nmain()",
+        "print(\n    f(1)\n)",
+    ],
+)
+def test_what_is_not_indented_is_no_body_beside_the_answer(uses: str) -> None:
+    assert chosen(HUMANEVAL, DEFINES, uses) == DEFINES
+    indented = "\n    # one more\n    return a + 1"
+    assert chosen(HUMANEVAL, indented, uses) == indented
+    assert chosen({**HUMANEVAL, "prompt": "def f(a):\n    "}, "return a + 1", "f(1)\nf(2)") == "return a + 1"
+
+
 def test_a_call_that_tries_the_answer_out_is_not_the_answer() -> None:
     rollout = trajectory("t/0/0", turn(DEFINES, ""), turn(USES, "2"), answer("That is it."), reward=None)
     assert answered_program(Reply("That is it.", rollout), read(CALLED)) == DEFINES

@@ -6,6 +6,7 @@ import ast
 import builtins
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 
 from retcon.chat.markdown import find_calls
 from retcon.core.types import Trajectory
@@ -13,19 +14,23 @@ from retcon.tasks.grading.cases import Call, Check, Tests
 from retcon.tasks.grading.types import Reply
 
 _IMPORTED_AS = ("answer", "solution")
+_INDENTED = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]")  # its first line of code
 
 
 def answered_program(reply: Reply, tests: Tests) -> str | None:
     """The program that a reply answers with; None where there is none, or no answer.
 
     The last block of its last turn; where blocks are calls, an answer can hold none: then the last program that ran
-    without failing. Where the tests name what they call, it is the last of these that defines it, if any does.
+    without failing. Where the tests name what they call, it is the last of these that defines it or is the indented
+    body of it, if any is.
     """
     programs = _programs(reply.trajectory) if reply.trajectory is not None else _blocks(reply.text)
     if len(programs) < 2:
         return programs[0] if programs else None
     names = names_of(tests)
-    return next((one for one in reversed(programs) if _answers(one, names, tests)), programs[-1])
+    answers = (one for one in reversed(programs) if _answers(one, names, tests))
+    bodies = (one for one in reversed(programs) if _may_be_body(one, tests))
+    return next(chain(answers, bodies), programs[-1])
 
 
 def whole(program: str, tests: Tests) -> str:
@@ -60,13 +65,18 @@ def _blocks(text: str) -> Sequence[str]:
 
 
 def _answers(program: str, names: Collection[str], tests: Tests) -> bool:
-    """Whether it defines one of these names, or is the body of one."""
+    """Whether it defines one of these names, or is the indented body of one: what is not indented may follow the
+    function, and use it."""
     if not names:
         return True
     one = "|".join(map(re.escape, sorted(names)))
     defines = rf"^\s*(?:(?:async\s+)?def|class)\s+(?:{one})\b|^\s*(?:{one})\s*(?::[^=\n]*)?=(?!=)"
     if re.search(defines, program, re.MULTILINE):
         return True
+    return _may_be_body(program, tests) and _INDENTED.match(program) is not None
+
+
+def _may_be_body(program: str, tests: Tests) -> bool:
     return tests.body_of is not None and not _is_whole(program, *tests.body_of)
 
 
