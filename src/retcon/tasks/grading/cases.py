@@ -240,7 +240,15 @@ def _function_of(of: Mapping[str, object]) -> str | None:
 
 
 def function_named(row: Mapping[str, object]) -> str | None:
-    """The function that the cases of a row call, as the row says, or they do; None where they are for programs."""
+    """The function that the cases of a row call, as the row says, or they do; None where they are for programs, or
+    cannot be read (`refuse_unreadable` says why)."""
+    try:
+        return _function_named(row)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _function_named(row: Mapping[str, object]) -> str | None:
     if own := _function_of(row):
         return own
     written = row.get("input_output") or row.get("tests")
@@ -252,7 +260,8 @@ def function_named(row: Mapping[str, object]) -> str | None:
 
 
 def _plain(value: object) -> Any:
-    """Lists and objects of JSON may stand in a row as text."""
+    """Lists and objects of JSON may stand in a row as text. Raises ValueError, RecursionError for JSON that Python does
+    not read: integers of more than 4,300 digits, lists in too many lists."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
             return json.loads(value)

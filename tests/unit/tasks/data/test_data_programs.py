@@ -102,3 +102,24 @@ def test_programs_can_be_graded_by_a_function_which_has_their_tests(convention: 
     assert (task.answer, task.meta["grader"]) == ("", "my_rewards:style")
     assert task.meta == {**tasks(path)[0].meta, "grader": "my_rewards:style"}
     assert not tasks(path, grader="exact"), "to which tests say nothing"
+
+
+DIGITS, NESTED = "7" * 5000, "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("tests", "why"),
+    [
+        ({"input_output": f'{{"fn_name": "f", "inputs": [[{DIGITS}]], "outputs": [1]}}'}, "4300 digits"),
+        ({"input_output": f'{{"fn_name": "f", "inputs": [[1]], "outputs": ["{DIGITS}"]}}'}, "4300 digits"),
+        ({"input_output": f'{{"fn_name": "f", "inputs": {NESTED}, "outputs": [1]}}'}, "recursion"),
+        ({"tests": f'[{{"fn_name": "f", "input": [{DIGITS}], "output": 1}}]'}, "4300 digits"),
+        ({"tests": [CASE], "metadata": f'{{"n": {DIGITS}}}'}, "4300 digits"),
+    ],
+)
+def test_tests_that_python_does_not_read_are_refused_by_line(tests: dict[str, Any], why: str, tmp_path: Path) -> None:
+    good = {"question": "Add one.", "input_output": json.dumps(CALLED)}
+    first, second = read(write(tmp_path / "a.jsonl", [good, {"question": "Add.", **tests}])).train
+    assert (first.unread, second.where[-6:]) == ("", "line 2")
+    assert second.unread.startswith("its tests cannot be read: ")
+    assert why in second.unread
