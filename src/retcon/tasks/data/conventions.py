@@ -45,7 +45,8 @@ FIELDS = ("question", "context", INPUT, "answer", "solution", "id", "source", "s
 @dataclass(frozen=True, slots=True)
 class Convention:
     """needs: the columns by which it is known, alternatives divided by `|`. grader: of rows that name none. fits: what
-    else must hold of a row; read: raises Misfit. certainty: 0 for what is unmistakable; higher comes later."""
+    else must hold of a row; read: raises Misfit. certainty: 0 for what is unmistakable; higher comes later. untold:
+    whether a row with these columns lacks the tests that would tell."""
 
     name: str
     needs: tuple[str, ...]
@@ -53,6 +54,7 @@ class Convention:
     grader: str = "math"
     fits: Callable[[Columns], bool] = lambda _: True
     certainty: int = 0
+    untold: Callable[[Columns], bool] = lambda _: False
 
     def has(self, row: Columns) -> bool:
         """Whether a row is of this convention."""
@@ -67,6 +69,10 @@ class Convention:
         taken = {name for other in self.needs for name in other.split("|")}
         free = [name for name in names if name not in taken]
         return next((hint for name in need.split("|") if (hint := nearest(name, free))), "")
+
+
+class Untold(DataError):
+    """A row without tests where they tell the convention: those of another row may."""
 
 
 _ALL: list[Convention] = []
@@ -95,10 +101,15 @@ def named(name: str) -> Convention:
 
 def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Convention:
     """The convention of a row. mapped: what the settings' `columns` say, for the message. Raises DataError, which names
-    the row's columns and the nearest convention."""
+    the row's columns and the nearest convention; Untold where another row may tell."""
     for one in conventions():
         if one.has(row):
             return one
+        if not one.lacking(row) and one.untold(row):
+            raise Untold(
+                f"{where}: no known convention: the row has no tests, which tell whether it is of mbpp, apps or "
+                "another; say so by `format`"
+            )
     own = [name for name in row if name not in mapped]
     close = min(conventions(), key=lambda one: (_distance(one, row, own), -one.certainty))
     lacking = close.lacking(row)

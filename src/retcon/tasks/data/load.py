@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.core.errors import TaskWarning, nearest
-from retcon.tasks.data.conventions import Convention, named, recognised
+from retcon.tasks.data.conventions import Convention, Untold, named, recognised
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, marks
 from retcon.tasks.data.files.rows import mapped, read_rows, split_of
 from retcon.tasks.data.grading import graded_item, is_answered, refuse_unknown
@@ -82,17 +82,25 @@ class _Loader:
         if source.grader:
             refuse_unknown(source.grader, source.path)
         convention = named(source.format) if source.format != "auto" else None
+        untold: Untold | None = None
         for row, row_role in self._rows(source, role, splits):
             read.rows += 1
             columns = mapped(row, source.columns)
             if convention is None:
-                convention = recognised(columns, row.where, source.columns)
+                try:
+                    convention = recognised(columns, row.where, source.columns)
+                except Untold as error:
+                    untold = untold or error
+                    read.drop("without tests" if row_role else "of another split", row.where)
+                    continue
             if not read.columns:
                 read.columns, read.convention = tuple(row.columns), convention.name
             if row_role is None:
                 read.drop("of another split", row.where)
             else:
                 self._take(read, row, columns, convention, row_role)
+        if convention is None and untold is not None:
+            raise untold
         return read
 
     def _rows(self, source: TaskSource, role: Role, splits: Splits | None) -> Iterator[tuple[Row, Role | None]]:

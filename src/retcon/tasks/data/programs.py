@@ -30,11 +30,13 @@ def _humaneval(row: Columns) -> Item:
 
 def _mbpp(row: Columns) -> Item:
     """The tests are shown, as by its authors (arXiv 2108.07732): only they say what the function is called."""
-    column = first_of(row, _MBPP_TESTS)
+    read = item(row, first_of(row, _MBPP_ASKS), "")
+    column = first_of(row, (name for name in _MBPP_TESTS if not missing(row.get(name))))
+    if not column:
+        return read
     tests = row[column]
     if not _are_lines(tests):
         raise Misfit(column, "is not a list of tests, each a line of Python")
-    read = item(row, first_of(row, _MBPP_ASKS), "")
     shown = "\n".join(tests)
     asked = (
         f"{read.question.strip()} Answer with one block of Python. These tests must pass:\n\n```python\n{shown}\n```"
@@ -48,7 +50,11 @@ def _are_lines(tests: object) -> bool:
 
 def _of_mbpp(row: Columns) -> bool:
     """`tests` may be those of another convention."""
-    return "test_list" in row or _are_lines(row["tests"]) or missing(row["tests"])
+    return "test_list" in row or _are_lines(row["tests"])
+
+
+def _without_tests(row: Columns) -> bool:
+    return all(missing(row.get(name)) for name in _APPS_TESTS)
 
 
 def _livecodebench(row: Columns) -> Item:
@@ -64,10 +70,12 @@ def _apps(row: Columns) -> Item:
 
 def _of_apps(row: Columns) -> bool:
     """Rows with an answer beside `input_output` are of the conventions that read it."""
-    if all(missing(row.get(name)) for name in _APPS_TESTS):
-        return False
     asks_as_mbpp = "tests" in row and any(name in row for name in _MBPP_ASKS)
-    return asks_as_mbpp or not any(name in row for name in ANSWERS)
+    return not _without_tests(row) and (asks_as_mbpp or not _has_answer(row))
+
+
+def _has_answer(row: Columns) -> bool:
+    return any(name in row for name in ANSWERS)
 
 
 def _asked(question: str, row: Columns) -> str:
@@ -88,5 +96,7 @@ register(Convention("humaneval", ("prompt", "test", "entry_point"), _humaneval, 
 register(
     Convention("livecodebench", ("question_content", "public_test_cases|private_test_cases"), _livecodebench, CODE)
 )
-register(Convention("mbpp", ("|".join(_MBPP_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1))
-register(Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1))
+register(Convention("mbpp", ("|".join(_MBPP_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1,
+                    untold=_without_tests))  # fmt: skip
+register(Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1,
+                    untold=lambda row: _without_tests(row) and not _has_answer(row)))  # fmt: skip

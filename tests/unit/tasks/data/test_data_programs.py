@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,44 @@ def test_tests_that_python_does_not_read_are_refused_by_line(tests: dict[str, An
     assert (first.unread, second.where[-6:]) == ("", "line 2")
     assert second.unread.startswith("its tests cannot be read: ")
     assert why in second.unread
+
+
+LINES, CASES = ["assert f(1) == 2"], json.dumps({"inputs": ["1"], "outputs": ["2"]})
+
+
+@pytest.mark.parametrize(
+    ("none", "some", "convention"),
+    [
+        ({"prompt": "Add.", "tests": None}, {"prompt": "Write f.", "tests": LINES}, "mbpp"),
+        ({"text": "Add.", "test_list": None}, {"text": "Write f.", "test_list": LINES}, "mbpp"),
+        ({"question": "Add.", "tests": None}, {"question": "Write f.", "tests": [CASE]}, "apps"),
+        ({"problem": "Add.", "tests": None}, {"problem": "Write f.", "tests": [CASE]}, "apps"),
+        ({"question": "Add.", "answer": "", "tests": None}, {"question": "Write f.", "tests": [CASE]}, "apps"),
+        ({"question": "Add.", "input_output": ""}, {"question": "Write f.", "input_output": CASES}, "apps"),
+        ({"question": "Add.", "input_output": math.nan}, {"question": "Write f.", "input_output": CASES}, "apps"),
+    ],
+)
+def test_rows_without_tests_are_left_out_wherever_they_stand(
+    none: dict[str, Any], some: dict[str, Any], convention: str, tmp_path: Path
+) -> None:
+    for line, rows in (1, [none, some]), (2, [some, none]):
+        source = read(write(tmp_path / "a.jsonl", rows))
+        assert (source.convention, len(source.train), dict(source.dropped)) == (convention, 1, {"without tests": 1})
+        assert source.train[0].where.endswith(f"line {3 - line}")
+    of_tests = [{**row, "split": name} for row, name in ((none, "test"), (some, "train"))]
+    assert dict(read(write(tmp_path / "a.jsonl", of_tests), split="train").dropped) == {"of another split": 1}
+
+
+def test_a_file_of_rows_without_tests_is_of_no_known_convention(tmp_path: Path) -> None:
+    rows = [{"question": f"Add {n}.", "answer": "3", "tests": None} for n in range(2)]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError, match=r"line 1: no known convention: the row has no tests, .* by `format`"):
+        read(path)
+    assert len(read(path, format="plain").train) == 2
+
+
+def test_tests_may_stand_beside_an_empty_column_of_tests(tmp_path: Path) -> None:
+    (placed,) = read(write(tmp_path / "a.jsonl", [{"text": "Add.", "test_list": None, "tests": LINES}])).train
+    assert placed.task.question.endswith(f"```python\n{LINES[0]}\n```")
+    (placed,) = read(write(tmp_path / "a.jsonl", [{"question": "?", "tests": None, "input_output": CASES}])).train
+    assert placed.task.question.endswith(PRINTS)
