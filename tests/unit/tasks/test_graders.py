@@ -253,7 +253,7 @@ def test_what_rounding_adds_to_a_score_is_not_counted(sum_of_shares: float, scor
     assert Verdict(sum_of_shares, right=True).score == score
 
 
-def test_a_score_above_1_is_told_in_all_its_digits() -> None:
+def test_a_score_above_1_is_told_in_enough_digits() -> None:
     with pytest.raises(ScoreError, match=r"a score of 1\.000002: it must be within \[0, 1\]"):
         read_verdict(1.000002)
 

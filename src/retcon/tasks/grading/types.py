@@ -39,7 +39,7 @@ class Verdict:
         if not 0.0 <= self.score <= 1.0:
             if not -_ROUNDING <= self.score <= 1.0 + _ROUNDING:
                 error = ScoreError if math.isfinite(self.score) else ValueError
-                raise error(f"a score of {self.score}: it must be within [0, 1]")
+                raise error(f"a score of {self.score:.9g}: it must be within [0, 1]")
             object.__setattr__(self, "score", min(max(self.score, 0.0), 1.0))
 
     @classmethod
