@@ -126,7 +126,7 @@ def test_tests_that_python_does_not_read_are_refused_by_line(tests: dict[str, An
     assert why in second.unread
 
 
-LINES, CASES = ["assert f(1) == 2"], json.dumps({"inputs": ["1"], "outputs": ["2"]})
+LINES, DOUBLED = ["assert f(1) == 2"], json.dumps({"inputs": ["1"], "outputs": ["2"]})
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ LINES, CASES = ["assert f(1) == 2"], json.dumps({"inputs": ["1"], "outputs": ["2
         ({"question": "Add.", "tests": None}, {"question": "Write f.", "tests": [CASE]}, "apps"),
         ({"problem": "Add.", "tests": None}, {"problem": "Write f.", "tests": [CASE]}, "apps"),
         ({"question": "Add.", "answer": "", "tests": None}, {"question": "Write f.", "tests": [CASE]}, "apps"),
-        ({"question": "Add.", "input_output": ""}, {"question": "Write f.", "input_output": CASES}, "apps"),
-        ({"question": "Add.", "input_output": math.nan}, {"question": "Write f.", "input_output": CASES}, "apps"),
+        ({"question": "Add.", "input_output": ""}, {"question": "Write f.", "input_output": DOUBLED}, "apps"),
+        ({"question": "Add.", "input_output": math.nan}, {"question": "Write f.", "input_output": DOUBLED}, "apps"),
     ],
 )
 def test_rows_without_tests_are_left_out_wherever_they_stand(
@@ -163,5 +163,5 @@ def test_a_file_of_rows_without_tests_is_of_no_known_convention(tmp_path: Path) 
 def test_tests_may_stand_beside_an_empty_column_of_tests(tmp_path: Path) -> None:
     (placed,) = read(write(tmp_path / "a.jsonl", [{"text": "Add.", "test_list": None, "tests": LINES}])).train
     assert placed.task.question.endswith(f"```python\n{LINES[0]}\n```")
-    (placed,) = read(write(tmp_path / "a.jsonl", [{"question": "?", "tests": None, "input_output": CASES}])).train
+    (placed,) = read(write(tmp_path / "a.jsonl", [{"question": "?", "tests": None, "input_output": DOUBLED}])).train
     assert placed.task.question.endswith(PRINTS)
