@@ -32,6 +32,12 @@ def test_no_folder_is_crowded() -> None:
     assert {folder: files for folder, files in folders.items() if files > FILES} == {}
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by it: where both are collected, one of them ends the run."""
+    tests = [path for path in tracked("*test_*.py") if not path.is_relative_to(ROOT / "tests/real")]
+    assert [name for name, times in Counter(path.name for path in tests).items() if times > 1] == []
+
+
 def test_a_word_names_one_class() -> None:
     source = [name for path in tracked("src/*.py") for name in ONE_THING.findall(path.read_text(encoding="utf-8"))]
     assert [name for name, times in Counter(source).items() if times > 1] == []
