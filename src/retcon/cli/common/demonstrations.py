@@ -33,8 +33,7 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPl
     without a note beside it is the user's own and is taken as it is.
 
     Raises CheckpointError where the note says that another recipe made the file, or that it was made for a model with
-    other tokens, StorageError where nothing can be
-    written, and what `write_demonstrations` raises.
+    other tokens, StorageError where nothing can be written, and what `write_demonstrations` raises.
     """
     note = file.with_name(f"{file.name}.recipe.json")
     if file.exists():

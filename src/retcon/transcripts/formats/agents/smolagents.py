@@ -36,8 +36,8 @@ _CAUSE = re.compile(r"due to: (?P<type>[A-Za-z_]\w*(?:Error|Exception|Interrupt|
 
 class Smolagents(Itemwise):
     """A step has `model_output` (words and program; with structured outputs JSON, a `thought` and its `code`),
-    `tool_calls`, `observations` and `error`, which is typed. The
-    messages that each step was given are emptied after a repair: they repeat the failure."""
+    `tool_calls`, `observations` and `error`, which is typed. The messages that each step was given are emptied after a
+    repair: they repeat the failure."""
 
     name = "smolagents"
     needs = frozenset({"step_number"})
