@@ -43,8 +43,11 @@ _TOLD = re.compile(
     r"|(?:prompt|input|messages)\D{0,30}?(\d+) (?:input )?tokens|context limit: (\d+) \+",
     re.IGNORECASE,
 )
+_ONE = r"[`'\"]?\b(?:top_p|temperature)\b[`'\"]?"
+_SOME = rf"{_ONE}(?:(?:, | and | or ){_ONE})*"
 _NOT_TAKEN = re.compile(
-    r"unsupported parameter|(?:is|are) (?:not supported|deprecated|not permitted)|inputs are not permitted|cannot both",
+    rf"unsupported parameters?:? (?P<first>{_SOME})"
+    rf"|(?P<later>{_SOME}):? (?:(?:extra inputs )?(?:is|are) (?:not supported|deprecated|not permitted)|cannot both)",
     re.IGNORECASE,
 )
 _SAMPLING = ("top_p", "temperature")
@@ -96,9 +99,9 @@ class Said:
     @property
     def not_taken(self) -> tuple[str, ...]:
         """Which of `top_p` and `temperature` are not to be sent, whatever their values: one, or one of the two."""
-        if self.status not in (400, 422) or not _NOT_TAKEN.search(self.text):
-            return ()
-        return tuple(name for name in _SAMPLING if re.search(rf"\b{name}\b", self.text))
+        found = _NOT_TAKEN.search(self.text) if self.status in (400, 422) else None
+        named = (found["first"] or found["later"]).lower() if found else ""
+        return tuple(name for name in _SAMPLING if name in named)
 
     @property
     def bound(self) -> int | None:

@@ -255,23 +255,24 @@ class RemoteModel(Remote):
 
     async def _completion(self, body: dict[str, object]) -> Any:
         smaller = 0
+        without: set[str] = set()  # of this request; of others once it was answered so
         while True:
             if self._most is not None and isinstance(most := body.get("max_tokens"), int):
                 body["max_tokens"] = min(most, self._most)
             sent = {
                 self._renamed.get(key, key): value
                 for key, value in body.items()
-                if key not in self._left_out or value != 1
+                if key not in self._left_out | without or value != 1
             }
             try:
-                return await self.post("/chat/completions", sent, broken_off=_broken_off)
+                answer = await self.post("/chat/completions", sent, broken_off=_broken_off)
             except (Refused, Failed) as refused:
                 said, most = refused.said, body.get("max_tokens")
                 if said.wants_new_name and "max_tokens" in sent:  # others may have been told meanwhile
                     self._renamed = {"max_tokens": "max_completion_tokens"}
                     continue
                 if (default := next((name for name in said.not_taken if sent.get(name) == 1), None)) is not None:
-                    self._left_out.add(default)
+                    without.add(default)
                     continue
                 if not said.asks_for_less:
                     raise
@@ -288,6 +289,8 @@ class RemoteModel(Remote):
                 if said.too_long:
                     raise TooLong(str(refused), said) from refused
                 raise
+            self._left_out |= without
+            return answer
 
     async def chat(self, messages: Sequence[Mapping[str, object]], **params: object) -> str:
         """What the model says next. Raises InfrastructureFault, also where the server refuses or gives no text."""

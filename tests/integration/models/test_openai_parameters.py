@@ -98,6 +98,30 @@ def test_what_is_the_default_is_left_out_where_a_server_does_not_take_it(
     assert sampled(message, takes, asked, asked) == [sent, sent]
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Unsupported parameter: 'reasoning_effort'. Supported parameters are: model, messages, temperature, top_p.",
+        "seed is not supported for this model; supported: temperature, top_p",
+        "logprobs are not supported when temperature is set",
+        "Unsupported parameter: 'reasoning_effort' is not supported with this model. Use temperature instead.",
+    ],
+)
+def test_a_refusal_of_another_parameter_leaves_these_as_they_are(message: str) -> None:
+    assert Said(400, message).not_taken == ()
+
+
+def test_what_does_not_help_one_request_is_not_left_out_of_others() -> None:
+    async def work(model: RemoteModel) -> None:
+        with pytest.raises(Refused):
+            await model.message([], temperature=1.0, tools=[1])
+        await model.message([], temperature=1.0)
+
+    with serving(lambda one: refused(NO_TEMPERATURE) if "tools" in one.body else said("42")) as server:
+        asking(server.url, work)
+    assert [one.body.get("temperature") for one in server.asked] == [1.0, None, 1.0]
+
+
 def test_another_value_is_never_left_out() -> None:
     with pytest.raises(Refused, match="not supported"):
         sampled(NO_TEMPERATURE, lambda body: "temperature" not in body, (1.0, 1.0), (0.5, 1.0))

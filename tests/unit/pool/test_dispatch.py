@@ -11,6 +11,8 @@ from retcon.core.errors import InfrastructureFault
 from retcon.engine.pool.dispatch import REPEATED, Dispatcher
 from retcon.engine.pool.policy import Policy
 from retcon.engine.pool.types import PoolSettings
+from retcon.models.refusals import Said
+from retcon.models.remote import Failed
 
 Work = Callable[[int], Awaitable[int]]
 
@@ -57,6 +59,25 @@ def test_a_request_that_always_fails_is_given_up_where_others_are_answered(repli
     with pytest.raises(InfrastructureFault, match=f"request poison failed {REPEATED} times where .*: no answer"):
         run(main())
     assert tries > REPEATED
+
+
+def test_a_server_that_is_busy_with_others_says_nothing_against_a_request() -> None:
+    tries = 0
+
+    async def main() -> int:
+        pool = dispatcher(1)
+
+        async def has_room_at_last(replica: int) -> int:
+            nonlocal tries
+            tries += 1
+            await asked(pool, f"other {tries}", answers)
+            if tries < 4 * REPEATED:
+                raise Failed("status 429: too many requests", Said(429, "too many requests"))
+            return 7
+
+        return await asked(pool, "patient", has_room_at_last)
+
+    assert run(main()) == 7
 
 
 def test_a_server_that_is_down_for_all_says_nothing_against_a_request() -> None:

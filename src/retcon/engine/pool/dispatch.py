@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.pool.policy import Policy
 from retcon.engine.pool.types import Send
+from retcon.models.remote import Failed
 
 T = TypeVar("T")
 FAULTS = (InfrastructureFault, ConnectionError, TimeoutError)
 """What says that a replica, and not the request, is at fault."""
 REPEATED = 3
-"""Faults of a call at replicas that had failed it and then answered others: that many say that it is the request."""
+"""Faults of a call at replicas that had failed it and then answered others: that many say that it is the request. Where
+a server says that it is busy, or is not there, it is not the request."""
 
 
 @dataclass(slots=True)
@@ -143,7 +145,8 @@ class Dispatcher:
             if not call.evicted:
                 call.last = str(fault)
                 self.policy.failed(id, self._loop.time())
-                if self._repeats(call, replica):
+                busy = isinstance(fault, Failed) and fault.said.away
+                if not busy and self._repeats(call, replica):
                     said = f"request {id} failed {REPEATED} times where others were answered: {fault}"
                     raise InfrastructureFault(said) from fault
                 self.stats.retried += 1
