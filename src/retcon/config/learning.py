@@ -137,13 +137,6 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
             raise ValueError(f"rl: max_staleness = {self.max_staleness} needs an engine that goes on with a generation "
                              f"where other weights take over, which engine.kind = {recipe.engine.kind!r} does not: "
                              "take another, or 0")  # fmt: skip
-        if self.max_staleness and recipe.rollout.temperature != 1:
-            raise ValueError(f"rl: max_staleness = {self.max_staleness} needs the log-probs that rollouts came with, "
-                             f"which are of temperature 1, and rollout.temperature = {recipe.rollout.temperature:g}: "
-                             "set one of them back")  # fmt: skip
-        if self.correction != "none" and recipe.rollout.temperature != 1:
-            raise ValueError(f"rl: correction weighs against the engine's log-probs, which are of temperature 1, and "
-                             f"rollout.temperature = {recipe.rollout.temperature:g}: set it to none")  # fmt: skip
         if self.overlong_buffer >= recipe.rollout.max_tokens:
             raise ValueError(f"rl: overlong_buffer = {self.overlong_buffer} must be less than rollout.max_tokens = "
                              f"{recipe.rollout.max_tokens}")  # fmt: skip

@@ -15,6 +15,8 @@ FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "LICENSE*", "R
 """Of a repository, what a model folder needs: no weights in other formats."""
 OTHERS = ["*/*.json", "*/*.safetensors", "consolidated*"]
 """Of what FILES match, which is also below folders: other forms of the model, and adapters to it."""
+_OTHER_KINDS = ("tokenizer_config.json", "adapter_config.json")
+"""By which a folder without CONFIG is known to be a tokenizer's, or an adapter's."""
 _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 
 
@@ -31,7 +33,7 @@ def cached(name: str) -> Path | None:
     by who loads them.
     """
     folder = _snapshot(name, [CONFIG], local=True)
-    if folder is not None and not (folder / CONFIG).is_file():
+    if folder is not None and not any((folder / file).is_file() for file in (CONFIG, *_OTHER_KINDS)):
         raise CheckpointError(f"only a part of {name} is here, without {CONFIG}: run `retcon model get {name}`")
     return folder
 

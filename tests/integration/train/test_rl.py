@@ -69,6 +69,13 @@ def test_greedy_rollouts_are_refused_before_anything_is_written(base, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_correction_by_log_probs_of_another_temperature_is_refused(base, tmp_path):
+    correcting = {**SMALL, "old_logprobs": "recompute", "correction": "token_mask"}
+    with pytest.raises(RecipeError, match=r"rl\.correction = token_mask goes by .* rollout\.temperature = 0\.6"):
+        run(base, tmp_path / "run", ((1.0, -1.0, 1.0, -1.0),), rollout={"max_tokens": 16, "temperature": 0.6},
+            rl=correcting)  # fmt: skip
+
+
 def test_two_survivors_are_compared_with_each_other(base, tmp_path):
     lost = run(base, tmp_path / "lost", ((None, 1.0, None, -1.0),), rl={**SMALL, "prompts": 1})
     assert (lost[0]["kept"], lost[0]["infrastructure"], lost[0]["groups_skipped"]) == (2, 2, 0)

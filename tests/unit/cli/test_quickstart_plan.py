@@ -53,15 +53,18 @@ def test_every_override_reaches_a_job_or_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("overrides", "told"),
     [
-        ("rollout.temperature=0", r"rollout\.temperature = 0 is greedy"),
-        ("select.max_pass_rate=0.5", r"select\.max_pass_rate = 0\.5 leaves out nothing"),
+        (["rollout.temperature=0"], r"rollout\.temperature = 0 is greedy"),
+        (["select.max_pass_rate=0.5"], r"select\.max_pass_rate = 0\.5 leaves out nothing"),
+        (["rollout.temperature=0.6", "rl.max_staleness=1"], r"rl\.max_staleness = 1 goes by the log-probs"),
     ],
 )
-def test_what_an_arm_would_refuse_is_refused_before_the_cold_start(tmp_path: Path, override: str, told: str) -> None:
+def test_what_an_arm_would_refuse_is_refused_before_the_cold_start(
+    tmp_path: Path, overrides: list[str], told: str
+) -> None:
     with pytest.raises(RecipeError, match=told):
-        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=[override])
+        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=overrides)
 
 
 def test_without_overrides_the_jobs_are_the_recipes_own(tmp_path: Path) -> None:

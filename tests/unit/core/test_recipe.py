@@ -120,10 +120,6 @@ def test_a_key_of_one_of_several_sources_is_named(tmp_path: Path, keys: str, tol
 def test_a_rule_over_a_section_names_the_section(tmp_path: Path) -> None:
     message = complaint(tmp_path, "[rl]\ngroup = 1\n")
     assert "line 1: rl: a group of 1 has no variance" in message
-    told = '[rollout]\ntemperature = 0.6\n[rl]\nold_logprobs = "recompute"\ncorrection = "token_mask"\n'
-    assert "rollout.temperature = 0.6: set it to none" in complaint(tmp_path, told)
-    told = "[rollout]\ntemperature = 0.6\n[rl]\nmax_staleness = 1\n"
-    assert "max_staleness = 1 needs the log-probs that rollouts came with" in complaint(tmp_path, told)
 
 
 def test_the_steps_of_a_schedule_must_not_decrease() -> None:

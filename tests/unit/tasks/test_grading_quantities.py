@@ -55,6 +55,8 @@ def test_markup_and_sentences_change_nothing(said: str) -> None:
 18 eggs or 19|18 eggs and 19 pears|between 18 and 20|not 18|less than 18|minus 18|-18 eggs|no 18|18 times as many
 18 xy|18 n|18x|x18|18th|18k|18!|18 AB|18 abc|18 pi|18\\pi|\\sqrt{18} eggs|sin 18|-(18)|18^2 eggs|18_9 eggs|18 sqrt
 18 eggs + 1|18 - price|price - 18|1/18 eggs|/18 eggs|eggs/18|18/n|18 * eggs|18 x 2 eggs|18:30 hours|18, 19|18 19
+18 a|a 18|arctan 18|cosh 18|sine 18|ceil(18)|18 alpha|all except 18|every number but 18|multiples of 18|primes below 18
+at least 18|under 18|18 below zero|loss of 18|18 lakh|18 pairs|wrong 18|option 18|March 18|18 BCE
 18... eggs|18…|0.18 eggs|18.5 eggs|18,5 eggs|18,000 eggs|118 eggs|18e3 eggs|18 万|eggs18|18eggs5|eggs|""".replace(
         "\n", "|"
     ).split("|"),
@@ -67,7 +69,12 @@ def test_what_may_be_another_number_is_not_read(said: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "said", "same"),
     [
-        ("18 eggs", "18 large eggs", True),
+        ("18 eggs", "18 large eggs", False),
+        ("12 cm^2", "12 cm", False),
+        ("12 cm^2", "12 cm^3", False),
+        ("12 cm^2", "12 square cm", True),
+        ("40 miles", "40 miles per hour", False),
+        ("5 meters/second", "5 meters per second", True),
         ("18 oranges", "18 orange", True),
         ("18 eggs", "The answer is 18 eggs.", True),
         ("18 eggs", "18 pears", False),
@@ -100,6 +107,9 @@ TIME = r"3\text{ hours } 20\text{ minutes}"
         (TIME, "20 hours 3 minutes", False),
         ("5 apples and 3 pears", "5 pears and 3 apples", False),
         ("5 feet 3 inches", "5 ft 4 in", False),
+        ("4 adults and 6 children", "4 kids and 6 adults", False),
+        ("2 hours 30 minutes", "2 minutes 30 seconds", False),
+        ("5 cm by 3 cm", "3 cm by 5 cm", True),
         ("2 R 3", "2 R 4", False),
         ("2 and 3", "2", None),
         ("2, 3", "3, 2", None),

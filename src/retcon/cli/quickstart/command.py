@@ -92,7 +92,7 @@ def quickstart(
         hours=hours,
         at_once=jobs or usable_cores(),
     )
-    refuse_foreign(wish.out, FILE, "quickstart")
+    refuse_foreign(wish.out, FILE, "quickstart", ("demonstrations.jsonl", "demonstrations.jsonl.recipe.json"))
     console = plain_console(stderr=True, soft_wrap=False)
     with interruptible("nothing was written yet"):
         plan = prepare(wish, console)

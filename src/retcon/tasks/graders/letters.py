@@ -6,6 +6,7 @@ Pure functions of text without markup. A reply that names several letters as its
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _OPTION = r"(?:(?:[Oo]ption|[Cc]hoice)\s+)?"
 _ALONE = re.compile(_OPTION + r"\(?([A-Za-z])\)?[.:]?")
@@ -29,12 +30,17 @@ _IS_RIGHT = re.compile(
     _OPTION + r"(?<![A-Za-z0-9\\])(?:\(([A-J])\)|([A-J]))[*\s]{1,4}is\s+(?:the\s+)?(?:correct|right|best)\b"
     r"(?:\s+(?:answer|option|choice|one)\b)?(?=[*\s]{0,4}(?:[.!;)\n]|\Z|,?\s?(?:because|since|as)\b))"
 )  # fmt: skip
-_NOT_CLAIMED = re.compile(
-    r"(?:\b(?:n?or|and|if|whether|not|unless|until|suppose|assum(?:e|ing)|n?either|says?|claims?)|[/&]|\b[A-J],)[\s*]*\Z",
+_CLAIMED = re.compile(
+    r"(?:\A|[.!?:\n]|\b(?:so|thus|therefore|hence|only|choosing|that means)),?[\s*]*\Z", re.IGNORECASE
+)
+"""What may stand before an option of which a reply says that it is right: no doubt, and no noun."""
+_ANOTHER = re.compile(r"\b(?:go with|choose|chose|pick)\s+\(?([A-J])\b|(?<![A-Za-z])([A-J])\)?,? (?:also|too|works)\b")
+_WEIGHED = re.compile(
+    r"[.!?;:]\s+\S|\b(?:not?|false|true|incorrect|correct|wrong|right|impossible|excluded|rule[sd]?|let|check|must|because)\b",
     re.IGNORECASE,
 )
+"""In what follows a label: that it is looked at, not chosen."""
 _BEGINS = re.compile(r"(?:\([A-J]\)[.:]?|[A-J][.)])[\s*]+\S")
-_RETRACTED = re.compile(rf"\b(?:is|be|choose|pick|actually|rather)\s+{_OPTION}\(?{_CAPITAL}(?=[\s*)]*(?:[.!,;]|\Z))")
 
 
 def labelled(text: str) -> str | None:
@@ -49,26 +55,28 @@ def labelled(text: str) -> str | None:
 
 
 def said_letter(text: str) -> str | None:
-    """The letter that a reply chooses, in upper case: the reply is nothing else, says that it is the answer or
-    correct, or begins with it as a label (`B. Paris`), as no other line does. None where it chooses none or several."""
+    """The letter that a reply chooses, in upper case: the reply is nothing else, or an option with its text
+    (`B. Paris`), or says that it is the answer or correct. None where it chooses none or several."""
     alone = _alone(text)
     if alone is not None:
         return alone
-    right = {
-        found[1] or found[2]
-        for found in _IS_RIGHT.finditer(text)
-        if not _NOT_CLAIMED.search(text[max(found.start() - 30, 0) : found.start()])
-    }
-    text = _IS_RIGHT.sub("", text) if right else text  # "B is the correct answer. A is not" does not say A
-    last = next(reversed(list(_SAID.finditer(text))), None)
+    right = list(_IS_RIGHT.finditer(text))
+    rest = _IS_RIGHT.sub(r"\1\2 ", text)  # "B is the correct answer. A is not" does not say A
+    last = next(reversed(list(_SAID.finditer(rest))), None)
     if last is not None:
-        return (last[1] or last[2]).upper() if _OR_ANOTHER.match(text, last.end()) is None else None
+        return (last[1] or last[2]).upper() if _OR_ANOTHER.match(rest, last.end()) is None else None
     if right:
-        return right.pop() if len(right) == 1 else None
-    first, *others = text.split("\n")
-    if not _BEGINS.match(first) or any(_BEGINS.match(line.strip("* ")) or _RETRACTED.search(line) for line in others):
-        return None
-    return labelled(first.strip("* "))
+        return _claimed(text, right)
+    label = _LABEL.fullmatch(text.strip("* ")) if _BEGINS.match(text) and "\n" not in text else None
+    return labelled(text.strip("* ")) if label is not None and not _WEIGHED.search(label[3]) else None
+
+
+def _claimed(text: str, right: Sequence[re.Match[str]]) -> str | None:
+    """The letter of which a reply says itself that it is right, of no other one, and then chooses no other one."""
+    letters = {found[1] or found[2] for found in right}
+    others = {one[1] or one[2] for one in _ANOTHER.finditer(text, right[0].end())}
+    claims = any(_CLAIMED.search(text, max(found.start() - 40, 0), found.start()) for found in right)
+    return letters.pop() if len(letters) == 1 and others <= letters and claims else None
 
 
 def _alone(text: str) -> str | None:

@@ -21,8 +21,10 @@ _WORD = re.compile(_LETTERS + "+")
 _AROUND = re.compile(rf"(?:[\s.,:;()\"'`“”]|{_LETTERS}+!?|(?<={_LETTERS})[-/’](?={_LETTERS}))*+")
 _PER = re.compile(rf"\s?/\s?(?={_LETTERS})")
 _CURRENCY = re.compile(rf"({_LETTERS})?\\?[$€£¥₹]")
-_ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b|\s?\^\{{?[23]\}}?)")  # egg(s), day's, cm^2
-_SHORT = re.compile("a|an|at|by|for|in|it|my|of|on|to|us|we|[kcm]m|[km]g|ml|ft|lbs?|oz|hrs?|[mk]ph|yrs")
+_ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b)")  # egg(s), day's
+_POWER = re.compile(rf"(?<={_LETTERS})\s?\^\{{?([23])\}}?")  # cm^2
+_POWERS = {"2": " square", "3": " cubic"}
+_SHORT = re.compile("an|by|for|in|of|on|to|us|we|[kcm]m|[km]g|ml|ft|lbs?|oz|hrs?|[mk]ph|yrs")
 _SPOKEN = re.compile("about|answer|approximately|are|final|is|it|of|so|the|there|total")
 _OTHERWISE = re.compile(  # another number, no number, or mathematics
     r"""
@@ -33,7 +35,14 @@ _OTHERWISE = re.compile(  # another number, no number, or mathematics
     | double | triple | (?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)s? | percents?
     | percentage | pct | squared | cubed | power | root | sqrt | sin | cos | tan | cot | sec | csc | log | exp
     | mod | modulo | max
-    | min | gcd | lcm | det | inf(?:ty|inite|inity)? | factorial | base | abcd?
+    | min | gcd | lcm | det | inf(?:ty|inite|inity)? | factorial | base | abcd? | abs | arg | floor | ceil(?:ing)?
+    | sign | arc\w+ | a?(?:sin|cos|tan)h? | sine | cosine | tangent | alpha | beta | gamma | delta | theta | lambda
+    | sigma | tau | phi | omega
+    | except | all | every | but | least | most | under | over | above | below | before | after | zero | loss
+    | decreased? | multiples? | primes? | divisible | undefined | odd | even | lakhs? | crores? | gross | score | pairs?
+    | couple | fold | twelfths? | basis | wrong | false | options? | figures? | bce?
+    | january | february | march | april | may | june | july | august | september | october | november | december
+    | jan | feb | mar | apr | jun | jul | aug | sept? | oct | nov | dec
     """,
     re.VERBOSE,
 )
@@ -41,15 +50,16 @@ _VOWELS = frozenset("aeiou")
 _PLURAL = re.compile("(?:e?s|e)$")
 _COUNT = re.compile(r"((?<![\w.])\d[\d,]*+(?:\.\d+)?(?:/\d+)?)", re.ASCII)
 _REMAINDERS = ("r", "remainder")
+_BETWEEN = ("and", "by", "x")
 
 
 def same_quantity(answer: str, said: str) -> bool:
-    """Whether both are one number, with words around it or not, and the same one. Where both have words, those of one
-    must be among the other's: `18 eggs` is `18` and `18 large eggs`, but not `18 pears`."""
+    """Whether both are one number, with words around it or not, and the same one. Where both have words, these must be
+    the same: `18 eggs` is `18`, but not `18 pears`."""
     ours, theirs = _quantity(answer), _quantity(said)
     if ours is None or theirs is None or ours[0] != theirs[0]:
         return False
-    return not ours[1] or not theirs[1] or ours[1] <= theirs[1] or theirs[1] <= ours[1]
+    return not ours[1] or not theirs[1] or ours[1] == theirs[1]
 
 
 def same_measures(answer: str, said: str) -> bool | None:
@@ -61,7 +71,9 @@ def same_measures(answer: str, said: str) -> bool | None:
     theirs = _measures(said) or []
     if {unit for _, unit in ours} == {unit for _, unit in theirs}:
         return sorted(ours) == sorted(theirs)
-    return [number for number, _ in ours] == [number for number, _ in theirs]
+    by_unit = {unit: number for number, unit in theirs}
+    shared = all(by_unit.get(unit, number) == number for number, unit in ours)
+    return shared and [number for number, _ in ours] == [number for number, _ in theirs]
 
 
 def _quantity(text: str) -> tuple[Fraction, frozenset[str]] | None:
@@ -74,7 +86,7 @@ def _quantity(text: str) -> tuple[Fraction, frozenset[str]] | None:
     number = rational(found[0]) if found is not None else None
     if found is None or number is None:
         return None
-    words = _words(text[: found.start()] + " " + _PER.sub(" ", text[found.end() :], count=1))
+    words = _words(text[: found.start()] + " " + _PER.sub(" per ", text[found.end() :], count=1))
     return (number, words) if words is not None else None
 
 
@@ -89,7 +101,7 @@ def _measures(text: str) -> list[tuple[Fraction, str]] | None:
         value = rational(number.rstrip(","))
         if value is None or not _AROUND.fullmatch(between):
             return None
-        found.append((value, " ".join(_stem(word) for word in _WORD.findall(between) if word != "and")))
+        found.append((value, " ".join(_stem(word) for word in _WORD.findall(between) if word not in _BETWEEN)))
     if len(found) < 2 or _words(before) != frozenset():
         return None
     if len(found) == 2 and found[0][1] in _REMAINDERS and not found[1][1]:
@@ -100,7 +112,8 @@ def _measures(text: str) -> list[tuple[Fraction, str]] | None:
 def _bare(text: str) -> str:
     """Without markup, currency and what ends a word."""
     text = _CURRENCY.sub(lambda found: f"{found[1]} " if found[1] else "", unset(text))
-    return _ENDING.sub("", text.replace("{,}", ",").replace(r"\!", "").strip("*_`# \n")).strip()
+    text = _ENDING.sub("", text.replace("{,}", ",").replace(r"\!", "").strip("*_`# \n"))
+    return _POWER.sub(lambda found: _POWERS[found[1]], text).strip()
 
 
 def _words(text: str) -> frozenset[str] | None:

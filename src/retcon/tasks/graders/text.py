@@ -31,7 +31,7 @@ _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
 _HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=])")
 _ANNOUNCES = re.compile(r"\W*(?:the\s+)?(?:final\s+)?answer\W*", re.IGNORECASE)
 _THOUGHT = re.compile(r"</think>|\[/THINK\]|<\|message\|>")
-_SPECIAL = re.compile(r"<\|[^|<>]*\|>")
+_SPECIAL = re.compile(r"<\|[^|<>]*\|>|</?s>|<(?:eos|end_of_turn)>|\[/?EOS\]")
 
 
 def final_answer(reply: str) -> str | None:
@@ -158,7 +158,11 @@ def lettered(text: str) -> str | None:
 def chosen_letter(reply: str) -> str | None:
     """The letter that a reply chooses (see `same_choice`), in upper case; None where it chooses none, or several."""
     said = marked(reply)
-    return said_letter(unset(aloud(reply))) if said is None else lettered(said)
+    if said is not None:
+        return lettered(said)
+    heard = unset(aloud(reply))
+    tagged = _tagged(_THOUGHT.split(reply)[-1]) is not None
+    return said_letter(heard) or (said_letter(f"Answer: {heard}") if tagged else None)
 
 
 def unset(text: str) -> str:

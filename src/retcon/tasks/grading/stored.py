@@ -76,8 +76,8 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
 def options_of_run(files: Iterable[Path], given: Options) -> Options:
     """The settings of graders that the recipe beside the files has (`task.graders`), with what is given in their place,
     key by key. Raises RecordError for a manifest that cannot be read."""
-    recipes = (about.get("recipe") or {} for about in _manifests(files))
-    options: Options = next((found for one in recipes if (found := (one.get("task") or {}).get("graders"))), {})
+    tasks = ((about.get("recipe") or {}).get("task") or {} for about in _manifests(files))
+    options: Options = next((found for one in tasks if one.get("kind") == "file" and (found := one.get("graders"))), {})
     return {name: {**options.get(name, {}), **given.get(name, {})} for name in dict.fromkeys((*options, *given))}
 
 

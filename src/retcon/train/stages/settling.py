@@ -54,15 +54,22 @@ def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) ->
 
 
 def refuse_unlearnable(recipe: Recipe) -> None:
-    """Raises RecipeError where a stage has greedy rollouts, or bounds of pass rates and no file of them."""
+    """Raises RecipeError where a stage has greedy rollouts, bounds of pass rates and no file of them, or what takes the
+    log-probs that rollouts came with for those of another temperature than 1."""
     for stage in stages_of(recipe):
         where = f"{stage}: " if stage.name else ""
         refuse_idle_bounds(stage.recipe.select, where)
-        temperature = stage.recipe.rollout.temperature
+        rl, temperature = stage.recipe.rl, stage.recipe.rollout.temperature
         if temperature < GREEDY_BELOW:
             raise RecipeError(
                 f"{where}rollout.temperature = {temperature:g} is greedy: all rollouts of a group are alike, and "
                 "nothing can be learnt from them; take 1"
+            )
+        against = {"max_staleness": rl.max_staleness, "correction": rl.correction != "none" and rl.correction}
+        if temperature != 1 and (key := next((key for key, value in against.items() if value), None)):
+            raise RecipeError(
+                f"{where}rl.{key} = {against[key]} goes by the log-probs that rollouts come with, which are of "
+                f"temperature 1, and rollout.temperature = {temperature:g}: set one of them back"
             )
 
 
