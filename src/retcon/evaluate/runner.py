@@ -33,6 +33,7 @@ from retcon.evaluate.result import Result, Setting, read_result, score, write_re
 from retcon.rollout.faults import Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import refuse_long
+from retcon.runs.comparing import is_new_and_empty
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint, template_fingerprint
 from retcon.tasks.checked import problems_of
@@ -214,6 +215,7 @@ def _refuse_other(old: Result, new: Result, out: Path) -> None:
         for section, keys in new.recipe.items()
         for key, value in keys.items()
         if old.recipe.get(section, {}).get(key) != value
+        and not is_new_and_empty(old.recipe.get(section, {}), key, value)
     ]
     if changed:
         raise CheckpointError(f"{out} holds an evaluation with {'; '.join(changed)}: choose another --out")

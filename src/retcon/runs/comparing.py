@@ -56,13 +56,18 @@ def as_now(old: Values, recipe: Recipe) -> dict[str, dict[str, object]]:
     return found
 
 
+def is_new_and_empty(before: Mapping[str, object], key: str, value: object) -> bool:
+    """Whether a key is a table without an entry, of which an earlier Retcon knew nothing: it changes nothing."""
+    return key not in before and value == {}
+
+
 def differing(old: Values, new: Values) -> Iterator[str]:
     """`section.key was X, is Y` for every key of either that differs; what one of them lacks is None there.
 
-    Sections that `new` does not have are not compared.
+    Sections that `new` does not have are not compared, nor tables of `new` that are empty and `old` does not know.
     """
     for section, now in new.items():
         before = old.get(section, {})
         for key in sorted({*before, *now}):
-            if before.get(key) != now.get(key):
+            if before.get(key) != now.get(key) and not is_new_and_empty(before, key, now.get(key)):
                 yield f"{section}.{key} was {before.get(key)!r}, is {now.get(key)!r}"

@@ -9,6 +9,7 @@ import pytest
 
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
+from retcon.runs.comparing import differing
 from retcon.runs.manifest import RunKind, check_place, manifest
 
 OTHERS = ("evaluate.problems=3", "evaluate.seed=7", "evaluate.every_samples=1", "evaluate.faults=0.5")
@@ -19,6 +20,14 @@ def resumed(folder: Path, began: tuple[str, ...], goes_on: tuple[str, ...], kind
     (folder / "run.json").write_text(json.dumps(manifest(kind, load_recipe(None, began), {}, None)))
     recipe = load_recipe(None, goes_on)
     return check_place(folder, recipe, manifest(kind, recipe, {}, None))
+
+
+def test_an_empty_table_that_an_earlier_retcon_did_not_know_changes_nothing() -> None:
+    now = {"task": {"path": "a.jsonl", "graders": {}}}
+    assert not list(differing({"task": {"path": "a.jsonl"}}, now))
+    told = {"task": {"path": "a.jsonl", "graders": {"code": {"score": "share"}}}}
+    assert list(differing({"task": {"path": "a.jsonl"}}, told))
+    assert list(differing(told, now)), "an entry that is gone is a change"
 
 
 @pytest.mark.parametrize("change", OTHERS)

@@ -76,6 +76,8 @@ class Processes(Generic[P, T]):
         channel = self._free.get()
         try:
             channel.send((args, kwargs))
+            answer: T
+            error: Exception | None
             answer, error = channel.recv()
         except (EOFError, OSError) as gone:
             raise ProcessKilled("a process was killed") from gone
@@ -83,7 +85,7 @@ class Processes(Generic[P, T]):
             self._free.put(channel)
         if error is not None:
             raise error
-        return answer  # type: ignore[no-any-return]
+        return answer
 
 
 def _start_server() -> None:
