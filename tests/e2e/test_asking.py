@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -48,6 +49,13 @@ def test_what_a_file_holds_is_kept(tmp_path: Path, suffix: str) -> None:
         "question": "It is 1.",
         "question-2": "It is 2.",
     }
+
+
+def test_the_command_that_shows_it_can_be_pasted(tmp_path: Path) -> None:
+    (tmp_path / "a [red] b").mkdir()
+    done, _ = asked("Which?", "--out", tmp_path / "a [red] b/x.jsonl", answers=[said("It is 1.")])
+    (told,) = [line for line in done.stdout.splitlines() if line.startswith("try: ")]
+    assert shlex.split(told)[1:] == ["retcon", "show", str(tmp_path / "a [red] b/x.jsonl"), "question"]
 
 
 def test_a_file_of_something_else_is_refused_before_the_model_is_asked(tmp_path: Path) -> None:

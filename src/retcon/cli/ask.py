@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, ModelOverrides
+from retcon.cli.common.arguments import ModelOrURL, ModelOverrides, command_line
 from retcon.cli.common.conversing import conversing
 from retcon.core.errors import EngineError
 
@@ -65,7 +65,7 @@ def ask(
         from retcon.store import jsonl
 
         jsonl.add(out, replace(trajectory, id=id))
-        console.print(f"try: retcon show {out} {id}", style="dim", soft_wrap=True)
+        console.print(f"try: {command_line('retcon', 'show', out, id)}", style="dim", soft_wrap=True, markup=False)
     if trajectory.stop == "infrastructure":
         raise EngineError("the model or a tool was lost before there was an answer")
 
