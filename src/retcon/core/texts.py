@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_TURN_END = re.compile(r"(?:<\|[^<>|]{1,40}\|>|<｜[^<>｜]{1,40}｜>|<end_of_turn>|</s>)\s*\Z")
+_TURN_END = re.compile(r"(?:<\|[^<>|]{1,40}\|>|<｜[^<>｜]{1,40}｜>|<end_of_turn>|<eos>|</s>)\s*\Z")
 
 
 def is_url(text: str) -> bool:

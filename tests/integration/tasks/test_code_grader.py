@@ -15,12 +15,15 @@ from typing import Any, TypeVar
 
 import pytest
 
+from conversing import bytes_of
+from retcon.chat import registry
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
+from retcon.rollout.loop import run_rollout
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.grading.answers import answered_program
@@ -37,6 +40,7 @@ RIGHT = "def add(a, b):\n    return a + b"
 CHECKS = "def check(f):\n    assert f(1, 2) == 3\n    assert f(-1, 1) == 0\ncheck(add)"
 TASK = Task("add", "Write add(a, b).", "", meta={"tests": CHECKS})
 SECONDS = 5.0
+LIMITS = RolloutLimits(max_tokens=2000, max_turns=3)
 
 
 class World:
@@ -283,13 +287,29 @@ async def rolled_out(sandbox: Sandbox, body: str, grading: Grading) -> list[Traj
             ScriptedEngine(ByteTokenizer(), [f"```python\n{body}\n```", "That is it."]),
             Chat(ByteTokenizer()),
             {"python": PythonTool(sandbox)},
-            RolloutLimits(max_tokens=2000, max_turns=3),
+            LIMITS,
         ),
         count=1,
         seed=0,
         step=0,
         grade=grading.grade,
     )
+
+
+@pytest.mark.parametrize("family", [name for name in registry.names() if name not in ("markdown", "gemma")])
+def test_an_answer_may_end_with_its_block_where_blocks_are_no_calls(world: World, family: str) -> None:
+    """Its turn ends with a mark, right behind the closing fence."""
+    chat, draft = Chat(bytes_of(family), style=family), "def add(a, b):\n    return a - b"
+    said = f"First:\n```python\n{draft}\n```\nNo, that subtracts. So:\n```python\n{RIGHT}\n```"
+
+    async def work(sandbox: Sandbox) -> Trajectory:
+        async with Grading(GradeSettings("code"), sandbox=sandbox) as grading:
+            context = RolloutContext(ScriptedEngine(chat.tokenizer, [said]), chat, {}, LIMITS)
+            return await grading.grade(TASK, await run_rollout(TASK, context, id="add/0", seed=0))
+
+    trajectory = world.run(work)
+    assert trajectory.turns[-1].text != said
+    assert (trajectory.reward, trajectory.answer) == (1.0, RIGHT)
 
 
 def test_a_fault_of_the_sandbox_is_no_verdict(world: World) -> None:

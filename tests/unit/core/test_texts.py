@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from retcon.chat import registry
 from retcon.core.texts import counted, is_url, without_turn_end
 
 
@@ -21,3 +22,9 @@ def test_a_url_is_told_from_a_name() -> None:
 )
 def test_what_is_said_in_a_turn_is_without_the_mark_of_its_end(mark: str) -> None:
     assert without_turn_end(f"It is <b>5</b>.{mark}") == "It is <b>5</b>."
+
+
+@pytest.mark.parametrize("family", registry.names())
+def test_so_it_is_for_every_mark_by_which_a_family_of_chats_ends_a_turn(family: str) -> None:
+    known = registry.named(family)
+    assert {without_turn_end(f"It is 5.{mark}") for mark in (*known.ends, *known.stops)} == {"It is 5."}

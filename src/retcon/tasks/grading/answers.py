@@ -24,7 +24,7 @@ def answered_program(reply: Reply, tests: Tests) -> str | None:
     without failing. Where the tests name what they call, it is the last of these that defines it or is the indented
     body of it, if any is.
     """
-    programs = _programs(reply.trajectory) if reply.trajectory is not None else _blocks(reply.text)
+    programs = _programs(reply)
     if len(programs) < 2:
         return programs[0] if programs else None
     names = names_of(tests)
@@ -48,10 +48,14 @@ def names_of(tests: Tests) -> frozenset[str]:
     return frozenset(called or (_free([tests.before, *checks]) if checks else ()))
 
 
-def _programs(trajectory: Trajectory) -> Sequence[str]:
-    if not trajectory.turns or trajectory.stop != "answer":
-        return ()
-    return _blocks(trajectory.turns[-1].text) or [
+def _programs(reply: Reply) -> Sequence[str]:
+    if reply.trajectory is None:
+        return _blocks(reply.text)
+    return (_blocks(reply.text) or _ran(reply.trajectory)) if reply.trajectory.stop == "answer" else ()
+
+
+def _ran(trajectory: Trajectory) -> Sequence[str]:
+    return [
         call.code
         for turn in trajectory.turns
         for call, observation in zip(turn.calls, turn.observations, strict=True)
