@@ -9,6 +9,7 @@ from functools import cache
 from retcon.chat.types import FoundCall
 
 LANGUAGES = "python3?|py"
+_INDENT = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
 
 
 def find_calls(text: str, languages: str = LANGUAGES) -> Iterator[FoundCall]:
@@ -16,22 +17,22 @@ def find_calls(text: str, languages: str = LANGUAGES) -> Iterator[FoundCall]:
 
     The opening fence may stand anywhere and ends its line. The block ends at the first line that has nothing but at
     least as many backticks; backticks elsewhere in a line are code. Other languages are no calls. An opening fence
-    that is followed by another one before it is closed is prose. A block that is never closed is a malformed call.
+    that is followed by another one before it is closed is prose. A block that is never closed is a malformed call. A
+    block that is indented as a whole, as in an item of a list, is read without that indentation.
     languages: others that are calls, as a regular expression.
     """
-    openings = list(_opening(languages).finditer(text))
-    for n, opening in enumerate(openings):
-        start = opening.end()
-        limit = openings[n + 1].start() if n + 1 < len(openings) else len(text)
-        # The closing line may follow the opening one at once, hence from the line end before `start`; and it is looked
-        # for up to the next opening alone, as each search to the end would make many openings take long. `\Z` is there
-        # too, so that what stands right before the next opening has to be told apart.
-        ticks = len(opening["fence"])
-        close = re.compile(rf"\n {{0,3}}`{{{ticks},}}+[ \t\r]*+(?=\n|\Z)").search(text, start - 1, limit)
-        if close is not None and not close.end() == limit < len(text):
-            yield FoundCall("python", {"code": text[start : max(start, close.start())]}, opening.start())
-        elif n + 1 == len(openings):
-            yield FoundCall("python", text[start:], opening.start())
+    for opening, close in _blocks(text, languages):
+        if close is None:
+            yield FoundCall("python", text[opening.end() :], opening.start())
+        else:
+            code = _dedented(text[opening.end() : close.end()], _column(text, opening))
+            yield FoundCall("python", {"code": code}, opening.start())
+
+
+def first_block(text: str) -> tuple[int, int] | None:
+    """Where the first call begins, and where its closing line ends; None where there is none, or none that is whole."""
+    opening, close = next(_blocks(text, LANGUAGES), (None, None))
+    return None if opening is None or close is None else (opening.start(), close.end())
 
 
 def render_call(code: str) -> str:
@@ -39,6 +40,41 @@ def render_call(code: str) -> str:
     return f"```python\n{code}\n```"
 
 
+def _blocks(text: str, languages: str) -> Iterator[tuple[re.Match[str], re.Match[str] | None]]:
+    """The lines that open and close each block; of one that is never closed, None."""
+    openings = list(_opening(languages).finditer(text))
+    for n, opening in enumerate(openings):
+        limit = openings[n + 1].start() if n + 1 < len(openings) else len(text)
+        # The closing line may follow the opening one at once, hence from the line end before the code; and it is looked
+        # for up to the next opening alone, as each search to the end would make many openings take long. `\Z` is there
+        # too, so that what stands right before the next opening has to be told apart.
+        close = _closing(len(opening["fence"]), _column(text, opening)).search(text, opening.end() - 1, limit)
+        if close is not None and not close.end() == limit < len(text):
+            yield opening, close
+        elif n + 1 == len(openings):
+            yield opening, None
+
+
+def _column(text: str, opening: re.Match[str]) -> int:
+    """Characters that the text of its line is indented by, the marks of lists among them."""
+    line = text.rfind("\n", 0, opening.start()) + 1
+    return _INDENT.match(text, line).end() - line  # type: ignore[union-attr]
+
+
+def _dedented(block: str, most: int) -> str:
+    """The lines before the last one, without the indentation that all have that are not blank, the last one too."""
+    *code, closing = block.split("\n")
+    indents = {line[: -len(line.lstrip(" \t"))][:most] for line in (*code, closing) if line.strip()}
+    indent = min(indents, key=len)
+    length = len(indent) if all(one.startswith(indent) for one in indents) else 0
+    return "\n".join(line[length:] for line in code)
+
+
 @cache
 def _opening(languages: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!`)(?P<fence>`{{3,}})(?:{languages})[ \t]*\r?(?:\n|\Z)", re.IGNORECASE)
+
+
+def _closing(ticks: int, column: int) -> re.Pattern[str]:
+    indent = rf"[ \t]{{0,{column + 3}}}" if column else " {0,3}"
+    return re.compile(rf"\n{indent}`{{{ticks},}}+[ \t\r]*+(?=\n|\Z)")

@@ -111,7 +111,8 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     ),
     "chat.markdown": (
         lambda text: list(markdown.find_calls(text)),
-        ("```python\n", "````python\n", "```python\nx\n```\n", "`", "\n```", "\n``` x", "```py ", "\n", " "),
+        ("```python\n", "````python\n", "```python\nx\n```\n", "`", "\n```", "\n``` x", "```py ", "\n", " ", "- ",
+         "  ```py\n  x\n  ```\n"),
     ),
     "chat.parse": (
         lambda text: Chat(ByteTokenizer()).parse(ByteTokenizer().encode(text), prefix="0"),

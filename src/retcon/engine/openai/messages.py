@@ -197,23 +197,13 @@ def pieces_of(message: Mapping[str, Any], manner: Manner) -> list[str]:
     """
     said = text_of(message.get("content") or "")
     if manner == "fence":
-        call = next(markdown.find_calls(said), None)
-        if call is None or isinstance(call.arguments, str):
-            return [said]
-        return [said[: call.char], said[call.char : _end_of_block(said, call)]]
+        block = markdown.first_block(said)
+        return [said] if block is None else [said[: block[0]], said[block[0] : block[1]]]
     calls = [_tagged(call) for call in message.get("tool_calls") or ()]
     if not calls:
         return [said]
     separate = (piece for call in calls[1:] for piece in ("\n", call))
     return [f"{said}\n" if said else "", calls[0], *separate]
-
-
-def _end_of_block(said: str, call: FoundCall) -> int:
-    """Where the closing line of a block ends."""
-    assert not isinstance(call.arguments, str)
-    code_end = said.index("\n", call.char) + 1 + len(str(call.arguments["code"]))
-    end = said.find("\n", code_end + said.startswith("\n", code_end))
-    return len(said) if end < 0 else end
 
 
 def _tagged(call: Mapping[str, Any]) -> str:
