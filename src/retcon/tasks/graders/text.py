@@ -38,13 +38,13 @@ def final_answer(reply: str) -> str | None:
     r"""What a reply answers: what it marks (see `marked`), else the content of its last `<answer>…</answer>`; None
     without either. What it thought counts only if it says nothing then."""
     found = marked(reply)
-    return _tagged(_heard(reply)) if found is None else found
+    return _tagged(heard(reply)) if found is None else found
 
 
 def marked(reply: str) -> str | None:
     r"""The content of the last `\boxed{…}`, else what the last `####` that is no heading stands before; None without
     either. A heading begins with a word, and is not the last line. A `####` outside of `<answer>…</answer>` is none."""
-    reply = _heard(reply)
+    reply = heard(reply)
     found = boxed(reply)
     if found is not None:
         return found
@@ -69,7 +69,7 @@ def aloud(reply: str) -> str:
     return _tagged(said) or said
 
 
-def _heard(reply: str) -> str:
+def heard(reply: str) -> str:
     """What a reply says once it has done thinking; all of it where that is nothing."""
     said = _THOUGHT.split(reply)[-1]
     return said if _SPECIAL.sub("", said).strip() else reply
