@@ -82,3 +82,17 @@ def test_a_call_that_tries_the_answer_out_is_not_the_answer() -> None:
     rollout = trajectory("t/0/0", turn(DEFINES, ""), turn(USES, "2"), answer("That is it."), reward=None)
     assert answered_program(Reply("That is it.", rollout), read(CALLED)) == DEFINES
     assert answered_program(Reply("", rollout), read({"tests": [{"input": "1", "output": "2"}]})) == USES
+
+
+@pytest.mark.parametrize("end", ["</think>", "[/THINK]"])
+def test_a_program_that_was_only_thought_is_no_answer(end: str) -> None:
+    thought, said = f"```python\n{DEFINES}\n```", f"```python\n{USES}\n```"
+    for meta in (CALLED, HUMANEVAL):
+        assert answered_program(Reply(f"{thought}\n{end}\n\nI cannot solve this."), read(meta)) is None
+        assert answered_program(Reply(f"{thought}\n{end}\n\n{said}"), read(meta)) == USES
+        assert answered_program(Reply(f"{thought}\n{end}\n"), read(meta)) == DEFINES  # as of what is in a box
+
+
+def test_a_program_in_an_item_of_a_list_is_read_without_its_indentation() -> None:
+    indented = "\n".join(f"    {line}" for line in f"```python\n{DEFINES}\n```".split("\n"))
+    assert answered_program(Reply(f"1.  So:\n\n{indented}\n\n2.  It is done."), read(CALLED)) == DEFINES

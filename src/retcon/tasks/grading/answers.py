@@ -10,6 +10,7 @@ from itertools import chain
 
 from retcon.chat.markdown import find_calls
 from retcon.core.types import Trajectory
+from retcon.tasks.graders.text import heard
 from retcon.tasks.grading.cases import Call, Check, Tests
 from retcon.tasks.grading.types import Reply
 
@@ -64,8 +65,8 @@ def _ran(trajectory: Trajectory) -> Sequence[str]:
 
 
 def _blocks(text: str) -> Sequence[str]:
-    """The whole blocks of Python in a text."""
-    return [str(call.arguments["code"]) for call in find_calls(text) if not isinstance(call.arguments, str)]
+    """The whole blocks of Python in a text; those that were only thought, where it then says nothing."""
+    return [str(call.arguments["code"]) for call in find_calls(heard(text)) if not isinstance(call.arguments, str)]
 
 
 def _answers(program: str, names: Collection[str], tests: Tests) -> bool:
