@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from retcon.tasks.graders.text import same_choice
+from retcon.tasks.graders.text import chosen_letter, same_choice
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,101 @@ def test_a_reply_that_does_not_choose_b(reply: str) -> None:
     assert not same_choice("B", reply)
 
 
-@pytest.mark.parametrize("piece", ["B ", "B. ", "(B) ", "B is ", "B is the best ", "and B", "answer ", "B.\n", "* "])
+REFUTED = "Answer choice (A) is incorrect because it is hot.\nAnswer choice (D) is incorrect because it is cold."
+CHOICES = [
+    # Options that are spoken of after the choice, or before it.
+    ("B", f"The correct answer is (B).\n\n{REFUTED}"),
+    ("B", "The correct answer is B.\n\n**Why not the others?**\n- Answer A is incorrect.\n- Answer C: too small."),
+    ("B", "Answer: B\n\nThe answer A is wrong because it's hot."),
+    ("B", "The best answer is B. While answer A might seem plausible, it needs intent."),
+    ("B", "The answer is B. If the answer were A, mass would be lost. The answer D would only do without friction."),
+    ("B", "Option A is too narrow. Option C is off the point.\n\nTherefore, the correct option is **(B)**."),
+    ("B", "I said the answer is C, but the sign is wrong, so the answer is B."),
+    ("B", "The answer is C. Wait, I forgot a factor. The answer is B."),
+    ("B", "After eliminating A and C, I choose B."),
+    ("B", "The right answer is B, not A."),
+    ("B", "The correct answer is not A but B."),
+    ("C", "Many would say that the correct answer is A, but it is really C."),
+    ("C", "It might look like the answer is A. It's C."),
+    # Ways of saying it.
+    ("B", "ANSWER: B"),
+    ("B", "It sinks, as it is dense.\n\nANSWER: (B)"),
+    ("B", "#### Answer: B"),
+    ("B", "B ) 120"),
+    ("B", r"\boxed{B ) 120}"),
+    ("B", "The answer is B ) 120"),
+    ("B", "[B]"),
+    ("B", '{"answer": "B", "reason": "A does not conserve it."}'),
+    ("B", "The answer must be B."),
+    ("B", "Thus, the correct answer would be **B**."),
+    ("B", "The answer is most likely B."),
+    ("B", "The answer that fits the data best is B."),
+    ("B", "The correct answer, B, is in the second paragraph."),
+    ("B", "The most accurate choice is B."),
+    ("B", "I would go with option B."),
+    ("B", "I'd say the answer is B, but I am not sure."),
+    ("B", "I think B is the best."),
+    ("B", "Among the given options, B is the answer."),
+    ("B", "Answer (B) is correct: the reaction is fast."),
+    ("B", "The correct answer is 3.5 N (option B)."),
+    ("B", "The answer is 12 N, which corresponds to option (B)."),
+    ("B", "Since A is not even, the answer is B."),
+    ("B", "Therefore B."),
+    ("B", "**Answer**\n\nB. Osmosis"),
+    ("A", "The answer is A because it is even."),
+    ("D", "The answer is D. Both A and C."),
+    # An option with its text, and no more or only what explains it.
+    ("C", "C. False, True"),
+    ("B", "B. Not wrong, Wrong"),
+    ("A", "A. True"),
+    ("B", "(B) No effect"),
+    ("B", "B. It must be even"),
+    ("B", "B. No, because the offer was revoked."),
+    ("C", "**C) Not enough information**"),
+    ("C", "C. The seller is not liable."),
+    ("B", "B. Paris\n\nIt is the capital of France."),
+    ("B", "**B**\n\nExplanation: it is the capital."),
+    ("B", "B, because it is the capital."),
+    # None is chosen.
+    (None, "Answer A is incorrect."),
+    (None, "Answer A: too hot\nAnswer B: too cold"),
+    (None, "I don't think the answer is B."),
+    (None, "One might think the answer is B."),
+    (None, "If the answer is B, then x = 3, which is impossible."),
+    (None, "Suppose the answer is B. Then mass is lost."),
+    (None, "It is unclear whether the answer is B."),
+    (None, "Some say the answer is A, others say B."),
+    (None, "It is unlikely that the answer is B."),
+    (None, "Perhaps the answer is B."),
+    (None, "The answer would be B if there were no friction."),
+    (None, "The answer is not B."),
+    (None, "The answer is B? I must check."),
+    (None, "The answer is B, or perhaps C."),
+    (None, "The answer is A and C together."),
+    (None, "The correct answer is either A or B."),
+    (None, "I would not choose B."),
+    (None, "B\n\nWait, that is too small."),
+    (None, "A\nB\nC"),
+    (None, "(B) is false since 2 is prime."),
+    # The letter is that of a word or a formula.
+    (None, "The answer is A decrease in supply."),
+    (None, "Answer: I don't know"),
+    (None, "Answer: B-cells"),
+    (None, "Answer: C++"),
+    (None, "The answer is $C = 5$."),
+    (None, "Answer: U.S. Congress"),
+]
+
+
+@pytest.mark.parametrize(("letter", "reply"), CHOICES)
+def test_the_letter_that_a_reply_chooses(letter: str | None, reply: str) -> None:
+    assert chosen_letter(reply) == letter
+
+
+PIECES = ["B ", "B. ", "(B) ", "B is ", "B is the best ", "and B", "answer ", "B.\n", "* ", "answer is ", "the\n"]
+
+
+@pytest.mark.parametrize("piece", [*PIECES, "it is ", "so (", "I go with B, ", "answer is 1 (option ", "answer to "])
 def test_a_long_reply_is_read_in_no_time(piece: str) -> None:
     start = time.process_time()
     for begin in ("", "B. ", "#### "):
