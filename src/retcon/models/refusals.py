@@ -43,13 +43,21 @@ _TOLD = re.compile(
     r"|(?:prompt|input|messages)\D{0,30}?(\d+) (?:input )?tokens|context limit: (\d+) \+",
     re.IGNORECASE,
 )
-_ONE = r"[`'\"]?\b(?:top_p|temperature)\b[`'\"]?"
-_SOME = rf"{_ONE}(?:(?:, | and | or ){_ONE})*"
+_ONE = r"[\[(`'\"]*\b(?:top_p|temperature)\b[\])`'\"]*"
+_SOME = rf"{_ONE}(?:(?:,? (?:and|or) |, ?| ?/ ?){_ONE})*"
 _NOT_TAKEN = re.compile(
-    rf"unsupported parameters?:? (?P<first>{_SOME})"
-    rf"|(?P<later>{_SOME}):? (?:(?:extra inputs )?(?:is|are) (?:not supported|deprecated|not permitted)|cannot both)",
+    rf"(?:unsupported|unrecognized|unexpected) (?:parameter|argument)(?:s|\(s\))?:? {_SOME}"
+    r"|(?:parameter|argument|input|field)s? (?:(?:is|are) )?not (?:supported|permitted|allowed)[^:;.\"']{0,40}:"
+    rf" {_SOME}"
+    rf"|{_SOME}:?(?: (?:parameters?|specified|in|the|request|extra|inputs))* "
+    r"(?:(?:is|are) (?:currently )?(?:unsupported|not supported|deprecated|not permitted|not allowed)|cannot both)"
+    rf"|cannot both \w+ {_SOME}|{_ONE} cannot be \w+ (?:together |along )?with {_ONE}"
+    rf"|['\"]loc['\"]: ?[\[(]['\"]body['\"], ?{_ONE}, ?['\"]msg['\"]: ?['\"]Extra inputs",
     re.IGNORECASE,
 )
+"""That these are not taken, whatever their values: their names stand beside the words, not merely in the same text."""
+_TOO_LARGE = re.compile("request too large", re.IGNORECASE)
+"""Of status 429: more at once than a minute's limit, so it would be refused again."""
 _SAMPLING = ("top_p", "temperature")
 """What some models of OpenAI's, Anthropic's and others' do not take, or not both of."""
 _TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
@@ -66,8 +74,8 @@ class Said:
 
     @property
     def passes(self) -> bool:
-        """Whether it says nothing about the request: the same one may be answered the next time."""
-        if self.code in _SPENT:
+        """Whether the same request may be answered the next time."""
+        if self.code in _SPENT or (self.status == 429 and _TOO_LARGE.search(self.text)):
             return False
         return self.status in _AGAIN or (self.status >= 500 and self.status not in _NEVER)
 
@@ -99,9 +107,9 @@ class Said:
     @property
     def not_taken(self) -> tuple[str, ...]:
         """Which of `top_p` and `temperature` are not to be sent, whatever their values: one, or one of the two."""
-        found = _NOT_TAKEN.search(self.text) if self.status in (400, 422) else None
-        named = (found["first"] or found["later"]).lower() if found else ""
-        return tuple(name for name in _SAMPLING if name in named)
+        named = _NOT_TAKEN.finditer(self.text) if self.status in (400, 422) else ()
+        told = " ".join(found[0].lower() for found in named)
+        return tuple(name for name in _SAMPLING if name in told)
 
     @property
     def bound(self) -> int | None:

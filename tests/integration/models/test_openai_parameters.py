@@ -111,6 +111,52 @@ def test_a_refusal_of_another_parameter_leaves_these_as_they_are(message: str) -
     assert Said(400, message).not_taken == ()
 
 
+BOTH_NAMES = ("top_p", "temperature")
+
+
+@pytest.mark.parametrize(
+    ("message", "names"),
+    [
+        ("The following parameters are not supported: temperature, top_p", BOTH_NAMES),
+        ("Unsupported parameters: ['temperature', 'top_p']", BOTH_NAMES),
+        ("Unsupported parameter(s): top_p", ("top_p",)),
+        ("Extra inputs are not permitted: top_p", ("top_p",)),
+        ("Argument not supported on this model: temperature", ("temperature",)),
+        ("temperature parameter is not supported", ("temperature",)),
+        ("The parameter `temperature` specified in the request is not supported", ("temperature",)),
+        ("temperature is currently not supported", ("temperature",)),
+        ("`temperature`/`top_p` cannot both be set", BOTH_NAMES),
+        ("You cannot both specify temperature and top_p", BOTH_NAMES),
+        ("top_p cannot be specified together with temperature", BOTH_NAMES),
+        (
+            "[{'type': 'extra_forbidden', 'loc': ('body', 'top_p'), 'msg': 'Extra inputs are not permitted'}]",
+            ("top_p",),
+        ),
+        ("These parameters are not supported: seed. Use temperature, top_p", ()),
+        ("temperature: Input should be less than or equal to 1", ()),
+        ("Unsupported value: 'temperature' does not support 0.7 with this model.", ()),
+    ],
+)
+def test_which_are_not_taken_is_read_out_of_many_wordings(message: str, names: tuple[str, ...]) -> None:
+    assert Said(400, message).not_taken == names
+
+
+def test_what_fastapi_takes_for_an_extra_input_is_left_out() -> None:
+    told = [{"type": "extra_forbidden", "loc": ["body", name], "msg": "Extra inputs are not permitted", "input": 1.0}
+            for name in ("temperature", "top_p")]  # fmt: skip
+
+    def reply(asked: Asked) -> Answer:
+        extra = [one for one in told if one["loc"][1] in asked.body]
+        return Answer({"detail": extra}, 422) if extra else said("42")
+
+    async def work(model: RemoteModel) -> None:
+        await model.message([], temperature=1.0, top_p=1.0)
+
+    with serving(reply) as server:
+        asking(server.url, work)
+    assert not set(BOTH_NAMES) & set(server.asked[-1].body)
+
+
 def test_what_does_not_help_one_request_is_not_left_out_of_others() -> None:
     async def work(model: RemoteModel) -> None:
         with pytest.raises(Refused):

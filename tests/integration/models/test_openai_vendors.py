@@ -243,6 +243,7 @@ TOOLS_VLLM = '"auto" tool choice requires --enable-auto-tool-choice and --tool-c
         (Answer("", 307, {"Location": "https://x.example/v1"}), "it redirects to https://x.example/v1: give that URL"),
         (Answer("<html><style>a{}</style><h1>403</h1>Forbidden</html>", 403), "status 403: 403 Forbidden; no key"),
         (error(429, "You exceeded your current quota", code="insufficient_quota"), "status 429: You exceeded"),
+        (error(429, "Request too large for big on tokens per min: Limit 9, Requested 12."), "429: Request too large"),
     ],
 )
 def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: str) -> None:
