@@ -45,10 +45,11 @@ _TOLD = re.compile(
 )
 _ONE = r"[\[(`'\"]*\b(?:top_p|temperature)\b[\])`'\"]*"
 _SOME = rf"{_ONE}(?:(?:,? (?:and|or) |, ?| ?/ ?){_ONE})*"
+_AFTER_OTHERS = rf"(?:[\[(`'\"]*\w+[\])`'\"]*, ?)*{_SOME}"
 _NOT_TAKEN = re.compile(
-    rf"(?:unsupported|unrecognized|unexpected) (?:parameter|argument)(?:s|\(s\))?:? {_SOME}"
+    rf"(?:unsupported|unrecognized|unexpected) (?:parameter|argument)(?:s|\(s\))?:? {_AFTER_OTHERS}"
     r"|(?:parameter|argument|input|field)s? (?:(?:is|are) )?not (?:supported|permitted|allowed)[^:;.\"']{0,40}:"
-    rf" {_SOME}"
+    rf" {_AFTER_OTHERS}"
     rf"|{_SOME}:?(?: (?:parameters?|specified|in|the|request|extra|inputs))* "
     r"(?:(?:is|are) (?:currently )?(?:unsupported|not supported|deprecated|not permitted|not allowed)|cannot both)"
     rf"|cannot both \w+ {_SOME}|{_ONE} cannot be \w+ (?:together |along )?with {_ONE}"

@@ -119,7 +119,7 @@ BOTH_NAMES = ("top_p", "temperature")
     [
         ("The following parameters are not supported: temperature, top_p", BOTH_NAMES),
         ("Unsupported parameters: ['temperature', 'top_p']", BOTH_NAMES),
-        ("Unsupported parameter(s): top_p", ("top_p",)),
+        ("Unsupported parameter(s): seed, top_p", ("top_p",)),
         ("Extra inputs are not permitted: top_p", ("top_p",)),
         ("Argument not supported on this model: temperature", ("temperature",)),
         ("temperature parameter is not supported", ("temperature",)),
@@ -132,7 +132,7 @@ BOTH_NAMES = ("top_p", "temperature")
             "[{'type': 'extra_forbidden', 'loc': ('body', 'top_p'), 'msg': 'Extra inputs are not permitted'}]",
             ("top_p",),
         ),
-        ("These parameters are not supported: seed. Use temperature, top_p", ()),
+        ("These parameters are not supported: seed, logprobs. Use temperature, top_p", ()),
         ("temperature: Input should be less than or equal to 1", ()),
         ("Unsupported value: 'temperature' does not support 0.7 with this model.", ()),
     ],
