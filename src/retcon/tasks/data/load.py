@@ -230,6 +230,8 @@ def _find_overlap(loaded: Loaded) -> None:
 def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterator[tuple[str, str]]:
     """(place, question) of all rows of an evaluation's file. columns: as in the settings, of the tasks that it is held
     against: the first that fit where its own columns are of no convention. Raises DataError."""
+    if not path:
+        raise DataError("against: an empty name names no file")
     convention: Convention | None = None
     own: Mapping[str, str] = {}
     rows = read_rows(folder_of(Path(path), "test") if has_splits(Path(path)) else Path(path))

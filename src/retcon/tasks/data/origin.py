@@ -22,7 +22,7 @@ _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 def origin_of(path: str) -> Origin:
     """Raises DataError, with the nearest name, for what is none of them."""
-    if Path(path).exists() or is_pattern(path):
+    if path and (Path(path).exists() or is_pattern(path)):  # an empty one would be the working directory
         return "file"
     if path in families():
         return "family"

@@ -123,7 +123,8 @@ class FileTaskSettings(_Reading):
     def files(self) -> list[Path]:
         """What would be read of this machine's disk, folders and patterns resolved."""
         found: list[Path] = []
-        for name in (*(source.path for source in self.each()), self.evaluation_path, *self.against):
+        names = (*(source.path for source in self.each()), self.evaluation_path, *self.against)
+        for name in filter(None, names):  # an empty one names nothing; as a path it would be the working directory
             with suppress(DataError):  # a folder without any, which may be a task set's name
                 found += shards(Path(name)) or [Path(name)]
         return [file for file in found if file.is_file()]

@@ -188,6 +188,15 @@ def test_a_path_that_is_nothing_brings_the_nearest(path: str, said: str, tmp_pat
         read(path)
 
 
+@pytest.mark.parametrize("key", ["sources", "against"])
+def test_an_empty_name_is_not_the_working_directory(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    about = {"path": write(Path("a.jsonl"), questions(1)), "evaluation_share": 0, "against": ("",)}
+    section = FileTaskSettings.model_validate(about if key == "against" else {key: [""], "evaluation_share": 0})
+    with pytest.raises(DataError, match="against: an empty name" if key == "against" else "no tasks '': give a file"):
+        section.open()
+
+
 def test_a_folder_and_a_pattern_are_all_their_files_in_the_order_of_names(tmp_path: Path) -> None:
     for name in ("b/1.csv", "a.jsonl", "c.tsv", ".cache/d.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
