@@ -180,7 +180,7 @@ def test_what_is_unknown_is_refused_before_anything_is_written(run: Path, tmp_pa
     with pytest.raises(RecordError, match=r"rum does not exist .did you mean 'run'"):
         regrade(job(run.with_name("rum"), out=run / "regraded"), ignored)
     (run / "run.json").unlink()
-    with pytest.raises(RecordError, match=r"gives 1 of the 5 tasks, but not 'numbers/\w+': name a file .* --tasks"):
+    with pytest.raises(RecordError, match=r"gives 0 of the 4 tasks, but not 'numbers/\w+': name a file .* --tasks"):
         regrade(job(run), ignored)
     assert not (run / "regraded").exists()
 

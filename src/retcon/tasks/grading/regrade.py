@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from retcon.store import jsonl
 from retcon.store.lines import LineAppender
 from retcon.store.whole import PARTIAL, write_json
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.stored import ABOUT, options_of_run, tasks_of, trajectory_files
+from retcon.tasks.grading.stored import ABOUT, by_run, options_of_run, tasks_of, trajectory_files
 from retcon.tasks.grading.types import Verdict
 from retcon.tasks.types import Task
 
@@ -70,8 +71,9 @@ class Regraded(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Regrading:
-    """run: a run folder or a trajectory file. settings: their options are in place of the run's own (`task.graders`).
-    tasks: a file of the tasks, for rollouts whose tasks the run cannot give.
+    """run: a run folder or a trajectory file. settings: their options are in place of those that each run and each
+    evaluation in it has of its own (`task.graders`). tasks: a file of the tasks, for rollouts whose tasks the run
+    cannot give.
     by: the grader of all, in place of those that tasks name. at_once: rollouts that are graded at a time."""
 
     run: Path
@@ -90,14 +92,12 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
     another job or something else; RecipeError for a grader or a key that is unknown.
     """
     files = [(path, str(name)) for path, name in trajectory_files(job.run)]
-    options = options_of_run([path for path, _ in files], job.settings.options)
-    job = replace(job, settings=replace(job.settings, options=options))
-    Grading(job.settings)  # refuses what is unknown before any work
     ids = {name: [t.task for t in jsonl.read(path)] for path, name in files}
-    tasks = tasks_of([path for path, _ in files], {id for of in ids.values() for id in of}, job.tasks)
+    parts = list(_parts(job, files, ids))
+    settings = [asdict(part.settings) for part in parts]
     about = {
         "by": job.by,
-        "settings": asdict(job.settings),
+        "settings": settings[0] if all(one == settings[0] for one in settings) else settings,
         "files": {name: _digest(path) for path, name in files},
         "tasks": None if job.tasks is None else _digest(job.tasks),
         "finished": False,
@@ -113,7 +113,8 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
             on_progress(len(known), total)
 
         on_progress(len(known), total)
-        asyncio.run(_grade_all(job, files, tasks, known, add))
+        for part in parts:
+            asyncio.run(_grade(part, job, known, add))
     for path, name in files:
         target = job.out / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -132,24 +133,42 @@ def counts(regraded: Sequence[Regraded]) -> Counter[str]:
     return found
 
 
-async def _grade_all(
-    job: Regrading,
-    files: Sequence[tuple[Path, str]],
-    tasks: Mapping[str, Task],
-    known: Mapping[tuple[str, int], Regraded],
-    add: Callable[[Regraded], None],
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The files of one run or evaluation. tasks: of their rollouts, by id."""
+
+    files: Sequence[tuple[Path, str]]
+    settings: GradeSettings
+    tasks: Mapping[str, Task]
+
+
+def _parts(job: Regrading, files: Sequence[tuple[Path, str]], ids: Mapping[str, Sequence[str]]) -> Iterator[_Part]:
+    """ids: of the tasks of each file's rollouts, by its name. Raises as `regrade`, before any work."""
+    given = None
+    if job.tasks is not None:
+        given = tasks_of([path for path, _ in files], set(chain(*ids.values())), job.tasks)
+    for group in by_run(files):
+        paths = [path for path, _ in group]
+        settings = replace(job.settings, options=options_of_run(paths, job.settings.options))
+        Grading(settings)  # refuses what is unknown
+        wanted = {id for _, name in group for id in ids[name]}
+        yield _Part(group, settings, tasks_of(paths, wanted, None) if given is None else given)
+
+
+async def _grade(
+    part: _Part, job: Regrading, known: Mapping[tuple[str, int], Regraded], add: Callable[[Regraded], None]
 ) -> None:
     todo = (
         (name, n, trajectory)
-        for path, name in files
+        for path, name in part.files
         for n, trajectory in enumerate(jsonl.read(path))
         if (name, n) not in known
     )
-    async with Grading(job.settings, at_once=job.at_once) as grading:
+    async with Grading(part.settings, at_once=job.at_once) as grading:
 
         async def work() -> None:
             for name, n, trajectory in todo:  # shared: each takes the next
-                add(await _regraded(grading, _graded_by(tasks[trajectory.task], job.by), trajectory, name, n))
+                add(await _regraded(grading, _graded_by(part.tasks[trajectory.task], job.by), trajectory, name, n))
 
         await together(work() for _ in range(job.at_once))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
     return [(path, path.relative_to(run)) for path in found]
 
 
+def by_run(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
+    """Trajectory files, each after its path, in order; those of one run or evaluation, the nearest around, together."""
+    for _, group in groupby(files, key=lambda file: _manifest_files([file[0]])[:1]):
+        yield list(group)
+
+
 def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dict[str, Task]:
     """The tasks of stored rollouts, by id: of a file, where one is given, else as the runs beside the files drew them.
 
@@ -74,24 +81,25 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
 
 
 def options_of_run(files: Iterable[Path], given: Options) -> Options:
-    """The settings of graders that the recipe beside the files has (`task.graders`), with what is given in their place,
-    key by key. Raises RecordError for a manifest that cannot be read."""
-    tasks = ((about.get("recipe") or {}).get("task") or {} for about in _manifests(files))
-    options: Options = next((found for one in tasks if one.get("kind") == "file" and (found := one.get("graders"))), {})
+    """The settings of graders that the recipe of the run or evaluation has that the files are of (`task.graders`), with
+    what is given in their place, key by key. Raises RecordError for a manifest that cannot be read."""
+    task = next((about.get("recipe") or {} for about in _manifests(files)), {}).get("task") or {}
+    options: Options = (task.get("graders") if task.get("kind") == "file" else None) or {}
     return {name: {**options.get(name, {}), **given.get(name, {})} for name in dict.fromkeys((*options, *given))}
 
 
-def _manifests(files: Iterable[Path]) -> list[Mapping[str, Any]]:
-    """What the runs and evaluations around these files say of themselves."""
+def _manifests(files: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
+    """What the runs and evaluations around these files say of themselves, the nearest first."""
+    for path in _manifest_files(files):
+        try:
+            yield json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RecordError(f"{path} is not JSON: {error}") from None
+
+
+def _manifest_files(files: Iterable[Path]) -> list[Path]:
     folders = dict.fromkeys(folder for file in files for folder in file.resolve().parents[:3])
-    found = []
-    for path in (folder / name for folder in folders for name in ("run.json", "result.json")):
-        if path.is_file():
-            try:
-                found.append(json.loads(path.read_text(encoding="utf-8")))
-            except ValueError as error:
-                raise RecordError(f"{path} is not JSON: {error}") from None
-    return found
+    return [path for folder in folders for name in ("run.json", "result.json") if (path := folder / name).is_file()]
 
 
 def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
