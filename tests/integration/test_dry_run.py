@@ -154,7 +154,7 @@ def test_the_plan_of_an_evaluation_refuses_what_the_evaluation_would(
     monkeypatch.chdir(tmp_path)
     words = ("eval", base, "--data", PROBLEMS, "evaluate.samples=1", "rollout.max_turns=1", "evaluate.top_p=1.0")
     said = dry(*words, "rollout.max_tokens=200", "evaluate.problems=5")
-    assert "problems: 5 of problems × 1 rollout\n" in said
+    assert "problems: 5 of the 50 of problems × 1 rollout\n" in said
     assert "5 rollouts in all: " in said
     with pytest.raises(RecipeError, match=r"leave no room"):
         dry(*words, "rollout.max_tokens=20")

@@ -27,7 +27,7 @@ from retcon.planning.needs import Needs, gib, needs_of, refuse_unfit, table
 from retcon.rollout.lengths import Derived, context_of
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.manifest import RunKind, check_free
-from retcon.tasks.checked import problems_of
+from retcon.tasks.checked import EVERY, evaluation_tasks, problems_of
 from retcon.tasks.registry import TaskSet
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
 from retcon.train.stages.running import RunStages
@@ -126,7 +126,9 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     settings = len(settings_of(recipe))
     count = settings * len(problems) * recipe.evaluate.samples
     each = f" in each of {settings} settings" if settings > 1 else ""
-    asked = f"problems: {len(problems):,} of {tasks.name} × {counted(recipe.evaluate.samples, 'rollout')}{each}"
+    there = evaluation_tasks(tasks, EVERY, recipe.evaluate.seed) if getattr(tasks, "ends", False) else problems
+    of = f"{len(problems):,} of" if len(there) == len(problems) else f"{len(problems):,} of the {len(there):,} of"
+    asked = f"problems: {of} {tasks.name} × {counted(recipe.evaluate.samples, 'rollout')}{each}"
     if not recipe.engine.in_process:
         show.print(f"model: {recipe.engine.subject(folder)}, which computes elsewhere: its time is not known\n{asked}")
         _derived(show, derived)
