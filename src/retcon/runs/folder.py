@@ -18,7 +18,7 @@ from pathlib import Path
 
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
-from retcon.runs.manifest import NAME, RunKind, check_place, manifest, note_inputs, note_place
+from retcon.runs.manifest import NAME, RunKind, check_place, manifest, note_curve, note_inputs, note_place
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store import jsonl
 from retcon.store.alone import alone
@@ -59,6 +59,11 @@ class RunFolder:
     def note_place(self, line: str) -> None:
         """Keep in the manifest what the run computes on from here, where that is not what it computed on before."""
         note_place(self.root, line)
+
+    def note_curve(self, recipe: Recipe) -> None:
+        """Keep in the manifest what a curve's points are measured by, where this is the first of a run that began
+        without one."""
+        note_curve(self.root, recipe)
 
     def log(self, line: Mapping[str, float | None]) -> None:
         """Append a step's metrics, handed to the system at once. Raises StorageError where the disk says no."""

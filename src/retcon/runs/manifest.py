@@ -89,6 +89,16 @@ def note_place(root: Path, line: str) -> None:
         write_json(file, {**about, "places": [*about.get("places", []), line]})
 
 
+def note_curve(root: Path, recipe: Recipe) -> None:
+    """Keep in the manifest what a curve's points are measured by, where this is the first of a run that began
+    without one."""
+    file = root / NAME
+    about = json.loads(file.read_text(encoding="utf-8"))
+    if not about["recipe"].get("evaluate", {}).get("every"):
+        evaluate = recipe.evaluate.model_dump(mode="json")
+        write_json(file, {**about, "recipe": {**about["recipe"], "evaluate": evaluate}})
+
+
 def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
     file = root / NAME
     try:

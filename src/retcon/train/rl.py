@@ -197,6 +197,7 @@ async def _held_out(stretch: Stretch, stream: GroupStream, step: int, *, last: b
     recipe = stages.recipe
     if not recipe.evaluate.every or (step % recipe.evaluate.every and not last):
         return {}
+    stretch.run.note_curve(recipe)
     with trainer.off_the_clock():
         async with rollouts_for(recipe, stream.rollouts, stretch.tokenizer, stages.tasks) as rollouts:
             found = await rollouts.evaluated()

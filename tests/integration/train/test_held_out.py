@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from keys.acting import Lab, run
 from keys.rollouts import scripted
 from playing import call
 from retcon.config.load import load_recipe
+from retcon.core.errors import CheckpointError
 from retcon.core.types import Trajectory
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
@@ -137,6 +139,34 @@ def test_what_an_evaluation_costs_is_not_counted(start: tuple[Path, Path], tmp_p
     steps = [line["step_seconds"] for line in lines]
     assert lines[-1]["eval_rollouts"] == 800
     assert lines[-1]["wall_s"] - lines[-2]["wall_s"] < 2 * steps[-1] + 1
+
+
+def test_a_curve_that_begins_in_a_later_session_keeps_its_problems(start: tuple[Path, Path], tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    base, cold = start
+    rl = {"steps": 4, "prompts": 1, "group": 2, "checkpoint_every": 1}
+    lines: list[dict[str, Any]] = []
+
+    def session(until: int, **evaluate: object) -> None:
+        def tell(line: dict[str, Any]) -> None:
+            lines.append(line)
+            if line["step"] == until:
+                raise Killed
+
+        recipe = small_recipe(base, rl=rl, evaluate={"every_samples": 1, **evaluate})
+        with contextlib.suppress(Killed):
+            run_rl(recipe, cold, tmp_path / "out", tasks=Ones(), on_step=tell)
+
+    session(1)
+    session(2, every=1, problems=2)
+    with pytest.raises(CheckpointError, match=r"evaluate\.problems was 2, is 3"):
+        session(4, every=1, problems=3)
+    session(3, problems=3)  # no point, which other problems would belie
+    session(4, every=1, problems=2)
+    points = {line["step"]: line.get("eval_rollouts") for line in lines}
+    assert points == {1: None, 2: 2, 3: None, 4: 2}
 
 
 class Ungradable(Ones):

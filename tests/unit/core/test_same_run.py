@@ -10,7 +10,7 @@ import pytest
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import differing
-from retcon.runs.manifest import RunKind, check_place, manifest
+from retcon.runs.manifest import RunKind, check_place, manifest, note_curve
 
 OTHERS = ("evaluate.problems=3", "evaluate.seed=7", "evaluate.every_samples=1", "evaluate.faults=0.5")
 SERVERS = ("engine.kind=vllm", "engine.url=http://a:1")
@@ -50,6 +50,14 @@ def test_the_points_of_a_curve_are_measured_alike(tmp_path: Path, change: str) -
 )
 def test_what_changes_no_figure_may_change(tmp_path: Path, began: tuple[str, ...], goes_on: tuple[str, ...]) -> None:
     assert resumed(tmp_path, began, goes_on)
+
+
+def test_a_curve_that_began_later_is_kept_and_one_that_there_is_stays(tmp_path: Path) -> None:
+    assert resumed(tmp_path, (), ("evaluate.every=2",))
+    for words, told in ((OTHERS, 1), ((), 1)):
+        note_curve(tmp_path, load_recipe(None, ("evaluate.every=2", *words)))
+        kept = json.loads((tmp_path / "run.json").read_text())["recipe"]["evaluate"]
+        assert (kept["every"], kept["every_samples"]) == (2, told)
 
 
 def test_a_cold_start_is_measured_by_itself(tmp_path: Path) -> None:
