@@ -79,6 +79,23 @@ def test_lines_that_are_no_rows_to_train_on_are_read_under_any_name(tmp_path: Pa
     assert (found[3].answer, found[3].meta["tests"]) == ("6", "assert 1"), "for graders of answers, and of programs"
 
 
+@pytest.mark.parametrize("grader", ["math", "exact", "choice", "code"])
+def test_rows_whose_answer_is_elsewhere_make_no_rollout_wrong(grader: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", [{"id": "a", "text": "Say yes.", "meta": {"label": "yes"}}])
+    trained = Task("mine/a", "Say yes.", "yes")
+    with pytest.raises(
+        RecordError, match=r"mine\.jsonl: there is nothing to grade task 'mine/a' by \(.*: a row holds its"
+    ):
+        regraded(tmp_path, [trained], path, r"\boxed{yes}", grader)
+    assert not (tmp_path / "out").exists()
+    assert [one.reward for one in regraded(tmp_path, [trained], path, "yes", "test_regrade_given:says_yes")] == [1.0]
+
+
+def says_yes(reply: str) -> bool:
+    """A grader that needs no answer."""
+    return reply == "yes"
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -34,12 +34,12 @@ def graded_item(item: Item, given: str, usual: str) -> tuple[Item, str]:
     return (item if grader in (CODE, *OF_TEXTS) else replace(item, answer=item.cases)), grader
 
 
-def is_answered(item: Item, grader: str) -> bool:
+def is_answered(item: Item | Task, grader: str) -> bool:
     """Whether an item has what its grader compares replies with: an answer, or tests where it may look at them."""
     return (grader != CODE and bool(item.answer)) or (grader not in OF_TEXTS and has_tests(item))
 
 
-def has_tests(item: Item) -> bool:
+def has_tests(item: Item | Task) -> bool:
     """Whether there is anything to run an answer's program against."""
     return is_tests(item.answer) or any(not missing(item.meta.get(name)) for name in PLACES)
 

@@ -27,6 +27,7 @@ from retcon.core.types import Stop, Trajectory
 from retcon.store import jsonl
 from retcon.store.lines import LineAppender
 from retcon.store.whole import PARTIAL, write_json
+from retcon.tasks.data.grading import is_answered
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.stored import ABOUT, by_run, options_of_run, tasks_of, trajectory_files
 from retcon.tasks.grading.types import Verdict
@@ -88,8 +89,8 @@ class Regrading:
 def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Regraded]:
     """Does the job; what became of each rollout, in order.
 
-    Raises RecordError for files that cannot be read, tasks that are not found, and an `out` that is finished, holds
-    another job or something else; RecipeError for a grader or a key that is unknown.
+    Raises RecordError for files that cannot be read, tasks that are not found or have no answer, and an `out` that is
+    finished, holds another job or something else; RecipeError for a grader or a key that is unknown.
     """
     files = [(path, str(name)) for path, name in trajectory_files(job.run)]
     ids = {name: [t.task for t in jsonl.read(path)] for path, name in files}
@@ -102,6 +103,9 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
         "tasks": None if job.tasks is None else _digest(job.tasks),
         "finished": False,
     }
+    if job.tasks is not None:
+        for part in parts:
+            asyncio.run(_refuse_unanswered(job, part))
     _prepare(job, about)
     known = {(one.file, one.n): one for one in _read_verdicts(job.out / VERDICTS)}
     total = sum(map(len, ids.values()))
@@ -152,7 +156,24 @@ def _parts(job: Regrading, files: Sequence[tuple[Path, str]], ids: Mapping[str, 
         settings = replace(job.settings, options=options_of_run(paths, job.settings.options))
         Grading(settings)  # refuses what is unknown
         wanted = {id for _, name in group for id in ids[name]}
-        yield _Part(group, settings, tasks_of(paths, wanted, None) if given is None else given)
+        known = tasks_of(paths, wanted, None) if given is None else given
+        yield _Part(group, settings, {id: task for id, task in known.items() if id in wanted})
+
+
+async def _refuse_unanswered(job: Regrading, part: _Part) -> None:
+    """Raises RecordError for a task of the file that is named that lacks what its grader goes by: whatever was said
+    would be wrong."""
+    async with Grading(part.settings) as grading:
+        for task in (_graded_by(task, job.by) for task in part.tasks.values()):
+            if is_answered(task, grading.name_for(task)):
+                continue
+            try:
+                await grading.check(task)
+            except ValueError as error:
+                raise RecordError(
+                    f"{job.tasks}: there is nothing to grade task {task.id!r} by ({error}): a row holds its 'answer', "
+                    "or what else its grader needs"
+                ) from None
 
 
 async def _grade(
