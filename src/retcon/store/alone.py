@@ -13,6 +13,8 @@ from typing import IO
 from retcon.core.errors import CheckpointError
 from retcon.store.whole import explained
 
+LOCK = ".lock"
+"""What stands in a folder that was written into so."""
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """What file systems say that know no locks, as some of clusters: work goes on there without."""
 
@@ -23,7 +25,7 @@ def alone(out: Path) -> Iterator[None]:
     process. Raises CheckpointError where one is, StorageError."""
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("w")
+        lock = (out / LOCK).open("w")
     with lock:
         if not _taken(lock):
             raise CheckpointError(f"another command is at work in {out}: wait for it, or choose another folder")

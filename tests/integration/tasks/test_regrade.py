@@ -21,7 +21,7 @@ from comparing import answer, trajectory, turn
 from datafiles import write
 from retcon.cli.app import app
 from retcon.cli.regrade import _table
-from retcon.core.errors import RecipeError, RecordError
+from retcon.core.errors import CheckpointError, RecipeError, RecordError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.tasks.data.settings import FileTaskSettings
@@ -162,13 +162,44 @@ def test_files_of_one_folder_are_regraded_into_folders_of_their_own(run: Path) -
     assert {p.name for p in first.parent.glob("*.regraded")} == {"x.audit.regraded", "x.other.regraded"}
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_results_of_another_file_are_not_written_over(run: Path, force: bool) -> None:
+    first = run / "trajectories/step-000001.jsonl"
+    plain, packed = first.with_name("x.jsonl"), first.with_name("x.jsonl.gz")
+    for path in (plain, packed):
+        jsonl.write(path, jsonl.read(first))
+    words = ["--grader", "exact", *(["--force"] if force else [])]
+    assert CliRunner().invoke(app, ["regrade", str(plain), *words]).exit_code == 0
+    before = bytes_of(first.with_name("x.regraded"))
+    refused = CliRunner().invoke(app, ["regrade", str(packed), *words])
+    assert isinstance(refused.exception, RecordError)
+    assert str(refused.exception).endswith("x.regraded holds what came of x.jsonl: choose another")
+    assert bytes_of(first.with_name("x.regraded")) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_two_at_once_do_not_grade_twice(run: Path, force: bool) -> None:
+    refused: list[str] = []
+
+    def beside(done: int, total: int) -> None:
+        if done == 3:
+            with pytest.raises(CheckpointError) as raised:
+                regrade(job(run, force=force), ignored)
+            refused.append(str(raised.value))
+
+    regrade(job(run), beside)
+    assert refused
+    assert "another command is at work" in refused[0]
+    assert (run / "regraded" / VERDICTS).read_bytes().count(b"\n") == 7
+
+
 def test_a_folder_of_something_else_is_left_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("dear diary")
     for force in (False, True):
         with pytest.raises(RecordError, match="mine is there, and not of this command"):
             regrade(job(run, out=tmp_path / "mine", force=force), ignored)
-    assert (tmp_path / "mine/notes.txt").read_text() == "dear diary"
+    assert [(p.name, p.read_text()) for p in (tmp_path / "mine").iterdir()] == [("notes.txt", "dear diary")]
 
 
 def test_what_is_unknown_is_refused_before_anything_is_written(run: Path, tmp_path: Path) -> None:

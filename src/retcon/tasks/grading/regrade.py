@@ -25,6 +25,7 @@ from retcon.core.errors import RecordError
 from retcon.core.together import together
 from retcon.core.types import Stop, Trajectory
 from retcon.store import jsonl
+from retcon.store.alone import LOCK, alone
 from retcon.store.lines import LineAppender
 from retcon.store.whole import PARTIAL, write_json
 from retcon.tasks.data.grading import is_answered
@@ -90,7 +91,8 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
     """Does the job; what became of each rollout, in order.
 
     Raises RecordError for files that cannot be read, tasks that are not found or have no answer, and an `out` that is
-    finished, holds another job or something else; RecipeError for a grader or a key that is unknown.
+    finished, holds another job or something else; CheckpointError where another process is at work there; RecipeError
+    for a grader or a key that is unknown.
     """
     files = [(path, str(name)) for path, name in trajectory_files(job.run)]
     ids = {name: [t.task for t in jsonl.read(path)] for path, name in files}
@@ -106,24 +108,26 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
     if job.tasks is not None:
         for part in parts:
             asyncio.run(_refuse_unanswered(job, part))
-    _prepare(job, about)
-    known = {(one.file, one.n): one for one in _read_verdicts(job.out / VERDICTS)}
-    total = sum(map(len, ids.values()))
-    with LineAppender(job.out / VERDICTS) as verdicts:
+    _refuse_foreign(job.out)
+    with alone(job.out):
+        _prepare(job, about)
+        known = {(one.file, one.n): one for one in _read_verdicts(job.out / VERDICTS)}
+        total = sum(map(len, ids.values()))
+        with LineAppender(job.out / VERDICTS) as verdicts:
 
-        def add(one: Regraded) -> None:
-            verdicts.add(msgspec.json.encode(one) + b"\n", name=f"the verdict on {one.id}")
-            known[one.file, one.n] = one
+            def add(one: Regraded) -> None:
+                verdicts.add(msgspec.json.encode(one) + b"\n", name=f"the verdict on {one.id}")
+                known[one.file, one.n] = one
+                on_progress(len(known), total)
+
             on_progress(len(known), total)
-
-        on_progress(len(known), total)
-        for part in parts:
-            asyncio.run(_grade(part, job, known, add))
-    for path, name in files:
-        target = job.out / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        jsonl.write(target, _scored(path, name, known))
-    write_json(job.out / ABOUT, {**about, "finished": True})
+            for part in parts:
+                asyncio.run(_grade(part, job, known, add))
+        for path, name in files:
+            target = job.out / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            jsonl.write(target, _scored(path, name, known))
+        write_json(job.out / ABOUT, {**about, "finished": True})
     return [known[name, n] for _, name in files for n in range(len(ids[name]))]
 
 
@@ -219,17 +223,29 @@ def _scored(path: Path, name: str, known: Mapping[tuple[str, int], Regraded]) ->
         yield replace(trajectory, reward=one.reward, answer=one.answer, stop=one.stop)
 
 
+def _refuse_foreign(out: Path) -> None:
+    """Raises RecordError where something else than this command's results is at `out`."""
+    try:
+        names = [path.name for path in out.iterdir()] if out.is_dir() else []
+        there = (out.exists() and not out.is_dir()) or any(not n.startswith(PARTIAL) and n != LOCK for n in names)
+    except OSError as error:
+        raise RecordError(f"-o {out} cannot be read: {error}") from error
+    if there and not (out / ABOUT).is_file():
+        raise RecordError(f"-o {out} is there, and not of this command: choose another")
+
+
 def _prepare(job: Regrading, about: Mapping[str, Any]) -> None:
-    """Makes the folder, or finds it as this job left it. Raises RecordError."""
+    """Marks the folder, or finds it as this job left it. Raises RecordError."""
     marker = job.out / ABOUT
     again = "--force begins anew"
+    there = marker.is_file()
+    old = _marked(marker, again, force=job.force) if there else {}
+    files = old.get("files", about["files"])
+    if not files.keys() & about["files"].keys():  # x.jsonl and x.jsonl.gz are regraded into one folder
+        raise RecordError(f"-o {job.out} holds what came of {next(iter(files), 'others')}: choose another")
     try:
-        there = job.out.exists() and (not job.out.is_dir() or any(_inside(job.out)))
-        if there and not marker.is_file():
-            raise RecordError(f"-o {job.out} is there, and not of this command: choose another")
-        old = _marked(marker, again, force=job.force) if there else {}
         if there and job.force:
-            for name in (VERDICTS, *old.get("files", about["files"])):  # and nothing that someone else put there
+            for name in (VERDICTS, *files):  # and nothing that someone else put there
                 (job.out / name).unlink(missing_ok=True)
         elif there:
             if old.get("finished"):
@@ -238,14 +254,9 @@ def _prepare(job: Regrading, about: Mapping[str, Any]) -> None:
                 changed = next(key for key in about if old.get(key) != json.loads(json.dumps(about[key])))
                 raise RecordError(f"-o {job.out} was begun otherwise ({changed} differs): choose another, or {again}")
             return
-        job.out.mkdir(parents=True, exist_ok=True)
         write_json(marker, about)
     except OSError as error:
         raise RecordError(f"-o {job.out} cannot be written: {error}") from error
-
-
-def _inside(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if not path.name.startswith(PARTIAL))
 
 
 def _marked(marker: Path, again: str, *, force: bool) -> dict[str, Any]:
