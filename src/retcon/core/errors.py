@@ -16,8 +16,8 @@
         ├── SandboxBusy         no worker was free in time
         └── CheckpointRefused   a session keeps too many checkpoints
 
-Warnings: SandboxWarning, ComputeWarning, TaskWarning, TrackingWarning, DriftWarning, IdleWarning, all of
-UserWarning.
+Warnings: SandboxWarning, ComputeWarning, TaskWarning, RateWarning, TrackingWarning, DriftWarning, IdleWarning, all
+of UserWarning.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ class ComputeWarning(UserWarning):
 
 class TaskWarning(UserWarning):
     """Tasks of a set cannot be used: says how many, why, and which key to change."""
+
+
+class RateWarning(UserWarning):
+    """A learning rate is far above what models of this size are trained with: names the key, and what to set."""
 
 
 class TrackingWarning(UserWarning):

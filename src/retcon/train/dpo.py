@@ -19,6 +19,7 @@ from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, move, place_training, start_model
 from retcon.planning.needs import needs_of, refuse_unfit
+from retcon.planning.rates import warn_of_rate
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import fingerprint
 from retcon.train.batch import epoch_batch
@@ -71,10 +72,9 @@ def run_dpo(
     longest = getattr(config, "max_position_embeddings", None)
     preferences = read_preferences(pairs, build_chat(recipe, folder), vocabulary=config.vocab_size, max_tokens=longest)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
-    refuse_unfit(
-        needs_of("dpo", recipe, folder, where, longest=max(len(s.ids) for s in both_sides(preferences))),
-        out,
-    )
+    needs = needs_of("dpo", recipe, folder, where, longest=max(len(s.ids) for s in both_sides(preferences)))
+    refuse_unfit(needs, out)
+    warn_of_rate("dpo", recipe, needs.parameters)
     run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs)
     section = recipe.dpo
 

@@ -21,6 +21,7 @@ from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
+from retcon.planning.rates import warn_of_rate
 from retcon.rollout.faults import lost_in_grading
 from retcon.runs.folder import RunFolder, open_run
 from retcon.select.drop import drop_infrastructure
@@ -91,6 +92,7 @@ def run_rl(
     for stage, _ in stages.after(0):
         needs = needs_of("rl", stage.recipe, folder, where, reference=stages.needs_reference)
         refuse_unfit(needs, out, stage)
+        warn_of_rate("rl", stage.recipe, needs.parameters)
     run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **stages.inputs}, tasks=stages.tasks.name)
 
     def steps(trainer: Trainer) -> None:

@@ -20,6 +20,7 @@ from retcon.models.devices import OnPlace
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
+from retcon.planning.rates import warn_of_rate
 from retcon.runs.folder import open_run
 from retcon.store.fingerprint import files_fingerprint, fingerprint
 from retcon.train.batch import epoch_batch
@@ -69,7 +70,9 @@ def run_sft(
         max_tokens=getattr(config.get_text_config(), "max_position_embeddings", None),
     )
     inputs = {"model": fingerprint(start), "demonstrations": files_fingerprint(files_of(demonstrations))}
-    refuse_unfit(needs_of("sft", recipe, start, where, longest=max(len(s.ids) for s in samples)), out)
+    needs = needs_of("sft", recipe, start, where, longest=max(len(s.ids) for s in samples))
+    refuse_unfit(needs, out)
+    warn_of_rate("sft", recipe, needs.parameters)
     section = recipe.sft
     tasks = build_tasks(recipe, start) if section.samples else None
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)

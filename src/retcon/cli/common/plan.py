@@ -24,6 +24,7 @@ from retcon.evaluate.runner import held_by, settings_of
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import Needs, gib, needs_of, refuse_unfit, table
+from retcon.planning.rates import warn_of_rate
 from retcon.rollout.lengths import Derived, context_of
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.manifest import RunKind, check_free
@@ -57,6 +58,7 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     for stage, tasks, needs in each:
         _stage(show, stage, tasks, needs)
         refuse_unfit(needs, out, stage)
+        warn_of_rate("rl", stage.recipe, needs.parameters)
     stages = RunStages(settled, folder, model="")
     for stage, _, _ in each:
         show.print(f"measuring a first step{f' of {stage}' if stage.name else ''} …", style="dim")
@@ -163,6 +165,7 @@ def _plan_updates(
     )
     _memory(show, needs)
     refuse_unfit(needs, out)
+    warn_of_rate(kind, recipe, needs.parameters)
     show.print("measuring an update …", style="dim")
     measured = measure_updates(recipe, folder, place, samples, batch)
     if kind == "dpo":  # each side is computed once more, forward alone: a third of forward and backward

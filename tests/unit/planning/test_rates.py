@@ -1,0 +1,69 @@
+"""A learning rate that is far above what models of a size are trained with is told, with the key and what to set."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from retcon.config.load import load_recipe
+from retcon.config.shipped import shipped_recipes
+from retcon.config.stages import stages_of
+from retcon.core.errors import RateWarning
+from retcon.planning.rates import warn_of_rate
+from retcon.runs.manifest import RunKind
+
+OWN = Path(__file__).parents[3] / "examples/own_data"
+PACKAGED, SMALL, REAL = 680_000, 134_515_008, 596_049_920
+KINDS: tuple[RunKind, ...] = ("sft", "dpo", "rl")
+
+
+def told(kind: RunKind, parameters: int, *words: str, recipe: str | Path | None = None) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RateWarning)
+        for stage in stages_of(load_recipe(recipe, words)):
+            warn_of_rate(kind, stage.recipe, parameters)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_defaults_are_for_the_packaged_model(kind: RunKind) -> None:
+    assert told(kind, PACKAGED) == []
+    (said,) = told(kind, REAL)
+    lr = getattr(load_recipe(None), kind).lr
+    assert said.startswith(f"{kind}.lr = {lr:g} "), said
+    assert "596 M parameters" in said
+    assert f"set {kind}.lr=" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(("kind", "most"), [("sft", 5e-4), ("rl", 2e-5), ("dpo", 2e-5)])
+def test_adapters_bear_ten_times_the_rate(kind: RunKind, most: float) -> None:
+    assert told(kind, REAL, f"{kind}.lr={most}") == []
+    assert told(kind, REAL, f"{kind}.lr={most * 1.1}") != []
+    assert told(kind, REAL, f"{kind}.lr={most * 9}", "lora.rank=8") == []
+    (said,) = told(kind, REAL, f"{kind}.lr={most * 11}", "lora.rank=8")
+    assert "adapters" in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_says_to_set_is_right(kind: RunKind) -> None:
+    for adapters in ([], ["lora.rank=16"]):
+        (said,) = told(kind, REAL, f"{kind}.lr=0.01", *adapters)
+        advised = said.partition("; set ")[2].split()[0].rstrip(",;")
+        assert told(kind, REAL, *adapters, advised) == [], advised
+
+
+def test_recipes_for_real_models_are_not_warned_of() -> None:
+    for name in shipped_recipes():
+        if name.startswith(("mini/", "quickstart/")):
+            continue
+        for kind in ("sft",) if "cold_start" in name or "sft" in name else ("rl",):
+            assert told(kind, SMALL, recipe=name) == [], name
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("recipe", ("rl",)), ("sft", ("sft", "dpo"))])
+def test_the_recipes_for_ones_own_data_are_for_ones_own_model(name: str, kinds: tuple[RunKind, ...]) -> None:
+    for kind in kinds:
+        assert told(kind, REAL, recipe=OWN / f"{name}.toml") == []
