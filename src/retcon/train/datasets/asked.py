@@ -9,7 +9,8 @@ from typing import TypeGuard
 
 from retcon.chat.types import Told
 from retcon.core.errors import RecordError
-from retcon.transcripts.reading.items import QUESTIONS, context_of, find_items, system_of, text_of
+from retcon.train.datasets.messages import words_of
+from retcon.transcripts.reading.items import QUESTIONS, context_of, find_items, system_of
 from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.types import Json, Speakers
 
@@ -82,11 +83,6 @@ def refuse_unasked(record: Json) -> None:
             f"nothing is asked before '{name}': the question is looked for in {', '.join(QUESTIONS)}, and the record "
             f"has {', '.join(list(record)[:8])}; name it `prompt`, or give text that nobody asked for as `text`"
         )
-
-
-def words_of(item: Mapping[str, Json]) -> str:
-    """The text of a message, of OpenAI's shape or ShareGPT's."""
-    return text_of(item.get("content", item.get("value")))
 
 
 def _history_of(record: Mapping[str, Json]) -> list[Told]:

@@ -20,7 +20,8 @@ from retcon.core.sample import to_sample
 from retcon.core.texts import counted
 from retcon.core.types import TRAINED, Sample, Segment, Trajectory, Turn
 from retcon.store.foreign.records import Record, open_source
-from retcon.train.datasets.asked import refuse_unasked, told_before, words_of
+from retcon.train.datasets.asked import refuse_unasked, told_before
+from retcon.train.datasets.messages import refuse_unread, said_in, words_of
 from retcon.train.datasets.vocabulary import refuse_other_texts, refuse_other_vocabulary
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.sample import sampled
@@ -33,17 +34,21 @@ from retcon.transcripts.types import Json, Speakers
 
 T = TypeVar("T")
 OURS = "retcon"
+SHOWN = 3
+"""Of the places of demonstrations that are left out."""
 
 
 def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Sample]:
     """The samples of a file, or folder, of trajectories or transcripts. What the model wrote is learnt, nothing else.
 
     vocabulary: ids that the model has. max_tokens: positions that it has, None for any number; longer samples are left
-    out, which a TaskWarning counts. Another one says that no demonstration calls a tool. Raises RecordError, which
-    begins with the file and line, at a record that is neither, has ids of another model, or holds text where it should
-    have ids; and where nothing is left to learn.
+    out, and so are those with nothing to learn, which a TaskWarning counts. Another one says that no demonstration
+    calls a tool. Raises RecordError, which begins with the file and line, at a record that is neither, has messages
+    that would not be read (`refuse_unread`) or ids of another model, or holds text where it should have ids; and where
+    nothing is left to learn.
     """
     samples: list[Sample] = []
+    idle: list[str] = []
     calling = turns = 0
     for record, trajectory in read_rendered(file, chat):
         try:
@@ -56,8 +61,14 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
             samples.append(sample)
             calling += any(turn.calls and turn.generated for turn in trajectory.turns)
             turns += len(trajectory.turns)
+        else:
+            idle.append(record.where.removeprefix(f"{file}, "))
     if not samples:
         raise RecordError(f"{file} holds no trajectory to learn from")
+    if idle:
+        some = "; ".join((*idle[:SHOWN], *["…"] * (len(idle) > SHOWN)))
+        said = f"{file}: {len(idle)} of {len(idle) + len(samples)} demonstrations have no words of the model's to learn"
+        warnings.warn(f"{said}, and are left out ({some})", TaskWarning, stacklevel=2)
     if not calling:
         said = f"{file}: of {counted(len(samples), 'demonstration')} none calls a tool: the model learns to do without"
         if turns == len(samples):
@@ -110,11 +121,13 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
 def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Trajectory]:
     """The trajectories of one record; what is not to be learnt of what the model wrote is of kind `prompt`.
 
-    Raises RecordError where the record is no transcript, or answers what it does not ask.
+    Raises RecordError where the record is no transcript, answers what it does not ask, or has messages that would not
+    be read.
     """
     found = detector.format_of(value)
     if found is not None and found.name == OURS:
         return [from_dict(value, where)]
+    refuse_unread(value)
     if found is not None:
         reading = found.read(value, where)
         read = list(zip(reading.trajectories, reading.speakers, strict=True))
@@ -172,12 +185,12 @@ def _without_calls(record: Json, where: str) -> list[tuple[Trajectory, Speakers]
         turns: list[Turn] = []
         after: list[list[Told]] = []
         for item in found[1]:
-            role, text = speaker_of(item), words_of(item)
+            role = speaker_of(item)
             if role == "assistant":
-                turns.append(Turn((Segment("sampled", text),)))
+                turns.append(Turn((Segment("sampled", said_in(item)),)))
                 after.append([])
             else:
-                (after[-1] if after else before).append((role, text))
+                (after[-1] if after else before).append((role, words_of(item)))
         learnt = [not is_unlearnt(item) for item in found[1] if speaker_of(item) == "assistant"]
         return [(Trajectory(where, where, (), tuple(turns)), Speakers(before, after, learnt))]
     assert isinstance(record, dict)

@@ -33,7 +33,7 @@ _STATUSES: dict[str, Status] = {
     "ok": "ok", "success": "ok", "completed": "ok", "error": "error", "failed": "error", "failure": "error",
     "timeout": "timeout", "limit": "limit", "malformed": "malformed", "infrastructure": "infrastructure",
 }  # fmt: skip
-_REASONING = ("reasoning_content", "reasoning", "thinking")
+REASONING = ("reasoning_content", "reasoning", "thinking")
 """Where servers put what a model thinks before it speaks (DeepSeek, vLLM, OpenRouter)."""
 _REASONING_AGAIN = ("reasoning_details", "thinking_blocks")
 """Where OpenRouter and LiteLLM have the same once more, some of it signed or encrypted."""
@@ -140,7 +140,7 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
         said = _said(item.get("content"), owner)
         thought = [
             Piece("said", owner, value + APART, payload={_THOUGHT: key})
-            for key in _REASONING
+            for key in REASONING
             if isinstance(value := item.get(key), str) and value
         ]
         raw = calls_of(item)
@@ -294,7 +294,7 @@ def _with_said(content: Json, said: Sequence[Piece]) -> Json:
 
 
 def _is_thought(key: str, value: Json) -> bool:
-    return key in _REASONING and isinstance(value, str) and bool(value)
+    return key in REASONING and isinstance(value, str) and bool(value)
 
 
 register(Messages())

@@ -32,6 +32,10 @@ KINDS: dict[Json, PieceKind] = {
     **dict.fromkeys(SAID, "said"), **dict.fromkeys(_written(_TOOL), "output"), **dict.fromkeys(_written(_CALL), "call"),
 }  # fmt: skip
 """What a message of a role is; of a role that is none of these, the model was told it."""
+_BLOCKS = ("text", "code", "thought", "reasoning")
+"""MathCoder's, beside `execution`."""
+ROLES: frozenset[str] = SYSTEM.union(_written((*_MODEL, *_TOOL, *_CALL, "user", "human", *_BLOCKS)))
+"""All that messages are known to have."""
 _SYSTEMS = SYSTEM | {"SystemMessage", "SystemMessageChunk", "SystemPromptEvent"}
 
 

@@ -1,0 +1,57 @@
+"""Messages of foreign records as they are learnt: what the model says in one, and which are refused, as nothing of what
+they say would be read, or nobody knows who says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from retcon.core.errors import RecordError, nearest
+from retcon.transcripts.formats.messages import REASONING, pieces_of
+from retcon.transcripts.reading.items import find_items, text_of
+from retcon.transcripts.reading.roles import KINDS, ROLES
+from retcon.transcripts.types import Json
+
+_TEXT = ("content", "value")
+_BESIDE = ("tool_calls", "function_call", *REASONING)
+"""What a message may say without a text."""
+
+
+def words_of(item: Mapping[str, Json]) -> str:
+    """The text of a message, of OpenAI's shape or ShareGPT's."""
+    return text_of(_content(item))
+
+
+def said_in(item: Mapping[str, Json]) -> str:
+    """What the model says in a message of its own that has no calls, with what it thinks."""
+    own: dict[str, Json] = {**item, "role": "assistant", "content": _content(item)}
+    return "".join(piece.text for piece in pieces_of(own, 0, after_call=False))
+
+
+def _content(item: Mapping[str, Json]) -> Json:
+    return item.get("content", item.get("value"))
+
+
+def refuse_unread(record: Json) -> None:
+    """Raises RecordError for a message of the record that has neither text nor calls nor reasoning where these are
+    looked for, and for a role that nobody has: the first would be learnt as silence, the second as the user's."""
+    found = find_items(record)
+    prompt = record.get("prompt") if isinstance(record, dict) else None
+    for items in ([] if found is None else found[1], prompt if isinstance(prompt, list) else []):
+        for number, item in enumerate(items, 1):
+            if isinstance(item, dict):
+                _refuse_unread(item, f"message {number}")
+
+
+def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
+    role = item.get("role", item.get("from"))
+    if isinstance(role, str) and role not in ROLES:
+        raise RecordError(f"{which}: the role '{role}' is not known{nearest(role, ROLES)}")
+    text = _content(item)
+    # A tool may have put out nothing.
+    unsaid = text is None and not (KINDS.get(role) == "output" and any(key in item for key in _TEXT))
+    if not any(item.get(key) for key in _BESIDE) and (unsaid or not isinstance(text, str | list | dict | None)):
+        meant = next((hint for key in item if (hint := nearest(key, _TEXT)) and key not in _TEXT), "")
+        raise RecordError(
+            f"{which} ({role}) has no text: it is read from {' or '.join(_TEXT)}, and the message has "
+            f"{', '.join(item)}{meant}"
+        )

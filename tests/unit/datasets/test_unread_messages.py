@@ -1,0 +1,133 @@
+"""What a demonstration says is learnt, or refused, or counted: never taken for silence, and never left out unsaid."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foreign
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import RecordError, TaskWarning
+from retcon.train.datasets.demonstrations import read_rendered, read_samples
+from retcon.train.datasets.preferences import read_preferences
+
+TOKENIZER = ByteTokenizer()
+CHAT = Chat(TOKENIZER, style="markdown")
+CALL = {"tool_calls": [{"id": "c", "function": {"name": "python", "arguments": json.dumps({"code": "print(1)"})}}]}
+ASKED, SAID = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+SEEN = {"role": "tool", "tool_call_id": "c", "content": "1"}
+Record = dict[str, Any]
+
+
+def written(folder: Path, *records: object) -> Path:
+    file = folder / "mine.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+def learnt(folder: Path, record: object) -> list[str]:
+    """What the model is to say, turn by turn."""
+    ((_, trajectory),) = read_rendered(written(folder, record), CHAT)
+    return ["".join(s.text for s in turn.generated).removesuffix("<|im_end|>") for turn in trajectory.turns]
+
+
+PARTS = [{"type": "text", "text": "Q"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([{"role": "user", "parts": PARTS}, SAID], r"message 1 \(user\).*has role, parts"),
+        ([ASKED, {"role": "assistant", "id": "x", "parts": PARTS}], r"message 2 \(assistant\).*has role, id, parts"),
+        ([{"role": "user", "text": "Q"}, SAID], r"message 1 \(user\).*has role, text \(did you mean 'content'\?\)"),
+        ([ASKED, {"role": "assistant", "contnet": "A"}], r"message 2.*contnet \(did you mean 'content'\?\)"),
+        ([{"from": "human", "vlaue": "Q"}, {"from": "gpt", "value": "A"}], r"message 1 \(human\).*'value'"),
+        ([ASKED, {"role": "assistant", "content": None}], r"message 2 \(assistant\)"),
+        ([ASKED, {"role": "assistant", "content": 42}], r"message 2 \(assistant\)"),
+        ([{"role": "user", "text": "Q"}, {**SAID, **CALL}, SEEN], r"message 1 \(user\)"),
+        ([ASKED, {**SAID, **CALL}, {"role": "tool", "output": "1"}, SAID], r"message 3 \(tool\)"),
+    ],
+)  # fmt: skip
+def test_a_message_of_which_no_word_would_be_read_is_refused_by_line(tmp_path, messages, told):
+    file = written(tmp_path, {"messages": [ASKED, SAID]}, {"messages": messages})
+    with pytest.raises(RecordError, match=rf"mine\.jsonl, line 2: {told}"):
+        read_samples(file, CHAT, vocabulary=TOKENIZER.size)
+    beside = written(tmp_path, {"prompt": messages[:1], "completion": messages[1:]})
+    with pytest.raises(RecordError, match=r"mine\.jsonl, line 1: .*message"):
+        read_samples(beside, CHAT, vocabulary=TOKENIZER.size)
+
+
+def test_a_pair_of_which_no_word_would_be_read_is_refused(tmp_path):
+    file = written(tmp_path, {"prompt": [{"role": "user", "text": "Q"}], "chosen": [SAID], "rejected": [SAID]})
+    with pytest.raises(RecordError, match=r"mine\.jsonl, line 1: message 1 \(user\)"):
+        read_preferences(file, CHAT, vocabulary=TOKENIZER.size)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [ASKED, {"role": "assistant", **CALL}, SEEN, SAID],
+        [ASKED, {"role": "assistant", "content": None, **CALL}, {**SEEN, "content": None}, SAID],
+        [ASKED, {"role": "assistant", "function_call": CALL["tool_calls"][0]["function"]}, SEEN, SAID],
+        [ASKED, {"role": "assistant", "content": [{"type": "text", "text": "A"}]}],
+        [{"role": "user", "content": ""}, SAID],
+    ],
+)
+def test_calls_and_empty_texts_are_words_too(tmp_path, messages):
+    assert learnt(tmp_path, {"messages": messages})
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_what_is_thought_is_learnt_whether_or_not_a_tool_is_called(tmp_path, key):
+    thinking = {**SAID, key: "R"}
+    (without,) = learnt(tmp_path, {"messages": [ASKED, thinking]})
+    called, final = learnt(tmp_path, {"messages": [ASKED, {**thinking, **CALL}, SEEN, thinking]})
+    assert without == final == "R\n\nA"
+    assert called.startswith("R\n\nA")
+    assert learnt(tmp_path, {"messages": [ASKED, {"role": "assistant", key: "R"}]}) == ["R"]
+    part = {"role": "assistant", "content": [{"type": "thinking", "thinking": "R"}, {"type": "text", "text": "A"}]}
+    assert learnt(tmp_path, {"messages": [ASKED, part]}) == ["R\n\nA"]
+
+
+@pytest.mark.parametrize(
+    ("role", "hint"), [("asistant", "assistant"), ("Assistent", "Assistant"), ("usr", "user"), ("planner", "")]
+)
+@pytest.mark.parametrize("key", ["role", "from"])
+def test_an_unknown_role_is_refused_by_line(tmp_path, key, role, hint):
+    text = "content" if key == "role" else "value"
+    talk = [{key: "user", text: "Q"}, {key: role, text: "B"}, {key: "assistant", text: "A"}]
+    meant = rf" \(did you mean '{hint}'\?\)" if hint else ""
+    with pytest.raises(RecordError, match=rf"mine\.jsonl, line 1: message 2: the role '{role}' is not known{meant}"):
+        read_samples(written(tmp_path, {"messages": talk}), CHAT, vocabulary=TOKENIZER.size)
+
+
+@pytest.mark.parametrize("name", [name for name in foreign.FORMATS if name != "ours"])
+def test_every_format_is_read(tmp_path, name):
+    assert learnt(tmp_path, foreign.FORMATS[name](foreign.REPAIRED))
+
+
+def test_what_has_nothing_to_learn_is_counted_and_named(tmp_path):
+    nothing = {"messages": [ASKED, {**SAID, "weight": 0}]}
+    file = written(tmp_path, {"messages": [ASKED, SAID]}, *[nothing] * 5)
+    with pytest.warns(TaskWarning) as caught:
+        assert len(read_samples(file, CHAT, vocabulary=TOKENIZER.size)) == 1
+    (said,) = [str(w.message) for w in caught if "none calls a tool" not in str(w.message)]
+    assert said == (
+        f"{file}: 5 of 6 demonstrations have no words of the model's to learn, and are left out "
+        "(line 2; line 3; line 4; …)"
+    )
+    (tmp_path / "folder").mkdir()
+    file.rename(tmp_path / "folder/mine.jsonl")
+    with pytest.warns(TaskWarning, match=r"folder: 5 of 6 .*folder/mine\.jsonl, line 2; .*; …\)"):
+        read_samples(tmp_path / "folder", CHAT, vocabulary=TOKENIZER.size)
+
+
+def test_where_all_is_learnt_nothing_is_said(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TaskWarning)
+        read_samples(written(tmp_path, {"messages": [ASKED, {**SAID, **CALL}, SEEN, SAID]}), CHAT, vocabulary=300)
