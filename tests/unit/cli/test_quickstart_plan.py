@@ -70,8 +70,9 @@ def test_what_an_arm_would_refuse_is_refused_before_the_cold_start(
 def test_without_overrides_the_jobs_are_the_recipes_own(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["saar"], seeds=1)
     start, out = str(tmp_path / "cold_start"), str(tmp_path / "saar/seed-1")
+    demos = str(tmp_path / "demonstrations.jsonl")
     assert [target.job.words for target in plan.targets] == [
-        ("sft", "quickstart/cold_start", "--demonstrations", str(tmp_path / "demonstrations.jsonl"), "--out", start),
+        ("sft", "quickstart/cold_start", "demos.kind=teacher", "--demonstrations", demos, "--out", start),
         ("eval", start, "quickstart/cold_start", "run.threads=1", "--out", f"{start}/eval"),
         ("train", "quickstart/saar", "run.seed=1", "--from", start, "--out", out),
         ("eval", out, "quickstart/saar", "run.seed=1", "--out", f"{out}/eval"),

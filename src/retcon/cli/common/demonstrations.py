@@ -11,12 +11,13 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.chat.types import Tokenizer
 from retcon.cli.common.progress import Tell
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, RecipeError, nearest
 from retcon.models.placing import model_folder
 from retcon.runs.comparing import differing, relevant
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import explained, write_json
 from retcon.train.datasets.vocabulary import vocabulary_of
+from retcon.train.demos.journal import begun
 from retcon.train.demos.making import Summary, write_demonstrations
 
 if TYPE_CHECKING:
@@ -28,6 +29,19 @@ TOKENS = {"vocabulary", "thinking"}
 """Of the note, in its section `model`: whose token ids the file has; notes of before Retcon wrote it lack it."""
 
 
+def refuse_missing(recipe: Recipe, file: Path, command: str) -> None:
+    """Raises RecipeError where a file that the user names is not there, is not begun, and the recipe has no [demos] to
+    say what it is to be made of: a typing error would be learnt from as the default's number game. command: makes it.
+    Raises CheckpointError as `begun`."""
+    if file.exists() or begun(file) or _note_of(file).exists() or "demos" in recipe.model_fields_set:
+        return
+    beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
+    raise RecipeError(
+        f"{file} is not there{nearest(file.name, beside)}: name one that is. `{command}` makes demonstrations, and so "
+        f"does this command where [demos] is set, as with demos.kind={recipe.demos.kind}"
+    )
+
+
 def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPlace | None = None) -> Summary | None:
     """Writes `file` unless it is there, and says what became of the candidates, None where that is not known. A file
     without a note beside it is the user's own and is taken as it is.
@@ -35,7 +49,7 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPl
     Raises CheckpointError where the note says that another recipe made the file, or that it was made for a model with
     other tokens, StorageError where nothing can be written, and what `write_demonstrations` raises.
     """
-    note = file.with_name(f"{file.name}.recipe.json")
+    note = _note_of(file)
     if file.exists():
         return _already(file, note, recipe)
     refuse_special(file)
@@ -47,6 +61,10 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPl
     summary = write_demonstrations(recipe, chat, file, tasks=tasks, on_progress=tell, on_place=on_place)
     write_json(note, {**_about(recipe, chat.tokenizer), MADE: summary.as_dict()})
     return summary
+
+
+def _note_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.recipe.json")
 
 
 def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]:

@@ -40,7 +40,8 @@ def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *
     """Supervised training into `folder`, on demonstrations that it writes to `demos` unless they are there. out: where
     everything goes. recipe: a file, or the name of a shipped one. name: of the job."""
     settings, overrides = _settled(out, folder, recipe, overrides)
-    words = ("sft", recipe, *overrides, "--demonstrations", str(demos), "--out", str(folder))
+    made = () if "demos" in settings.model_fields_set else (f"demos.kind={settings.demos.kind}",)  # or it is refused
+    words = ("sft", recipe, *overrides, *made, "--demonstrations", str(demos), "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads)
     return Target(job, settings, folder / "final", tuple(overrides))
 

@@ -40,7 +40,7 @@ def sft(
             "--demonstrations",
             metavar="FILE",
             help="What to learn from: trajectories, or transcripts in any format that `retcon purify` reads, or a "
-            "folder of them; if FILE does not exist, it is written according to the recipe's [b]demos[/]. "
+            "folder of them; if FILE does not exist and [b]demos[/] is set, it is written as that says. "
             "Default: DIR-demonstrations.jsonl.",
             show_default=False,
         ),
@@ -54,11 +54,13 @@ def sft(
     name, changes = split_overrides([recipe, *(overrides or ())])
     settings = load_recipe(name or COLD_START, changes)
     need_training()
-    from retcon.cli.common.demonstrations import ensure_demonstrations
+    from retcon.cli.common.demonstrations import ensure_demonstrations, refuse_missing
     from retcon.runs.folder import check_run
     from retcon.train.sft import run_sft
 
     file = demonstrations[0] if demonstrations else _beside(out)
+    if demonstrations:
+        refuse_missing(settings, file, command_line("retcon", "demos", name or COLD_START, *changes, "--out", file))
     if dry_run:
         from retcon.cli.common.plan import plan_sft
 

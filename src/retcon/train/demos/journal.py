@@ -27,6 +27,27 @@ from retcon.store.outputs import refuse_special
 from retcon.store.partial import SUFFIX
 from retcon.train.demos.types import Made
 
+_HEAD = b'{"made_from":'
+"""How the first line begins."""
+
+
+def begun(file: Path) -> bool:
+    """Whether `file` is being made, and `FILE.partial` is the journal of it. Raises CheckpointError where that is
+    somebody else's, who may have put hours into it: of an interrupted `retcon purify`, it names that command."""
+    path = file.with_name(file.name + SUFFIX)
+    if not path.is_file():
+        return False
+    with path.open("rb") as opened:
+        first = opened.read(len(_HEAD))
+    if _HEAD.startswith(first):  # cut off, or not written yet
+        return bool(first)
+    if not path.with_name(path.name + ".json").exists():
+        raise CheckpointError(f"{path} is no journal of demonstrations, and is left as it is: name another file")
+    raise CheckpointError(
+        f"{path} is what `retcon purify … -o {file}` had done when it stopped: go on with the same command and "
+        "--resume, or name another file"
+    )
+
 
 class Journal:
     """In memory. stop: candidates that were gone through, in `stretches`; `kept` and `rejected` are of these."""
@@ -58,7 +79,8 @@ class FileJournal(Journal):
     `with`.
 
     made_from: of what, section to key to value. Raises CheckpointError where another process is at it, where it was
-    begun with something else, or is broken; RecordError or StorageError where it cannot be written.
+    begun with something else, is broken, or somebody else's (see `begun`); RecordError or StorageError where it cannot
+    be written.
     """
 
     def __init__(self, file: Path, made_from: Mapping[str, Mapping[str, object]]) -> None:
@@ -67,6 +89,7 @@ class FileJournal(Journal):
         refuse_special(self.path)
         with ExitStack() as opening:
             opening.enter_context(alone_on(self.path))
+            begun(file)
             # Under the lock, as it removes a line that was cut off, or that another process is writing.
             self._lines = opening.enter_context(LineAppender(self.path))
             self._read(made_from)
@@ -78,7 +101,7 @@ class FileJournal(Journal):
             self._write({"made_from": made_from})
             return
         try:
-            begun: Any = msgspec.json.decode(lines[0])["made_from"]
+            before: Any = msgspec.json.decode(lines[0])["made_from"]
             stretches: list[Any] = [msgspec.json.decode(line) for line in lines[1:]]
             for number, stretch in enumerate(stretches, start=2):
                 if stretch["stop"] <= self.stop:
@@ -90,7 +113,7 @@ class FileJournal(Journal):
                 super().add(Made(stretch["stop"] - self.stop, tuple(kept), stretch["rejected"]))
         except (msgspec.DecodeError, LookupError, TypeError) as error:
             raise CheckpointError(f"{self.path} is broken ({error!r}): remove it, and start over") from error
-        if changed := list(differing(begun, made_from)):
+        if changed := list(differing(before, made_from)):
             raise CheckpointError(
                 f"{self.path} was begun with another recipe or other data ({'; '.join(changed)}): remove it, or name "
                 "another file"
