@@ -206,7 +206,7 @@ def test_a_supervised_training_is_planned_and_takes_the_tokens_that_were_foretol
     with pytest.raises(
         RecipeError, match=r"absent\.jsonl is not there: the plan is of the demonstrations to learn from"
     ):
-        dry(*words, "--demonstrations", tmp_path / "absent.jsonl", "--out", tmp_path / "new")
+        dry(*words, "demos.kind=teacher", "--demonstrations", tmp_path / "absent.jsonl", "--out", tmp_path / "new")
 
 
 def test_a_preference_training_is_planned_with_both_sides_of_its_pairs(base: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def words_of(item: Mapping[str, Json]) -> str:
 def said_in(item: Mapping[str, Json]) -> str:
     """What the model says in a message of its own that has no calls, with what it thinks."""
     own: dict[str, Json] = {**item, "role": "assistant", "content": _content(item)}
-    return "".join(piece.text for piece in pieces_of(own, 0, after_call=False))
+    return "".join(piece.text for piece in pieces_of(own, 0, after_call=False) if piece.kind == "said")
 
 
 def _content(item: Mapping[str, Json]) -> Json:
