@@ -64,6 +64,29 @@ def test_output_onto_a_full_disk_is_one_message() -> None:
     assert done.stderr == "error: [Errno 28] No space left on device: make room and run the same command again\n"
 
 
+TOO_LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", TOO_LONG),
+        ("diff", TOO_LONG),
+        ("data", "check", TOO_LONG),
+        ("recipes", f"{TOO_LONG}.toml"),
+        ("quickstart", "--out", f"{TOO_LONG}/x"),
+        ("purify", "some.jsonl", "-o", f"{TOO_LONG}.jsonl"),
+    ],
+)
+def test_a_file_that_the_system_refuses_is_one_message(words: tuple[str, ...], trajectories: Path) -> None:
+    words = tuple(str(trajectories) if word == trajectories.name else word for word in words)
+    done = retcon(*words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert f"File name too long: '{TOO_LONG}" in done.stderr
+    assert "Traceback" in retcon(*words, RETCON_DEBUG="1").stderr
+
+
 def test_a_bad_recipe_is_one_message_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[rl]\nstepz = 3\n")
     words = ("train", tmp_path / "mine.toml", "--from", tmp_path)

@@ -94,7 +94,8 @@ app.add_typer(sandbox)
 
 
 def main() -> None:
-    """Runs the command. Errors that Retcon knows are one message and exit code 2; an interrupt is exit code 130."""
+    """Runs the command. Errors that Retcon knows, and what the system says of a file, are one message and exit code 2;
+    an interrupt is exit code 130."""
     # Torch's threads otherwise spin while they wait for each other, which on busy cores takes several times as long. To
     # be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -112,10 +113,10 @@ def main() -> None:
         _say(str(error), style="red")
         sys.exit(2)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or os.environ.get(DEBUG):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # of no file by name where standard output goes to one
+        if os.environ.get(DEBUG) or not (full or error.filename):
             raise
-        # As where standard output goes to a file: what a command writes itself says where it lies.
-        _say(f"{error}: make room and run the same command again", style="red")
+        _say(f"{error}{': make room and run the same command again' if full else ''}", style="red")
         sys.exit(2)
     except Interrupted as interrupt:
         _say(str(interrupt), style="yellow")
