@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -65,6 +66,27 @@ def test_a_file_of_something_else_is_refused_before_the_model_is_asked(tmp_path:
     assert done.returncode
     assert "notes.jsonl: it is no file of trajectories, and is left as it is" in " ".join(done.stderr.split())
     assert (requests, notes.read_text()) == ([], '{"question": "What?"}\n')
+
+
+def test_an_answer_that_could_not_be_kept_is_not_asked_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for out, said_why in (
+        (tmp_path / "pipe", "is a pipe"),
+        (Path("/dev/null"), "is a device"),
+        (tmp_path / "none/x.jsonl", "could not be written"),
+    ):
+        done, requests = asked("Which?", "--out", out, answers=[said("It is 1.")])
+        assert (done.returncode, requests) == (2, [])
+        assert said_why in done.stderr
+
+
+def test_after_a_full_disk_the_same_file_takes_the_next_answer(tmp_path: Path) -> None:
+    out = tmp_path / "asked.jsonl"
+    asked("Which?", "--out", out, answers=[said("It is 1.")])
+    out.write_bytes(out.read_bytes() + out.read_bytes()[:100])
+    done, _ = asked("Which?", "--out", out, answers=[said("It is 2.")])
+    assert done.returncode == 0, done.stderr
+    assert [one.id for one in jsonl.read(out)] == ["question", "question-2"]
 
 
 def test_without_repairs_a_failure_stays() -> None:

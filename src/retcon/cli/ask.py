@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,36 +52,21 @@ def ask(
     from rich.console import Console
 
     from retcon.core.types import REPLACED
+    from retcon.store.adding import adding
 
-    id = QUESTION if out is None else _free_id(out)
     given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
     recipe, folder = conversing(model, tool or ["python"], [*given, *(overrides or ())])
     console = Console(highlight=False)
-    trajectory = asyncio.run(_answered(recipe, folder, question, system, seed, console))
-    calls = f"{trajectory.raw_calls} call{'s' * (trajectory.raw_calls != 1)}, {trajectory.raw_failures} failed"
-    repaired = sum(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)
-    console.print(f"stop: {trajectory.stop} · {calls}, {repaired} repaired", style="dim")
-    if out is not None:
-        from retcon.store import jsonl
-
-        jsonl.add(out, replace(trajectory, id=id))
-        console.print(f"try: {command_line('retcon', 'show', out, id)}", style="dim", soft_wrap=True, markup=False)
+    with adding(out, "--out", QUESTION) if out is not None else nullcontext() as add:
+        trajectory = asyncio.run(_answered(recipe, folder, question, system, seed, console))
+        calls = f"{trajectory.raw_calls} call{'s' * (trajectory.raw_calls != 1)}, {trajectory.raw_failures} failed"
+        repaired = sum(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)
+        console.print(f"stop: {trajectory.stop} · {calls}, {repaired} repaired", style="dim")
+        if add is not None:
+            shown = command_line("retcon", "show", out, add(trajectory))
+            console.print(f"try: {shown}", style="dim", soft_wrap=True, markup=False)
     if trajectory.stop == "infrastructure":
         raise EngineError("the model or a tool was lost before there was an answer")
-
-
-def _free_id(out: Path) -> str:
-    """One that no trajectory in the file has: `question`, `question-2`, …. Raises RecordError where it holds something
-    else."""
-    from retcon.core.errors import RecordError
-    from retcon.store import jsonl
-
-    try:
-        taken = {one.id for one in jsonl.read(out)} if out.exists() else set()
-    except RecordError as error:
-        raise RecordError(f"--out {out}: it is no file of trajectories, and is left as it is ({error})") from error
-    numbered = (f"{QUESTION}-{n}" for n in count(2))
-    return next(id for id in chain((QUESTION,), numbered) if id not in taken)
 
 
 async def _answered(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
@@ -20,6 +19,9 @@ from retcon.store.compression import SUFFIXES, compressed, decompressed, read_er
 from retcon.store.lines import LineAppender
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import whole_file
+
+BEGINNING = b'{"id":'
+"""Of every line that is written here."""
 
 
 def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
@@ -43,15 +45,8 @@ def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
     return count
 
 
-def add(path: str | Path, trajectory: Trajectory) -> None:
-    """Adds one to a file, which is made where there is none; a compressed one is written anew. Raises as `Appender`, or
-    as `write` and `read`."""
-    path = Path(path)
-    if path.suffix in SUFFIXES:
-        write(path, chain(read(path) if path.exists() else (), (trajectory,)))
-        return
-    with Appender(path) as file:
-        file.add(trajectory)
+class Unfinished(RecordError):
+    """A last line that was cut off, of a trajectory as far as it goes."""
 
 
 class Appender:
@@ -121,14 +116,17 @@ def line_of(trajectory: Trajectory) -> bytes:
 
 
 def read_line(line: bytes, where: str) -> Trajectory:
-    """The trajectory of one line. where: the file and line, which an error begins with. Raises RecordError."""
+    """The trajectory of one line. where: the file and line, which an error begins with. Raises RecordError, Unfinished
+    where no more is wrong with it than that its end is not there."""
     try:
         return from_dict(msgspec.json.decode(line), where)
     except RecursionError:
         raise RecordError(f"{where}: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        cut = "" if line.endswith(b"\n") else "cut off in the middle (was its writer stopped?): "
-        raise RecordError(f"{where}: {cut}not JSON: {error}") from error
+        if line.endswith(b"\n"):
+            raise RecordError(f"{where}: not JSON: {error}") from error
+        kind = Unfinished if line.startswith(BEGINNING[: len(line)]) else RecordError
+        raise kind(f"{where}: cut off in the middle (was its writer stopped?): not JSON: {error}") from error
 
 
 def refuse_folder(path: Path) -> None:
