@@ -208,19 +208,50 @@ def test_a_recipe_that_cannot_be_read_is_told_with_why(
     assert not (out / "report/recipe.toml").exists()
 
 
-def test_what_is_of_no_report_is_not_replaced(tmp_path: Path) -> None:
+MINE = "[run]\nseed = 7  # mine\n"
+COMPARISON = document("baseline, saar", ["<h1>What purification changes</h1>", "<h2>Evaluation</h2>"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("recipe.toml", MINE), ("recipe-own.toml", MINE), ("report.html", "mine"), ("report.html", COMPARISON)],
+)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a report"])
+def test_what_is_of_no_report_is_not_replaced(tmp_path: Path, name: str, content: str, beside: bool) -> None:
     own, out = run(tmp_path / "own", "rl", [{"reward": 0.5}]), tmp_path / "mine"
-    other = run(tmp_path / "other", "rl", [])
+    runs = [own, run(tmp_path / "other", "rl", [])] if name == "recipe-own.toml" else [own]
+    if beside:
+        report(*runs, "--out", out)
+    out.mkdir(exist_ok=True)
+    (out / name).write_text(content)
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    with pytest.raises(RecordError, match=f"{name} is there already, and .*: choose another --out"):
+        report(*runs, "--out", out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+def test_what_a_report_wrote_is_replaced_until_somebody_changes_it(tmp_path: Path) -> None:
+    own, out = run(tmp_path / "a/own", "rl", [{"reward": 0.5}], "rl.steps=3"), tmp_path / "page"
+    later = run(tmp_path / "b/own", "rl", [{"reward": 0.5}], "rl.steps=4")
+    report(own, "--out", out)
+    (out / "report.html").unlink()
+    report(later, "--out", out)
+    assert load_recipe(out / "recipe.toml").rl.steps == 4
+    changed = (out / "recipe.toml").read_text().replace("steps = 4", "steps = 5")
+    (out / "recipe.toml").write_text(changed)
+    with pytest.raises(RecordError, match=r"recipe\.toml is there already"):
+        report(later, "--out", out)
+    assert (out / "recipe.toml").read_text() == changed
+
+
+def test_a_page_of_an_earlier_version_is_replaced_and_a_recipe_that_says_the_same_stays(tmp_path: Path) -> None:
+    own, out = run(tmp_path / "own", "rl", [{"reward": 0.5}], "rl.steps=3"), tmp_path / "page"
     out.mkdir()
-    for name, beside in (("recipe.toml", []), ("recipe-own.toml", [other]), ("report.html", [])):
-        (out / name).write_text("mine")
-        with pytest.raises(RecordError, match=f"{name} is there already, and of no report: choose another --out"):
-            report(own, *beside, "--out", out)
-        assert [file.name for file in out.iterdir()] == [name]
-        assert (out / name).read_text() == "mine"
-        (out / name).unlink()
+    (out / "report.html").write_text(document("own", ["<h1>own</h1>", "<h2>Runs</h2>", "<h2>Repeat it</h2>"]))
+    (out / "recipe.toml").write_text("[rl]\nsteps = 3  # mine\n")
     report(own, "--out", out)
-    report(own, "--out", out)
+    assert "1 of 3" in (out / "report.html").read_text()
+    assert (out / "recipe.toml").read_text() == "[rl]\nsteps = 3  # mine\n"
 
 
 def test_a_run_of_one_step_has_a_point(tmp_path: Path) -> None:

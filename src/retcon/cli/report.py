@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +39,9 @@ def report(
     ] = None,
 ) -> None:
     """Make a page about runs, finished or not: curves, figures, trajectories, how to repeat them."""
-    from retcon.report.pages.runs import draw_runs, runs_page
+    from retcon.config.save import recipe_to_toml
+    from retcon.core.errors import RecordError
+    from retcon.report.pages.runs import draw_runs, is_runs_page, runs_page
     from retcon.report.plots import need_matplotlib
     from retcon.report.reading import named, some_trajectories, view
     from retcon.store.whole import explained, write_whole
@@ -49,18 +53,24 @@ def report(
         run.name: out / ("recipe.toml" if len(viewed) == 1 else f"recipe-{run.name.replace('/', '-')}.toml")
         for run in viewed
     }
-    _refuse_foreign(out, recipes.values())
+    repeated = {run.name: _repeat(run, recipes[run.name]) for run in viewed}
+    if os.path.lexists(out / PAGE) and not is_runs_page(out / PAGE):
+        raise RecordError(f"{out / PAGE} is there already, and no page of `retcon report`: choose another --out")
+    # Whatever is to be refused before anything is written.
+    written = {
+        file: _marked(recipe_to_toml(recipe))
+        for name, file in recipes.items()
+        if (recipe := repeated[name][0]) is not None and _is_to_be_written(file, recipe)
+    }
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
     pictures = draw_runs(viewed, out)
     shown = {run.name: some_trajectories(run) for run in viewed}
-    repeated = [(recipes[run.name], *_repeat(run, recipes[run.name])) for run in viewed]
-    commands = [line for _, _, lines in repeated for line in lines]
+    commands = [line for _, lines in repeated.values() for line in lines]
     page = runs_page(viewed, {curve: file.read_bytes() for curve, file in pictures.items()}, shown, commands)
-    write_whole(out / PAGE, page)  # first, as it tells whose the recipes beside it are
-    for file, recipe, _ in repeated:
-        if recipe:
-            write_whole(file, recipe)
+    write_whole(out / PAGE, page)
+    for file, text in written.items():
+        write_whole(file, text)
     console = plain_console()
     for run in viewed:
         if run.steps is not None and not run.finished:
@@ -68,26 +78,35 @@ def report(
     console.print(f"page: {out / PAGE}\npictures: {len(pictures)} PNGs beside it")
 
 
-def _refuse_foreign(out: Path, recipes: Iterable[Path]) -> None:
-    """Raises RecordError where something in `out` that the report would replace is of no report."""
-    from retcon.core.errors import RecordError
-    from retcon.report.pages.markup import is_ours
-
-    page = out / PAGE
-    found = [page] if page.is_file() and not is_ours(page) else []
-    if not page.exists():
-        found += [recipe for recipe in recipes if os.path.lexists(recipe)]
-    if found:
-        raise RecordError(f"{found[0]} is there already, and of no report: choose another --out")
+def _marked(recipe: str) -> str:
+    """The recipe below a line by which it is known as what a report wrote, until somebody changes it."""
+    digest = hashlib.sha256(recipe.encode()).hexdigest()[:16]
+    return f"# By `retcon report`, which replaces it only as it wrote it: {digest}\n{recipe}"
 
 
-def _repeat(run: Viewed, file: Path) -> tuple[str, list[str]]:
-    """The run's recipe, as TOML for `file`, and commands over it; the recipe is empty where it cannot be read."""
+def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
+    """Not where it says that recipe already. Raises RecordError where it says something else that no report wrote."""
+    from retcon.config.load import load_recipe
+    from retcon.core.errors import RecipeError, RecordError
+
+    if not os.path.lexists(file):
+        return True
+    if file.is_file():
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if text == _marked(text.partition("\n")[2]):
+            return True
+        with suppress(RecipeError):
+            if load_recipe(file) == recipe:
+                return False
+    raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
+
+
+def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:
+    """The run's recipe, for `file`, and commands over it; None where it cannot be read."""
     from pydantic import ValidationError
 
     from retcon import __version__
     from retcon.config.complaints import complaint
-    from retcon.config.save import recipe_to_toml
     from retcon.config.schema import Recipe
 
     sections = {s: _without_name(s, keys) if isinstance(keys, dict) else keys for s, keys in run.recipe.items()}
@@ -97,14 +116,14 @@ def _repeat(run: Viewed, file: Path) -> tuple[str, list[str]]:
         other = run.version and run.version != __version__
         of = f"of retcon {run.version}" if other else "not one that can be read here"
         _, why = complaint(error.errors()[0], sections)
-        return "", [f"# {run.name}: the recipe in its run.json is {of}: {why}"]
+        return None, [f"# {run.name}: the recipe in its run.json is {of}: {why}"]
     words: dict[str, Sequence[object]] = {
         "sft": ("sft", file, "--demonstrations", "DEMONSTRATIONS"),
         "dpo": ("dpo", file, "--pairs", "PAIRS", "--from", "MODEL"),
         "rl": ("train", file, "--from", "MODEL"),
         "eval": ("eval", _measured(run, recipe), file),
     }
-    return recipe_to_toml(recipe), [
+    return recipe, [
         f"# {run.name}: retcon {run.version or __version__}",
         command_line("retcon", *words[run.kind], "--out", f"{run.folder}-again"),
     ]

@@ -6,13 +6,13 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
-from pathlib import Path
 
 from retcon.core.types import REPLACED, Trajectory, Turn
 from retcon.report.plots import Curve
 from retcon.report.style import Look
 
-_TITLE = "<title>Retcon: "
+TITLE = "<title>Retcon: "
+"""Of every page."""
 
 
 def document(title: str, parts: Sequence[str]) -> str:
@@ -22,17 +22,11 @@ def document(title: str, parts: Sequence[str]) -> str:
     page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"{_TITLE}{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
+        f"{TITLE}{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body>\n</html>\n"
     )
     return page.encode(errors="replace").decode()
-
-
-def is_ours(page: Path) -> bool:
-    """Whether `document` made it."""
-    with page.open("rb") as file:
-        return _TITLE.encode() in file.read(1000)
 
 
 def curves_of(pictures: Mapping[Curve, bytes], seeds: int) -> str:

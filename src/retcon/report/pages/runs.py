@@ -15,7 +15,7 @@ from retcon.core.types import Trajectory
 from retcon.evaluate.result import PASS_AT, Result, Setting
 from retcon.evaluate.statistics import over_problems
 from retcon.report.compared.curves import HELD_OUT
-from retcon.report.pages.markup import blocks_of, curves_of, document, prompt_of, sides_of, table_of
+from retcon.report.pages.markup import TITLE, blocks_of, curves_of, document, prompt_of, sides_of, table_of
 from retcon.report.plots import CURVES, Curve, draw, need_matplotlib, value_of
 from retcon.report.reading import Viewed
 from retcon.report.style import looks
@@ -53,6 +53,8 @@ FIGURES = (
     ("tokens_per_second", "tokens a second", 0),
 )
 """(metric, label, digits)."""
+FIRST = "<h2>Runs</h2>"
+"""The first heading of such a page, and of no other."""
 KINDS = {"sft": "supervised", "dpo": "preferences", "rl": "reinforcement learning", "eval": "evaluation"}
 
 
@@ -95,7 +97,7 @@ def runs_page(
         f'<p class="soft">Made {escape(time.strftime("%Y-%m-%d %H:%M"))}.'
         + (f" Not finished then: {escape(', '.join(run.name for run in going))}." if going else "")
         + "</p>",
-        "<h2>Runs</h2>",
+        FIRST,
         _runs_table(runs),
     ]
     if any(run.result for run in runs):
@@ -112,6 +114,12 @@ def runs_page(
         parts += [_one(trajectory) for trajectory in others]
     parts += ["<h2>Repeat it</h2>", f"<pre>{escape(chr(10).join(commands))}</pre>"]
     return document(title, parts)
+
+
+def is_runs_page(file: Path) -> bool:
+    """Whether `runs_page` made it, of this version or an earlier one."""
+    text = file.read_bytes() if file.is_file() else b""
+    return TITLE.encode() in text[:1000] and text[text.find(b"<h2>") :].startswith(FIRST.encode())
 
 
 def _runs_table(runs: Sequence[Viewed]) -> str:
