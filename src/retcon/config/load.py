@@ -54,6 +54,16 @@ def apply_override(recipe: Recipe, override: str) -> Recipe:
     return _with_overrides(recipe, [override])
 
 
+def with_kinds(recipe: str | Path, overrides: Sequence[str]) -> Data:
+    """What the recipe sets, section to key to value, with those of the overrides that choose a section's kind and can
+    be read; not validated, as a kind may need more. Raises RecipeError for the recipe."""
+    data: Data = load_recipe(recipe).model_dump(mode="json", exclude_unset=True)
+    for override in filter(_chooses, overrides):
+        with suppress(RecipeError):
+            data = _overridden(data, override)
+    return data
+
+
 def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """All of them at once, as one may be right only with another; where they are wrong, the one that made them so is
     named."""

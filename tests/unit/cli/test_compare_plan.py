@@ -104,6 +104,28 @@ def test_overrides_go_where_they_belong(tmp_path: Path) -> None:
     assert not any("repair.gamma" in word for word in plan.trained["rstar2", 4][0].job.words)
 
 
+def test_a_kind_and_its_keys_go_together(tmp_path: Path, staged: str) -> None:
+    server = ["engine.url=http://127.0.0.1:1", "engine.kind=vllm"]
+    plan = planned(tmp_path / "out", *THREE, *server, seeds=1)
+    assert all(set(server) <= set(target.job.words) for target in plan.targets)
+    mixed = ["stages.half.repair.kind=branch", "stages.half.repair.gamma=0.7", "repair.kind=saar", "repair.gamma=0.6"]
+    arms = planned(tmp_path / "more", "mini/dapo-baseline", staged, *mixed, seeds=1).arms
+    assert [arm.settings.repair.model_dump()["gamma"] for arm in arms] == [0.6, 0.6]
+    assert stages_of(arms[1].settings)[1].recipe.repair.model_dump()["gamma"] == 0.7
+    with pytest.raises(RecipeError, match=r"override 'engine\.url=.*' *: .*belongs to kind = .*vllm"):
+        planned(tmp_path / "out", *THREE, server[0])
+
+
+def test_keys_of_the_cold_starts_own_kind_of_demonstrations_reach_it(tmp_path: Path) -> None:
+    cold = tmp_path / "cold.toml"
+    cold.write_text('[demos]\nkind = "engine"\n')
+    wish = Wish(tmp_path / "out", 1, "rollouts", cold=str(cold))
+    change = "demos.model=smollm2"
+    plan = make_plan(wish, read_arms([*THREE, change], cold=str(cold)), [change])
+    assert plan.cold[0].recipe.demos.model_dump()["model"] == "smollm2"
+    assert not any(change in target.job.words for targets in plan.trained.values() for target in targets)
+
+
 def test_a_model_to_start_from_takes_the_place_of_the_cold_start(tmp_path: Path) -> None:
     plan = planned(tmp_path, *THREE, start="base")
     assert not plan.cold

@@ -52,6 +52,38 @@ def test_every_override_reaches_a_job_or_is_refused(tmp_path: Path) -> None:
         make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["dpo.beta=0.3"])
 
 
+def test_a_kind_and_its_keys_go_together(tmp_path: Path) -> None:
+    """Whatever the order: a key may be of a kind that an override chooses, of the jobs that this one reaches."""
+    server = ["engine.url=http://127.0.0.1:1", "engine.kind=vllm"]
+    teacher = ["demos.model=smollm2", "demos.kind=engine"]
+    limits = ["strategy.kind=arpo", "strategy.initial=3"]
+    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=1, overrides=[*server, *teacher, *limits])
+    assert {target.recipe.engine.kind for target in plan.targets} == {"vllm"}
+    assert all(set(server) <= set(target.job.words) for target in plan.targets)
+    assert plan.cold[0].recipe.demos.model_dump()["model"] == "smollm2"
+    assert {train.recipe.strategy.model_dump()["initial"] for train, _ in plan.arms.values()} == {3}
+    for alone, kinds in (
+        ("engine.url=http://127.0.0.1:1", "kind = .*vllm"),
+        ("demos.model=smollm2", "kind = .*engine"),
+    ):
+        with pytest.raises(RecipeError, match=f"override '{alone}': .* belongs to {kinds}"):
+            make_plan(tmp_path, arms=["saar"], seeds=1, overrides=[alone])
+    with pytest.raises(RecipeError, match=r"override 'engine\.kind=vlm': .*did you mean 'vllm'"):
+        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["engine.kind=vlm", "engine.url=http://127.0.0.1:1"])
+
+
+def test_keys_of_the_cold_starts_own_kind_of_demonstrations_reach_it(tmp_path: Path) -> None:
+    changes = ["demos.reasoning=before"]
+    plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=changes, about=SETS["smollm2"])
+    assert plan.cold[0].recipe.demos.model_dump()["reasoning"] == "before"
+
+
+def test_an_engine_that_arms_cannot_be_trained_with_is_refused_before_the_cold_start(tmp_path: Path) -> None:
+    words = ["demos.kind=engine", "engine.kind=openai", "engine.url=http://127.0.0.1:1"]
+    with pytest.raises(RecipeError, match=r"'openai' cannot be trained with.* demos\.kind = 'openai'"):
+        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=words)
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [

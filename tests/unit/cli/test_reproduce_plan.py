@@ -83,6 +83,14 @@ def test_a_change_of_a_repair_goes_to_the_stage_that_has_it(tmp_path: Path) -> N
     assert {repair.probability for one in repairs.values() for repair in one} == {0.5}
 
 
+def test_a_change_may_be_of_a_kind_that_an_arm_is_about_or_another_change_chooses(tmp_path: Path) -> None:
+    changes = ("select.failures=raw", "engine.url=http://127.0.0.1:1", "engine.kind=vllm")
+    arms = {arm.name: arm.settings for arm in planned(tmp_path, "cleaner", "main", *changes).compared.arms}
+    assert arms["roc"].select.model_dump()["failures"] == "raw"
+    assert arms["baseline"].select.kind != "roc"
+    assert {settings.engine.kind for settings in arms.values()} == {"vllm"}
+
+
 def test_recipes_of_another_size_take_the_places_of_the_small_ones(tmp_path: Path) -> None:
     paper = PAPERS["cleaner"]
     recipes = recipes_of(paper, ["baseline=dapo-baseline", "method=cleaner-4b"])

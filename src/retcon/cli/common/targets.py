@@ -59,9 +59,10 @@ def training(
     text: str | None = None,
 ) -> Target:
     """Reinforcement learning into `folder`, from the model `start`; otherwise as `cold_start`. needs, late: of the
-    job. text: of the recipe's file, where that is written before the job runs. Raises as `refuse_unlearnable`, before
-    the jobs that it needs have run."""
+    job. text: of the recipe's file, where that is written before the job runs. Raises as `refuse_unlearnable` and the
+    engine's `refuse_training`, before the jobs that it needs have run."""
     settings, overrides = _settled(out, folder, recipe, overrides, text)
+    settings.engine.refuse_training(settings)
     refuse_unlearnable(settings)
     words = ("train", recipe, *overrides, "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retcon.cli.common.overriding import refuse_unless_taken, takes
+from retcon.cli.common.overriding import of_cold_start, refuse_untaken, taken
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
@@ -56,9 +56,9 @@ def arm_of(name: str, recipe: str, overrides: Sequence[str], text: str | None = 
     return Arm(name, recipe, tuple(overrides), load_recipe(recipe, overrides, text=text), text)
 
 
-def read_arms(words: Sequence[str], there: Sequence[str] = ()) -> list[Arm]:
+def read_arms(words: Sequence[str], there: Sequence[str] = (), cold: str | None = None) -> list[Arm]:
     """The words after `retcon compare`: two recipes or more, and overrides, each for the recipes that it can be of.
-    there: as of `named`.
+    there: as of `named`. cold: the recipe of a cold start of its own, which may be the only one to take some.
 
     Raises RecipeError for fewer recipes, for one that is unknown or wrong, for two that are the same, and for those
     that are not measured on the same problems.
@@ -72,9 +72,9 @@ def read_arms(words: Sequence[str], there: Sequence[str] = ()) -> list[Arm]:
     names = named(recipes, there)
     for recipe in recipes:
         find_recipe(recipe)
-    for override in overrides:
-        refuse_unless_taken(override, recipes)
-    arms = [arm_of(names[recipe], recipe, [o for o in overrides if takes(recipe, o)]) for recipe in recipes]
+    own = {recipe: taken(recipe, overrides) for recipe in recipes}
+    refuse_untaken(overrides, [*own.items(), *([(cold, of_cold_start(cold, overrides))] if cold else ())])
+    arms = [arm_of(names[recipe], recipe, own[recipe]) for recipe in recipes]
     arms = [with_curve(arm, arms[0]) for arm in arms]
     refuse_incomparable(arms)
     return arms

@@ -63,7 +63,7 @@ def compare(
     from retcon.report.plots import need_matplotlib
 
     need_matplotlib()
-    arms = read_arms(words, arms_in(out))
+    arms = read_arms(words, arms_in(out), cold)
     overrides = [word for word in words if "=" in word]
     plan = make_plan(Wish(out, seeds, match, start, cold, faults), arms, overrides)
     ledger = open_ledger(plan)

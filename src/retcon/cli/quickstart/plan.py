@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retcon.cli.common.overriding import of_cold_start, of_sections, refuse_unless_taken, takes
+from retcon.cli.common.overriding import of_cold_start, of_sections, refuse_untaken, taken
 from retcon.cli.common.targets import Target, cold_start, evaluation, training
 from retcon.cli.quickstart.sets import DEFAULT, SETS, QuickstartSet
 from retcon.core.errors import RecipeError
@@ -73,19 +73,20 @@ def make_plan(
     for override in overrides:
         if (key := _key(override)) in REFUSED:
             raise RecipeError(f"override '{override}': {key} {REFUSED[key]}")
-        refuse_unless_taken(override, list(recipes.values()))
     talking = [o for o in overrides if _key(o) in TALKING]
     threads = [o for o in overrides if _key(o) == "run.threads"] or ["run.threads=1"]
     start = of_cold_start(about.cold_start, overrides)
     shared = [o for o in of_sections(overrides, ARM_SECTIONS) if _key(o) != SEED]
-    own = {arm: [o for o in shared if takes(recipe, o)] for arm, recipe in recipes.items()}
-    if lost := [o for o in overrides if not any(o in some for some in (talking, start, *own.values()))]:
+    own = {arm: taken(recipe, shared) for arm, recipe in recipes.items()}
+    takers = [*((recipe, [*talking, *own[arm]]) for arm, recipe in recipes.items()), (about.cold_start, start)]
+    refuse_untaken(overrides, takers)
+    if lost := [o for o in overrides if not any(o in some for _, some in takers)]:
         raise RecipeError(f"override '{lost[0]}': no job of a quickstart has a use for {_key(lost[0])}")
     cold = _cold_start(
         out,
         about.cold_start,
         [*(FROM_SCRATCH if from_scratch else ()), *start],
-        [*talking, *of_sections(overrides, MEASURED), *threads],
+        [*talking, *taken(about.cold_start, of_sections(overrides, MEASURED)), *threads],
     )
     first = cold[0].recipe.run.seed
     words = overrides if options is None else options

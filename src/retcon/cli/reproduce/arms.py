@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from retcon.cli.common.arguments import split_overrides
-from retcon.cli.common.overriding import of_sections, refuse_unless_taken, takes
+from retcon.cli.common.overriding import of_sections, refuse_untaken, taken
 from retcon.cli.compare.arms import Arm, arm_of, refuse_incomparable, with_curve
 from retcon.config.load import load_recipe
 from retcon.config.save import recipe_to_toml
@@ -72,8 +72,9 @@ def make_arms(
     """An arm a variant, in their order; overrides go to all that have the key. Those that switch have recipes in `out`
     that are not written yet. Raises RecipeError where a variant cannot be made of its recipe, or arms cannot be
     compared."""
-    for override in overrides:
-        refuse_unless_taken(override, [recipes[role] for v in variants for role in (v.role, v.switches_to) if role])
+    takers = [(recipes[v.role], [*v.keys, *_own(v, recipes, overrides)]) for v in variants]
+    takers += [(recipes[v.switches_to], _later(v, recipes, overrides)) for v in variants if v.switches_to]
+    refuse_untaken(overrides, takers)
     arms = [_arm(variant, recipes, overrides, out) for variant in variants]
     arms = [with_curve(arm, arms[0]) for arm in arms]
     refuse_incomparable(arms)
@@ -101,18 +102,23 @@ def told(variant: Variant, recipes: Mapping[str, str]) -> str:
 
 
 def _arm(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], out: Path) -> Arm:
-    recipe = recipes[variant.role]
-    free = [o for o in overrides if o.partition("=")[0] not in _keys(variant)]
-    own = [o for o in free if takes(recipe, o)]
+    own = _own(variant, recipes, overrides)
     if variant.switches_to:
-        path, other = out / SWITCHED / f"{variant.name}.toml", recipes[variant.switches_to]
-        later = [o for o in of_sections(free, ("repair",)) if takes(other, o)]
+        path, later = out / SWITCHED / f"{variant.name}.toml", _later(variant, recipes, overrides)
         return arm_of(variant.name, str(path), (), recipe_to_toml(_switched(variant, recipes, own, later)))
-    return arm_of(variant.name, recipe, (*variant.keys, *own))
+    return arm_of(variant.name, recipes[variant.role], (*variant.keys, *own))
 
 
-def _keys(variant: Variant) -> list[str]:
-    return [key.partition("=")[0] for key in variant.keys]
+def _own(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
+    """Of its recipe, but not over what it is about."""
+    about = [key.partition("=")[0] for key in variant.keys]
+    free = [o for o in overrides if o.partition("=")[0] not in about]
+    return taken(recipes[variant.role], free, variant.keys)
+
+
+def _later(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
+    """Of the [repair] that it switches to."""
+    return taken(recipes[variant.switches_to], of_sections(overrides, ("repair",)))
 
 
 def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], later: Sequence[str]) -> Recipe:

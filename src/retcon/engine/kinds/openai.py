@@ -46,7 +46,8 @@ class OpenAISection(EngineSection):
     def refuse_training(self, recipe: Recipe) -> None:
         raise RecipeError(
             "engine.kind = 'openai' cannot be trained with: a server of chat completions gives text, and neither the "
-            "ids that its model saw nor their log-probs; train with engine.kind = 'local' or 'vllm'"
+            "ids that its model saw nor their log-probs; train with engine.kind = 'local' or 'vllm' (a server that "
+            "writes demonstrations is demos.kind = 'openai')"
         )
 
     def room(self) -> int:
