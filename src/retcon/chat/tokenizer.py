@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from retcon.chat.types import CONTROLS, Tokenizer
 from retcon.core.errors import CheckpointError, MissingExtra, nearest
-from retcon.core.installing import how_to_install
+from retcon.core.installing import how_to_fetch, how_to_install
 
 if TYPE_CHECKING:
     import tokenizers
@@ -115,7 +115,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     try:
         definition = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist: a model folder needs its tokenizer.json") from None
+        said = f"{file} does not exist: a model folder needs its tokenizer.json{how_to_fetch(file.parent)}"
+        raise CheckpointError(said) from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     return HubTokenizer(definition, where=str(file))

@@ -1,4 +1,5 @@
-"""What to install for a part of Retcon, in words that a shell takes: as this copy itself was installed."""
+"""What is to be installed for a part of Retcon, as this copy itself was, or fetched for a model, in words that a shell
+takes."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ import json
 import re
 import shlex
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
 
 NAME = "retcon-rl"
+_SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
+"""Of a model, in the Hugging Face hub's cache: models--ORG--NAME/snapshots/REVISION."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;.*\bextra\s*==\s*['\"]([\w-]+)['\"])?")
 
 
@@ -29,6 +33,16 @@ def how_to_install(extra: str) -> str:
     where that was a package index."""
     own = _own()
     return f"pip install {_target(own.read_text('direct_url.json') if own is not None else None, extra)}"
+
+
+def how_to_fetch(folder: Path) -> str:
+    """What a message on a file that is not in a model's folder ends with where that is of the hub's cache: the command
+    that fetches the rest. Empty for other folders. Not every repository has every file, so that it says `if`."""
+    match = _SNAPSHOT.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
+    if match is None:
+        return ""
+    name = shlex.quote(f"{match['owner']}/{match['name']}@{folder.name}")
+    return f"; if only a part of it was fetched, run `retcon model get {name}`"
 
 
 def _target(direct_url: str | None, extra: str) -> str:

@@ -17,7 +17,6 @@ OTHERS = ["*/*.json", "*/*.safetensors", "consolidated*"]
 """Of what FILES match, which is also below folders: other forms of the model, and adapters to it."""
 _OTHER_KINDS = ("tokenizer_config.json", "adapter_config.json")
 """By which a folder without CONFIG is known to be a tokenizer's, or an adapter's."""
-_SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 
 
 def hub_name(name: str) -> tuple[str, str | None] | None:
@@ -36,12 +35,6 @@ def cached(name: str) -> Path | None:
     if folder is not None and not any((folder / file).is_file() for file in (CONFIG, *_OTHER_KINDS)):
         raise CheckpointError(f"only a part of {name} is here, without {CONFIG}: run `retcon model get {name}`")
     return folder
-
-
-def name_of(folder: Path) -> str:
-    """The name that fetches the model in a folder of the hub's cache, ORG/NAME@REVISION; empty for other folders."""
-    match = _SNAPSHOT.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
-    return f"{match['owner']}/{match['name']}@{folder.name}" if match else ""
 
 
 def fetch_from_hub(name: str, tell: Callable[[str], None]) -> Path:

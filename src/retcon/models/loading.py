@@ -13,8 +13,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from retcon.core.errors import CheckpointError, nearest
+from retcon.core.installing import how_to_fetch
 from retcon.core.texts import counted
-from retcon.models.hub import name_of
 from retcon.models.locating import locate
 from retcon.models.weights import lacking
 
@@ -87,8 +87,7 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
 
     folder = locate(path)
     if said := lacking(folder):
-        again = f"; run `retcon model get {name}`" if (name := name_of(folder)) else ""
-        raise CheckpointError(f"{folder} {said}{again}")
+        raise CheckpointError(f"{folder} {said}{how_to_fetch(folder)}")
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise CheckpointError(f"unknown dtype {dtype!r}{nearest(dtype, ('float32', 'bfloat16', 'float16'))}")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from retcon.core.errors import CheckpointError, nearest
+from retcon.core.installing import how_to_fetch
 from retcon.core.texts import is_url
 from retcon.models.catalogue import PACKAGED, kept, models_folder
 from retcon.models.hub import cached, hub_name
@@ -64,7 +65,7 @@ def _lacks(folder: Path) -> str:
         return f"is a run that has no {FINAL}/ yet: the command that began it goes on, and ends with one"
     inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
     hint = f"; there are models in it: {', '.join(inside)}" if inside else ""
-    return f"has no config.json, nor has a {FINAL}/ in it: it is not a model folder{hint}"
+    return f"has no config.json, nor has a {FINAL}/ in it: it is not a model folder{hint or how_to_fetch(folder)}"
 
 
 def _advice(folder: Path) -> str:

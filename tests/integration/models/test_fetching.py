@@ -206,11 +206,17 @@ def test_a_model_of_which_a_part_was_fetched_is_named_with_what_fetches_the_rest
     (folder / "tokenizer.json").unlink()
     got = model(hub, tmp_path, "get", "acme/tiny")
     assert got.returncode == 0, got.stderr
-    (folder / "model.safetensors").unlink()
-    checked = model("http://127.0.0.1:9", tmp_path, "check", "acme/tiny")
-    assert checked.returncode == 2
-    assert "has no weights: none of model.safetensors, " in checked.stderr
-    assert f"run `retcon model get acme/tiny@{COMMIT}`" in checked.stderr
+    again = f"; if only a part of it was fetched, run `retcon model get acme/tiny@{COMMIT}`"
+    for name, said in (
+        ("model.safetensors", "has no weights: none of model.safetensors, "),
+        ("tokenizer.json", f"{folder}/tokenizer.json does not exist: a model folder needs its tokenizer.json"),
+        ("config.json", f"{folder} has no config.json, nor has a final/ in it: it is not a model folder"),
+    ):
+        (folder / name).unlink()
+        for named in ("acme/tiny", str(folder)):
+            checked = model("http://127.0.0.1:9", tmp_path, "check", named)
+            assert (checked.returncode, again in checked.stderr) == (2, True), checked.stderr
+            assert said in checked.stderr
 
 
 @pytest.mark.parametrize(
