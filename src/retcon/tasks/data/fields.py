@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -19,11 +19,18 @@ NO_MARKS = ("0", "0.0", "false", "no")
 
 
 class Row(NamedTuple):
-    """where: file and line, item or row, for messages. number: of that line."""
+    """where: file and line, item or row, for messages. number: of that line. before: the columns that any row before it
+    has."""
 
     columns: dict[str, Any]
     number: int
     where: str
+    before: frozenset[str] = frozenset()
+
+    @property
+    def new(self) -> Set[str]:
+        """Its columns that no row before it has: one of them may be meant by a column that it lacks."""
+        return self.columns.keys() - self.before
 
 
 class DataError(RetconError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from retcon.core.errors import TaskWarning, nearest
 from retcon.tasks.data.conventions import Convention, Untold, named, recognised
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, marks
-from retcon.tasks.data.files.rows import mapped, read_rows, split_of
+from retcon.tasks.data.files.rows import following, mapped, read_rows, split_of
 from retcon.tasks.data.grading import graded_item, is_answered, refuse_unknown
 from retcon.tasks.data.loaded import Loaded, Placed, ReadSource, Role
 from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
@@ -50,6 +50,7 @@ def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) ->
     for read in sources:
         if read.tasks is not None and len(sources) > 1 and not read.settings.weight:
             raise DataError(f"{read.settings.path}: a task set may be endless: give every source a weight to mix it")
+    loader.refuse_idle_marks()
     loaded = Loaded(settings, sources)
     _find_overlap(loaded)
     return loaded
@@ -65,6 +66,15 @@ class _Loader:
         self._seen: dict[tuple[Role, str, str], tuple[str, str]] = {}  # by question and what is said before it
         self._ids: set[str] = set()
         self._made: Counter[str] = Counter()
+        self._columns: dict[str, None] = {}  # of all rows, in their order
+
+    def refuse_idle_marks(self) -> None:
+        """Raises DataError for a column of marks, other than the usual one, that no row has."""
+        usual = type(self._settings).model_fields["marked"].default
+        for name in self._settings.marked:
+            if name not in self._columns and name not in usual and self._columns:
+                close, there = nearest(name, self._columns), ", ".join(self._columns)
+                raise DataError(f"marked: no row has a column '{name}'{close}; there are: {there}")
 
     def read(self, source: TaskSource, role: Role) -> ReadSource:
         """role: what the source is for; rows of a source that trains may be for evaluation all the same."""
@@ -85,6 +95,7 @@ class _Loader:
         untold: Untold | None = None
         for row, row_role in self._rows(source, role, splits):
             read.rows += 1
+            self._columns.update(dict.fromkeys(row.columns))
             columns = mapped(row, source.columns)
             if convention is None:
                 try:
@@ -115,12 +126,12 @@ class _Loader:
             if not source.split and role == "train":
                 wanted = {TRAIN: role, **wanted}
             for split, of_split in (wanted or {"test": role}).items():
-                for row in splits.rows(split):
+                for row in following(splits.rows(split)):
                     yield row, of_split
             return
         rest = None if source.split or role == "evaluation" else role
         found: Counter[str] = Counter()
-        for row in read_rows(Path(source.path)):
+        for row in following(read_rows(Path(source.path))):
             if not wanted:
                 yield row, role
                 continue
@@ -134,22 +145,12 @@ class _Loader:
                 raise DataError(f"{source.path}: no row of split '{split}'{close}; there are: {', '.join(there)}")
 
     def _take(self, read: ReadSource, row: Row, columns: Columns, convention: Convention, role: Role) -> None:
-        for lacking in convention.lacking(columns):
-            lacked = f"{lacking.replace('|', ' or ')}{convention.nearest(lacking, columns)}"
-            raise DataError(
-                f"{row.where}: lacks column {lacked}, which rows of {convention.name} have; "
-                f"it has: {', '.join(columns)}"
-            )
-        try:
-            item = convention.read(columns)
-        except Misfit as misfit:
-            raise DataError(f"{row.where}: {misfit} (read as {convention.name})") from None
-        item, grader = graded_item(item, read.settings.grader, convention.grader)
+        item, grader = graded_item(_item(row, columns, convention), read.settings.grader, convention.grader)
         _refuse_huge(item, row, grader)
         read.asked_with.update(item.asked_with)
         if item.grader:
             refuse_unknown(item.grader, row.where)
-        if any(marks(columns.get(name)) for name in self._settings.marked):
+        if any(marks(row.columns.get(name)) for name in self._settings.marked):
             return read.drop("marked to be left out", row.where)
         if not item.question.strip():
             return read.drop("without a question", row.where)
@@ -186,6 +187,24 @@ class _Loader:
             if value:
                 meta = {**meta, about: value}
         return Task(id, item.question, item.answer, item.system, meta, item.before)
+
+
+def _item(row: Row, columns: Columns, convention: Convention) -> Item:
+    """A row, read. A needed column that it leaves out, and rows before it have, is as null. Raises DataError where one
+    of a near name may be meant, or it has nothing that the convention needs."""
+    lacking = convention.lacking(columns)
+    for need in lacking:
+        known = any(name in row.before for name in need.split("|"))
+        if not known or convention.nearest(need, row.new) or len(lacking) == len(convention.needs):
+            lacked = f"{need.replace('|', ' or ')}{convention.nearest(need, columns)}"
+            raise DataError(
+                f"{row.where}: lacks column {lacked}, which rows of {convention.name} have; "
+                f"it has: {', '.join(columns)}"
+            )
+    try:
+        return convention.read({**columns, **{need.partition("|")[0]: None for need in lacking}})
+    except Misfit as misfit:
+        raise DataError(f"{row.where}: {misfit} (read as {convention.name})") from None
 
 
 def _measured(source: TaskSource, splits: Splits) -> TaskSource:
@@ -235,13 +254,10 @@ def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterat
     convention: Convention | None = None
     own: Mapping[str, str] = {}
     rows = read_rows(folder_of(Path(path), "test") if has_splits(Path(path)) else Path(path))
-    for row in rows:
+    for row in following(rows):
         if convention is None:
             convention, own = _recognised_by_any(row, columns)
-        try:
-            yield row.where, convention.read(mapped(row, own)).question
-        except Misfit as misfit:
-            raise DataError(f"{row.where}: {misfit}") from None
+        yield row.where, _item(row, mapped(row, own), convention).question
 
 
 def _recognised_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[Convention, Mapping[str, str]]:

@@ -87,26 +87,6 @@ def test_what_is_left_out_is_counted_with_its_places_before_work_starts(tmp_path
         settings.open()
 
 
-def test_duplicates_can_be_kept_and_marks_be_ignored(tmp_path: Path) -> None:
-    rows = [{**row, "eval_overlap": "x"} for row in questions(2)]
-    found = tasks(write(tmp_path / "a.jsonl", rows * 2), duplicates="keep", marked=[])
-    assert len(found) == len({task.id for task in found}) == 4
-
-
-@pytest.mark.parametrize("no", [False, 0, 0.0, None, "", "false", "False", " no", "0", []])
-def test_a_mark_that_says_no_is_none(tmp_path: Path, no: object) -> None:
-    rows = [{**row, "eval_overlap": no} for row in questions(3)]
-    rows[2]["eval_overlap"] = True
-    assert [task.answer for task in tasks(write(tmp_path / "a.jsonl", rows))] == ["0", "2"]
-
-
-@pytest.mark.parametrize("yes", [True, 1, "true", "math500", "none of it", ["aime"]])
-def test_any_other_mark_is_one(tmp_path: Path, yes: object) -> None:
-    rows = questions(3)
-    rows[1]["eval_overlap"] = yes
-    assert len(tasks(write(tmp_path / "a.jsonl", rows))) == 2
-
-
 def test_a_file_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"question": "x", "answer": ""}])
     with pytest.raises(DataError, match=r"a\.jsonl: no row can be used: 1 without an answer"):

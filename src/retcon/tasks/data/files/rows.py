@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
@@ -216,8 +216,18 @@ def _encoding(where: str, data: bytes, error: UnicodeDecodeError) -> str:
     )
 
 
+def following(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows of one source, each with the columns of those `before` it."""
+    before: frozenset[str] = frozenset()
+    for row in rows:
+        yield row._replace(before=before)
+        if not row.columns.keys() <= before:
+            before |= row.columns.keys()
+
+
 def mapped(row: Row, columns: Mapping[str, str]) -> Columns:
-    """The row, with the fields that the settings map under their own names in place of their columns."""
+    """The row, with the fields that the settings map under their own names in place of their columns. Raises DataError
+    for a column that it has not, unless rows before it have that: what a later row leaves out is as null."""
     if not columns:
         return row.columns
     found = {name: _look_up(row, column) for name, column in columns.items()}
@@ -231,6 +241,8 @@ def _look_up(row: Row, column: str) -> Any:
     value: Any = row.columns
     around = ""
     for part in column.split("."):
+        if value is None or (not around and part in row.before - row.columns.keys() and not nearest(part, row.new)):
+            return None
         if not isinstance(value, dict) or part not in value:
             there = [around + name for name in value] if isinstance(value, dict) else list(row.columns)
             close = nearest(around + part, there)

@@ -1,0 +1,90 @@
+"""Rows that are marked to be left out, and rows that leave out a column that others have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from datafiles import ROWS, questions, read, tasks, write
+from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.load import load
+from retcon.tasks.data.settings import FileTaskSettings
+
+
+def test_duplicates_can_be_kept_and_marks_be_ignored(tmp_path: Path) -> None:
+    rows = [{**row, "eval_overlap": "x"} for row in questions(2)]
+    found = tasks(write(tmp_path / "a.jsonl", rows * 2), duplicates="keep", marked=[])
+    assert len(found) == len({task.id for task in found}) == 4
+
+
+@pytest.mark.parametrize("no", [False, 0, 0.0, None, "", "false", "False", " no", "0", []])
+def test_a_mark_that_says_no_is_none(tmp_path: Path, no: object) -> None:
+    rows = [{**row, "eval_overlap": no} for row in questions(3)]
+    rows[2]["eval_overlap"] = True
+    assert [task.answer for task in tasks(write(tmp_path / "a.jsonl", rows))] == ["0", "2"]
+
+
+@pytest.mark.parametrize("yes", [True, 1, "true", "math500", "none of it", ["aime"]])
+def test_any_other_mark_is_one(tmp_path: Path, yes: object) -> None:
+    rows = questions(3)
+    rows[1]["eval_overlap"] = yes
+    assert len(tasks(write(tmp_path / "a.jsonl", rows))) == 2
+
+
+def test_a_column_of_marks_that_no_row_has_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    rows = [*questions(3), {"question": "seen before", "answer": "1", "contaminated": True}]
+    path, other = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", questions(2))
+    assert len(tasks(path, marked="contaminated")) == 3
+    with pytest.raises(DataError, match=r"marked: no row has a column 'contaminate' \(did you mean 'contaminated'\?\)"):
+        tasks(path, marked=["eval_overlap", "contaminate"])
+    for sources in ((other, path), (path, other)):
+        mixed = FileTaskSettings(sources=sources, marked=("contaminated",), evaluation_share=0)  # type: ignore[arg-type]
+        assert [source.dropped["marked to be left out"] for source in load(mixed).sources].count(1) == 1
+
+
+def test_a_column_of_marks_may_also_be_mapped(tmp_path: Path) -> None:
+    rows = [{**row, "used_for": ""} for row in questions(3)]
+    rows[1]["used_for"] = "test"
+    assert len(tasks(write(tmp_path / "a.jsonl", rows), marked="used_for", columns={"source": "used_for"})) == 2
+
+
+def test_a_column_that_a_later_row_leaves_out_is_as_null(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": "1", "answer_note": "easy"}, {"question": "b", "answer": None},
+            {"question": "c"}, {"question": "d", "answer_note": "open"}, {"answer": "2"}]  # fmt: skip
+    path = write(tmp_path / "a.jsonl", rows)
+    assert read(path).where_dropped == {
+        "without an answer": [f"{path}, line {line}" for line in (2, 3, 4)],
+        "without a question": [f"{path}, line 5"],
+    }
+    mapped = [{"body": {"text": f"Which {n}?"}, "label": "1"} for n in range(3)]
+    del mapped[1]["body"], mapped[2]["label"]
+    about = {"question": "body.text", "answer": "label"}
+    assert read(write(tmp_path / "b.jsonl", mapped), columns=about).dropped == {
+        "without a question": 1, "without an answer": 1
+    }  # fmt: skip
+    tests = [ROWS["humaneval"], {**ROWS["humaneval"], "task_id": 1}]
+    del tests[1]["test"]
+    assert read(write(tmp_path / "c.jsonl", tests)).dropped == {"without tests": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "said"),
+    [
+        ({"question": "x", "anwser": "1"}, {}, "line 2: lacks column answer .*did you mean 'anwser'"),
+        ({"text": "x", "label": "1"}, {}, "line 2: lacks column question .* it has: text, label"),
+        ({"question": "x", "anwser": "1"}, {"answer": "answer"}, "line 2: no column 'answer' .did you mean 'anwser'"),
+    ],
+)
+def test_a_column_that_a_later_row_calls_otherwise_is_refused(
+    row: dict[str, str], columns: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.jsonl", [{"question": "a", "answer": "1"}, row])
+    with pytest.raises(DataError, match=said):
+        read(path, columns=columns)
+
+
+def test_choices_that_an_evaluation_leaves_out_are_told(tmp_path: Path) -> None:
+    held = write(tmp_path / "e.jsonl", [ROWS["choices"], {"question": "Which?", "answer": 1}])
+    with pytest.raises(DataError, match="line 2: column 'choices' is not a list of choices"):
+        read(write(tmp_path / "a.jsonl", [ROWS["plain"]]), against=held)
