@@ -36,11 +36,12 @@ def audit(
     out: Out = Path("runs/audit"),
 ) -> None:
     """Replay failed calls of a model, repaired and not, and see which credit rule points the right way."""
+    from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
     from retcon.models.locating import locate
 
     name, overrides = split_overrides(words or [])
-    recipe = load_recipe(name, overrides)
+    recipe = load_recipe(name, overrides, reads=READS["audit"])
     folder = locate(checkpoint)
     if recipe.engine.in_process:
         need_training()

@@ -50,6 +50,7 @@ def difficulty(
     ] = Path("runs/pass_rates.jsonl"),
 ) -> None:
     """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
+    from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
     from retcon.config.stages import stage_named
     from retcon.models.locating import locate
@@ -57,7 +58,7 @@ def difficulty(
 
     refuse_special(out, "--out")
     name, overrides = split_overrides(words or [])
-    recipe = load_recipe(name, overrides)
+    recipe = load_recipe(name, overrides, reads=READS["difficulty"])
     if stage:
         recipe = stage_named(recipe, stage, f"--stage {stage}").recipe
     folder = locate(checkpoint)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
-from retcon.config.keys import all_keys, homes
+from retcon.config.keys import all_keys, homes, keys_in
 from retcon.config.lines import Place
 from retcon.config.schema import SECTIONS
 from retcon.config.section import Chosen, Section
@@ -84,12 +84,13 @@ def _said(error: ErrorDetails, place: tuple[str, ...], within: Place, given: obj
         known = about.model_fields
         return f"unknown key '{inner}' in {where}{nearest(inner, known)}; keys: {', '.join(known)}"
     if error["type"] == "extra_forbidden" and isinstance(given, Mapping) and key in given:
-        known = _kind(section, given).model_fields
+        known = keys_in(section, given)
         about = SECTIONS[section]
         if owners := homes(section, key):
             chosen_by = about.chosen_by if issubclass(about, Chosen) else ""
             return f"{section}.{key} belongs to {chosen_by} = {' or '.join(map(json.dumps, owners))}"
-        return f"unknown key '{key}' in [{section}]{nearest(key, all_keys(section))}; keys: {', '.join(known)}"
+        hint = nearest(key, known) or nearest(key, all_keys(section))
+        return f"unknown key '{key}' in [{section}]{hint}; keys: {', '.join(known)}"
     return _not_allowed(error, f"{section}.{key}")
 
 

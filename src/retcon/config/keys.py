@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from retcon.config.schema import SECTIONS
 from retcon.config.section import Chosen, Section
+from retcon.core.errors import RecipeError
 
 
 def variants(section: str) -> dict[str, type[Section]]:
@@ -18,6 +21,15 @@ def variants(section: str) -> dict[str, type[Section]]:
 def all_keys(section: str) -> tuple[str, ...]:
     """The keys of a section, of all its kinds."""
     return tuple(dict.fromkeys(key for about in variants(section).values() for key in about.model_fields))
+
+
+def keys_in(section: str, given: Mapping[str, object]) -> tuple[str, ...]:
+    """The keys of a section with these keys: those of its kind, which may be one's own; of all where it names none."""
+    about = SECTIONS[section]
+    try:
+        return tuple((about.kind_in(given) if issubclass(about, Chosen) else about).model_fields)
+    except RecipeError:
+        return all_keys(section)
 
 
 def homes(section: str, key: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from retcon.config.complaints import complaint
-from retcon.config.keys import all_keys
+from retcon.config.keys import all_keys, keys_in
 from retcon.config.lines import Place, find_line
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import Chosen
@@ -26,14 +26,19 @@ _SHORT_NUMBER = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
 
 Data = dict[str, Any]
 
+ALL = (*SECTIONS, "stages")
 
-def load_recipe(recipe: str | Path | None, overrides: Sequence[str] = (), *, text: str | None = None) -> Recipe:
+
+def load_recipe(
+    recipe: str | Path | None, overrides: Sequence[str] = (), *, text: str | None = None, reads: Sequence[str] = ALL
+) -> Recipe:
     """A recipe, with overrides such as `rl.steps=40` on top; the last wins.
 
     recipe: its file, the text that names a file or a shipped recipe, such as `quickstart/saar`, or None for all
-    defaults. text: what its file will hold, where it is yet to be written. An override's value is TOML; what TOML
-    cannot read is taken as a bare string. Raises RecipeError: it names the file and the line (or the override), the
-    key, and the nearest valid key or the allowed values; or the nearest recipe.
+    defaults. text: what its file will hold, where it is yet to be written. reads: sections that matter to who asks; an
+    override of another is refused, as it would change nothing (what the file says of others is for other commands). An
+    override's value is TOML; what TOML cannot read is taken as a bare string. Raises RecipeError: it names the file and
+    the line (or the override), the key, and the nearest valid key or the allowed values; or the nearest recipe.
     """
     path = Path(recipe) if isinstance(recipe, str) else recipe
     if text is None:
@@ -45,13 +50,13 @@ def load_recipe(recipe: str | Path | None, overrides: Sequence[str] = (), *, tex
         hint = "" if path is None or path.suffix == ".toml" else "; a recipe names its file of problems as task.path"
         raise RecipeError(f"{path}: not a recipe, as it is not valid TOML: {error}{hint}") from error
     read = _validate(data, lambda place: f"{path}, line {find_line(text, *place)}")
-    return _with_overrides(read, overrides) if overrides else read
+    return _with_overrides(read, overrides, reads) if overrides else read
 
 
 def apply_override(recipe: Recipe, override: str) -> Recipe:
     """The recipe with one `section.key=value` changed; where that chooses another kind, without the keys that were set
     and that this kind lacks. Raises RecipeError that names the override."""
-    return _with_overrides(recipe, [override])
+    return _with_overrides(recipe, [override], ALL)
 
 
 def with_kinds(recipe: str | Path, overrides: Sequence[str]) -> Data:
@@ -64,7 +69,7 @@ def with_kinds(recipe: str | Path, overrides: Sequence[str]) -> Data:
     return data
 
 
-def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+def _with_overrides(recipe: Recipe, overrides: Sequence[str], reads: Sequence[str]) -> Recipe:
     """All of them at once, as one may be right only with another; where they are wrong, the one that made them so is
     named."""
     # What was set and no more: the defaults of a kind are not those of another.
@@ -72,7 +77,7 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     culprit = ""
     # What chooses a kind first: other overrides may be of that kind's keys.
     for override in sorted(overrides, key=lambda override: not _chooses(override)):
-        data = _overridden(data, override)
+        data = _overridden(data, override, reads)
         culprit = culprit or override
         with suppress(RecipeError):
             recipe = _validate(data, lambda _: "")
@@ -80,7 +85,7 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     return _validate(data, lambda _: f"override '{culprit}'") if culprit else recipe
 
 
-def _overridden(data: Data, override: str) -> Data:
+def _overridden(data: Data, override: str, reads: Sequence[str]) -> Data:
     """`section.key=value`, or `stages.name.section.key=value`, in a copy of the data."""
     where = f"override '{override}'"
     if override.encode(errors="replace").decode() != override:
@@ -90,10 +95,12 @@ def _overridden(data: Data, override: str) -> Data:
     if not equals:
         raise RecipeError(f"{where}: write it as section.key=value, such as rl.steps=40")
     if not dot and section != "stages":
-        known = [f"{s}.{k}" for s in SECTIONS for k in all_keys(s)]
-        same = next((home for home in known if home.endswith(f".{section}")), None)
-        hint = f" (did you mean '{same}'?)" if same else nearest(section, known)
+        known = [f"{name}.{key}" for name in reads if name in SECTIONS for key in all_keys(name)]
+        hint = _homes(data, section, reads) or nearest(section, known)
         raise RecipeError(f"{where}: '{section}' has no section; write section.key=value{hint}")
+    if section in ALL and section not in reads:
+        hint = _homes(data, key, reads)
+        raise RecipeError(f"{where}: this command does not read [{section}]{hint}; it reads {', '.join(reads)}")
     value = _toml_value(written.strip())
     if section != "stages":
         return {**data, section: _changed(section, data.get(section, {}), key, value)}
@@ -106,6 +113,15 @@ def _overridden(data: Data, override: str) -> Data:
         raise RecipeError(f"{where}: of a stage write stages.{named or 1}.section.key=value, or one of its own: {own}")
     stage[first] = _changed(first, stage.get(first, {}), last, value) if inner else value
     return {**data, "stages": stages}
+
+
+def _homes(data: Data, key: str, sections: Sequence[str]) -> str:
+    """` (did you mean 'a.x' or 'b.x'?)` of the sections that have the key: as they are, else in another kind."""
+    known = [section for section in sections if section in SECTIONS]
+    found = [section for section in known if key in keys_in(section, data.get(section, {}))]
+    found = found or [section for section in known if key in all_keys(section)]
+    said = " or ".join(f"'{section}.{key}'" for section in found)
+    return f" (did you mean {said}?)" if said else ""
 
 
 def _changed(section: str, keys: Data, key: str, value: object) -> Data:

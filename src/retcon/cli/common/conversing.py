@@ -46,15 +46,20 @@ def _recipe(
     url: str | None, folder: Path, tools: Sequence[str], overrides: Sequence[str], answer_tokens: int
 ) -> Recipe:
     """url: of a server of chat completions, None for the model in `folder`."""
+    from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
     from retcon.rollout.lengths import context_of
 
     given = [f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}"]
+
+    def read(lengths: Sequence[str]) -> Recipe:
+        return load_recipe(None, [*given, *lengths, *overrides], reads=READS["conversing"])
+
     if url is not None:
         given += ["engine.kind=openai", f"engine.url={url}"]
-        if load_recipe(None, [*given, *overrides]).engine.kind == "openai":  # other kinds have a patience of their own
+        if read([]).engine.kind == "openai":  # other kinds have a patience of their own
             given += [f"engine.answer_tokens={answer_tokens}", "engine.patience=0"]
-    recipe = load_recipe(None, [*given, *overrides])
+    recipe = read([])
     room = recipe.engine.room() or min(ROOM, context_of(folder))
     lengths = [f"rollout.max_tokens={2 * room // 3}", f"rollout.lookahead_tokens={room - 2 * room // 3}"]
-    return load_recipe(None, [*given, *lengths, *overrides])
+    return read(lengths)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retcon.cli.common.jobs import Job
+from retcon.cli.common.overriding import of_sections
+from retcon.cli.common.reading import READS
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.evaluate.result import read_result
@@ -41,7 +43,8 @@ def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *
     everything goes. recipe: a file, or the name of a shipped one. name: of the job."""
     settings, overrides = _settled(out, folder, recipe, overrides)
     made = () if "demos" in settings.model_fields_set else (f"demos.kind={settings.demos.kind}",)  # or it is refused
-    words = ("sft", recipe, *overrides, *made, "--demonstrations", str(demos), "--out", str(folder))
+    own = of_sections(overrides, READS["sft"])
+    words = ("sft", recipe, *own, *made, "--demonstrations", str(demos), "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads)
     return Target(job, settings, folder / "final", tuple(overrides))
 
@@ -64,7 +67,7 @@ def training(
     settings, overrides = _settled(out, folder, recipe, overrides, text)
     settings.engine.refuse_training(settings)
     refuse_unlearnable(settings)
-    words = ("train", recipe, *overrides, "--from", start, "--out", str(folder))
+    words = ("train", recipe, *of_sections(overrides, READS["train"]), "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
     return Target(job, settings, folder / "final", tuple(overrides))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retcon.cli.common.overriding import of_cold_start, refuse_untaken, taken
+from retcon.cli.common.reading import READS
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.shipped import find_recipe
@@ -52,8 +53,9 @@ class Arm:
 
 def arm_of(name: str, recipe: str, overrides: Sequence[str], text: str | None = None) -> Arm:
     """text: of the recipe's file, where that is not written yet. Raises RecipeError for an unknown recipe, with the
-    nearest, and for a wrong override."""
-    return Arm(name, recipe, tuple(overrides), load_recipe(recipe, overrides, text=text), text)
+    nearest, and for an override that is wrong or that no job reads."""
+    settings = load_recipe(recipe, overrides, text=text, reads=READS["compare"])
+    return Arm(name, recipe, tuple(overrides), settings, text)
 
 
 def read_arms(words: Sequence[str], there: Sequence[str] = (), cold: str | None = None) -> list[Arm]:

@@ -25,11 +25,12 @@ def demos(
 ) -> None:
     """Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a teacher, a model,
     annotated solutions or transcripts."""
+    from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
     from retcon.store.outputs import refuse_special
 
     refuse_special(out, "--out")
-    settings = load_recipe(recipe, overrides or ())
+    settings = load_recipe(recipe, overrides or (), reads=READS["demos"])
     from retcon.cli.common.demonstrations import ensure_demonstrations
 
     kept = f"what was made is kept beside {out}; the same command makes the rest"

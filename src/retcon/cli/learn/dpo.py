@@ -41,12 +41,13 @@ def dpo(
     dry_run: DryRun = False,
 ) -> None:
     """Train on pairs of a failed call and its fix (direct preference optimisation)."""
+    from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
     from retcon.models.locating import locate
 
     refuse_several("--pairs", pairs)
     name, overrides = split_overrides(words or [])
-    recipe = load_recipe(name, overrides)
+    recipe = load_recipe(name, overrides, reads=READS["dpo"])
     folder = locate(start or recipe.model.path)
     need_training()
     if dry_run:

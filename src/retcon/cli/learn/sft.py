@@ -48,11 +48,12 @@ def sft(
     dry_run: DryRun = False,
 ) -> None:
     """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
+    from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
 
     refuse_several("--demonstrations", demonstrations or ())
     name, changes = split_overrides([recipe, *(overrides or ())])
-    settings = load_recipe(name or COLD_START, changes)
+    settings = load_recipe(name or COLD_START, changes, reads=READS["sft"])
     need_training()
     from retcon.cli.common.demonstrations import ensure_demonstrations, refuse_missing
     from retcon.runs.folder import check_run

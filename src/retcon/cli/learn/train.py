@@ -30,10 +30,11 @@ def train(
 ) -> None:
     """Reinforcement learning from a checkpoint, with or without purification, in one stage or several, as the recipe
     says."""
+    from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
     from retcon.models.locating import locate
 
-    settings = load_recipe(recipe, overrides or ())
+    settings = load_recipe(recipe, overrides or (), reads=READS["train"])
     folder = locate(start or settings.model.path)
     need_training()
     if dry_run:

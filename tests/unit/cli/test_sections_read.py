@@ -1,0 +1,72 @@
+"""Overrides of sections that a command does not read are refused, and hints lead to those that it reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from retcon.cli.common.conversing import conversing
+from retcon.cli.common.reading import READS
+from retcon.cli.common.targets import cold_start, training
+from retcon.cli.compare.arms import read_arms
+from retcon.config.load import ALL, load_recipe
+from retcon.core.errors import RecipeError
+
+PAGE = Path(__file__).parents[3] / "docs" / "training" / "recipes.md"
+
+
+@pytest.mark.parametrize(
+    ("command", "override", "said"),
+    [
+        ("train", "lr=1e-5", r"'lr' has no section; .* \(did you mean 'rl\.lr'\?\)"),
+        ("train", "steps=3", r"\(did you mean 'task\.steps' or 'rl\.steps'\?\)"),
+        ("train", "sft.lr=1e-5", r"does not read \[sft\] \(did you mean 'rl\.lr'\?\); it reads run, model, "),
+        ("sft", "rl.lr=1e-6", r"does not read \[rl\] \(did you mean 'sft\.lr'\?\)"),
+        ("sft", "stages.1.steps=3", r"does not read \[stages\]"),
+        ("dpo", "gamma=1", r"'gamma' has no section; write section\.key=value$"),
+        ("conversing", "task.steps=3", r"does not read \[task\]; it reads"),
+        ("train", "repiar.gamma=1", r"unknown section 'repiar' \(did you mean 'repair'\?\)"),
+    ],
+)
+def test_what_a_command_does_not_read_is_refused(command: str, override: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said) as caught:
+        load_recipe("quickstart/saar", [override], reads=READS[command])
+    assert f"override '{override}'" in str(caught.value)
+
+
+def test_what_stands_in_the_file_is_for_other_commands(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[sft]\nlr = 1e-3\n[rl]\nlr = 1e-5\n[dpo]\nlr = 1e-6\n")
+    for reads in READS.values():
+        assert load_recipe(tmp_path / "mine.toml", ["run.seed=3"], reads=reads).dpo.lr == 1e-6
+
+
+def test_a_key_in_no_kind_that_is_chosen_is_told_where_it_would_be() -> None:
+    with pytest.raises(RecipeError, match=r"did you mean 'rl\.steps'\?"):
+        load_recipe("quickstart/saar", ["task.kind=file", "steps=3"], reads=READS["train"])
+
+
+def test_jobs_of_a_comparison_get_what_they_read(tmp_path: Path) -> None:
+    overrides = ["rl.steps=3", "sft.steps=4", "run.seed=1", "evaluate.problems=5"]
+    made = training(tmp_path, tmp_path / "a", "quickstart/saar", overrides, name="a", start="base", needs=())
+    assert [word for word in made.job.words if "=" in word] == ["rl.steps=3", "run.seed=1", "evaluate.problems=5"]
+    cold = cold_start(tmp_path, tmp_path / "c", "quickstart/cold_start", overrides, name="c", demos=tmp_path / "d")
+    assert [word for word in cold.job.words if "=" in word] == ["sft.steps=4", "run.seed=1", "evaluate.problems=5"]
+
+
+def test_a_comparison_and_a_conversation_refuse_them_too() -> None:
+    with pytest.raises(RecipeError, match=r"'dpo\.lr=1': this command does not read \[dpo\]"):
+        read_arms(["quickstart/saar", "quickstart/roc", "dpo.lr=1"])
+    with pytest.raises(RecipeError, match=r"'rl\.steps=1': this command does not read \[rl\]"):
+        conversing("http://127.0.0.1:1/v1", ["python"], ["rl.steps=1"])
+
+
+def test_the_page_on_recipes_names_the_sections_of_each_command() -> None:
+    rows = re.findall(r"^\| (`retcon [^|]*) \| ([^|]*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {command: re.sub(r"\([^)]*\)", "", said) for command, said in rows}
+    names = {"conversing": "`retcon ask`, `retcon serve-agent`"}
+    for command in ("demos", "dpo", "difficulty", "conversing"):
+        words = re.findall(r"`([\w.]+)`", told[names.get(command, f"`retcon {command}`")])
+        assert {word.partition(".")[0] for word in words} - {"key"} == set(READS[command]), command
+    assert set(READS["train"]) == set(ALL) - {"sft", "dpo", "demos"}
