@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from retcon.cli.common.overriding import of_sections
+from retcon.cli.common.reading import READS
 from retcon.report.compared.curves import HELD_OUT
 from retcon.report.compared.figures import figures
 from retcon.report.compared.reading import read_compared
@@ -95,9 +97,9 @@ def calibrate(out: Path, arm: str, keys: Sequence[str]) -> None:
     """A cold start and an arm; what is there is not made again."""
     given, run = (*CALIBRATION, *keys), out / arm.rpartition("/")[2]
     if not (out / "cold" / "final").is_dir():
-        retcon("sft", "quickstart/cold_start", "--out", str(out / "cold"), *given)
+        retcon("sft", "quickstart/cold_start", "--out", str(out / "cold"), *of_sections(given, READS["sft"]))
     if not (run / "final").is_dir():
-        retcon("train", arm, "--from", str(out / "cold"), "--out", str(run), *given)
+        retcon("train", arm, "--from", str(out / "cold"), "--out", str(run), *of_sections(given, READS["train"]))
     metrics = [line for line in read_metrics(run / "metrics.jsonl") if line.get(HELD_OUT) is not None]
     curve = ", ".join(f"{line[HELD_OUT]:.3f} at step {line['step']:.0f}" for line in metrics)
     print(f"{out.name}, {arm}: pass@1 {curve}; {metrics[-1]['eval_failed_calls']:.2f} failed calls", flush=True)
