@@ -22,6 +22,8 @@ Columns = Annotated[
 ]
 GraderName = Annotated[str, typer.Option("--grader", help="Grader of rows that name none: math, exact, choice, code.")]
 SplitName = Annotated[str, typer.Option("--split", help="Read only the rows of this split.")]
+SubsetName = Annotated[str, typer.Option("--subset", help="Of a data set of the hub: its subset, such as main.")]
+RevisionName = Annotated[str, typer.Option("--revision", help="Of a data set of the hub: branch, tag or commit.")]
 
 data = typer.Typer(name="data", no_args_is_help=True, help="Inspect the problems that a run will train on.")
 PLACES = 5
@@ -43,6 +45,8 @@ def check(
     column: Columns = None,
     grader: GraderName = "",
     split: SplitName = "",
+    subset: SubsetName = "",
+    revision: RevisionName = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found, as JSON.")] = False,
 ) -> None:
     """Show what a file of tasks contains: counts, lengths, answers that no grader can read, overlap, samples.
@@ -54,8 +58,9 @@ def check(
     from retcon.tasks.data.check import check as look
 
     settings = settings_of(
-        path=file, columns=columns_of(column or []), grader=grader, split=split, against=tuple(against or ())
-    )
+        path=file, columns=columns_of(column or []), grader=grader, split=split, subset=subset, revision=revision,
+        against=tuple(against or ()),
+    )  # fmt: skip
     report = look(settings, _counter(model) if model is not None else None)
     console = Console(highlight=False, markup=False)
     if as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.data import Columns, GraderName, SplitName, columns_of, settings_of
+from retcon.cli.data import Columns, GraderName, RevisionName, SplitName, SubsetName, columns_of, settings_of
 from retcon.core.texts import counted
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def export(
     column: Columns = None,
     grader: GraderName = "",
     split: SplitName = "",
+    subset: SubsetName = "",
+    revision: RevisionName = "",
     system: Annotated[str, typer.Option("--system", help="System prompt of tasks without one.")] = "",
     against: Annotated[
         list[str] | None,
@@ -68,16 +70,16 @@ def export(
     tasks: TaskSet
     select = None
     if recipe:
-        _refuse_of_files({"--share": share, "--column": column, "--grader": grader, "--split": split,
-                          "--system": system, "--against": against})  # fmt: skip
+        _refuse_of_files({"--share": share, "--column": column, "--grader": grader, "--split": split, "--subset": subset,
+                          "--revision": revision, "--system": system, "--against": against})  # fmt: skip
         found = load_recipe(recipe)
         _refuse_input(verl, found.task)
         if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
             found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
         tasks, select = build_tasks(found), found.select
     else:
-        about = {"columns": columns_of(column or []), "grader": grader, "split": split, "system": system,
-                 "against": tuple(against or ())}  # fmt: skip
+        about = {"columns": columns_of(column or []), "grader": grader, "split": split, "subset": subset,
+                 "revision": revision, "system": system, "against": tuple(against or ())}  # fmt: skip
         sources: dict[str, object] = (
             {"path": files[0]} if files and len(files) == 1 else {"sources": tuple(files or ())}
         )

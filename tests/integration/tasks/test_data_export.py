@@ -134,6 +134,8 @@ def test_an_export_beside_what_it_is_made_of_can_be_repeated(
                 ("--grader", "number", "grader"),
                 ("--column", "answer=b", "columns"),
                 ("--split", "train", "split"),
+                ("--subset", "main", "subset"),
+                ("--revision", "v2", "revision"),
                 ("--system", "Think.", "system"),
                 ("--share", 0.5, "evaluation_share"),
             ]

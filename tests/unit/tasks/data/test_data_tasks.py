@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from datafiles import LONG, ROWS, questions, tasks, write
-from retcon.core.errors import MissingExtra, RecipeError, TaskWarning
+from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.load import load
@@ -316,49 +316,6 @@ def test_ids_of_rows_are_kept_and_others_made_of_the_question(tmp_path: Path) ->
     assert found[0] == "a/x"
     assert len(set(found)) == 3
     assert all(len(id) == len("a/") + 12 for id in found[1:])
-
-
-class FakeHub(types.ModuleType):
-    """What Retcon asks of the `datasets` package."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        super().__init__("datasets")
-        self.error = error
-        self.asked: list[tuple[str, str | None, str | None]] = []
-
-    def load_dataset(self, id: str, name: str | None = None, *, revision: str | None = None) -> dict[str, Any]:
-        self.asked.append((id, name, revision))
-        if self.error is not None:
-            raise self.error
-        return {"train": questions(4)[:3], "test": questions(4)[3:]}
-
-
-def test_a_data_set_of_the_hub_is_loaded_with_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = FakeHub()
-    monkeypatch.setitem(sys.modules, "datasets", hub)
-    found = opened("openai/gsm8k", subset="main", revision="abc", evaluation_split="test")
-    assert hub.asked[0] == ("openai/gsm8k", "main", "abc")
-    assert (len(list(found.train(0))), [t.answer for t in found.evaluation(9, 0)]) == (3, ["6"])
-    with pytest.raises(DataError, match=r"has no split 'trian' \(did you mean 'train'\?\); there are: train, test"):
-        opened("openai/gsm8k", split="trian")
-
-
-@pytest.mark.parametrize("error", [ConnectionError("Couldn't reach it"), TimeoutError("slow")])
-def test_a_hub_that_is_out_of_reach_is_said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", FakeHub(error))
-    with pytest.raises(DataError, match=r"openai/gsm8k at revision x cannot be loaded without the hub .*give its path"):
-        opened("openai/gsm8k", revision="x")
-    monkeypatch.setitem(sys.modules, "datasets", FakeHub(ValueError("Config name is missing")))
-    with pytest.raises(DataError, match=r"openai/gsm8k cannot be loaded: Config name is missing"):
-        opened("openai/gsm8k")
-
-
-def test_without_the_datasets_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        MissingExtra, match=r"openai/gsm8k is not a file here.*pip install datasets, or download a file"
-    ):
-        opened("openai/gsm8k")
 
 
 def test_the_page_on_data_says_what_every_setting_is() -> None:

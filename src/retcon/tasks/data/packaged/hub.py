@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from retcon.core.errors import MissingExtra, nearest
@@ -16,7 +17,7 @@ def hub_splits(id: str, *, subset: str, revision: str) -> BySplit:
     """The rows of a data set by split. subset, revision: "" for the data set's own default.
 
     Raises MissingExtra without the package; DataError where the hub cannot be reached, or has no such data set or
-    subset.
+    subset, with those that there are.
     """
     try:
         import datasets
@@ -29,10 +30,15 @@ def hub_splits(id: str, *, subset: str, revision: str) -> BySplit:
     try:
         data: BySplit = datasets.load_dataset(id, subset or None, revision=revision or None)
     except _offline_errors() as error:
-        raise DataError(f"data set {id}{at} cannot be loaded without the hub ({_first(error)}): go online, {INSTEAD}"
+        raise DataError(f"data set {id}{at} cannot be loaded without the hub ({_said(error)}): go online, {INSTEAD}"
                         ) from error  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"data set {id}{at} cannot be loaded: {_first(error)}") from error
+        there = _subsets(datasets, id, revision)
+        if len(there) > 1 and subset not in there:
+            lacks = f"has no subset '{subset}'{nearest(subset, there)}" if subset else "comes in several subsets"
+            raise DataError(f"data set {id}{at} {lacks}: name one by task.subset (of `retcon data`: --subset): "
+                            f"{', '.join(there)}") from None  # fmt: skip
+        raise DataError(f"data set {id}{at} cannot be loaded: {_said(error)}") from error
     return data
 
 
@@ -58,5 +64,15 @@ def _offline_errors() -> tuple[type[Exception], ...]:
     return ConnectionError, TimeoutError, httpx.HTTPError
 
 
-def _first(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300] or type(error).__name__
+def _subsets(datasets: ModuleType, id: str, revision: str) -> Sequence[str]:
+    """Their names; none where they cannot be had either."""
+    try:
+        names: Sequence[str] = datasets.get_dataset_config_names(id, revision=revision or None)
+    except (*_offline_errors(), OSError, ValueError, RuntimeError):
+        return ()
+    return names
+
+
+def _said(error: Exception) -> str:
+    """On one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
