@@ -70,8 +70,9 @@ def export(
     tasks: TaskSet
     select = None
     if recipe:
-        _refuse_of_files({"--share": share, "--column": column, "--grader": grader, "--split": split, "--subset": subset,
-                          "--revision": revision, "--system": system, "--against": against})  # fmt: skip
+        _refuse_of_files({"--share": share, "--column": column, "--grader": grader, "--split": split,
+                          "--subset": subset, "--revision": revision, "--system": system,
+                          "--against": against})  # fmt: skip
         found = load_recipe(recipe)
         _refuse_input(verl, found.task)
         if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
