@@ -51,7 +51,7 @@ def check(
 ) -> None:
     """Show what a file of tasks contains: counts, lengths, answers that no grader can read, overlap, samples.
 
-    Exit code 1 where an answer cannot be read, or a task overlaps with an evaluation.
+    Exit code 1 where an answer cannot be read, a grader cannot be imported, or a task overlaps with an evaluation.
     """
     from rich.console import Console
 
@@ -115,6 +115,12 @@ def _show(console: Console, report: Report) -> None:
         for where, answer, why in report.unreadable[:PLACES]:
             said = f"{_cut(answer, 30)!r}: " if answer else ""
             console.print(Text(f"  {_short(report, where)}: {said}{why}"))
+    for why in report.unready.values():
+        console.print(Text(why, "bold red"))
+    for name, needed in report.unset.items():
+        keys = ", ".join(f"{key} = …" for key in needed)
+        said = f"the grader {name} needs settings: task.graders = {{ {name} = {{ {keys} }} }}"
+        console.print(Text(said, "yellow"))
     if report.in_words:
         console.print(
             Text("answers in words, which math takes for products of letters: is --grader exact meant?", "yellow")
@@ -152,7 +158,7 @@ def _lines(report: Report) -> Iterator[tuple[str, str, str]]:
         yield reason, f"{count:,}", _places(report, report.where_dropped[reason], count)
     yield "kept", f"{report.kept:,}", ", ".join(f"{n:,} graded by {name}" for name, n in report.graders.items())
     unread = [where for where, _, _ in report.unreadable]
-    known = f"{len(unread):,}" if not report.not_read else "?"
+    known = "?" if report.not_read or report.unready else f"{len(unread):,}"
     tests = "of programs' tests, packed ones are not looked at" if "code" in report.graders else ""
     yield "no grader can read", known, report.not_read or _places(report, unread, len(unread)) or tests
     if report.in_words:

@@ -75,11 +75,32 @@ def test_what_is_in_brackets_is_shown_as_it_is_written(tmp_path: Path) -> None:
     assert "[raw]/b.jsonl, line 1 asks what" in printed
 
 
-def test_rows_that_a_function_of_your_own_grades_are_checked_like_any_others(tmp_path: Path) -> None:
+def test_rows_that_a_function_of_your_own_grades_are_checked_like_any_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rewards.py").write_text("def nice(reply):\n    return 'nice' in reply\n")
     rows = [*questions(2), {"question": "Say something nice.", "answer": "nice", "grader": "my_rewards:nice"}]
     printed = checked(write(tmp_path / "a.jsonl", rows))
     assert "→ nice (my_rewards:nice)" in printed
     assert ["kept", "3"] in [line.split()[:2] for line in printed.splitlines()]
+
+
+def test_a_grader_that_cannot_work_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "a.jsonl", questions(2))
+    printed = " ".join(checked(path, "--grader", "no_such_module:grade", code=1).split())
+    assert "the grader no_such_module:grade cannot be imported" in printed
+    assert json.loads(checked(path, "--grader", "no_such_module:grade", "--json", code=1))["unready"]
+    (tmp_path / "own.py").write_text("")
+    assert "has no 'grade'" in " ".join(checked(path, "--grader", "own:grade", code=1).split())
+
+
+def test_the_settings_that_a_grader_needs_are_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", questions(2))
+    printed = " ".join(checked(path, "--grader", "judge").split())
+    assert "the grader judge needs settings: task.graders = { judge = { url = …, model = … } }" in printed
+    assert "needs settings" not in checked(path, "--grader", "exact")
 
 
 def test_all_of_it_is_there_as_json_too(tmp_path: Path) -> None:

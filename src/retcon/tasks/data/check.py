@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from retcon.core.errors import MissingExtra
+from retcon.core.errors import MissingExtra, RetconError
 from retcon.core.seeds import derive
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.grading import in_words, unreadable
 from retcon.tasks.data.load import load
 from retcon.tasks.data.loaded import Placed
 from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.grading.registry import needed_settings, refuse_unready
 
 SAMPLES = 5
 
@@ -49,7 +50,8 @@ class Report:
     by reason; where_dropped: the first places of each. conflicting: pairs of places
     that ask the same and answer otherwise. unreadable: (place, answer, why). in_words: (place, answer), graded by
     `math` though they are words. overlap: (place, what it repeats, rule).
-    not_read: why nothing is known of unreadable answers, "" where it is.
+    not_read: why nothing is known of unreadable answers, "" where it is. unready: by grader, why it cannot be had.
+    unset: by grader, the settings that it has no default of, which are given in `task.graders`.
     """
 
     path: str
@@ -69,11 +71,13 @@ class Report:
     samples: Sequence[Sample]
     fingerprint: str
     not_read: str = ""
+    unready: dict[str, str] = field(default_factory=dict)
+    unset: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:
-        """Whether every task that is kept can be trained on as it is."""
-        return not self.unreadable and not self.overlap
+        """Whether every task that is kept can be trained on as it is, but for what is `unset`."""
+        return not self.unreadable and not self.overlap and not self.unready
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
@@ -99,6 +103,8 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
         unread |= {task.id: why for task, why in unreadable(one.task for one in placed if not one.unread)}
     except MissingExtra as missing:
         not_read = str(missing)
+    graders = Counter(str(one.task.meta["grader"]) for one in placed)
+    unset = {name: needed for name in graders if ":" not in name and (needed := needed_settings(name))}
     chosen = sorted(placed, key=lambda one: derive("sample", one.task.id))[:SAMPLES]
     return Report(
         path=settings.path,
@@ -110,7 +116,7 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
         dropped=dict(source.dropped.most_common()),
         where_dropped=source.where_dropped,
         conflicting=source.conflicting,
-        graders=dict(Counter(str(one.task.meta["grader"]) for one in placed).most_common()),
+        graders=dict(graders.most_common()),
         lengths=_lengths(placed, count or len, unit if count else "characters"),
         unreadable=[(one.where, one.task.answer, unread[one.task.id]) for one in placed if one.task.id in unread],
         in_words=[(one.where, one.task.answer) for one in placed if in_words(one.task)],
@@ -118,7 +124,20 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
         samples=[_sample(one) for one in chosen],
         fingerprint=tasks.fingerprint,
         not_read=not_read,
+        unready={name: why for name in graders if name not in unset and (why := _unready(name))},
+        unset=unset,
     )
+
+
+def _unready(grader: str) -> str:
+    """Why a grader cannot be had here, "" where it can; that a package lacks is told as `not_read`."""
+    try:
+        refuse_unready(grader, {}, "task.graders")
+    except MissingExtra:
+        return ""
+    except RetconError as error:
+        return str(error)
+    return ""
 
 
 def _lengths(placed: Sequence[Placed], count: Callable[[str], int], unit: str) -> Lengths:

@@ -6,7 +6,7 @@ A user's own function is named by where it stands, `my_package.my_module:my_grad
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -71,6 +71,12 @@ def settings_for(name: str, given: Mapping[str, object]) -> Any:
     """The settings of grader `name`, from the keys that are given. Raises RecipeError, which names the key."""
     kind = kind_of(name)
     return read_settings(kind.settings, {"path": name, **given} if kind.name == FUNCTION else given, f"grader {name}")
+
+
+def needed_settings(name: str) -> tuple[str, ...]:
+    """The settings of grader `name` that have no default. Raises RecipeError."""
+    settings = kind_of(name).settings
+    return tuple(f.name for f in fields(settings) if f.default is MISSING and f.default_factory is MISSING)
 
 
 def options_of(name: str, options: Options) -> Mapping[str, object]:

@@ -66,7 +66,7 @@ def _offline_errors() -> tuple[type[Exception], ...]:
 
 def _subsets(datasets: ModuleType, id: str, revision: str) -> Sequence[str]:
     """Their names; none where they cannot be had either."""
-    failures = (*_offline_errors(), OSError, ValueError, RuntimeError)
+    failures: tuple[type[Exception], ...] = (*_offline_errors(), OSError, ValueError, RuntimeError)
     try:
         names: Sequence[str] = datasets.get_dataset_config_names(id, revision=revision or None)
     except failures:
