@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from pydantic import Field
+
 from retcon import Task
 from retcon.config.schema import TaskSection
 from retcon.core.seeds import derive
@@ -33,11 +35,10 @@ class PalindromeTasks:
             yield self._task(2 * draw.randrange(10 ** (self.digits - 1), 5 * 10 ** (self.digits - 1)))
 
     def evaluation(self, count: int, seed: int) -> list[Task]:
-        """Odd numbers, which training does not draw."""
+        """Odd numbers, which training does not draw; fewer where there are not so many."""
         draw = random.Random(derive("palindromes, held out", seed))
-        return [
-            self._task(1 + 2 * n) for n in draw.sample(range(10 ** (self.digits - 1) // 2, 10**self.digits // 2), count)
-        ]
+        halves = range(10 ** (self.digits - 1) // 2, 10**self.digits // 2)
+        return [self._task(1 + 2 * n) for n in draw.sample(halves, min(count, len(halves)))]
 
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
         if trajectory.stop == "infrastructure":  # nobody's fault but ours: no reward
@@ -55,7 +56,7 @@ class PalindromeTasks:
 class Palindromes(TaskSection):
     """Its fields are keys of the recipe's section [task]."""
 
-    digits: int = 4
+    digits: int = Field(4, ge=3, description="of the number")
 
     def build(self, count_tokens: CountTokens | None = None) -> PalindromeTasks:
         return PalindromeTasks(self.digits)

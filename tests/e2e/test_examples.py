@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from retcon.config.load import load_recipe
+from retcon.core.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -46,6 +47,13 @@ def test_a_class_of_an_example_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.syspath_prepend(str(EXAMPLES))
     recipe = load_recipe(None, ["task.kind=own_task:Palindromes", "task.digits=3"])
     assert all(task.id.startswith("palindromes/") for task in recipe.task.build().evaluation(2, seed=0))
+    assert len(recipe.task.build().evaluation(1000, seed=0)) == 450
+    with pytest.raises(
+        RecipeError, match=r"task\.digits = 2 is not allowed: input should be greater than or equal to 3"
+    ):
+        load_recipe(None, ["task.kind=own_task:Palindromes", "task.digits=2"])
+    with pytest.raises(RecipeError, match=r"unknown key 'digts' in \[task\] \(did you mean 'digits'\?\)"):
+        load_recipe(None, ["task.kind=own_task:Palindromes", "task.digts=1"])
 
 
 def test_the_recipe_of_the_own_data_names_a_file_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

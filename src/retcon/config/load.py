@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from retcon.config.complaints import complaint
 from retcon.config.keys import all_keys, keys_in
@@ -163,5 +164,12 @@ def _validate(data: Mapping[str, object], where: Callable[[Place], str]) -> Reci
         # As JSON, strictly: an array may be a tuple and an integer a float, but "3" is no 3 and true is no 1.
         return Recipe.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        place, said = complaint(error.errors()[0], data)
+        place, said = complaint(_telling(error.errors()), data)
         raise RecipeError(f"{where(place)}: {said}") from error
+
+
+def _telling(errors: Sequence[ErrorDetails]) -> ErrorDetails:
+    """The first; but of a key that is missing, one that may have been written in its place."""
+    first = errors[0]
+    beside = [e for e in errors if e["type"] == "extra_forbidden" and e["loc"][:-1] == first["loc"][:-1]]
+    return beside[0] if first["type"] == "missing" and beside else first

@@ -34,6 +34,7 @@ from retcon.config.section import (
     Section,
     Several,
     Work,
+    named,
     server_urls,
 )
 from retcon.config.stages import StageSection, check_stages, written
@@ -43,6 +44,10 @@ from retcon.core.schema import ToolSpec
 DEVICES = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")
 ALL_LINEAR = "all-linear"
 AUTO = "auto"
+
+ChatStyle = Annotated[str, named("chat style", "retcon.chat.families", "my_package.my_module:MINE", AUTO)]
+ToolNames = Annotated[Several, named("tool", "retcon.tools.kinds", "my_package.my_module:MyTool")]
+TrackerNames = Annotated[Several, named("tracker", "retcon.runs.trackers", "my_package.my_module:MyTracker")]
 
 
 class RunSection(Section):
@@ -55,9 +60,9 @@ class ModelSection(Section):
     matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("style",)}
     path: str = Field("base", description="a folder, a file or a name (docs/models/models.md); `base` is the "
                       "packaged model, `scratch`, for sft, its configuration with fresh weights")  # fmt: skip
-    style: str = Field(AUTO, description="how the model is prompted and writes tool calls: `auto` (by its own chat "
-                       "template), the name of a family, or an import path such as "
-                       "`my_package.my_module:MINE`")  # fmt: skip
+    style: ChatStyle = Field(AUTO, description="how the model is prompted and writes tool calls: `auto` (by its own "
+                            "chat template), the name of a family, or an import path such as "
+                            "`my_package.my_module:MINE`")  # fmt: skip
     thinking: Literal["default", "on", "off"] = Field("default", description="with style `auto`: what the model's "
                       "template is given as `enable_thinking`; default: nothing")  # fmt: skip
 
@@ -130,7 +135,7 @@ class RolloutSection(Section):
     top_k: NonNegative = Field(0, description="keeps the k most probable tokens; 0 is off")
     min_p: Probability = Field(0.0, description="keeps tokens of at least this share of the most probable one's "
                                "probability; 0 is off")  # fmt: skip
-    tools: Several = Field(("python",), description="what the model can call: names of tools, or import paths")
+    tools: ToolNames = Field(("python",), description="what the model can call: names of tools, or import paths")
 
 
 class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):
@@ -309,7 +314,7 @@ class EvaluateSection(Section):
 class TrackSection(Section):
     """Nothing that is computed depends on it: it can change from session to session."""
 
-    to: Several = Field((), description="trackers that get every step's metrics, besides metrics.jsonl: "
+    to: TrackerNames = Field((), description="trackers that get every step's metrics, besides metrics.jsonl: "
                         "tensorboard, trackio, wandb, or import paths")  # fmt: skip
     names: Literal["retcon", "verl", "trl"] = Field("retcon", description="what metrics are called there: retcon | "
                                                     "verl | trl (docs/training/tracking.md)")  # fmt: skip

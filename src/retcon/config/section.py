@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
 
 from retcon.core.errors import RecipeError
-from retcon.core.registry import Registry
+from retcon.core.registry import Registry, modules_of, unknown
 from retcon.core.texts import is_url
 
 if TYPE_CHECKING:
@@ -42,6 +42,20 @@ def _one_or_several(value: object) -> object:
 
 Several = Annotated[tuple[str, ...], BeforeValidator(_one_or_several)]
 """Strings; one alone, where a list of them belongs, is a list of one."""
+
+
+def named(what: str, package: str, own: str, *besides: str) -> AfterValidator:
+    """Refuses names, one or several, that are neither of a module of the package, nor `besides`, nor an import path,
+    such as `own`. Nothing is imported: what a path leads to is found out by whoever builds it."""
+
+    def check(value: Any) -> Any:
+        known = (*besides, *modules_of(package))
+        for name in [value] if isinstance(value, str) else value:
+            if ":" not in name and name not in known:
+                raise ValueError(unknown(what, name, known, own))
+        return value
+
+    return AfterValidator(check)
 
 
 def server_urls(value: tuple[str, ...]) -> tuple[str, ...]:

@@ -280,6 +280,13 @@ def test_a_kind_can_be_named_by_its_import_path(tmp_path: Path) -> None:
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
 
 
+def test_its_keys_are_the_nearest_ones(tmp_path: Path) -> None:
+    message = complaint(tmp_path, f'[repair]\nkind = "{__name__}:OwnRepair"\npatince = 5\n')
+    assert "line 3: unknown key 'patince' in [repair] (did you mean 'patience'?)" in message
+    with pytest.raises(RecipeError, match=r"'patience' has no section; .*did you mean 'repair\.patience'\?"):
+        load_recipe(None, [f"repair.kind={__name__}:OwnRepair", "patience=5"])
+
+
 @pytest.mark.parametrize(
     ("kind", "part"),
     [
@@ -325,6 +332,29 @@ def test_where_to_compute_said_wrong(override: str, parts: list[str]) -> None:
         load_recipe(None, [override])
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[rollout]\ntools = ["pyton"]',
+            "rollout.tools = [\"pyton\"] is not allowed: no tool 'pyton' (did you mean 'python'?)",
+        ),
+        ('[rollout]\ntools = "serch"', "rollout.tools = \"serch\" is not allowed: no tool 'serch'"),
+        (
+            '[model]\nstyle = "qwenn"',
+            "model.style = \"qwenn\" is not allowed: no chat style 'qwenn' (did you mean 'qwen'?)",
+        ),
+        (
+            '[track]\nto = ["wandbb"]',
+            "track.to = [\"wandbb\"] is not allowed: no tracker 'wandbb' (did you mean 'wandb'?)",
+        ),
+    ],
+)
+def test_a_name_that_there_is_not_is_told_with_its_key_and_line(tmp_path: Path, text: str, said: str) -> None:
+    assert f"mine.toml, line 2: {said}" in complaint(tmp_path, f"{text}\n")
+    assert load_recipe(None, ["model.style=own:MINE", "track.to=own:Mine", "rollout.tools=own:Tool"]).track.to
 
 
 def test_targets_may_be_one_name() -> None:

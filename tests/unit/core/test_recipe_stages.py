@@ -116,6 +116,7 @@ def test_a_recipe_without_stages_is_one(file: Path) -> None:
         ('name = "long"', 'name = "raw"', 26, "there is another stage of that name: short, raw, raw"),
         ('name = "long"', 'name = "3"', 26, 'name = "3" is not allowed: letters, digits, - and _, and not digits'),
         ('name = "long"\n', "", 25, "stage 3: it has no name"),
+        ('name = "long"', 'nme = "long"', 26, "stage 3: unknown key 'nme' (did you mean 'name'?)"),
         ("[rollout]\nmax_tokens = 300", "[stages.select]\nmin_positive = 9", 8, "stages: write each as [[stages]]"),
     ],
 )

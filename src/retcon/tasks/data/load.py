@@ -90,7 +90,7 @@ class _Loader:
         alone = self._settings.name if source.path == self._settings.path else ""
         read = ReadSource(source, origin, alone or short_name(source.path))
         if source.grader:
-            refuse_unknown(source.grader, source.path)
+            refuse_unknown(source.grader, "task.grader")
         convention = named(source.format) if source.format != "auto" else None
         untold: Untold | None = None
         for row, row_role in self._rows(source, role, splits):

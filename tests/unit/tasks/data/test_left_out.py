@@ -43,6 +43,11 @@ def test_a_column_of_marks_that_no_row_has_is_refused_with_the_nearest(tmp_path:
         assert [source.dropped["marked to be left out"] for source in load(mixed).sources].count(1) == 1
 
 
+def test_a_grader_that_there_is_not_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^task\.grader: no grader 'mth' \(did you mean 'math'\?\)"):
+        read(write(tmp_path / "a.jsonl", questions(1)), grader="mth")
+
+
 def test_a_column_of_marks_may_also_be_mapped(tmp_path: Path) -> None:
     rows = [{**row, "used_for": ""} for row in questions(3)]
     rows[1]["used_for"] = "test"
