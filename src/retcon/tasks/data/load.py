@@ -74,7 +74,7 @@ class _Loader:
         for name in self._settings.marked:
             if name not in self._columns and name not in usual and self._columns:
                 close, there = nearest(name, self._columns), ", ".join(self._columns)
-                raise DataError(f"marked: no row has a column '{name}'{close}; there are: {there}")
+                raise DataError(f"task.marked: no row has a column '{name}'{close}; there are: {there}")
 
     def read(self, source: TaskSource, role: Role) -> ReadSource:
         """role: what the source is for; rows of a source that trains may be for evaluation all the same."""
