@@ -57,7 +57,7 @@ def load_recipe(
 def apply_override(recipe: Recipe, override: str) -> Recipe:
     """The recipe with one `section.key=value` changed; where that chooses another kind, without the keys that were set
     and that this kind lacks. Raises RecipeError that names the override."""
-    return _with_overrides(recipe, [override], ALL)
+    return _with_overrides(recipe, [override])
 
 
 def with_kinds(recipe: str | Path, overrides: Sequence[str]) -> Data:
@@ -70,7 +70,7 @@ def with_kinds(recipe: str | Path, overrides: Sequence[str]) -> Data:
     return data
 
 
-def _with_overrides(recipe: Recipe, overrides: Sequence[str], reads: Sequence[str]) -> Recipe:
+def _with_overrides(recipe: Recipe, overrides: Sequence[str], reads: Sequence[str] = ALL) -> Recipe:
     """All of them at once, as one may be right only with another; where they are wrong, the one that made them so is
     named."""
     # What was set and no more: the defaults of a kind are not those of another.
@@ -86,7 +86,7 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str], reads: Sequence[st
     return _validate(data, lambda _: f"override '{culprit}'") if culprit else recipe
 
 
-def _overridden(data: Data, override: str, reads: Sequence[str]) -> Data:
+def _overridden(data: Data, override: str, reads: Sequence[str] = ALL) -> Data:
     """`section.key=value`, or `stages.name.section.key=value`, in a copy of the data."""
     where = f"override '{override}'"
     if override.encode(errors="replace").decode() != override:
