@@ -95,15 +95,21 @@ def test_what_is_thought_is_learnt_whether_or_not_a_tool_is_called(tmp_path, key
 
 
 @pytest.mark.parametrize(
-    ("role", "hint"), [("asistant", "assistant"), ("Assistent", "Assistant"), ("usr", "user"), ("planner", "")]
+    ("role", "hint"), [("asistant", "assistant"), ("Assistent", "assistant"), ("usr", "user"), ("Humann", "human")]
 )
 @pytest.mark.parametrize("key", ["role", "from"])
-def test_an_unknown_role_is_refused_by_line(tmp_path, key, role, hint):
+def test_a_misspelt_role_is_refused_by_line(tmp_path, key, role, hint):
     text = "content" if key == "role" else "value"
     talk = [{key: "user", text: "Q"}, {key: role, text: "B"}, {key: "assistant", text: "A"}]
-    meant = rf" \(did you mean '{hint}'\?\)" if hint else ""
+    meant = rf" \(did you mean '{hint}'\?\)"
     with pytest.raises(RecordError, match=rf"mine\.jsonl, line 1: message 2: the role '{role}' is not known{meant}"):
         read_samples(written(tmp_path, {"messages": talk}), CHAT, vocabulary=TOKENIZER.size)
+
+
+@pytest.mark.parametrize("role", ["planner", "coder", "customer", "user_1", "Critic"])
+def test_a_role_of_another_name_is_the_users(tmp_path, role):
+    talk = [{"role": "user", "content": "Q"}, {"role": role, "content": "B"}, {"role": "assistant", "content": "A"}]
+    assert learnt(tmp_path, {"messages": talk}) == ["A"]
 
 
 @pytest.mark.parametrize("name", [name for name in foreign.FORMATS if name != "ours"])

@@ -1,9 +1,10 @@
 """Messages of foreign records as they are learnt: what the model says in one, and which are refused, as nothing of what
-they say would be read, or nobody knows who says it."""
+they say would be read, or as said by another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from retcon.core.errors import RecordError, nearest
 from retcon.transcripts.formats.messages import REASONING, pieces_of
@@ -14,6 +15,8 @@ from retcon.transcripts.types import Json
 _TEXT = ("content", "value")
 _BESIDE = ("tool_calls", "function_call", *REASONING)
 """What a message may say without a text."""
+_USUAL = ("assistant", "user", "system", "tool", "human")
+"""Roles that are meant where one is nearly written so; others are names of people's own."""
 
 
 def words_of(item: Mapping[str, Json]) -> str:
@@ -33,7 +36,8 @@ def _content(item: Mapping[str, Json]) -> Json:
 
 def refuse_unread(record: Json) -> None:
     """Raises RecordError for a message of the record that has neither text nor calls nor reasoning where these are
-    looked for, and for a role that nobody has: the first would be learnt as silence, the second as the user's."""
+    looked for, and for a role that is a misspelt one: the first would be learnt as silence, the second as the
+    user's, as roles of other names are."""
     found = find_items(record)
     prompt = record.get("prompt") if isinstance(record, dict) else None
     for items in ([] if found is None else found[1], prompt if isinstance(prompt, list) else []):
@@ -44,8 +48,8 @@ def refuse_unread(record: Json) -> None:
 
 def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
     role = item.get("role", item.get("from"))
-    if isinstance(role, str) and role not in ROLES:
-        raise RecordError(f"{which}: the role '{role}' is not known{nearest(role, ROLES)}")
+    if isinstance(role, str) and role not in ROLES and (meant := get_close_matches(role[:40].lower(), _USUAL, 1, 0.85)):
+        raise RecordError(f"{which}: the role '{role}' is not known (did you mean '{meant[0]}'?)")
     text = _content(item)
     # A tool may have put out nothing.
     unsaid = text is None and not (KINDS.get(role) == "output" and any(key in item for key in _TEXT))
