@@ -48,8 +48,8 @@ def refuse_unread(record: Json) -> None:
 
 def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
     role = item.get("role", item.get("from"))
-    if isinstance(role, str) and role not in ROLES and (meant := get_close_matches(role[:40].lower(), _USUAL, 1, 0.85)):
-        raise RecordError(f"{which}: the role '{role}' is not known (did you mean '{meant[0]}'?)")
+    if isinstance(role, str) and role not in ROLES and (close := get_close_matches(role[:40].lower(), _USUAL, 1, 0.85)):
+        raise RecordError(f"{which}: the role '{role}' is not known (did you mean '{close[0]}'?)")
     text = _content(item)
     # A tool may have put out nothing.
     unsaid = text is None and not (KINDS.get(role) == "output" and any(key in item for key in _TEXT))
