@@ -42,6 +42,14 @@ def test_words_change_nothing(form: str, noun: str) -> None:
         r"\frac{36}{2} cups",
         "18.0 cups",
         "Natalia sold 18 clips",
+        "18 pairs of shoes",
+        "18 miles before stopping",
+        "18 in all",
+        "18 every month",
+        "$18 a day",
+        "18 times",
+        r"18\text{ m}",
+        r"18\text{ TVs}",
     ],
 )
 def test_markup_and_sentences_change_nothing(said: str) -> None:
@@ -56,7 +64,8 @@ def test_markup_and_sentences_change_nothing(said: str) -> None:
 18 xy|18 n|18x|x18|18th|18k|18!|18 AB|18 abc|18 pi|18\\pi|\\sqrt{18} eggs|sin 18|-(18)|18^2 eggs|18_9 eggs|18 sqrt
 18 eggs + 1|18 - price|price - 18|1/18 eggs|/18 eggs|eggs/18|18/n|18 * eggs|18 x 2 eggs|18:30 hours|18, 19|18 19
 18 a|a 18|arctan 18|cosh 18|sine 18|ceil(18)|18 alpha|all except 18|every number but 18|multiples of 18|primes below 18
-at least 18|under 18|18 below zero|loss of 18|18 lakh|18 pairs|wrong 18|option 18|March 18|18 BCE
+at least 18|18 times as many|18 dots|under 18|18 below zero|loss of 18|18 lakh|18 hundred|wrong 18|option 18
+March 18|18 BCE
 18... eggs|18…|0.18 eggs|18.5 eggs|18,5 eggs|18,000 eggs|118 eggs|18e3 eggs|18 万|eggs18|18eggs5|eggs|""".replace(
         "\n", "|"
     ).split("|"),
@@ -69,10 +78,20 @@ def test_what_may_be_another_number_is_not_read(said: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "said", "same"),
     [
-        ("18 eggs", "18 large eggs", False),
+        ("18 eggs", "18 large eggs", True),
+        ("18 eggs", "18 egg cartons", False),
         ("12 cm^2", "12 cm", False),
         ("12 cm^2", "12 cm^3", False),
         ("12 cm^2", "12 square cm", True),
+        ("12 cm^2", "12 m^2", False),
+        (r"12\text{ cm}^2", r"12\text{ square centimeters}", True),
+        ("12 in", "12 inches", True),
+        ("3 hours", "3 hrs", True),
+        ("40 miles per hour", "40 mph", True),
+        ("18 dollars", "$18 a day", True),
+        ("18 dollars", "€18", False),
+        (r"3\text{ m}", r"3\text{ s}", False),
+        ("18 clips", "Natalia sold 18 clips in all", True),
         ("40 miles", "40 miles per hour", False),
         ("5 meters/second", "5 meters per second", True),
         ("18 oranges", "18 orange", True),

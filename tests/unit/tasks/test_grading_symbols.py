@@ -1,8 +1,10 @@
-"""Characters that people type for LaTeX."""
+"""What people type for LaTeX, and the LaTeX that Math-Verify would misread."""
+
+import time
 
 import pytest
 
-from retcon.tasks.graders.symbols import in_latex
+from retcon.tasks.graders.symbols import in_latex, ungrouped
 
 
 @pytest.mark.parametrize(
@@ -14,13 +16,58 @@ from retcon.tasks.graders.symbols import in_latex
         ("2½", r"2\frac{1}{2}"),
         ("⅒", r"\frac{1}{10}"),
         ("x¹⁰ + 10⁻³", "x^{10} + 10^{-3}"),
-        ("90°", r"90^\circ"),
-        ("90^°", r"90^\circ"),
+        ("90°", r"90^{\circ}"),
+        ("90^°", r"90^{\circ}"),
         ("(−∞, 3)", r"(-\infty , 3)"),
-        ("π", "π"),
+        ("π", r"\pi"),
         ("√", "√"),
-        (r"\sqrt{2} ", r"\sqrt{2} "),
+        (r"\sqrt{2} ", r"\sqrt{2}"),
+        (r"$3 \sqrt{6}$.", r"3 \sqrt{6}"),
+        (r"\(2\sqrt3.\)", r"2\sqrt{3}"),
+        (r"\frac\pi2", r"\frac{\pi}{2}"),
+        (r"\dfrac{\sqrt3}2 + \frac12", r"\frac{\sqrt{3}}{2} + \frac{1}{2}"),
+        ("x**2 - 1", "x^{2} - 1"),
+        ("2**10", "2^{10}"),
+        ("sqrt((a + b)**2 + 1)", r"\sqrt{(a + b)^{2} + 1}"),
+        ("x^(n+1)", "x^(n+1)"),
+        (r"2^(n+\pi)", r"2^{n+\pi}"),
+        ("**18**", "18"),
+        (r"\left\langle 1, 2 \right\rangle", "(1, 2)"),
+        (r"8\!:\!34 \text { p.m.}", r"\text{clock 8 34} \text{ p.m.}"),
+        ("3:2", "3:2"),
+        (r"0,3,\ldots,9", r"0,3,\text{dots},9"),
+        (r"111, \! 111, \! 111", "111,111,111"),
+        (r"10\,000 \mathrm{~cm}", r"10,000 \text{ cm}"),
+        ("$18", r"\$18"),
+        (r"\boxed{\frac12}", r"\frac{1}{2}"),
+        (r"\frac{1}{2", r"\frac{1}{2"),
+        (r"\frac", r"\frac"),
     ],
 )
 def test_in_latex(typed: str, latex: str) -> None:
     assert in_latex(typed) == latex
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        ("1,234", "1234"),
+        (r"\frac{20,000}{\pi}", r"\frac{20000}{\pi}"),
+        ("$1,234.50", "$1234.50"),
+        ("(1,234, 5)", "(1,234, 5)"),
+        (r"\{100,200\}", r"\{100,200\}"),
+        ("1,23", "1,23"),
+    ],
+)
+def test_commas_that_part_thousands(text: str, without: str) -> None:
+    assert ungrouped(text) == without
+
+
+@pytest.mark.parametrize(
+    "piece", ["(", "{", "^(", r"\frac{", r"\sqrt[", "**", "7,111", "$", r"\text{", ",\\! ", "x**("]
+)
+def test_a_long_answer_is_read_in_no_time(piece: str) -> None:
+    start = time.process_time()
+    in_latex(piece * 1000)
+    ungrouped(piece * 1000)
+    assert time.process_time() - start < 2

@@ -22,10 +22,10 @@ from retcon.core.errors import InfrastructureFault, MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tasks.graders.bases import same_in_base
-from retcon.tasks.graders.quantities import same_measures, same_quantity
+from retcon.tasks.graders.quantities import apart, quantity, same_measures, same_quantity
 from retcon.tasks.graders.stated import stated
-from retcon.tasks.graders.symbols import in_latex
-from retcon.tasks.graders.text import final_answer, in_decimals, integer, marked, rational
+from retcon.tasks.graders.symbols import in_latex, listed, lists, ungrouped
+from retcon.tasks.graders.text import final_answer, folded, in_decimals, integer, marked, rational
 from retcon.tasks.grading.readable import in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
@@ -40,14 +40,25 @@ ANSWER_CHARS = 4000
 
 WAITING = 10.0  # wall seconds for each CPU second: on a busy machine an answer must not become a fault
 
+_PER_CENT = re.compile(
+    r"\s*(?:\\text\{\s*)?(?:\\?%|(?<![A-Za-z])(?:percent|per cent|pct)(?![A-Za-z]))[\s}]*$", re.IGNORECASE
+)
+_AND = re.compile(
+    r"\s*(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))\s*(?:,\s*)?"
+)
 _SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
 
 # rounded_away: whether two numbers differ that Math-Verify takes for one, as it rounds to six digits behind the point.
 _WARM = r"""
 import json, logging
 logging.disable(logging.CRITICAL)
-from math_verify import parse, verify
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
 from sympy import N, Number
+CLEAN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+WHOLE = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=CLEAN)]
+def read(text):
+    return parse(f"${text}$", WHOLE, parsing_timeout=None)
 def rounded_away(gold, reply):
     values = [N(read[0], 30) for read in (gold, reply) if read and getattr(read[0], "is_number", False)]
     if len(values) < 2 or not all(isinstance(value, Number) and value.is_finite for value in values):
@@ -55,16 +66,15 @@ def rounded_away(gold, reply):
     apart, (least, most) = abs(values[0] - values[1]), sorted(map(abs, values))
     noise = 1e-15 if least < 1e-60 else 0  # of sums that are nothing
     return bool(max(noise, most / 1000) < apart <= 1e-6)
-said = [parse(f"$\\boxed{{{one}}}$", parsing_timeout=None) for one in (
+said = [read(one) for one in (
     r"\frac{1}{2}", "(1, 2]", "x^2 + 2x", r"2\sqrt{3}", r"\{1, 2\}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
     r"\text{Monday}", r"90^\circ", r"50\%", "x = 5", r"\frac{\pi}{3}", r"(-\infty, 2) \cup (3, \infty)", "1.5", "a+bi"
 )]
-said.append(parse("it is 0.5, or 1/2", parsing_timeout=None))
 for one, other in zip(said, said[1:] + said[:1]):
     verify(one, one, timeout_seconds=None), verify(one, other, timeout_seconds=None), rounded_away(one, one)
 """
 _COMPARE = """
-gold, reply = (parse(text, parsing_timeout=None) for text in json.load(open("case.json")))
+gold, reply = map(read, json.load(open("case.json")))
 "unreadable" if not gold else verify(gold, reply, timeout_seconds=None) and not rounded_away(gold, reply)
 """
 
@@ -119,16 +129,17 @@ class MathGrader:
             return False
         if said == answer.strip():
             return True
-        answer, said = in_latex(answer), in_latex(said)
-        ours, theirs = rational(answer), rational(said)
-        if ours is not None and theirs is not None and (ours == theirs or _far(ours, theirs)):
-            return ours == theirs
-        if same_quantity(answer, said):
+        ours, theirs = in_latex(answer), in_latex(said)
+        plain = listed if lists(ours) or lists(theirs) else ungrouped
+        ours, theirs = plain(ours), plain(theirs)
+        if folded(ours) == folded(theirs):
             return True
-        whole = same_measures(answer, said)
-        if whole is not None:
-            return whole
-        return await self._equal(in_decimals(answer), _boxed(in_decimals(said).strip("$")))
+        number = _same_number(ours, theirs)
+        decided = same_measures(ours, theirs) if number is None else number
+        if decided is not None:
+            return decided
+        (ours, our_unit), (theirs, their_unit) = apart(ours), apart(theirs)
+        return our_unit.fits(their_unit) and await self._equal(in_decimals(ours), in_decimals(theirs))
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
         """See `Grader.grade`."""
@@ -140,7 +151,7 @@ class MathGrader:
         if rational(task.answer) is not None:
             return
         try:
-            await self._equal(task.answer, _boxed("0"))
+            await self._equal(in_latex(task.answer), "0")
         except ValueError as error:
             raise ValueError(f"task {task.id}: {error}") from None
 
@@ -149,8 +160,7 @@ class MathGrader:
             raise ValueError(
                 f"answer {answer[:40]!r}… cannot be graded: it has {len(answer)} characters, {ANSWER_CHARS} at most"
             )
-        ours = answer if "\\boxed" in answer else _boxed(answer.strip().strip("$"))
-        value = await self._compare([ours, said])
+        value = await self._compare([_listed(answer), _listed(said)])
         if value == "'unreadable'":
             raise ValueError(f"answer {answer!r} cannot be graded: Math-Verify finds no mathematics in it")
         return value == "True"
@@ -181,8 +191,32 @@ def _far(one: Fraction, other: Fraction) -> bool:
     return abs(one - other) > max(abs(one), abs(other)) / 1000
 
 
-def _boxed(text: str) -> str:
-    return f"$\\boxed{{{text}}}$"
+def _same_number(answer: str, said: str) -> bool | None:
+    """Whether both are one number, with a unit or not; None where one is none, or they are so near that one may be the
+    other rounded. Per cent are hundredths or whole, as the other side has it."""
+    (answer, ours_in), (said, theirs_in) = _per_cent(answer), _per_cent(said)
+    ours, theirs = quantity(answer), quantity(said)
+    if ours is None or theirs is None:
+        return None
+    one, other = ours.value, theirs.value
+    pairs = [(one, other)]
+    if ours_in != theirs_in:
+        pairs.append((one / 100, other) if ours_in else (one, other / 100))
+    if not ours.unit.fits(theirs.unit) or all(_far(*pair) for pair in pairs):
+        return False
+    return True if any(a == b for a, b in pairs) else None
+
+
+def _per_cent(text: str) -> tuple[str, bool]:
+    """The text without its last `%`, and whether it had one."""
+    without = _PER_CENT.sub("", text)
+    return without, without != text
+
+
+def _listed(text: str) -> str:
+    """With commas for `and` and `or`; without what would end the formula that Math-Verify is given."""
+    text = _AND.sub(", ", text.replace("$", "").replace("\n", " "))
+    return text.rstrip("\\ ")
 
 
 def need_math_verify() -> None:

@@ -1,7 +1,9 @@
-r"""Numbers with plain words around them: `18 eggs`, `\text{$1,800 per month}`, `**64**`, `Answer: 10`.
+r"""Numbers with their units and the words around them: `18 eggs`, `\text{$1,800 per month}`, `12\text{ cm}^2`.
 
-Math-Verify takes such words for products of letters. Pure functions. What may say another number (`5 dozen`, `not 5`,
-`20 percent`, `5 or 6`) or none (`5 xy`) is no quantity here.
+Pure functions of text as `in_latex` makes it, the same for both sides. Words in `\text{…}` are words; those that stand
+bare might be products of letters (`xy`). A unit is the noun that ends the words behind a number (`square feet of
+carpet`: foot, square), and what it is counted by (`per hour`). What may say another number (`5 dozen`, `not 5`,
+`5 or 6`) is no quantity.
 """
 
 from __future__ import annotations
@@ -9,90 +11,124 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from itertools import pairwise
+from typing import NamedTuple
 
 from retcon.tasks.graders.text import rational, unset
+from retcon.tasks.graders.units import EACH, ENDS, FRONT, RATES, SPOKEN, noun, plain
 
 CHARS = 200  # a longer text is no quantity
 _LETTERS = "[A-Za-zÀ-ÖØ-öø-ɏ]"
+_MARK = "¦"  # before each word that stood in \text{…}
 _NUMBER = re.compile(
-    r"(?<![\w.,])[-+]?(?:\\[dt]?frac\s*\{?)?\.?\d(?:.*\d)?\}?(?![\w!^}]|\s*\\?%)", re.ASCII | re.DOTALL
+    r"(?<![\w.,\\])[-+]?(?:\\[dt]?frac\s*\{?)?\.?\d(?:.*\d)?\}?(?![\w!^}]|\s*\\?%)", re.ASCII | re.DOTALL
 )
-_WORD = re.compile(_LETTERS + "+")
-_AROUND = re.compile(rf"(?:[\s.,:;()\"'`“”]|{_LETTERS}+!?|(?<={_LETTERS})[-/’](?={_LETTERS}))*+")
-_PER = re.compile(rf"\s?/\s?(?={_LETTERS})")
-_CURRENCY = re.compile(rf"({_LETTERS})?\\?[$€£¥₹]")
+_WORD = re.compile(f"{_MARK}?{_LETTERS}+")
+_AROUND = re.compile(
+    rf"(?:[\s.,:;()\"'`“”]|{_MARK}?{_LETTERS}+!?|(?<={_LETTERS})[-/’](?={_MARK}?{_LETTERS})|{_MARK})*+"
+)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_POWER = re.compile(rf"(\\text\{{[^{{}}]*\}}|(?<!{_LETTERS})(?<!\\){_LETTERS}{{2,}})\s?\^\s?\{{?([23])\}}?(?!\d)")
+_DEGREES = re.compile(
+    r"\s?\^\s?\{?\\circ(?![A-Za-z])\s?\}?\s?(?:\\text\{\s*)?([CF])?(?![A-Za-z])\}?|\\degree(?![A-Za-z])"
+)
+_SCALES = {"C": "Celsius", "F": "Fahrenheit"}
+_POWERS = {"2": "square", "3": "cubic"}
+_PER = re.compile(rf"\s*/\s*(?={_MARK}?{_LETTERS})")
 _ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b)")  # egg(s), day's
-_POWER = re.compile(rf"(?<={_LETTERS})\s?\^\{{?([23])\}}?")  # cm^2
-_POWERS = {"2": " square", "3": " cubic"}
-_SHORT = re.compile("an|by|for|in|of|on|to|us|we|[kcm]m|[km]g|ml|ft|lbs?|oz|hrs?|[mk]ph|yrs")
-_SPOKEN = re.compile("about|answer|approximately|are|final|is|it|of|so|the|there|total")
-_OTHERWISE = re.compile(  # another number, no number, or mathematics
-    r"""
-    no | not | never | neither | nor | none | without | than | minus | negative | plus | times | divided | multiplied
-    | or | between | (?:dozen|hundred|thousand|million|billion|trillion)s? | mil | mille | millones | millionen
-    | milliards? | tausend | one | two | three | four | five | six | seven | eight | nine | ten | eleven | twelve
-    | (?:thir|four|fif|six|seven|eigh|nine)teen | (?:twen|thir|for|fif|six|seven|eigh|nine)ty | half | halves | twice
-    | double | triple | (?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)s? | percents?
-    | percentage | pct | squared | cubed | power | root | sqrt | sin | cos | tan | cot | sec | csc | log | exp
-    | mod | modulo | max
-    | min | gcd | lcm | det | inf(?:ty|inite|inity)? | factorial | base | abcd? | abs | arg | floor | ceil(?:ing)?
-    | sign | arc\w+ | a?(?:sin|cos|tan)h? | sine | cosine | tangent | alpha | beta | gamma | delta | theta | lambda
-    | sigma | tau | phi | omega
-    | except | all | every | but | least | most | under | over | above | below | before | after | zero | loss
-    | decreased? | multiples? | primes? | divisible | undefined | odd | even | lakhs? | crores? | gross | score | pairs?
-    | couple | fold | twelfths? | basis | wrong | false | options? | figures? | bce?
-    | january | february | march | april | may | june | july | august | september | october | november | december
-    | jan | feb | mar | apr | jun | jul | aug | sept? | oct | nov | dec
-    """,
-    re.VERBOSE,
-)
-_VOWELS = frozenset("aeiou")
-_PLURAL = re.compile("(?:e?s|e)$")
+_MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
+_MONEY = re.compile(rf"(?<!{_LETTERS})(?:USD|US|CAD|A)?\s?\\?([$€£¥₹])|([¢])")
+_MONIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "¢": "cent"}
+_ANY = frozenset({"unit"})  # of which each unit is one
+_CURRENCIES = frozenset(_MONIES.values()) - {"pound", "cent"}
 _COUNT = re.compile(r"((?<![\w.])\d[\d,]*+(?:\.\d+)?(?:/\d+)?)", re.ASCII)
 _REMAINDERS = ("r", "remainder")
 _BETWEEN = ("and", "by", "x")
 
 
+class Unit(NamedTuple):
+    """What a number counts. noun: singular, '' where it has none; power: of lengths, 1 to 3; per: '' or a noun; money:
+    its currency, '' where it has none; front: the words before it."""
+
+    noun: str = ""
+    power: int = 1
+    per: str = ""
+    money: str = ""
+    front: frozenset[str] = frozenset()
+
+    def fits(self, other: Unit) -> bool:
+        """Whether no unit that both have is another one."""
+        if (self.money and other.money and self.money != other.money) or (
+            self.front and other.front and self.front != other.front
+        ):
+            return False
+        ours, theirs = (one[:3] for one in (self, other))
+        bare = ("", 1, "")
+        return bare in (ours, theirs) or ours == theirs
+
+
+class Quantity(NamedTuple):
+    value: Fraction
+    unit: Unit
+
+
 def same_quantity(answer: str, said: str) -> bool:
-    """Whether both are one number, with words around it or not, and the same one. Where both have words, these must be
-    the same: `18 eggs` is `18`, but not `18 pears`."""
-    ours, theirs = _quantity(answer), _quantity(said)
-    if ours is None or theirs is None or ours[0] != theirs[0]:
-        return False
-    return not ours[1] or not theirs[1] or ours[1] == theirs[1]
+    """Whether both are one number, with words around it or not, and the same one. Where both have a unit, it must be
+    the same: `18 eggs` is `18`, and `18 large eggs`, but not `18 pears`."""
+    ours, theirs = quantity(answer), quantity(said)
+    return ours is not None and theirs is not None and ours.value == theirs.value and ours.unit.fits(theirs.unit)
+
+
+def quantity(text: str) -> Quantity | None:
+    """The number that a text is, and its unit; None where it is none, or may be another one."""
+    number = rational(text)
+    if number is not None:
+        return Quantity(number, Unit())
+    text, money = _bare(text)
+    found = _NUMBER.search(text) if len(text) <= CHARS and ".." not in text else None
+    number = rational(found[0]) if found is not None else None
+    if found is None or number is None:
+        return None
+    unit = _unit(text[: found.start()], text[found.end() :], money)
+    return None if unit is None else Quantity(number, unit)
+
+
+def apart(text: str) -> tuple[str, Unit]:
+    r"""A formula without the words at its end, and these as a unit: `2\sqrt{3}\text{ cm}`. It is whole where the words
+    may mean something else, or are all that it has."""
+    text = _POWER.sub(_in_words, text.replace(r"\$", "$"))
+    money = _money(text)
+    text = _MONEY.sub("", text) if money else text
+    found = _ENDS.search(text)
+    if found is None:
+        return text.strip(), Unit(money=money)
+    core, words = text[: found.start()].strip(), _marked(found[0])
+    unit = _unit("", words, money) if core and core[-1] not in "+-*/=^_,<>(" else None
+    return (text.strip(), Unit(money=money)) if unit is None else (core, unit)
+
+
+_ENDS = re.compile(
+    rf"(?:(?:\s*\\text\{{(?!clock|dots)[^{{}}]*\}}|(?<=[\s}}\d])\s*(?<![\\A-Za-z])(?:[kcm]m|{_LETTERS}{{3,}}))(?:\s?/\s?)?)+[\s.]*$"
+)
 
 
 def same_measures(answer: str, said: str) -> bool | None:
     """Whether `said` has the same numbers as an answer that has several, each with a unit (`3 hours 20 minutes`); None
     where `answer` is none. Which number has which unit counts where both have the same units."""
-    ours = _measures(answer)
+    ours = measures(answer)
     if ours is None or not all(_plain(word) for _, unit in ours for word in unit.split()):
         return None
-    theirs = _measures(said) or []
+    theirs = measures(said) or []
     if {unit for _, unit in ours} == {unit for _, unit in theirs}:
         return sorted(ours) == sorted(theirs)
-    by_unit = {unit: number for number, unit in theirs}
-    shared = all(by_unit.get(unit, number) == number for number, unit in ours)
-    return shared and [number for number, _ in ours] == [number for number, _ in theirs]
+    return len(ours) == len(theirs) and all(  # h for hours
+        number == other and unit[0] == their_unit[0]
+        for (number, unit), (other, their_unit) in zip(ours, theirs, strict=True)
+    )
 
 
-def _quantity(text: str) -> tuple[Fraction, frozenset[str]] | None:
-    """The number that a text is, and the words around it, without their endings."""
-    number = rational(text)
-    if number is not None:
-        return number, frozenset()
-    text = _bare(text)
-    found = _NUMBER.search(text) if len(text) <= CHARS and ".." not in text else None
-    number = rational(found[0]) if found is not None else None
-    if found is None or number is None:
-        return None
-    words = _words(text[: found.start()] + " " + _PER.sub(" per ", text[found.end() :], count=1))
-    return (number, words) if words is not None else None
-
-
-def _measures(text: str) -> list[tuple[Fraction, str]] | None:
+def measures(text: str) -> list[tuple[Fraction, str]] | None:
     """The numbers of a text that is two or more of them, each with its unit, as they stand."""
-    text = _bare(text)
+    text, _ = _bare(text)
     if len(text) > CHARS:
         return None
     before, *parts = _COUNT.split(text)
@@ -101,36 +137,94 @@ def _measures(text: str) -> list[tuple[Fraction, str]] | None:
         value = rational(number.rstrip(","))
         if value is None or not _AROUND.fullmatch(between):
             return None
-        found.append((value, " ".join(_stem(word) for word in _WORD.findall(between) if word not in _BETWEEN)))
-    if len(found) < 2 or _words(before) != frozenset():
+        words = [word.strip(_MARK).casefold() for word in _WORD.findall(between)]
+        if any(ENDS.fullmatch(word) and word not in _BETWEEN for word in words[:-1]):
+            return None
+        found.append((value, " ".join(noun(word) for word in words if word not in _BETWEEN)))
+    if len(found) < 2 or _unit(before, "", "") != Unit():
         return None
     if len(found) == 2 and found[0][1] in _REMAINDERS and not found[1][1]:
         return [(found[0][0], "quotient"), (found[1][0], "remainder")]
     return found if all(unit for _, unit in found) else None
 
 
-def _bare(text: str) -> str:
-    """Without markup, currency and what ends a word."""
-    text = _CURRENCY.sub(lambda found: f"{found[1]} " if found[1] else "", unset(text))
-    text = _ENDING.sub("", text.replace("{,}", ",").replace(r"\!", "").strip("*_`# \n"))
-    return _POWER.sub(lambda found: _POWERS[found[1]], text).strip()
+def in_meridiem(text: str) -> str:
+    """With `am` and `pm` for `a.m.` and `p.m.`."""
+    return _MERIDIEM.sub(r"\1m", text)
 
 
-def _words(text: str) -> frozenset[str] | None:
-    """The words of a text, without their endings and those that only announce an answer; None where there is something
-    else, or a word that may change a number."""
-    words = [word.casefold() for word in _WORD.findall(text)]
-    if not _AROUND.fullmatch(text) or not all(_plain(word) for word in words) or ("per", "cent") in pairwise(words):
+def _bare(text: str) -> tuple[str, str]:
+    """Without markup and what ends a word, each word that was marked as one with _MARK; and the currency."""
+    text = _marked(_POWER.sub(_in_words, _DEGREES.sub(_in_degrees, text)))
+    money = _money(text)
+    text = unset(_MONEY.sub(" ", text))
+    return _ENDING.sub("", text.replace("{,}", ",").replace(r"\!", "").strip("*_`# \n")).strip(), money
+
+
+def _money(text: str) -> str:
+    found = _MONEY.search(text)
+    return _MONIES[found[1] or found[2]] if found is not None else ""
+
+
+def _in_degrees(found: re.Match[str]) -> str:
+    return rf"\text{{ degrees {_SCALES.get(found[1], '')}}}"
+
+
+def _in_words(found: re.Match[str]) -> str:
+    word = found[1].removeprefix(r"\text{").removesuffix("}")
+    return rf"\text{{{word} {_POWERS[found[2]]}}}"
+
+
+def _marked(text: str) -> str:
+    text = in_meridiem(text)
+    return _TEXT.sub(lambda found: _WORD.sub(lambda word: f"{_MARK}{word[0]}", f" {found[1]} "), text)
+
+
+def _unit(before: str, behind: str, money: str) -> Unit | None:
+    """None where there is something else than words, or a word that may change the number."""
+    behind = _PER.sub(" per ", behind, count=1)
+    if not _AROUND.fullmatch(before) or not _AROUND.fullmatch(behind):
         return None
-    return frozenset(_stem(word) for word in words if not _SPOKEN.fullmatch(word))
+    front, words = ([word.casefold() for word in _WORD.findall(part)] for part in (before, behind))
+    if any(FRONT.fullmatch(word.strip(_MARK)) for word in front) or _times(words):
+        return None
+    follow = [*words[1:], ""][: len(words)]
+    if not all(_plain(word) for word in front):
+        return None
+    if not all(_plain(word) or (word == "a" and len(next_) > 2) for word, next_ in zip(words, follow, strict=True)):
+        return None
+    unit = _of([word.strip(_MARK) for word in words])
+    said = frozenset(noun(word.strip(_MARK)) for word in front if not SPOKEN.fullmatch(word.strip(_MARK)))
+    if unit.noun in _CURRENCIES:
+        unit, money = unit._replace(noun=""), money or unit.noun
+    return unit._replace(money=money, front=said)
+
+
+def _times(words: list[str]) -> bool:
+    """Whether a number is counted by hundredths or is a factor: `18 per cent`, `18 times as many`."""
+    plain = [word.strip(_MARK) for word in words]
+    return any(pair == ("per", "cent") or pair[0] == "times" for pair in pairwise(plain))
+
+
+def _of(words: list[str]) -> Unit:
+    power, per, kept = 1, "", list[str]()
+    for n, word in enumerate(words):
+        if EACH.fullmatch(word):
+            per = noun(words[n + 1]) if n + 1 < len(words) else ""
+            break
+        if ENDS.fullmatch(word) and not (word == "in" and n + 1 == len(words)):
+            break
+        if word in ("square", "sq", "cubic", "cu"):
+            power = 2 if word.startswith("s") else 3
+        elif word in RATES:
+            kept, per = [RATES[word][0]], RATES[word][1]
+        elif not SPOKEN.fullmatch(word):
+            kept.append(word)
+    if per and {"square", "cubic"} & set(words[words.index("per") + 1 :] if "per" in words else ()):
+        per += "2"
+    counted = noun(kept[-1]) if kept else ""
+    return Unit("", 1, per) if counted in _ANY else Unit(counted, power, per)
 
 
 def _plain(word: str) -> bool:
-    """Whether it is no product of letters (`xy`), and does not change a number (`dozen`)."""
-    if _SHORT.fullmatch(word) or _SPOKEN.fullmatch(word):
-        return True
-    return len(word) > 2 and not _OTHERWISE.fullmatch(word) and (not word.isascii() or not _VOWELS.isdisjoint(word))
-
-
-def _stem(word: str) -> str:
-    return _PLURAL.sub("", word.casefold())
+    return plain(word.strip(_MARK), marked=word.startswith(_MARK))

@@ -1,5 +1,5 @@
 r"""The answer of a reply that marks none: what it says that the answer is, or the one number or formula of its last
-sentence.
+sentence, with its unit.
 
 Math-Verify by itself takes the last number or formula of a text, wherever it stands: of 493 replies of a small model to
 MATH-500 that were no answers at all, five were right that way. To reward those is to teach that any number will do.
@@ -9,27 +9,42 @@ from __future__ import annotations
 
 import re
 
+from retcon.tasks.graders.quantities import in_meridiem, measures
+from retcon.tasks.graders.symbols import BOLD, FORMULA
 from retcon.tasks.graders.text import aloud
+from retcon.tasks.graders.units import ENDS, changes_a_number
 
 READ = 4000  # characters of a reply's end that are looked at
-_SAID = re.compile(r"\banswers?\b[^\n.:=]{0,60}?(?:\b(?:is|are)\b(?: ?:)?|[:=])[*\s]*", re.IGNORECASE)
-_FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-_NUMBER = re.compile(
-    r"(?<![^\s(*$€£=~-])(?:[-+] ?)?[$€£]? ?(?:\d{1,3}(?:,\d{3})++|\d++)?(?:\.\d++|(?<=\d))(?:/\d++)?(?: ?\\?%)?"
-    r"(?![^\s.,;:!?)*°$€£])"
+_SAID = re.compile(
+    r"(?<!check our )(?<!check the )(?<!verify our )(?<!verify the )\banswers?\b"
+    r"[^\n.:=]{0,60}?(?:\b(?:is|are)\b(?: ?:)?|[:=])[*\s]*",
+    re.IGNORECASE,
 )
+_NUMBER = re.compile(
+    r"(?<![^\s(*$€£=~-])(?:[-+] ?)?\\?[$€£]? ?"
+    r"(?:\d{1,2}:[0-5]\d(?::[0-5]\d)?|(?:\d{1,3}(?:,\d{3})++|\d++)?(?:\.\d++|(?<=\d))(?:/\d++)?(?: ?\\?%)?)"
+    r"(?![^\s.,;:!?)*°$€£A-Za-z/-])(?![A-Za-z]\w*\d)"
+)
+_OPERATOR = re.compile(r"\s*(?:[+*×·÷^=<>−]|[-/](?!\s?[A-Za-z])|[x:]\s?\\?[$€£\d]|\\(?:times|cdot|div|pm))")
+_REST = re.compile(r"\s*(?:°|/\s?)?-?([A-Za-zÀ-ɏ]+)(?:\^\d|[’'][a-z]+)?")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _FUNCTIONS = frozenset({"sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp", "frac", "text", "infty"})
+_COMMAND = re.compile(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?")
 _AROUND = "*_#>~` \t"
 _ITEM = re.compile(r"(?:\d{1,2}[.)]|[-*•=])\s+(?=\S)")
-_CURRENCY = "$€£ "
 _END = re.compile(r"[.!?]\**\s+(?=\S)")
+_REASON = re.compile(r"[.!?;][*_]*\s+|\s+\((?=[A-Za-z])|,?\s+(?:because|since)\s")
+_CLAUSE = re.compile(rf"{_REASON.pattern}|,\s+(?!or\b|and\b|\d)")
+_FOLLOWS = re.compile(r"\s*(?:,\s*)?(?:(?:and|or)\s+|,\s*)")
+_JOINED = re.compile(r"\s*\$?,?\s*\b(?:and|or|to|out of|in|of)\s+(?:a\s+)?(?:half\b|another\b|maybe\b|[-\\$€£]{0,2}\d)")
+_AND = re.compile(r"\s*,?\s*(?:and|or|to)\b")
+_FACTOR = re.compile(r"(?:\w+\s)*times\b", re.IGNORECASE)
 _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 
 
 def stated(reply: str) -> str | None:
     """The answer, without what marks it as a formula; None where the reply states none, or several."""
-    text = aloud(reply[-READ:]).replace("−", "-").replace(r"\$", "").rstrip()  # money, within formulas and without
+    text = in_meridiem(aloud(reply[-READ:]).replace("−", "-").rstrip())
     for said in list(_SAID.finditer(text))[-1:]:
         found = _first(text[said.end() :].lstrip().partition("\n")[0])
         if found is not None:
@@ -38,24 +53,90 @@ def stated(reply: str) -> str | None:
 
 
 def _first(line: str) -> str | None:
-    """What a text begins with that comes right after `the answer is`, or has alone."""
-    begins = _FORMULA.match(line) or (None if _is_formula(line) else _NUMBER.match(line))
-    return _only(line) if begins is None else _inside(begins)
+    """What a text says first that comes right after `the answer is`, or has alone."""
+    line = BOLD.sub(r"\1", line).strip(_AROUND)
+    formula = FORMULA.match(line)
+    if formula is not None:
+        return _formulas(line, formula)
+    if not _is_formula(line):
+        clause = _CLAUSE.split(line)[0]
+        begins = _NUMBER.match(clause) if "=" not in FORMULA.sub("", clause) else None
+        if begins is not None and begins[0].strip():
+            return _number(clause, begins)
+    return _only(line)
 
 
 def _only(line: str) -> str | None:
-    line = line.strip(_AROUND)
+    line = BOLD.sub(r"\1", line).strip(_AROUND)
     if (item := _ITEM.match(line)) is not None:
         line = line[item.end() :]
     line = line.rstrip("." + _AROUND)
     if _is_formula(line):
-        return line.strip(_CURRENCY) or None
-    formulas = list(_FORMULA.finditer(line))
-    rest = _FORMULA.sub(" ", line)
+        alone = FORMULA.fullmatch(line)
+        return (_inside(alone) if alone is not None else line.strip()) or None
+    formulas = list(FORMULA.finditer(line))
     if formulas:
-        return _inside(formulas[0]) if len(formulas) == 1 and not _numbers(rest) else None
-    numbers = _numbers(rest.rpartition("=")[2])
-    return numbers[0] if len(numbers) == 1 else None
+        rest = FORMULA.sub(" ", line)
+        before = line[: formulas[0].start()]
+        if len(formulas) > 1 or _numbers(rest) or changes_a_number(before):
+            return None
+        return _formulas(line, formulas[0])
+    _, _, follows = line.rpartition(" so ")
+    line = follows if _numbers(follows) else _REASON.split(line)[0]
+    _, equals, line = line.rpartition("=")
+    line = line.lstrip()
+    numbers = _numbers(line)
+    if equals:
+        return _number(line, numbers[0]) if numbers and numbers[0].start() == 0 else None
+    if len(numbers) > 1:
+        several = line[numbers[0].start() :]
+        return several if measures(several) is not None and not changes_a_number(line[: numbers[0].start()]) else None
+    if not numbers or changes_a_number(line[: numbers[0].start()]):
+        return None
+    return _number(line, numbers[0])
+
+
+def _number(text: str, found: re.Match[str]) -> str | None:
+    """A number with its unit; None where it is part of a calculation, or of what may be another number."""
+    rest = text[found.end() :]
+    number = found[0].strip()
+    if measures(text[found.start() :]) is not None:
+        return text[found.start() :]
+    if _OPERATOR.match(rest) or _JOINED.match(rest):
+        return None
+    unit, after = _unit(rest)
+    share = number.endswith("%") or unit.casefold() in ("percent", "per cent", "pct")
+    if _JOINED.match(after) and (not unit or share or _AND.match(after)):
+        return None
+    return _counted(number, unit, after)
+
+
+def _counted(said: str, unit: str, after: str) -> str | None:
+    """A number or formula with its unit; None where it is a factor: `5 times as many`."""
+    if _FACTOR.match(unit) and (after.split() or not unit.endswith("times")):
+        return None
+    return rf"{said} \text{{{unit}}}" if unit else said or None
+
+
+def _unit(rest: str) -> tuple[str, str]:
+    """The words of a text up to the first that ends a unit, and what follows."""
+    at = 0
+    while (word := _REST.match(rest, at)) is not None and not ENDS.fullmatch(word[1].casefold()):
+        at = word.end()
+    return rest[:at].strip(), rest[at:]
+
+
+def _formulas(line: str, found: re.Match[str]) -> str | None:
+    """A formula with its unit, or several: `$2$ and $3$`."""
+    said, at = [_inside(found)], found.end()
+    while (joins := _FOLLOWS.match(line, at)) is not None and (more := FORMULA.match(line, joins.end())) is not None:
+        said.append(_inside(more))
+        at = more.end()
+    rest = line[at:]
+    if _OPERATOR.match(rest):
+        return None
+    unit, after = _unit(rest)
+    return None if _JOINED.match(after) else _counted(", ".join(said), unit, after)
 
 
 def _displayed(text: str) -> str | None:
@@ -70,14 +151,15 @@ def _displayed(text: str) -> str | None:
 
 def _is_formula(line: str) -> bool:
     """Whether a line has no word, something to read, and no more than one formula that is marked."""
-    words = {word.lower() for word in _WORD.findall(_FORMULA.sub(" ", line))}
-    return words <= _FUNCTIONS and any(char.isalnum() for char in line) and line.count("$") <= 2
+    plain = FORMULA.sub(" ", line)
+    words = {word.lower() for word in _WORD.findall(_COMMAND.sub(" ", plain))}
+    several = len(FORMULA.findall(line)) > 1 or line.replace(r"\$", "").count("$") > 2
+    return words <= _FUNCTIONS and any(char.isalnum() for char in line) and not several
 
 
-def _inside(found: re.Match[str]) -> str | None:
-    inner = next(filter(None, found.groups()), "") if found.re is _FORMULA else found[0]
-    return inner.strip(_CURRENCY) or None
+def _inside(found: re.Match[str]) -> str:
+    return next(filter(None, found.groups()), "").strip()
 
 
-def _numbers(text: str) -> list[str]:
-    return [found[0].strip(_CURRENCY) for found in _NUMBER.finditer(text) if any(char.isdigit() for char in found[0])]
+def _numbers(text: str) -> list[re.Match[str]]:
+    return [found for found in _NUMBER.finditer(text) if any(char.isdigit() for char in found[0])]

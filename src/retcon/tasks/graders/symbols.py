@@ -1,30 +1,148 @@
-r"""What people type for LaTeX: `√2`, `½`, `x²`, `90°`, `∞`, `−3`. Math-Verify does not read it."""
+r"""The LaTeX of an answer, the right one's and a reply's alike: what people type for it (`√2`, `½`, `x²`, `x**2`,
+`sqrt(2)`), and what Math-Verify misreads (`\frac\pi2`, `20{,}000\pi`, `\langle 1, 2 \rangle`, `9:24`, `\ldots`).
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
+from retcon.tasks.grade import boxed
+
+MOST_DEEP = 40  # brackets within brackets that are looked into
 _POWERS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
 _POWER = re.compile(f"[{_POWERS}]+")
 _PLAIN = str.maketrans(_POWERS, "0123456789+-")
 _PART = re.compile("[¼½¾⅐-⅞]")
 _ROOT = re.compile(r"([√∛∜])\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))")
 _DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
-_SIGNS = {"^°": r"^\circ ", "°": r"^\circ ", "∞": r"\infty ", "−": "-"}
+_SIGNS = {
+    "^°": r"^\circ ", "°": r"^\circ ", "∞": r"\infty ", "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ",
+    "≤": r"\le ", "≥": r"\ge ", "π": r"\pi ", "θ": r"\theta ", "∪": r"\cup ", "±": r"\pm ", "…": r"\ldots ",
+}  # fmt: skip
 _SIGN = re.compile("|".join(map(re.escape, _SIGNS)))
+FORMULA = re.compile(
+    r"(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$|(?<!\\)\$(?![\s$])((?:\\.|[^$\\\n])*?(?<!\s))\$(?!\d)"
+    r"|(?<!\\)\$\s((?:\\.|[^$\\\n])+)\s\$(?!\d)|(?<!\\)\\\((.+?)\\\)|(?<!\\)\\\[(.+?)\\\]",
+    re.DOTALL,
+)
+"""A formula between its marks; `$5 and $6` is none, as for pandoc: the `$` that ends one follows no space."""
+BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=[^\s*])([^*\n]+)\*\*(?![\w(*])")
+
+_MARKS = re.compile(
+    r"^\s*(?:\\approx(?![A-Za-z])|≈)\s*|\\f?box(?:ed)?(?![A-Za-z])\s*|(?<!\\)\$(?!\d)|\\displaystyle(?![A-Za-z])|\\tag\{[^{}]*\}"
+)
+_MONEY = re.compile(r"(?<!\\)\$(?=\d)")
+_GROUP = re.compile(r"\{,\}|,\s*\\!\s*|\s\\!\s*,\s*|(?<=\d)\\[,;] ?(?=\d{3}(?!\d))")
+_SPACE = re.compile(r"\\!|(?<!\\)\\[,;: ]|(?<!\\)~|\\q?quad(?![A-Za-z])|\s+")
+_TEXT = re.compile(r"\\(?:mbox|textnormal|text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf))\s*(?=\{)")
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
+_ANGLES = re.compile(r"\\langle(?![A-Za-z])\s*|\s*\\rangle(?![A-Za-z])")
+_DOTS = re.compile(r"\\[lc]?dots[cbmio]?(?![A-Za-z])|\.{3,}")
+_CLOCK = re.compile(r"(?<![\d:.])(\d{1,2})\s*:\s*([0-5]\d)(?:\s*:\s*([0-5]\d))?(?![\d:.])")
+_THOUSANDS = re.compile(r"[(\[\])]|\\[{}]|(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_LIST = re.compile(r"\d, +\d{3}(?!\d)")
+_ARGUMENTS = re.compile(r"\\(?:[dtc]?(frac)|sqrt\s*(?:\[([^\[\]]*)\])?)(?![A-Za-z])|(?<![\\A-Za-z])sqrt(?=\s*\()")
+_RAISED = re.compile(r"(?<=[\w)\]}])\s*(?:\*\*|\^)\s*(?=[\w(\\-])")
+_TIMES = re.compile(r"(?<=[\w)\]}])\s*\*\s*(?=[\w(\\])")
+_ATOM = re.compile(r"\\[A-Za-z]+|\d|[A-Za-z]")
+_EXPONENT = re.compile(r"-?(?:\d+(?:\.\d+)?|[A-Za-z])")
+_NEXT = re.compile(f"{_ARGUMENTS.pattern}|(?P<raised>{_RAISED.pattern})")
+_CLOSES = {"{": "}", "(": ")"}
 
 
 def in_latex(text: str) -> str:
-    """The same text, with those characters as LaTeX has them."""
+    """The same text, without formulas' marks and what is only spacing or size."""
+    text = BOLD.sub(r"\1", FORMULA.sub(_inside, _typed((boxed(text) or text).strip())))
+    text = _MARKS.sub("", _MONEY.sub(r"\$", text)).strip("`")
+    text = _SPACE.sub(lambda found: "" if found[0] == r"\!" else " ", _GROUP.sub(",", text))
+    text = _ANGLES.sub(
+        lambda found: "(" if found[0].startswith(r"\l") else ")", _SIZES.sub("", _TEXT.sub(r"\\text", text))
+    )
+    text = _CLOCK.sub(_clock, _DOTS.sub(r"\\text{dots}", text)).strip()
+    text = text.removesuffix(".").strip() or text
+    return _TIMES.sub(r" \\cdot ", _braced(text, MOST_DEEP)) if "\\" in text or "**" in text or "sqrt" in text else text
+
+
+def lists(text: str) -> bool:
+    """Whether it has numbers of three digits with a comma and a space before them: `98, 118`, no thousands."""
+    return _LIST.search(text) is not None
+
+
+def listed(text: str) -> str:
+    """Each comma with a space: none parts thousands."""
+    return re.sub(r",\s*", ", ", text)
+
+
+def ungrouped(text: str) -> str:
+    """Without the commas that part thousands, of numbers that stand in no list or interval."""
+    within = 0
+
+    def one(found: re.Match[str]) -> str:
+        nonlocal within
+        if found[0] in ("(", "[", r"\{"):
+            within += 1
+        elif not found[0][0].isdigit():
+            within -= 1
+        return found[0].replace(",", "") if within <= 0 else found[0]
+
+    return _THOUSANDS.sub(one, text)
+
+
+def _clock(found: re.Match[str]) -> str:
+    """A time of day or a duration as a word: it is no ratio."""
+    return rf"\text{{clock {' '.join(part for part in found.groups() if part)}}}"
+
+
+def _inside(found: re.Match[str]) -> str:
+    return next(filter(None, found.groups()), "")
+
+
+def _typed(text: str) -> str:
     if text.isascii():
         return text
     text = _PART.sub(_fraction, text)
     text = _ROOT.sub(lambda found: rf"\sqrt{_DEGREE[found[1]]}{{{found[2] or found[3] or found[4]}}}", text)
     text = _POWER.sub(lambda found: f"^{{{found[0].translate(_PLAIN)}}}", text)
-    return _SIGN.sub(lambda found: _SIGNS[found[0]], text).strip()
+    return _SIGN.sub(lambda found: _SIGNS[found[0]], text)
 
 
 def _fraction(found: re.Match[str]) -> str:
     above, _, below = unicodedata.normalize("NFKC", found[0]).partition("⁄")
     return rf"\frac{{{above}}}{{{below}}}"
+
+
+def _braced(text: str, deep: int) -> str:
+    r"""Each argument of a fraction, root or power in braces: `\frac\pi2`, `\sqrt6`, `x**10`, `x^(n+1)`, `sqrt(2)`."""
+    parts, at = list[str](), 0
+    while deep and (found := _NEXT.search(text, at)) is not None:
+        parts.append(text[at : found.start()])
+        at, raised = found.end(), found["raised"] is not None
+        name = "^" if raised else r"\frac" if found[1] else rf"\sqrt[{found[2]}]" if found[2] else r"\sqrt"
+        arguments, end = list[str](), at
+        for _ in range(2 if found[1] else 1):
+            argument, end = _argument(text, end, _EXPONENT if raised and "*" in found[0] else _ATOM)
+            if argument is None:
+                break
+            arguments.append(f"{{{_braced(argument, deep - 1)}}}")
+        else:
+            parts.append(name + "".join(arguments))
+            at = end
+            continue
+        parts.append(name if raised else found[0])
+    return "".join((*parts, text[at:]))
+
+
+def _argument(text: str, at: int, atom: re.Pattern[str]) -> tuple[str | None, int]:
+    """What stands from `at` on, without its braces or brackets, and where it ends; None where nothing does."""
+    at += len(text[at:]) - len(text[at:].lstrip())
+    opens = text[at : at + 1]
+    if opens in _CLOSES and opens:
+        depth = 0
+        for end in range(at, len(text)):
+            depth += (text[end] == opens) - (text[end] == _CLOSES[opens])
+            if not depth:
+                return text[at + 1 : end], end + 1
+        return None, at
+    found = atom.match(text, at)
+    return (found[0], found.end()) if found is not None else (None, at)

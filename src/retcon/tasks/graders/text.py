@@ -25,7 +25,7 @@ _RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac *(?:\{(\d+)\}|(\d)) *(?:\{(\d+)\}|(\d))", re.ASCII)
 _MIXED = re.compile(r"([+-]?)(\d+)(?: +(\d+/\d+)| *(\\[dt]?frac.+))", re.ASCII)
 _RECURRING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar|dot) *(?:\{(\d+)\}|(\d))", re.ASCII)
-_SET = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:bf|it|rm|sf)|mbox)\s*\{([^{}]*)\}")
+_SET = re.compile(r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:bf|it|rm|sf)|mbox)\s*\{([^{}]*)\}")
 _IN_LINE = re.compile(r"\\\(\s*(\(?[A-Za-z]\)?)\s*\\\)")  # \(B\)
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
 _HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=])")
@@ -131,7 +131,7 @@ def same_text(answer: str, reply: str) -> bool:
     """Whether the reply's answer (where it marks none, all that it says aloud) is `answer`, but for case and white
     space."""
     said = final_answer(reply)
-    return _folded(aloud(reply) if said is None else said) == _folded(answer)
+    return folded(aloud(reply) if said is None else said) == folded(answer)
 
 
 def same_choice(answer: str, reply: str) -> bool:
@@ -178,5 +178,6 @@ def _plain(text: str) -> str:
     return (inner.group(1) if inner else text).strip()
 
 
-def _folded(text: str) -> str:
+def folded(text: str) -> str:
+    """Without markup around it, in lower case, with single spaces."""
     return " ".join(_plain(text).split()).casefold()

@@ -1,0 +1,92 @@
+"""Words beside numbers: which are units, which end one, and which make another number of it."""
+
+from __future__ import annotations
+
+import re
+
+SPOKEN = re.compile("about|answer|approximately|are|final|is|it|of|so|the|there|total|exactly|therefore|thus")
+"""What only announces an answer."""
+SHORT = re.compile(
+    "an|by|for|in|of|on|to|us|we|[kcmdn]m|[km]g|ml|ft|lbs?|oz|hrs?|[mk]ph|min|sec|yrs?|yd|sq|cu|[ap]m|mi"
+)
+"""Words of few letters, or without a vowel, that are no products of letters."""
+ENDS = re.compile(
+    r"""
+    in | of | for | at | on | to | by | from | with | before | after | altogether | overall | remaining | left | away
+    | more | long | wide | tall | high | old | that | which | who | is | are | was | were | did | do | does | has | have
+    | had | will | would | can | could | must | so | because | since | as | when | where | if | while | than | and | or
+    | total | however | during | until | between | among | out
+    """,
+    re.VERBOSE,
+)
+"""Words with which a unit is over: `18 miles before`."""
+EACH = re.compile("an?|per|each|every")
+FRONT = re.compile(
+    r"""
+    no | not | never | neither | nor | none | without | than | minus | negative | between | except | all | every | but
+    | least | most | under | over | above | below | before | after | loss | decreased? | multiples? | primes? | odd
+    | even | wrong | false | incorrect | options? | figures? | min | sec | max | half | nearly | almost | fewer | less
+    | up
+    """,
+    re.VERBOSE,
+)
+"""Before a number: none, another one, or one of a kind."""
+DENIALS = re.compile(
+    "not|never|no|neither|nor|isn|doesn|don|cannot|won|wouldn|least|most|than|half|twice|between|wrong"
+)
+"""Some words before a number: that it is another one."""
+OTHERWISE = re.compile(
+    r"""
+    not | neither | nor | none | divided | multiplied | or | (?:dozen|hundred|thousand|million|billion|trillion)s? | k
+    | mil | mille | millones | millionen | milliards? | tausend | one | two | three | four | five | six | seven | eight
+    | nine | ten | eleven | twelve | (?:thir|four|fif|six|seven|eigh|nine)teen
+    | (?:twen|thir|for|fif|six|seven|eigh|nine)ty | half | halves | twice
+    | double | triple | (?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)s? | percents?
+    | percentage | pct | squared | cubed | power | root | sqrt | sin | cos | tan | cot | csc | log | exp
+    | mod | modulo | gcd | lcm | det | inf(?:ty|inite|inity)? | factorial | base | abcd? | abs | arg | floor
+    | ceil(?:ing)? | sign | arc\w+ | a?(?:sin|cos|tan)h? | sine | cosine | tangent | alpha | beta | gamma | delta
+    | theta | lambda | sigma | tau | phi | omega | than | plus | minus | zero | divisible | undefined | lakhs?
+    | crores? | gross | score | couple | fold | twelfths? | basis | wrong | false | incorrect | bce? | th | nd | rd | st
+    | january | february | march | april | may | june | july | august | september | october | november | december
+    | jan | feb | mar | apr | jun | jul | aug | sept? | oct | nov | dec | dots | clock
+    """,
+    re.VERBOSE,
+)
+"""Beside a number: another one, none, or mathematics."""
+RATES = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmph": ("kilometer", "hour")}
+_VOWELS = frozenset("aeiou")
+_PLURAL = re.compile("(?:e?s|e)$")
+_SPELLINGS = """
+meter m metre|centimeter cm centimetre|millimeter mm millimetre|kilometer km kilometre|inch in|foot ft feet|yard yd
+mile mi|gram g gm|kilogram kg kilo|milligram mg|pound lb|ounce oz|liter l litre|milliliter ml millilitre|second s sec
+minute min|hour h hr|year yr|degree deg|coulomb c|dollar usd buck|euro eur|person people|man men|woman women
+child children
+"""
+_SAME = {word: line.split()[0] for line in _SPELLINGS.strip().replace("\n", "|").split("|") for word in line.split()}
+
+
+def noun(word: str) -> str:
+    """Its singular, one spelling for all units of that name: `inch` for `inches` and `in`."""
+    word = word.casefold()
+    for spelling in (word, word.removesuffix("s"), word.removesuffix("es")):
+        if spelling in _SAME:
+            return _SAME[spelling]
+    return _PLURAL.sub("", word) or word
+
+
+def plain(word: str, *, marked: bool) -> bool:
+    """Whether a word beside a number leaves it as it is. marked: it stands in `\\text{…}`, so that it is no product of
+    letters (`xy`)."""
+    if SHORT.fullmatch(word) or SPOKEN.fullmatch(word):
+        return True
+    if OTHERWISE.fullmatch(word):
+        return False
+    return marked or (len(word) > 2 and (not word.isascii() or not _VOWELS.isdisjoint(word)))
+
+
+def changes_a_number(words: str) -> bool:
+    """Whether words before a number say that it is another one, or none: `at least`, `not`, `March`."""
+    front = re.findall(r"[^\W\d_]+", words.rpartition(",")[2].casefold())
+    if front and (FRONT.fullmatch(front[-1]) or OTHERWISE.fullmatch(front[-1])):
+        return True
+    return any(DENIALS.fullmatch(word) for word in front[-5:])
