@@ -129,7 +129,7 @@ class MathGrader:
             return False
         if said == answer.strip():
             return True
-        ours, theirs = in_latex(answer), in_latex(said)
+        ours, theirs = _latex(answer), in_latex(said)
         plain = listed if lists(ours) or lists(theirs) else ungrouped
         ours, theirs = plain(ours), plain(theirs)
         if folded(ours) == folded(theirs):
@@ -151,15 +151,11 @@ class MathGrader:
         if rational(task.answer) is not None:
             return
         try:
-            await self._equal(in_latex(task.answer), "0")
+            await self._equal(_latex(task.answer), "0")
         except ValueError as error:
             raise ValueError(f"task {task.id}: {error}") from None
 
     async def _equal(self, answer: str, said: str) -> bool:
-        if len(answer) > ANSWER_CHARS:
-            raise ValueError(
-                f"answer {answer[:40]!r}… cannot be graded: it has {len(answer)} characters, {ANSWER_CHARS} at most"
-            )
         value = await self._compare([_listed(answer), _listed(said)])
         if value == "'unreadable'":
             raise ValueError(f"answer {answer!r} cannot be graded: Math-Verify finds no mathematics in it")
@@ -184,6 +180,14 @@ def _answer(reply: str) -> str | None:
     if tagged is None or _SENTENCES.search(tagged):
         return stated(reply) or tagged
     return tagged
+
+
+def _latex(answer: str) -> str:
+    if len(answer) > ANSWER_CHARS:
+        raise ValueError(
+            f"answer {answer[:40]!r}… cannot be graded: it has {len(answer)} characters, {ANSWER_CHARS} at most"
+        )
+    return in_latex(answer)
 
 
 def _far(one: Fraction, other: Fraction) -> bool:
