@@ -25,7 +25,7 @@ from retcon.tasks.graders.bases import same_in_base
 from retcon.tasks.graders.quantities import apart, quantity, same_measures, same_quantity
 from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.symbols import in_latex, listed, lists, ungrouped
-from retcon.tasks.graders.text import final_answer, folded, in_decimals, integer, marked, rational
+from retcon.tasks.graders.text import aloud, final_answer, folded, in_decimals, integer, marked, rational
 from retcon.tasks.grading.readable import in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
@@ -48,7 +48,8 @@ _AND = re.compile(
 )
 _SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
 
-# rounded_away: whether two numbers differ that Math-Verify takes for one, as it rounds to six digits behind the point.
+# differ: whether two numbers do by more than what rounding explains. Math-Verify takes some such for one, as it rounds
+# to six digits behind the point, and of huge ones looks at the first digits alone.
 _WARM = r"""
 import json, logging
 logging.disable(logging.CRITICAL)
@@ -59,23 +60,23 @@ CLEAN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=T
 WHOLE = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=CLEAN)]
 def read(text):
     return parse(f"${text}$", WHOLE, parsing_timeout=None)
-def rounded_away(gold, reply):
+def differ(gold, reply):
     values = [N(read[0], 30) for read in (gold, reply) if read and getattr(read[0], "is_number", False)]
     if len(values) < 2 or not all(isinstance(value, Number) and value.is_finite for value in values):
         return False
     apart, (least, most) = abs(values[0] - values[1]), sorted(map(abs, values))
     noise = 1e-15 if least < 1e-60 else 0  # of sums that are nothing
-    return bool(max(noise, most / 1000) < apart <= 1e-6)
+    return bool(max(noise, most / 1000) < apart)
 said = [read(one) for one in (
     r"\frac{1}{2}", "(1, 2]", "x^2 + 2x", r"2\sqrt{3}", r"\{1, 2\}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
     r"\text{Monday}", r"90^\circ", r"50\%", "x = 5", r"\frac{\pi}{3}", r"(-\infty, 2) \cup (3, \infty)", "1.5", "a+bi"
 )]
 for one, other in zip(said, said[1:] + said[:1]):
-    verify(one, one, timeout_seconds=None), verify(one, other, timeout_seconds=None), rounded_away(one, one)
+    verify(one, one, timeout_seconds=None), verify(one, other, timeout_seconds=None), differ(one, one)
 """
 _COMPARE = """
 gold, reply = map(read, json.load(open("case.json")))
-"unreadable" if not gold else verify(gold, reply, timeout_seconds=None) and not rounded_away(gold, reply)
+"unreadable" if not gold else verify(gold, reply, timeout_seconds=None) and not differ(gold, reply)
 """
 
 
@@ -125,7 +126,9 @@ class MathGrader:
         if based is not None:
             return based
         said = _answer(reply)
-        if said is None or len(said) > ANSWER_CHARS:
+        if said is None:
+            return folded(aloud(reply[-ANSWER_CHARS:])) == folded(answer)
+        if len(said) > ANSWER_CHARS:
             return False
         if said == answer.strip():
             return True

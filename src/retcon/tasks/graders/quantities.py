@@ -33,13 +33,17 @@ _DEGREES = re.compile(
 )
 _SCALES = {"C": "Celsius", "F": "Fahrenheit"}
 _POWERS = {"2": "square", "3": "cubic"}
+_UNITS = re.compile(  # at the end of a formula
+    rf"(?:(?:\s*\\text\{{(?!clock|dots)[^{{}}]*\}}|(?<=[\s}}\d])\s*(?<![\\A-Za-z])(?:[kcm]m|{_LETTERS}{{3,}}))"
+    r"(?:\s?/\s?)?)+[\s.]*$"
+)
 _PER = re.compile(rf"\s*/\s*(?={_MARK}?{_LETTERS})")
 _ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b)")  # egg(s), day's
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
-_MONEY = re.compile(rf"(?<!{_LETTERS})(?:USD|US|CAD|A)?\s?\\?([$€£¥₹])|([¢])")
-_MONIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "¢": "cent"}
+_MONEY = re.compile(rf"(?<!{_LETTERS})(?:USD|US|CAD|A)?\s?\\?([$€£¥₹])")
+_MONIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 _ANY = frozenset({"unit"})  # of which each unit is one
-_CURRENCIES = frozenset(_MONIES.values()) - {"pound", "cent"}
+_CURRENCIES = frozenset(_MONIES.values()) - {"pound"}
 _COUNT = re.compile(r"((?<![\w.])\d[\d,]*+(?:\.\d+)?(?:/\d+)?)", re.ASCII)
 _REMAINDERS = ("r", "remainder")
 _BETWEEN = ("and", "by", "x")
@@ -57,10 +61,12 @@ class Unit(NamedTuple):
 
     def fits(self, other: Unit) -> bool:
         """Whether no unit that both have is another one."""
-        if (self.money and other.money and self.money != other.money) or (
-            self.front and other.front and self.front != other.front
-        ):
+        if self.front and other.front and self.front != other.front:
             return False
+        if self.money and other.money and self.money != other.money:
+            return False
+        if bool(self.money) != bool(other.money) and (other.noun if self.money else self.noun):
+            return self.noun == other.noun
         ours, theirs = (one[:3] for one in (self, other))
         bare = ("", 1, "")
         return bare in (ours, theirs) or ours == theirs
@@ -98,17 +104,12 @@ def apart(text: str) -> tuple[str, Unit]:
     text = _POWER.sub(_in_words, text.replace(r"\$", "$"))
     money = _money(text)
     text = _MONEY.sub("", text) if money else text
-    found = _ENDS.search(text)
+    found = _UNITS.search(text)
     if found is None:
         return text.strip(), Unit(money=money)
     core, words = text[: found.start()].strip(), _marked(found[0])
     unit = _unit("", words, money) if core and core[-1] not in "+-*/=^_,<>(" else None
     return (text.strip(), Unit(money=money)) if unit is None else (core, unit)
-
-
-_ENDS = re.compile(
-    rf"(?:(?:\s*\\text\{{(?!clock|dots)[^{{}}]*\}}|(?<=[\s}}\d])\s*(?<![\\A-Za-z])(?:[kcm]m|{_LETTERS}{{3,}}))(?:\s?/\s?)?)+[\s.]*$"
-)
 
 
 def same_measures(answer: str, said: str) -> bool | None:
@@ -132,13 +133,15 @@ def measures(text: str) -> list[tuple[Fraction, str]] | None:
     if len(text) > CHARS:
         return None
     before, *parts = _COUNT.split(text)
-    found = []
+    found = list[tuple[Fraction, str]]()
     for number, between in zip(parts[::2], parts[1::2], strict=True):
         value = rational(number.rstrip(","))
         if value is None or not _AROUND.fullmatch(between):
             return None
         words = [word.strip(_MARK).casefold() for word in _WORD.findall(between)]
-        if any(ENDS.fullmatch(word) and word not in _BETWEEN for word in words[:-1]):
+        inches = words[-1:] == ["in"] and len(found) + 1 == len(parts) // 2
+        others = [word for word in words[: len(words) - inches] if word not in _BETWEEN]
+        if any(ENDS.fullmatch(word) or EACH.fullmatch(word) for word in others):
             return None
         found.append((value, " ".join(noun(word) for word in words if word not in _BETWEEN)))
     if len(found) < 2 or _unit(before, "", "") != Unit():
@@ -155,6 +158,7 @@ def in_meridiem(text: str) -> str:
 
 def _bare(text: str) -> tuple[str, str]:
     """Without markup and what ends a word, each word that was marked as one with _MARK; and the currency."""
+    text = text.replace("¢", " cents ")
     text = _marked(_POWER.sub(_in_words, _DEGREES.sub(_in_degrees, text)))
     money = _money(text)
     text = unset(_MONEY.sub(" ", text))
@@ -163,7 +167,7 @@ def _bare(text: str) -> tuple[str, str]:
 
 def _money(text: str) -> str:
     found = _MONEY.search(text)
-    return _MONIES[found[1] or found[2]] if found is not None else ""
+    return _MONIES[found[1]] if found is not None else ""
 
 
 def _in_degrees(found: re.Match[str]) -> str:

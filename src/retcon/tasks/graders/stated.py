@@ -28,28 +28,39 @@ _NUMBER = re.compile(
 _OPERATOR = re.compile(r"\s*(?:[+*×·÷^=<>−]|[-/](?!\s?[A-Za-z])|[x:]\s?\\?[$€£\d]|\\(?:times|cdot|div|pm))")
 _REST = re.compile(r"\s*(?:°|/\s?)?-?([A-Za-zÀ-ɏ]+)(?:\^\d|[’'][a-z]+)?")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_TERM = re.compile(r"(?<=\d)[A-Za-z]{2,3}(?![A-Za-z])")  # 42xy
 _FUNCTIONS = frozenset({"sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp", "frac", "text", "infty"})
 _COMMAND = re.compile(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?")
 _AROUND = "*_#>~` \t"
 _ITEM = re.compile(r"(?:\d{1,2}[.)]|[-*•=])\s+(?=\S)")
-_END = re.compile(r"[.!?]\**\s+(?=\S)")
-_REASON = re.compile(r"[.!?;][*_]*\s+|\s+\((?=[A-Za-z])|,?\s+(?:because|since)\s")
+_END = re.compile(r"[.!?]\**\s+(?=[^\sa-z])")
+_REASON = re.compile(r"[.!?][*_]*\s+(?=[^\sa-z])|;\s|\s+\((?=[A-Za-z])|,?\s+(?:because|since)\s")
 _CLAUSE = re.compile(rf"{_REASON.pattern}|,\s+(?!or\b|and\b|\d)")
 _FOLLOWS = re.compile(r"\s*(?:,\s*)?(?:(?:and|or)\s+|,\s*)")
 _JOINED = re.compile(r"\s*\$?,?\s*\b(?:and|or|to|out of|in|of)\s+(?:a\s+)?(?:half\b|another\b|maybe\b|[-\\$€£]{0,2}\d)")
 _AND = re.compile(r"\s*,?\s*(?:and|or|to)\b")
 _FACTOR = re.compile(r"(?:\w+\s)*times\b", re.IGNORECASE)
+_NAME = re.compile(r"[^\W\d_]+(?:[ '’-][^\W\d_]+){0,3}")
 _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 
 
 def stated(reply: str) -> str | None:
     """The answer, without what marks it as a formula; None where the reply states none, or several."""
     text = in_meridiem(aloud(reply[-READ:]).replace("−", "-").rstrip())
+    words = None
     for said in list(_SAID.finditer(text))[-1:]:
-        found = _first(text[said.end() :].lstrip().partition("\n")[0])
+        line = text[said.end() :].lstrip().partition("\n")[0]
+        found = _first(line)
         if found is not None:
             return found
-    return _displayed(text) or _only(_END.split(text.rpartition("\n")[2])[-1])
+        words = _name(line)
+    return _displayed(text) or _only(_END.split(text.rpartition("\n")[2])[-1]) or words
+
+
+def _name(line: str) -> str | None:
+    """An answer that is a few words: `The answer is New York.`"""
+    name = _CLAUSE.split(line)[0].strip(". " + _AROUND)
+    return rf"\text{{{name}}}" if _NAME.fullmatch(name) else None
 
 
 def _first(line: str) -> str | None:
@@ -81,8 +92,8 @@ def _only(line: str) -> str | None:
         if len(formulas) > 1 or _numbers(rest) or changes_a_number(before):
             return None
         return _formulas(line, formulas[0])
-    _, _, follows = line.rpartition(" so ")
-    line = follows if _numbers(follows) else _REASON.split(line)[0]
+    _, so, follows = line.rpartition(" so ")
+    line = follows if so and _numbers(follows) else _REASON.split(line)[0]
     _, equals, line = line.rpartition("=")
     line = line.lstrip()
     numbers = _numbers(line)
@@ -152,7 +163,8 @@ def _displayed(text: str) -> str | None:
 def _is_formula(line: str) -> bool:
     """Whether a line has no word, something to read, and no more than one formula that is marked."""
     plain = FORMULA.sub(" ", line)
-    words = {word.lower() for word in _WORD.findall(_COMMAND.sub(" ", plain))}
+    plain = _COMMAND.sub(" ", _TERM.sub(" ", plain) if "^" in plain else plain)
+    words = {word.lower() for word in _WORD.findall(plain)}
     several = len(FORMULA.findall(line)) > 1 or line.replace(r"\$", "").count("$") > 2
     return words <= _FUNCTIONS and any(char.isalnum() for char in line) and not several
 

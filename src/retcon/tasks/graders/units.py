@@ -15,7 +15,7 @@ ENDS = re.compile(
     in | of | for | at | on | to | by | from | with | before | after | altogether | overall | remaining | left | away
     | more | long | wide | tall | high | old | that | which | who | is | are | was | were | did | do | does | has | have
     | had | will | would | can | could | must | so | because | since | as | when | where | if | while | than | and | or
-    | total | however | during | until | between | among | out
+    | total | now | \w{2,}ing | however | during | until | between | among | out
     """,
     re.VERBOSE,
 )

@@ -70,6 +70,7 @@ RIGHT = [
     (r"\boxed{40 \text{ min}}", r"40\text{ minutes}"),
     (r"\boxed{7 \text{ numbers}}", r"7 \text{ distinct numbers}"),
     (r"\boxed{\$32,348}", "32348"),
+    (r"\boxed{80\text{¢}}", r"80\text{ cents}"),
     ("#### 40 mph", "40 miles per hour"),
     (r"\boxed{12^\circ}", r"12\text{ degrees}"),
     ("15°C", "15"),
@@ -102,6 +103,15 @@ RIGHT = [
     ("The answer is $2$ and $3$.", "3, 2"),
     (r"\boxed{\text{Paris}}", "Paris"),
     (r"\boxed{25}", r"So it is \boxed{25}."),
+    # words
+    ("The answer is New York.", r"\text{New York}"),
+    ("False", "False"),
+    # more of calculations
+    ("She made $5 because 20 times .25 equals 5.", "5"),
+    ("Thus, he will pay $6.50 + $5.50 = $12 for 5 apples and 5 oranges.", "12"),
+    ("They spent 30 + 15 = 45 minutes learning all three steps.", "45"),
+    ("It takes 10,000 sq.ft - 526 sq.ft = 9,474 sq.ft. of sod.", "9474"),
+    ("**Answer:** 9x^2 - 42xy + 49y^2 = 0", "9x^2 - 42xy + 49y^2 = 0"),
 ]
 
 WRONG = [
@@ -151,6 +161,9 @@ WRONG = [
     (r"\boxed{12\text{ m}^2}", r"12\text{ cm}^2"),
     (r"\boxed{2\sqrt{3}\text{ m}}", r"2\sqrt{3}\text{ cm}"),
     ("€5", r"\$5"),
+    (r"\boxed{5\text{ kg}}", r"5\text{ dollars}"),
+    (r"\boxed{\frac{5^{2024}}{\binom{4048}{2024}}-2}", r"\frac{4^{2024}}{\binom{4048}{2024}}-2"),
+    ("The answer is York.", r"\text{New York}"),
     ("The answer is 3 hours 30 minutes.", "3 hours 20 minutes"),
     ("The answer is 3 dollars 20 cents.", "3 hours 20 minutes"),
     ("The answer is 3 hours 20 minutes.", "3"),
