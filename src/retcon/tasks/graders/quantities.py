@@ -42,6 +42,7 @@ _ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b)")  # egg(s), day's
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _MONEY = re.compile(rf"(?<!{_LETTERS})(?:USD|US|CAD|A)?\s?\\?([$€£¥₹])")
 _MONIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
+_OFTEN = re.compile("an?|per|each|every|in|on|during|over|for|total|altogether")
 _ANY = frozenset({"unit"})  # of which each unit is one
 _CURRENCIES = frozenset(_MONIES.values()) - {"pound"}
 _COUNT = re.compile(r"((?<![\w.])\d[\d,]*+(?:\.\d+)?(?:/\d+)?)", re.ASCII)
@@ -207,7 +208,9 @@ def _unit(before: str, behind: str, money: str) -> Unit | None:
 def _times(words: list[str]) -> bool:
     """Whether a number is counted by hundredths or is a factor: `18 per cent`, `18 times as many`."""
     plain = [word.strip(_MARK) for word in words]
-    return any(pair == ("per", "cent") or pair[0] == "times" for pair in pairwise(plain))
+    return any(
+        pair == ("per", "cent") or (pair[0] == "times" and not _OFTEN.fullmatch(pair[1])) for pair in pairwise(plain)
+    )
 
 
 def _of(words: list[str]) -> Unit:

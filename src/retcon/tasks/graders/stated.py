@@ -34,12 +34,13 @@ _COMMAND = re.compile(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?")
 _AROUND = "*_#>~` \t"
 _ITEM = re.compile(r"(?:\d{1,2}[.)]|[-*•=])\s+(?=\S)")
 _END = re.compile(r"[.!?]\**\s+(?=[^\sa-z])")
-_REASON = re.compile(r"[.!?][*_]*\s+(?=[^\sa-z])|;\s|\s+\((?=[A-Za-z])|,?\s+(?:because|since)\s")
+_REASON = re.compile(r"[.!?][*_]*\s+(?=[^\sa-z])|;\s|\s+\((?=[A-Za-z][^()]*\)\W*$)|,?\s+(?:because|since)\s(?=[^,]*$)")
 _CLAUSE = re.compile(rf"{_REASON.pattern}|,\s+(?!or\b|and\b|\d)")
 _FOLLOWS = re.compile(r"\s*(?:,\s*)?(?:(?:and|or)\s+|,\s*)")
 _JOINED = re.compile(r"\s*\$?,?\s*\b(?:and|or|to|out of|in|of)\s+(?:a\s+)?(?:half\b|another\b|maybe\b|[-\\$€£]{0,2}\d)")
 _AND = re.compile(r"\s*,?\s*(?:and|or|to)\b")
 _FACTOR = re.compile(r"(?:\w+\s)*times\b", re.IGNORECASE)
+_AS_MANY = re.compile(r"\s*(?:\$|as|more|that|than|of|what)(?![A-Za-z])")
 _NAME = re.compile(r"[^\W\d_]+(?:[ '’-][^\W\d_]+){0,3}")
 _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 
@@ -93,18 +94,23 @@ def _only(line: str) -> str | None:
             return None
         return _formulas(line, formulas[0])
     _, so, follows = line.rpartition(" so ")
-    line = follows if so and _numbers(follows) else _REASON.split(line)[0]
+    if so and _numbers(follows):
+        return _clause(follows)
+    said = _REASON.split(line)[0]
+    return _clause(said if len(_numbers(said)) == 1 or "=" in said else line)
+
+
+def _clause(line: str) -> str | None:
+    """What stands behind the last `=`, or else the one number, with its unit."""
     _, equals, line = line.rpartition("=")
     line = line.lstrip()
     numbers = _numbers(line)
-    if equals:
-        return _number(line, numbers[0]) if numbers and numbers[0].start() == 0 else None
-    if len(numbers) > 1:
-        several = line[numbers[0].start() :]
-        return several if measures(several) is not None and not changes_a_number(line[: numbers[0].start()]) else None
     if not numbers or changes_a_number(line[: numbers[0].start()]):
         return None
-    return _number(line, numbers[0])
+    several = line[numbers[0].start() :]
+    if len(numbers) > 1 and measures(several) is not None:
+        return several
+    return _number(line, numbers[0]) if len(numbers) == 1 or (equals and numbers[0].start() == 0) else None
 
 
 def _number(text: str, found: re.Match[str]) -> str | None:
@@ -124,7 +130,7 @@ def _number(text: str, found: re.Match[str]) -> str | None:
 
 def _counted(said: str, unit: str, after: str) -> str | None:
     """A number or formula with its unit; None where it is a factor: `5 times as many`."""
-    if _FACTOR.match(unit) and (after.split() or not unit.endswith("times")):
+    if _FACTOR.match(unit) and (_AS_MANY.match(after) or not unit.endswith("times")):
         return None
     return rf"{said} \text{{{unit}}}" if unit else said or None
 

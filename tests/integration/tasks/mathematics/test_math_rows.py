@@ -109,6 +109,10 @@ RIGHT = [
     # more of calculations
     ("She made $5 because 20 times .25 equals 5.", "5"),
     ("Thus, he will pay $6.50 + $5.50 = $12 for 5 apples and 5 oranges.", "12"),
+    ("That makes 44+34+17=95 times in total", "95"),
+    ("#### 3 times a day", "3"),
+    ("Both scored 5 points because 20 / 4 = 5", "5"),
+    ("The average of the two sizes is size 30/2 = size 15", "15"),
     ("They spent 30 + 15 = 45 minutes learning all three steps.", "45"),
     ("It takes 10,000 sq.ft - 526 sq.ft = 9,474 sq.ft. of sod.", "9474"),
     ("**Answer:** 9x^2 - 42xy + 49y^2 = 0", "9x^2 - 42xy + 49y^2 = 0"),
