@@ -40,6 +40,7 @@ _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
 _ANGLES = re.compile(r"\\langle(?![A-Za-z])\s*|\s*\\rangle(?![A-Za-z])")
 _DOTS = re.compile(r"\\[lc]?dots[cbmio]?(?![A-Za-z])|\.{3,}")
 _CLOCK = re.compile(r"(?<![\d:.])(\d{1,2})\s*:\s*([0-5]\d)(?:\s*:\s*([0-5]\d))?(?![\d:.])")
+_CLOCK_IN_TEXT = re.compile(r"\\text\{\s*(\d{1,2}\s*(?::\s*[0-5]\d){1,2})(?![\d:.])")
 _THOUSANDS = re.compile(r"[(\[\])]|\\[{}]|(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _LIST = re.compile(r"\d, +\d{3}(?!\d)")
 _ARGUMENTS = re.compile(r"\\(?:[dtc]?(frac)|sqrt\s*(?:\[([^\[\]]*)\])?)(?![A-Za-z])|(?<![\\A-Za-z])sqrt(?=\s*\()")
@@ -59,6 +60,7 @@ def in_latex(text: str) -> str:
     text = _ANGLES.sub(
         lambda found: "(" if found[0].startswith(r"\l") else ")", _SIZES.sub("", _TEXT.sub(r"\\text", text))
     )
+    text = _CLOCK_IN_TEXT.sub(r"\1\\text{", text)
     text = _CLOCK.sub(_clock, _DOTS.sub(r"\\text{dots}", text)).strip()
     text = text.removesuffix(".").strip() or text
     return _TIMES.sub(r" \\cdot ", _braced(text, MOST_DEEP)) if "\\" in text or "**" in text or "sqrt" in text else text
