@@ -26,7 +26,7 @@ from retcon.tasks.graders.quantities import apart, quantity, same_measures, same
 from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.symbols import in_latex, listed, lists, ungrouped
 from retcon.tasks.graders.text import aloud, final_answer, folded, in_decimals, integer, marked, rational
-from retcon.tasks.grading.readable import in_words, not_mathematics
+from retcon.tasks.grading.readable import READ, in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
@@ -50,16 +50,9 @@ _SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
 
 # differ: whether two numbers do by more than what rounding explains. Math-Verify takes some such for one, as it rounds
 # to six digits behind the point, and of huge ones looks at the first digits alone.
-_WARM = r"""
-import json, logging
-logging.disable(logging.CRITICAL)
-from latex2sympy2_extended import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse, verify
+_WARM = READ + r"""
+from math_verify import verify
 from sympy import N, Number
-CLEAN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
-WHOLE = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=CLEAN)]
-def read(text):
-    return parse(f"${text}$", WHOLE, parsing_timeout=None)
 def differ(gold, reply):
     values = [N(read[0], 30) for read in (gold, reply) if read and getattr(read[0], "is_number", False)]
     if len(values) < 2 or not all(isinstance(value, Number) and value.is_finite for value in values):
@@ -242,7 +235,9 @@ async def _open(settings: MathSettings, host: Host) -> MathGrader:
 def _unreadable(answers: Sequence[str]) -> dict[str, str]:
     """Integers are read as they stand, other answers by Math-Verify."""
     found = {a: f"it has {len(a):,} characters, {ANSWER_CHARS:,} at most" for a in answers if len(a) > ANSWER_CHARS}
-    return found | not_mathematics([a for a in answers if a not in found and integer(a) is None], PACKAGES)
+    texts = {a: _listed(in_latex(a)) for a in answers if a not in found and integer(a) is None}
+    why = not_mathematics(list(texts.values()), PACKAGES)
+    return found | {a: why[text] for a, text in texts.items() if text in why}
 
 
 def _in_words(answer: str) -> bool:

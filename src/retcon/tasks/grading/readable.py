@@ -20,18 +20,19 @@ BATCH = 100  # answers that one call reads
 SECONDS = 20.0  # CPU and wall, of a call
 MEMORY_MB = 1024
 NO_MATHEMATICS = "Math-Verify finds no mathematics in it"
-_WARM = """
+READ = r"""
 import json, logging
 logging.disable(logging.CRITICAL)
-from math_verify import parse
-parse("$1/2$", parsing_timeout=None)
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse
+CLEAN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+WHOLE = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=CLEAN)]
+def read(text):
+    return parse(f"${text}$", WHOLE, parsing_timeout=None)
 """
-_PARSE = r"""
-def readable(text):
-    marked = text if "\\boxed" in text else "$\\boxed{" + text.strip().strip("$") + "}$"
-    return bool(parse(marked, parsing_timeout=None))
-[n for n, text in enumerate(json.load(open("answers.json"))) if not readable(text)]
-"""
+"""Python for a session: what Math-Verify reads in a formula, as a whole and without its own list of units."""
+_WARM = f"{READ}read('1/2')\n"
+_PARSE = "[n for n, text in enumerate(json.load(open('answers.json'))) if not read(text)]"
 
 
 def in_words(answer: str) -> bool:
@@ -40,7 +41,7 @@ def in_words(answer: str) -> bool:
 
 
 def not_mathematics(answers: Sequence[str], packages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Those in which Math-Verify finds no mathematics, and why.
+    """Those in which Math-Verify finds no mathematics, and why. answers: in LaTeX, without marks of formulas.
 
     They are read in sessions of a sandbox that preloads `packages`, AT_ONCE of them, many answers at a time: what
     hangs or takes too much memory there is found by halving. Raises MissingExtra without Math-Verify;
