@@ -50,7 +50,9 @@ _SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
 
 # differ: whether two numbers do by more than what rounding explains. Math-Verify takes some such for one, as it rounds
 # to six digits behind the point, and of huge ones looks at the first digits alone.
-_WARM = READ + r"""
+_WARM = (
+    READ
+    + r"""
 from math_verify import verify
 from sympy import N, Number
 def differ(gold, reply):
@@ -67,6 +69,7 @@ said = [read(one) for one in (
 for one, other in zip(said, said[1:] + said[:1]):
     verify(one, one, timeout_seconds=None), verify(one, other, timeout_seconds=None), differ(one, one)
 """
+)
 _COMPARE = """
 gold, reply = map(read, json.load(open("case.json")))
 "unreadable" if not gold else verify(gold, reply, timeout_seconds=None) and not differ(gold, reply)
