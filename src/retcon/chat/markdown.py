@@ -12,26 +12,29 @@ LANGUAGES = "python3?|py"
 _INDENT = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
 
 
-def find_calls(text: str, languages: str = LANGUAGES) -> Iterator[FoundCall]:
+def find_calls(text: str, languages: str = LANGUAGES, *, indented: bool = False) -> Iterator[FoundCall]:
     """Every ```` ```python ```` block (also `py`, `python3`, in any case) is a call of `python` with its `code`.
 
     The opening fence may stand anywhere and ends its line. The block ends at the first line that has nothing but at
     least as many backticks; backticks elsewhere in a line are code. Other languages are no calls. An opening fence
-    that is followed by another one before it is closed is prose. A block that is never closed is a malformed call. A
-    block that is indented as a whole, as in an item of a list, is read without that indentation.
-    languages: others that are calls, as a regular expression.
+    that is followed by another one before it is closed is prose. A block that is never closed is a malformed call.
+    languages: others that are calls, as a regular expression. indented: a block that is indented as a whole, as in an
+    item of a list, is read without that indentation. A call is not: it may take the place of one that stood elsewhere.
     """
-    for opening, close in _blocks(text, languages):
+    for opening, close in _blocks(text, languages, indented=indented):
+        start = opening.end()
         if close is None:
-            yield FoundCall("python", text[opening.end() :], opening.start())
-        else:
-            code = _dedented(text[opening.end() : close.end()], _column(text, opening))
+            yield FoundCall("python", text[start:], opening.start())
+        elif indented:
+            code = _dedented(text[start : close.end()], _column(text, opening))
             yield FoundCall("python", {"code": code}, opening.start())
+        else:
+            yield FoundCall("python", {"code": text[start : max(start, close.start())]}, opening.start())
 
 
 def first_block(text: str) -> tuple[int, int] | None:
     """Where the first call begins, and where its closing line ends; None where there is none, or none that is whole."""
-    opening, close = next(_blocks(text, LANGUAGES), (None, None))
+    opening, close = next(_blocks(text, LANGUAGES, indented=False), (None, None))
     return None if opening is None or close is None else (opening.start(), close.end())
 
 
@@ -40,7 +43,7 @@ def render_call(code: str) -> str:
     return f"```python\n{code}\n```"
 
 
-def _blocks(text: str, languages: str) -> Iterator[tuple[re.Match[str], re.Match[str] | None]]:
+def _blocks(text: str, languages: str, *, indented: bool) -> Iterator[tuple[re.Match[str], re.Match[str] | None]]:
     """The lines that open and close each block; of one that is never closed, None."""
     openings = list(_opening(languages).finditer(text))
     for n, opening in enumerate(openings):
@@ -48,7 +51,8 @@ def _blocks(text: str, languages: str) -> Iterator[tuple[re.Match[str], re.Match
         # The closing line may follow the opening one at once, hence from the line end before the code; and it is looked
         # for up to the next opening alone, as each search to the end would make many openings take long. `\Z` is there
         # too, so that what stands right before the next opening has to be told apart.
-        close = _closing(len(opening["fence"]), _column(text, opening)).search(text, opening.end() - 1, limit)
+        column = _column(text, opening) if indented else 0
+        close = _closing(len(opening["fence"]), column).search(text, opening.end() - 1, limit)
         if close is not None and not close.end() == limit < len(text):
             yield opening, close
         elif n + 1 == len(openings):

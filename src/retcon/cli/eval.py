@@ -94,25 +94,20 @@ SAMPLES = 4
 
 
 def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]) -> list[str]:
-    """What `--data` changes in a recipe: all rows of these files are evaluated on, unless an override says how many, or
-    the recipe another number than the usual one: whole recipes, as a run leaves behind, name that too."""
+    """What `--data` changes in a recipe: all rows of these files are evaluated on, unless it or an override says how
+    many."""
     from retcon.config.load import load_recipe
     from retcon.config.save import toml_of
-    from retcon.config.schema import EvaluateSection
     from retcon.tasks.checked import EVERY
 
     where = f"task.path={toml_of(paths[0])}"
     if len(paths) > 1:
         where = f"task.sources={toml_of(list(paths))}"
-    said = load_recipe(recipe).evaluate
-    changes = {}
-    if said.problems == EvaluateSection().problems:
-        changes["evaluate.problems"] = EVERY
-    if "samples" not in said.model_fields_set:
-        changes["evaluate.samples"] = SAMPLES
+    keys = {"evaluate.problems": EVERY, "evaluate.samples": SAMPLES}
     given = {override.partition("=")[0].strip() for override in overrides}
+    given |= {f"evaluate.{key}" for key in load_recipe(recipe).evaluate.model_fields_set}
     return [
         "task.kind=file", 'task.path=""', "task.sources=[]", 'task.evaluation_path=""', 'task.evaluation_split=""',
         "task.evaluation_share=1", where,
-        *(f"{key}={value}" for key, value in changes.items() if key not in given),
+        *(f"{key}={value}" for key, value in keys.items() if key not in given),
     ]  # fmt: skip

@@ -87,6 +87,7 @@ def _marked(recipe: str) -> str:
 def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
     """Not where it says that recipe already. Raises RecordError where it says something else that no report wrote."""
     from retcon.config.load import load_recipe
+    from retcon.config.save import recipe_to_toml
     from retcon.core.errors import RecipeError, RecordError
 
     if not os.path.lexists(file):
@@ -96,8 +97,11 @@ def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
         if text == _marked(text.partition("\n")[2]):
             return True
         with suppress(RecipeError):
-            if load_recipe(file) == recipe:
+            there = load_recipe(file)
+            if there == recipe:
                 return False
+            if text == recipe_to_toml(there):  # as earlier versions wrote it
+                return True
     raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
 
 

@@ -110,7 +110,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          "<tool_call>{}</tool_call>", "</tool_call>", '<tool_call>"\\"', " ", "["),
     ),
     "chat.markdown": (
-        lambda text: list(markdown.find_calls(text)),
+        lambda text: [list(markdown.find_calls(text, indented=indented)) for indented in (False, True)],
         ("```python\n", "````python\n", "```python\nx\n```\n", "`", "\n```", "\n``` x", "```py ", "\n", " ", "- ",
          "  ```py\n  x\n  ```\n"),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from retcon.chat.markdown import find_calls
 from retcon.chat.registry import named
 from retcon.chat.types import FoundCall
 from retcon.core.schema import ToolSpec
@@ -63,15 +64,7 @@ CALLS = [
     ("harmony", "<|channel|>commentary to=s<|message|>{}<|call|>", [("s", {}, 0)]),
     ("harmony", "<|channel|>commentary to=browser.search<|message|>{}<|end|>", []),
     ("harmony", "<|channel|>final to=user<|message|>{}", []),
-    ("markdown", "1. So:\n\n   ```python\n   for n in x:\n       n\n\n   y\n   ```\n2. And",
-     [("python", {"code": "for n in x:\n    n\n\ny"}, 11)]),
-    ("markdown", "- ```py\n  x\n   y\n  ```", [("python", {"code": "x\n y"}, 2)]),
-    ("markdown", "- a\n    - b ```py\n      x\n      ```\n", [("python", {"code": "x"}, 12)]),
-    ("markdown", "\t```py\n\tx\n\t```", [("python", {"code": "x"}, 1)]),
-    ("markdown", " ```py\n    x\n```", [("python", {"code": "    x"}, 1)]),
-    ("markdown", "   ```py\nx\n  y\n   ```", [("python", {"code": "x\n  y"}, 3)]),
-    ("markdown", "so ```py\n   x\n   ```", [("python", {"code": "   x"}, 3)]),
-    ("markdown", '```py\nx = """\n    ```\n"""\n```', [("python", {"code": 'x = """\n    ```\n"""'}, 0)]),
+    ("markdown", "- ```py\n  x\n   y\n  ```", [("python", {"code": "  x\n   y"}, 2)]),
     ("markdown", "  ```py\n  ```\n   ```py\n   x", [("python", {"code": ""}, 2), ("python", "   x", 17)]),
     ("gemma", "so\n```tool_code\nprint(1)\n```", [("python", {"code": "print(1)"}, 3)]),
     ("gemma", '```tool_code\n{"name": "s", "parameters": {"q": 1}}\n```', [("s", {"q": 1}, 0)]),
@@ -107,6 +100,22 @@ CALLS = [
 @pytest.mark.parametrize(("family", "text", "calls"), CALLS)
 def test_calls(family: str, text: str, calls: list[tuple[str, object, int]]) -> None:
     assert [(call.name, call.arguments, call.char) for call in named(family).find_calls(text)] == calls
+
+
+@pytest.mark.parametrize(("text", "calls"), [
+    ("1. So:\n\n   ```python\n   for n in x:\n       n\n\n   y\n   ```\n2. And",
+     [("python", {"code": "for n in x:\n    n\n\ny"}, 11)]),
+    ("- ```py\n  x\n   y\n  ```", [("python", {"code": "x\n y"}, 2)]),
+    ("- a\n    - b ```py\n      x\n      ```\n", [("python", {"code": "x"}, 12)]),
+    ("\t```py\n\tx\n\t```", [("python", {"code": "x"}, 1)]),
+    (" ```py\n    x\n```", [("python", {"code": "    x"}, 1)]),
+    ("   ```py\nx\n  y\n   ```", [("python", {"code": "x\n  y"}, 3)]),
+    ("so ```py\n   x\n   ```", [("python", {"code": "   x"}, 3)]),
+    ('```py\nx = """\n    ```\n"""\n```', [("python", {"code": 'x = """\n    ```\n"""'}, 0)]),
+    ("  ```py\n  ```\n   ```py\n   x", [("python", {"code": ""}, 2), ("python", "   x", 17)]),
+])  # fmt: skip
+def test_blocks_in_items_of_lists(text: str, calls: list[tuple[str, object, int]]) -> None:
+    assert [(call.name, call.arguments, call.char) for call in find_calls(text, indented=True)] == calls
 
 
 @pytest.mark.parametrize(("family", "text", "shown"), [

@@ -13,7 +13,6 @@ from retcon.cli.eval import SAMPLES, _of_files
 from retcon.cli.learn.sft import _beside
 from retcon.cli.quickstart.prepare import Wish, _data_overrides
 from retcon.config.load import load_recipe
-from retcon.config.save import recipe_to_toml
 from retcon.tasks.checked import EVERY
 
 NAMES = ["\N{GRINNING FACE}.jsonl", '\U00020bb7 "q".csv', "a\\b.jsonl", "\x7f.jsonl"]
@@ -30,15 +29,10 @@ def test_a_file_is_evaluated_on_by_any_name(name: str) -> None:
 def test_how_many_problems_of_a_file_count_is_said_by_the_recipe_too(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[evaluate]\nproblems = 7\nseed = 3\n")
-    (tmp_path / "usual.toml").write_text("[evaluate]\nproblems = 48\nsamples = 16\nseed = 3\n")
-    (tmp_path / "whole.toml").write_text(recipe_to_toml(load_recipe(str(recipe), ["evaluate.problems=48"])))
     for name, overrides, counts in (
         (None, [], (EVERY, SAMPLES)),
         (str(recipe), [], (7, SAMPLES)),
         (str(recipe), ["evaluate.problems=5", "evaluate.samples=2"], (5, 2)),
-        (str(tmp_path / "usual.toml"), [], (EVERY, 16)),
-        (str(tmp_path / "whole.toml"), [], (EVERY, 16)),
-        (str(tmp_path / "whole.toml"), ["evaluate.problems=48"], (48, 16)),
     ):
         found = load_recipe(name, [*_of_files(["a.jsonl"], name, overrides), *overrides]).evaluate
         assert (found.problems, found.samples, found.seed) == (*counts, 3 if name else 1000)

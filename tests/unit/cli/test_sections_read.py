@@ -52,7 +52,8 @@ def test_jobs_of_a_comparison_get_what_they_read(tmp_path: Path) -> None:
     made = training(tmp_path, tmp_path / "a", "quickstart/saar", overrides, name="a", start="base", needs=())
     assert [word for word in made.job.words if "=" in word] == ["rl.steps=3", "run.seed=1", "evaluate.problems=5"]
     cold = cold_start(tmp_path, tmp_path / "c", "quickstart/cold_start", overrides, name="c", demos=tmp_path / "d")
-    assert [word for word in cold.job.words if "=" in word] == ["sft.steps=4", "run.seed=1", "evaluate.problems=5"]
+    own = ["sft.steps=4", "run.seed=1", "evaluate.problems=5", "demos.kind=teacher"]
+    assert [word for word in cold.job.words if "=" in word] == own
 
 
 def test_a_comparison_and_a_conversation_refuse_them_too() -> None:

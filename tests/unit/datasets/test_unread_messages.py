@@ -95,7 +95,7 @@ def test_what_is_thought_is_learnt_whether_or_not_a_tool_is_called(tmp_path, key
 
 
 @pytest.mark.parametrize(
-    ("role", "hint"), [("asistant", "assistant"), ("Assistent", "assistant"), ("usr", "user"), ("Humann", "human")]
+    ("role", "hint"), [("asistant", "assistant"), ("Assistent", "assistant"), ("usr", "user"), ("Humman", "human")]
 )
 @pytest.mark.parametrize("key", ["role", "from"])
 def test_a_misspelt_role_is_refused_by_line(tmp_path, key, role, hint):
@@ -106,7 +106,7 @@ def test_a_misspelt_role_is_refused_by_line(tmp_path, key, role, hint):
         read_samples(written(tmp_path, {"messages": talk}), CHAT, vocabulary=TOKENIZER.size)
 
 
-@pytest.mark.parametrize("role", ["planner", "coder", "customer", "user_1", "Critic"])
+@pytest.mark.parametrize("role", ["planner", "coder", "customer", "user_1", "users", "Critic", "tools"])
 def test_a_role_of_another_name_is_the_users(tmp_path, role):
     talk = [{"role": "user", "content": "Q"}, {"role": role, "content": "B"}, {"role": "assistant", "content": "A"}]
     assert learnt(tmp_path, {"messages": talk}) == ["A"]

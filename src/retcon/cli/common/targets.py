@@ -65,7 +65,8 @@ def training(
     job. text: of the recipe's file, where that is written before the job runs. Raises as `refuse_unlearnable` and the
     engine's `refuse_training`, before the jobs that it needs have run."""
     settings, overrides = _settled(out, folder, recipe, overrides, text)
-    settings.engine.refuse_training(settings)
+    if not (folder / "final").exists():
+        settings.engine.refuse_training(settings)
     refuse_unlearnable(settings)
     words = ("train", recipe, *of_sections(overrides, READS["train"]), "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)

@@ -48,6 +48,7 @@ def sft(
     dry_run: DryRun = False,
 ) -> None:
     """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
+    from retcon.cli.common.overriding import of_sections
     from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
 
@@ -61,7 +62,8 @@ def sft(
 
     file = demonstrations[0] if demonstrations else _beside(out)
     if demonstrations:
-        refuse_missing(settings, file, command_line("retcon", "demos", name or COLD_START, *changes, "--out", file))
+        own = of_sections(changes, READS["demos"])
+        refuse_missing(settings, file, command_line("retcon", "demos", name or COLD_START, *own, "--out", file))
     if dry_run:
         from retcon.cli.common.plan import plan_sft
 

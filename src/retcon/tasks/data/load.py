@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.core.errors import TaskWarning, nearest
-from retcon.tasks.data.conventions import Convention, Untold, named, recognised
+from retcon.tasks.data.conventions import QUESTIONS, Convention, Untold, named, recognised
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, marks
 from retcon.tasks.data.files.rows import following, mapped, read_rows, split_of
 from retcon.tasks.data.grading import graded_item, is_answered, refuse_unknown
@@ -50,7 +50,7 @@ def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) ->
     for read in sources:
         if read.tasks is not None and len(sources) > 1 and not read.settings.weight:
             raise DataError(f"{read.settings.path}: a task set may be endless: give every source a weight to mix it")
-    loader.refuse_idle_marks()
+    loader.warn_of_idle_marks()
     loaded = Loaded(settings, sources)
     _find_overlap(loaded)
     return loaded
@@ -68,13 +68,15 @@ class _Loader:
         self._made: Counter[str] = Counter()
         self._columns: dict[str, None] = {}  # of all rows, in their order
 
-    def refuse_idle_marks(self) -> None:
-        """Raises DataError for a column of marks, other than the usual one, that no row has."""
+    def warn_of_idle_marks(self) -> None:
+        """Tells of a column of marks, other than the usual one, that no row has (TaskWarning): of several files, as of
+        stages, one may be marked and another not."""
         usual = type(self._settings).model_fields["marked"].default
         for name in self._settings.marked:
             if name not in self._columns and name not in usual and self._columns:
                 close, there = nearest(name, self._columns), ", ".join(self._columns)
-                raise DataError(f"task.marked: no row has a column '{name}'{close}; there are: {there}")
+                told = f"task.marked: no row of {self._settings.name or 'the tasks'} has a column '{name}'{close}"
+                warnings.warn(f"{told}, which leaves out none; there are: {there}", TaskWarning, stacklevel=3)
 
     def read(self, source: TaskSource, role: Role) -> ReadSource:
         """role: what the source is for; rows of a source that trains may be for evaluation all the same."""
@@ -189,22 +191,29 @@ class _Loader:
         return Task(id, item.question, item.answer, item.system, meta, item.before)
 
 
-def _item(row: Row, columns: Columns, convention: Convention) -> Item:
-    """A row, read. A needed column that it leaves out, and rows before it have, is as null. Raises DataError where one
-    of a near name may be meant, or it has nothing that the convention needs."""
+def _item(row: Row, columns: Columns, convention: Convention, *, asked: bool = False) -> Item:
+    """A row, read. A needed column that it leaves out, and rows before it have, is as null. asked: only the question
+    counts. Raises DataError where one of a near name may be meant, or it has nothing that the convention needs."""
     lacking = convention.lacking(columns)
     for need in lacking:
-        known = any(name in row.before for name in need.split("|"))
-        if not known or convention.nearest(need, row.new) or len(lacking) == len(convention.needs):
-            lacked = f"{need.replace('|', ' or ')}{convention.nearest(need, columns)}"
-            raise DataError(
-                f"{row.where}: lacks column {lacked}, which rows of {convention.name} have; "
-                f"it has: {', '.join(columns)}"
-            )
+        names = need.split("|")
+        counts = not asked or not set(QUESTIONS).isdisjoint(names)
+        near = counts and convention.nearest(need, row.new)
+        if not any(name in row.before for name in names) or near or len(lacking) == len(convention.needs):
+            raise _lacks(row, columns, convention, need)
     try:
         return convention.read({**columns, **{need.partition("|")[0]: None for need in lacking}})
     except Misfit as misfit:
+        if lacking:
+            raise _lacks(row, columns, convention, lacking[0]) from None
         raise DataError(f"{row.where}: {misfit} (read as {convention.name})") from None
+
+
+def _lacks(row: Row, columns: Columns, convention: Convention, need: str) -> DataError:
+    lacked = f"{need.replace('|', ' or ')}{convention.nearest(need, columns)}"
+    return DataError(
+        f"{row.where}: lacks column {lacked}, which rows of {convention.name} have; it has: {', '.join(columns)}"
+    )
 
 
 def _measured(source: TaskSource, splits: Splits) -> TaskSource:
@@ -257,7 +266,7 @@ def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterat
     for row in following(rows):
         if convention is None:
             convention, own = _recognised_by_any(row, columns)
-        yield row.where, _item(row, mapped(row, own), convention).question
+        yield row.where, _item(row, mapped(row, own), convention, asked=True).question
 
 
 def _recognised_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[Convention, Mapping[str, str]]:

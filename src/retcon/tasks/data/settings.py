@@ -78,7 +78,7 @@ class FileTaskSettings(_Reading):
     duplicates: Literal["drop", "keep"] = Field("drop", description="drop | keep tasks whose question came before, "
         "but for layout")  # fmt: skip
     marked: Several = Field(("eval_overlap",), description="columns that mark rows to be left out: those with "
-        "a value there other than false, no or 0")  # fmt: skip
+        "a value there other than false, no or 0; one that no row has is told")  # fmt: skip
     against: Several = Field((), description="files of evaluations that training tasks must not overlap with")
     overlap: Literal["refuse", "drop", "allow"] = Field("refuse", description="refuse | drop | allow training tasks "
         "that repeat a question of evaluation: its text, or more than half of it in runs of 13 words")  # fmt: skip

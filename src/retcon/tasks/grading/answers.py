@@ -66,7 +66,8 @@ def _ran(trajectory: Trajectory) -> Sequence[str]:
 
 def _blocks(text: str) -> Sequence[str]:
     """The whole blocks of Python in a text; those that were only thought, where it then says nothing."""
-    return [str(call.arguments["code"]) for call in find_calls(heard(text)) if not isinstance(call.arguments, str)]
+    found = find_calls(heard(text), indented=True)
+    return [str(call.arguments["code"]) for call in found if not isinstance(call.arguments, str)]
 
 
 def _answers(program: str, names: Collection[str], tests: Tests) -> bool:

@@ -13,7 +13,7 @@ from retcon.transcripts.reading.roles import KINDS, ROLES
 from retcon.transcripts.types import Json
 
 _TEXT = ("content", "value")
-_BESIDE = ("tool_calls", "function_call", *REASONING)
+_BESIDE = ("tool_calls", "function_call", "refusal", *REASONING)
 """What a message may say without a text."""
 _USUAL = ("assistant", "user", "system", "tool", "human")
 """Roles that are meant where one is nearly written so; others are names of people's own."""
@@ -48,14 +48,21 @@ def refuse_unread(record: Json) -> None:
 
 def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
     role = item.get("role", item.get("from"))
-    if isinstance(role, str) and role not in ROLES and (close := get_close_matches(role[:40].lower(), _USUAL, 1, 0.85)):
-        raise RecordError(f"{which}: the role '{role}' is not known (did you mean '{close[0]}'?)")
+    if isinstance(role, str) and (meant := _misspelt(role)):
+        raise RecordError(f"{which}: the role '{role}' is not known (did you mean '{meant}'?)")
     text = _content(item)
     # A tool may have put out nothing.
     unsaid = text is None and not (KINDS.get(role) == "output" and any(key in item for key in _TEXT))
     if not any(item.get(key) for key in _BESIDE) and (unsaid or not isinstance(text, str | list | dict | None)):
-        meant = next((hint for key in item if (hint := nearest(key, _TEXT)) and key not in _TEXT), "")
-        raise RecordError(
-            f"{which} ({role}) has no text: it is read from {' or '.join(_TEXT)}, and the message has "
-            f"{', '.join(item)}{meant}"
+        hint = next((hint for key in item if key not in _TEXT and (hint := nearest(key, _TEXT))), "")
+        has = next(
+            (f"its {key} is null" for key in _TEXT if item.get(key, "") is None), f"it has {', '.join(item)}{hint}"
         )
+        raise RecordError(f"{which} ({role}) has no text, which is read from {' or '.join(_TEXT)}: {has}")
+
+
+def _misspelt(role: str) -> str:
+    """The usual role that is meant; none of what is known, or a name of people's own (`user_1`, `coder`)."""
+    if role in ROLES or role.lower().startswith(_USUAL):
+        return ""
+    return next(iter(get_close_matches(role[:40].lower(), _USUAL, 1, 0.85)), "")

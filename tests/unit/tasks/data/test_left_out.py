@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from datafiles import ROWS, questions, read, tasks, write
+from retcon.core.errors import TaskWarning
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.load import load
 from retcon.tasks.data.settings import FileTaskSettings
@@ -32,12 +33,12 @@ def test_any_other_mark_is_one(tmp_path: Path, yes: object) -> None:
     assert len(tasks(write(tmp_path / "a.jsonl", rows))) == 2
 
 
-def test_a_column_of_marks_that_no_row_has_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_a_column_of_marks_that_no_row_has_is_told_with_the_nearest(tmp_path: Path) -> None:
     rows = [*questions(3), {"question": "seen before", "answer": "1", "contaminated": True}]
     path, other = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", questions(2))
     assert len(tasks(path, marked="contaminated")) == 3
-    with pytest.raises(DataError, match=r"marked: no row has a column 'contaminate' \(did you mean 'contaminated'\?\)"):
-        tasks(path, marked=["eval_overlap", "contaminate"])
+    with pytest.warns(TaskWarning, match=r"marked: no row .* a column 'contaminate' \(did you mean 'contaminated'\?\)"):
+        assert len(tasks(path, marked=["eval_overlap", "contaminate"])) == 4
     for sources in ((other, path), (path, other)):
         mixed = FileTaskSettings(sources=sources, marked=("contaminated",), evaluation_share=0)  # type: ignore[arg-type]
         assert [source.dropped["marked to be left out"] for source in load(mixed).sources].count(1) == 1
@@ -91,5 +92,13 @@ def test_a_column_that_a_later_row_calls_otherwise_is_refused(
 
 def test_choices_that_an_evaluation_leaves_out_are_told(tmp_path: Path) -> None:
     held = write(tmp_path / "e.jsonl", [ROWS["choices"], {"question": "Which?", "answer": 1}])
-    with pytest.raises(DataError, match="line 2: column 'choices' is not a list of choices"):
+    with pytest.raises(DataError, match="line 2: lacks column choices or options"):
         read(write(tmp_path / "a.jsonl", [ROWS["plain"]]), against=held)
+
+
+def test_of_an_evaluation_that_is_held_against_only_questions_count(tmp_path: Path) -> None:
+    held = write(tmp_path / "e.jsonl", [{"question": "x", "answer": "1"}, {"question": "a", "answers": ["1", "2"]}])
+    rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+    assert read(write(tmp_path / "a.jsonl", rows), against=held, overlap="drop").dropped == {
+        "overlapping with evaluation": 1
+    }
