@@ -71,3 +71,15 @@ def test_a_long_answer_is_read_in_no_time(piece: str) -> None:
     in_latex(piece * 1000)
     ungrouped(piece * 1000)
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("opens", [r"\frac{", r"\frac1{", r"\sqrt{", "sqrt(", "x^{", "x^(", "2**("])
+@pytest.mark.parametrize("behind", ["", "{2}"])
+def test_what_nests_is_read_in_linear_time(opens: str, behind: str) -> None:
+    closes = {"{": "}", "(": ")"}[opens[-1]] + behind
+    text = opens * 20 + "1" + closes * 20
+    start = time.process_time()
+    in_latex(text)
+    assert time.process_time() - start < 1
+    in_latex(opens * 300 + "1" + closes * 300)
+    assert time.process_time() - start < 2

@@ -50,6 +50,7 @@ _ATOM = re.compile(r"\\[A-Za-z]+|\d|[A-Za-z]")
 _EXPONENT = re.compile(r"-?(?:\d+(?:\.\d+)?|[A-Za-z])")
 _NEXT = re.compile(f"{_ARGUMENTS.pattern}|(?P<raised>{_RAISED.pattern})")
 _CLOSES = {"{": "}", "(": ")"}
+_BRACKET = re.compile(r"[{}()]")
 
 
 def in_latex(text: str) -> str:
@@ -116,35 +117,40 @@ def _fraction(found: re.Match[str]) -> str:
 
 def _braced(text: str, deep: int) -> str:
     r"""Each argument of a fraction, root or power in braces: `\frac\pi2`, `\sqrt6`, `x**10`, `x^(n+1)`, `sqrt(2)`."""
-    parts, at = list[str](), 0
+    parts, at, closed = list[str](), 0, _closed(text)
     while deep and (found := _NEXT.search(text, at)) is not None:
         parts.append(text[at : found.start()])
         at, raised = found.end(), found["raised"] is not None
         name = "^" if raised else r"\frac" if found[1] else rf"\sqrt[{found[2]}]" if found[2] else r"\sqrt"
         arguments, end = list[str](), at
         for _ in range(2 if found[1] else 1):
-            argument, end = _argument(text, end, _EXPONENT if raised and "*" in found[0] else _ATOM)
+            argument, end = _argument(text, end, _EXPONENT if raised and "*" in found[0] else _ATOM, closed)
             if argument is None:
+                parts.append(name if raised else found[0])
                 break
-            arguments.append(f"{{{_braced(argument, deep - 1)}}}")
-        else:
-            parts.append(name + "".join(arguments))
+            arguments.append(argument)
+        else:  # looked into only here: with what is looked into twice, each level would double the time
+            parts.append(name + "".join(f"{{{_braced(argument, deep - 1)}}}" for argument in arguments))
             at = end
-            continue
-        parts.append(name if raised else found[0])
     return "".join((*parts, text[at:]))
 
 
-def _argument(text: str, at: int, atom: re.Pattern[str]) -> tuple[str | None, int]:
+def _closed(text: str) -> dict[int, int]:
+    """Where each brace and bracket that is closed is: from its place to that of the one that closes it."""
+    ends, opened = dict[int, int](), {closes: list[int]() for closes in _CLOSES.values()}
+    for found in _BRACKET.finditer(text):
+        if found[0] in _CLOSES:
+            opened[_CLOSES[found[0]]].append(found.start())
+        elif opened[found[0]]:
+            ends[opened[found[0]].pop()] = found.start()
+    return ends
+
+
+def _argument(text: str, at: int, atom: re.Pattern[str], closed: dict[int, int]) -> tuple[str | None, int]:
     """What stands from `at` on, without its braces or brackets, and where it ends; None where nothing does."""
-    at += len(text[at:]) - len(text[at:].lstrip())
-    opens = text[at : at + 1]
-    if opens in _CLOSES and opens:
-        depth = 0
-        for end in range(at, len(text)):
-            depth += (text[end] == opens) - (text[end] == _CLOSES[opens])
-            if not depth:
-                return text[at + 1 : end], end + 1
-        return None, at
+    while text[at : at + 1].isspace():
+        at += 1
+    if at in closed:
+        return text[at + 1 : closed[at]], closed[at] + 1
     found = atom.match(text, at)
     return (found[0], found.end()) if found is not None else (None, at)
