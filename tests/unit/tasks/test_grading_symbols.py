@@ -42,6 +42,14 @@ from retcon.tasks.graders.symbols import in_latex, ungrouped
         (r"\boxed{\frac12}", r"\frac{1}{2}"),
         (r"\frac{1}{2", r"\frac{1}{2"),
         (r"\frac", r"\frac"),
+        (r"\[ \begin{aligned} a+b &= 3+5 \\ &= 8. \end{aligned} \]", "a+b = 3+5 = 8"),
+        (r"$$\begin{align*} 2x+1 &= 7 \\[2pt] &\implies x = 3 \end{align*}$$", "x = 3"),
+        (r"\begin{gather} x=1 \\ y=2 \end{gather}", "x=1, y=2"),
+        (
+            r"\begin{aligned} A &= \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}. \end{aligned}",
+            r"A = \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
+        ),
+        (r"\{ \begin{aligned} x&=1 \\ y&=2 \end{aligned}", r"\{ \begin{aligned} x&=1 \\ y&=2 \end{aligned}"),
     ],
 )
 def test_in_latex(typed: str, latex: str) -> None:
@@ -64,7 +72,7 @@ def test_commas_that_part_thousands(text: str, without: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["(", "{", "^(", r"\frac{", r"\sqrt[", "**", "7,111", "$", r"\text{", ",\\! ", "x**("]
+    "piece", ["(", "{", "^(", r"\frac{", r"\sqrt[", "**", "7,111", r"\begin{align}", "$", r"\text{", ",\\! ", "x**("]
 )
 def test_a_long_answer_is_read_in_no_time(piece: str) -> None:
     start = time.process_time()

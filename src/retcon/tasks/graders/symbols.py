@@ -49,6 +49,14 @@ _TIMES = re.compile(r"(?<=[\w)\]}])\s*\*\s*(?=[\w(\\])")
 _ATOM = re.compile(r"\\[A-Za-z]+|\d|[A-Za-z]")
 _EXPONENT = re.compile(r"-?(?:\d+(?:\.\d+)?|[A-Za-z])")
 _NEXT = re.compile(f"{_ARGUMENTS.pattern}|(?P<raised>{_RAISED.pattern})")
+_ALIGNED = re.compile(
+    r"(\\\{\s*)?\\begin\{((?:align|gather|equation|multline|split)(?:ed)?\*?)\}(.*?)\\end\{\2\}", re.DOTALL
+)
+_BREAK = re.compile(r"\\begin\{(\w+)\}.*?\\end\{\1\}|(\\\\\s*(?:\[[^\[\]]*\])?)|\\.|(&)")
+_GOES_ON = re.compile(r"[=<>≤≥≈]|\\(?:le|ge|leq|geq|approx)(?![A-Za-z])")
+_HENCE = re.compile(r"^\s*\\(?:implies|Rightarrow|therefore|iff)(?![A-Za-z])")
+_NAMED = re.compile(r"(?:[A-Za-z](?:_\{?\w\}?)?|\\text\s*\{[^{}]*\}|\\[a-z]+)\s*=")
+_SOLVED = re.compile(r"[A-Za-z](?:_\{?\w\}?)?\s*=\s*-?[\d.,/]+")
 _CLOSES = {"{": "}", "(": ")"}
 _BRACKET = re.compile(r"[{}()]")
 
@@ -56,6 +64,7 @@ _BRACKET = re.compile(r"[{}()]")
 def in_latex(text: str) -> str:
     """The same text, without formulas' marks and what is only spacing or size."""
     text = BOLD.sub(r"\1", FORMULA.sub(_inside, _typed((boxed(text) or text).strip())))
+    text = _ALIGNED.sub(_in_a_line, text)
     text = _MARKS.sub("", _MONEY.sub(r"\$", text)).strip("`")
     text = _SPACE.sub(lambda found: "" if found[0] == r"\!" else " ", _GROUP.sub(",", text))
     text = _ANGLES.sub(
@@ -99,6 +108,27 @@ def _clock(found: re.Match[str]) -> str:
 
 def _inside(found: re.Match[str]) -> str:
     return next(filter(None, found.groups()), "")
+
+
+def _in_a_line(found: re.Match[str]) -> str:
+    r"""Formulas over several lines in one: the last, with what it goes on from (`&= 5 + 3 \\ &= 8`) and what the lines
+    before it solve (`x &= 1 \\ y &= 2`); all of them, if the last names nothing. As it stands behind a brace: a system."""
+    if found[1]:
+        return found[0]
+    lines = list[str]()
+    for row in _BREAK.sub(_broken, " ".join(_ALIGNED.sub(_in_a_line, found[3]).split())).split("\n"):
+        line = _HENCE.sub("", row).strip(" ,.;")
+        if lines and _GOES_ON.match(line):
+            lines[-1] += f" {line}"
+        elif line:
+            lines.append(line)
+    if lines and _NAMED.match(lines[-1]):
+        lines = [*filter(_SOLVED.fullmatch, lines[:-1]), lines[-1]]
+    return ", ".join(lines)
+
+
+def _broken(found: re.Match[str]) -> str:
+    return "\n" if found[2] else " " if found[3] else found[0]
 
 
 def _typed(text: str) -> str:

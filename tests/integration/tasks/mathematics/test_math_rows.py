@@ -119,6 +119,12 @@ RIGHT = [
     ("They spent 30 + 15 = 45 minutes learning all three steps.", "45"),
     ("It takes 10,000 sq.ft - 526 sq.ft = 9,474 sq.ft. of sod.", "9474"),
     ("**Answer:** 9x^2 - 42xy + 49y^2 = 0", "9x^2 - 42xy + 49y^2 = 0"),
+    # over several lines
+    (r"\[ \begin{aligned} a+b &= 120+35 \\ &= 155. \end{aligned} \]", "155"),
+    ("So\n$$\n\\begin{align*}\na+b &= 120+35 \\\\\n&= 155.\n\\end{align*}\n$$", "155"),
+    (r"\boxed{\begin{aligned}x &= 155\end{aligned}}", "155"),
+    (r"\boxed{\begin{aligned}3x+2 &= 11 \\ 3x &= 9 \\ x &= 3\end{aligned}}", "3"),
+    (r"\boxed{\begin{aligned}x &= 1 \\ y &= 2\end{aligned}}", "(1, 2)"),
 ]
 
 WRONG = [
@@ -180,6 +186,9 @@ WRONG = [
     (r"\boxed{98, 118}", "$98,118,142$"),
     (r"\boxed{6, 8}", r"6, 8\text{, and }10"),
     (r"\boxed{\sqrt{6}}", r"$3 \sqrt{6}$."),
+    (r"\[ \begin{aligned} a+b &= 120+35 \\ &= 155. \end{aligned} \]", "120"),
+    (r"\boxed{\begin{aligned}x &= 1 \\ y &= 2\end{aligned}}", "2"),
+    (r"\boxed{\begin{aligned}x &= 1 \\ x &= 2\end{aligned}}", "2"),
 ]
 
 
