@@ -22,9 +22,9 @@ from retcon.core.errors import InfrastructureFault, MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tasks.graders.bases import same_in_base
-from retcon.tasks.graders.quantities import apart, quantity, same_measures, same_quantity
+from retcon.tasks.graders.quantities import CHARS, apart, quantity, same_measures, same_quantity
 from retcon.tasks.graders.stated import stated
-from retcon.tasks.graders.symbols import in_latex, listed, lists, ungrouped
+from retcon.tasks.graders.symbols import in_latex, in_ratio, listed, lists, ungrouped
 from retcon.tasks.graders.text import aloud, final_answer, folded, in_decimals, integer, marked, rational
 from retcon.tasks.grading.readable import READ, in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
@@ -41,12 +41,15 @@ ANSWER_CHARS = 4000
 WAITING = 10.0  # wall seconds for each CPU second: on a busy machine an answer must not become a fault
 
 _PER_CENT = re.compile(
-    r"\s*(?:\\text\{\s*)?(?:\\?%|(?<![A-Za-z])(?:percent|per cent|pct)(?![A-Za-z]))[\s}]*$", re.IGNORECASE
+    r"(?<!\s)\s*(?:\\text\{\s*)?(?:\\?%|(?<![A-Za-z])(?:percent|per cent|pct)(?![A-Za-z]))[\s}]*$", re.IGNORECASE
 )
 _AND = re.compile(
-    r"\s*(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))\s*(?:,\s*)?"
+    r"(?<!\s)\s*(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))\s*(?:,\s*)?"
 )
 _SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
+_VERB = re.compile(r"(?<![\\\w])(?:is|are|was|were|will|has|have|had|equals?)(?!\w)", re.IGNORECASE)
+_DENIED = re.compile(r"\b(?:not|no|never|false|wrong)\b|n['’]t\b", re.IGNORECASE)
+_WORD = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,}")
 
 # differ: whether two numbers do by more than what rounding explains. Math-Verify takes some such for one, as it rounds
 # to six digits behind the point, and of huge ones looks at the first digits alone.
@@ -129,6 +132,7 @@ class MathGrader:
         if said == answer.strip():
             return True
         ours, theirs = _latex(answer), in_latex(said)
+        ours, theirs = in_ratio(ours, theirs), in_ratio(theirs, ours)
         plain = listed if lists(ours) or lists(theirs) else ungrouped
         ours, theirs = plain(ours), plain(theirs)
         if folded(ours) == folded(theirs):
@@ -178,7 +182,18 @@ def _answer(reply: str) -> str | None:
     tagged = final_answer(reply)
     if tagged is None or _SENTENCES.search(tagged):
         return stated(reply) or tagged
+    if _VERB.search(tagged) or (tagged.endswith((".", "!")) and len(_WORD.findall(tagged)) > 2):
+        return stated(reply) or _predicate(tagged) or tagged
     return tagged
+
+
+def _predicate(sentence: str) -> str | None:
+    """The number or formula behind the one verb of a sentence: `The value of $k$ is 5.`"""
+    subject, *rest = _VERB.split(sentence)
+    if len(rest) != 1 or _DENIED.search(subject):
+        return None
+    said = stated(f"The answer is {rest[0]}")
+    return None if said is None or said.startswith(r"\text{") else said
 
 
 def _latex(answer: str) -> str:
@@ -196,7 +211,7 @@ def _far(one: Fraction, other: Fraction) -> bool:
 
 def _same_number(answer: str, said: str) -> bool | None:
     """Whether both are one number, with a unit or not; None where one is none, or they are so near that one may be the
-    other rounded. Per cent are hundredths or whole, as the other side has it."""
+    other rounded. Per cent are hundredths or whole, as the other side has it; less than one of them is hundredths."""
     (answer, ours_in), (said, theirs_in) = _per_cent(answer), _per_cent(said)
     ours, theirs = quantity(answer), quantity(said)
     if ours is None or theirs is None:
@@ -204,7 +219,8 @@ def _same_number(answer: str, said: str) -> bool | None:
     one, other = ours.value, theirs.value
     pairs = [(one, other)]
     if ours_in != theirs_in:
-        pairs.append((one / 100, other) if ours_in else (one, other / 100))
+        hundredths = (one / 100, other) if ours_in else (one, other / 100)
+        pairs = [hundredths, *(pairs if abs(one if ours_in else other) >= 1 else [])]
     if not ours.unit.fits(theirs.unit) or all(_far(*pair) for pair in pairs):
         return False
     return True if any(a == b for a, b in pairs) else None
@@ -212,8 +228,8 @@ def _same_number(answer: str, said: str) -> bool | None:
 
 def _per_cent(text: str) -> tuple[str, bool]:
     """The text without its last `%`, and whether it had one."""
-    without = _PER_CENT.sub("", text)
-    return without, without != text
+    found = _PER_CENT.search(text, max(0, len(text) - CHARS))
+    return (text, False) if found is None else (text[: found.start()], True)
 
 
 def _listed(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from retcon.tasks.graders.text import rational, unset
 from retcon.tasks.graders.units import EACH, ENDS, FRONT, RATES, SPOKEN, noun, plain
 
-CHARS = 200  # a longer text is no quantity
+CHARS = 200  # a longer text is no quantity, and no unit or sign of per cent is looked for further from its end
 _LETTERS = "[A-Za-zÀ-ÖØ-öø-ɏ]"
 _MARK = "¦"  # before each word that stood in \text{…}
 _NUMBER = re.compile(
@@ -37,7 +37,7 @@ _UNITS = re.compile(  # at the end of a formula
     rf"(?:(?:\s*\\text\{{(?!clock|dots)[^{{}}]*\}}|(?<=[\s}}\d])\s*(?<![\\A-Za-z])(?:[kcm]m|{_LETTERS}{{3,}}))"
     r"(?:\s?/\s?)?)+[\s.]*$"
 )
-_PER = re.compile(rf"\s*/\s*(?={_MARK}?{_LETTERS})")
+_PER = re.compile(rf"(?<!\s)\s*/\s*(?={_MARK}?{_LETTERS})")
 _ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b)")  # egg(s), day's
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _MONEY = re.compile(rf"(?<!{_LETTERS})(?:USD|US|CAD|A)?\s?\\?([$€£¥₹])")
@@ -105,7 +105,7 @@ def apart(text: str) -> tuple[str, Unit]:
     text = _POWER.sub(_in_words, text.replace(r"\$", "$"))
     money = _money(text)
     text = _MONEY.sub("", text) if money else text
-    found = _UNITS.search(text)
+    found = _UNITS.search(text, max(0, len(text) - CHARS))
     if found is None:
         return text.strip(), Unit(money=money)
     core, words = text[: found.start()].strip(), _marked(found[0])

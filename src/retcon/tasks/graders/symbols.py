@@ -23,7 +23,8 @@ _SIGNS = {
 _SIGN = re.compile("|".join(map(re.escape, _SIGNS)))
 FORMULA = re.compile(
     r"(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$|(?<!\\)\$(?![\s$])((?:\\.|[^$\\\n])*?(?<!\s))\$(?!\d)"
-    r"|(?<!\\)\$\s((?:\\.|[^$\\\n])+)\s\$(?!\d)|(?<!\\)\\\((.+?)\\\)|(?<!\\)\\\[(.+?)\\\]",
+    r"|(?<!\\)\$\s((?:\\.|[^$\\\n])+)\s\$(?!\d)|(?<!\\)\\\(((?:\\[^()]|[^\\])++)\\\)"
+    r"|(?<!\\)\\\[((?:\\[^\[\]]|[^\\])++)\\\]",
     re.DOTALL,
 )
 """A formula between its marks; `$5 and $6` is none, as for pandoc: the `$` that ends one follows no space."""
@@ -34,13 +35,15 @@ _MARKS = re.compile(
 )
 _MONEY = re.compile(r"(?<!\\)\$(?=\d)")
 _GROUP = re.compile(r"\{,\}|,\s*\\!\s*|\s\\!\s*,\s*|(?<=\d)\\[,;] ?(?=\d{3}(?!\d))")
-_SPACE = re.compile(r"\\!|(?<!\\)\\[,;: ]|(?<!\\)~|\\q?quad(?![A-Za-z])|\s+")
+_SPACE = re.compile(r"(?:\\!|(?<!\\)\\[,;: ]|(?<!\\)~|\\q?quad(?![A-Za-z])|\s)++")
 _TEXT = re.compile(r"\\(?:mbox|textnormal|text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf))\s*(?=\{)")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
-_ANGLES = re.compile(r"\\langle(?![A-Za-z])\s*|\s*\\rangle(?![A-Za-z])")
+_ANGLES = re.compile(r"\\langle(?![A-Za-z])\s*|(?<!\s)\s*\\rangle(?![A-Za-z])")
 _DOTS = re.compile(r"\\[lc]?dots[cbmio]?(?![A-Za-z])|\.{3,}")
 _CLOCK = re.compile(r"(?<![\d:.])(\d{1,2})\s*:\s*([0-5]\d)(?:\s*:\s*([0-5]\d))?(?![\d:.])")
 _CLOCK_IN_TEXT = re.compile(r"\\text\{\s*(\d{1,2}\s*(?::\s*[0-5]\d){1,2})(?![\d:.])")
+_CLOCK_ALONE = re.compile(r"\\text\{clock (\d+) (\d+)\}")
+_RATIO = re.compile(r"\d+ ?[:/] ?\d+|\\[dtc]?frac\{\d+\}\{\d+\}")
 _THOUSANDS = re.compile(r"[(\[\])]|\\[{}]|(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _LIST = re.compile(r"\d, +\d{3}(?!\d)")
 _ARGUMENTS = re.compile(r"\\(?:[dtc]?(frac)|sqrt\s*(?:\[([^\[\]]*)\])?)(?![A-Za-z])|(?<![\\A-Za-z])sqrt(?=\s*\()")
@@ -66,7 +69,7 @@ def in_latex(text: str) -> str:
     text = BOLD.sub(r"\1", FORMULA.sub(_inside, _typed((boxed(text) or text).strip())))
     text = _ALIGNED.sub(_in_a_line, text)
     text = _MARKS.sub("", _MONEY.sub(r"\$", text)).strip("`")
-    text = _SPACE.sub(lambda found: "" if found[0] == r"\!" else " ", _GROUP.sub(",", text))
+    text = _SPACE.sub(lambda found: " " if found[0].replace(r"\!", "") else "", _GROUP.sub(",", text))
     text = _ANGLES.sub(
         lambda found: "(" if found[0].startswith(r"\l") else ")", _SIZES.sub("", _TEXT.sub(r"\\text", text))
     )
@@ -101,6 +104,12 @@ def ungrouped(text: str) -> str:
     return _THOUSANDS.sub(one, text)
 
 
+def in_ratio(text: str, other: str) -> str:
+    r"""A text in LaTeX that is a time of day (`1:20`) as a ratio, where `other` is a fraction, or a ratio alone."""
+    found = _CLOCK_ALONE.fullmatch(text)
+    return rf"\frac{{{found[1]}}}{{{found[2]}}}" if found is not None and _RATIO.fullmatch(other) else text
+
+
 def _clock(found: re.Match[str]) -> str:
     """A time of day or a duration as a word: it is no ratio."""
     return rf"\text{{clock {' '.join(part for part in found.groups() if part)}}}"
@@ -112,7 +121,7 @@ def _inside(found: re.Match[str]) -> str:
 
 def _in_a_line(found: re.Match[str]) -> str:
     r"""Formulas over several lines in one: the last, with what it goes on from (`&= 5 + 3 \\ &= 8`) and what the lines
-    before it solve (`x &= 1 \\ y &= 2`); all of them, if the last names nothing. As it stands behind a brace: a system."""
+    before it solve (`x &= 1 \\ y &= 2`); all, if the last names nothing. As it stands behind a brace: a system."""
     if found[1]:
         return found[0]
     lines = list[str]()

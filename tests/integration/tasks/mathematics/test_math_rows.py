@@ -125,6 +125,20 @@ RIGHT = [
     (r"\boxed{\begin{aligned}x &= 155\end{aligned}}", "155"),
     (r"\boxed{\begin{aligned}3x+2 &= 11 \\ 3x &= 9 \\ x &= 3\end{aligned}}", "3"),
     (r"\boxed{\begin{aligned}x &= 1 \\ y &= 2\end{aligned}}", "(1, 2)"),
+    # sentences within a tag
+    ("<answer>The t for which both lines meet is 3.</answer>", "3"),
+    ("<answer>The slope $m$ is 5.</answer>", "5"),
+    ("<answer>The distance between the towns is 60 miles.</answer>", "60"),
+    ("<answer>A 12 kg sack of flour will last 3 weeks.</answer>", "3"),
+    (r"<answer>The slope $m$ is $\frac{\pi}{2}$.</answer>", r"\frac{\pi}{2}"),
+    ("<answer>It is even</answer>", r"\text{It is even}"),
+    # less than one per cent; ratios that look like a time of day
+    (r"\boxed{0.5\%}", "0.005"),
+    (r"\boxed{0.5\%}", r"0.5\%"),
+    (r"\boxed{1\%}", "1"),
+    (r"\boxed{\frac{1}{20}}", "1:20"),
+    (r"\boxed{5/12}", "5:12"),
+    (r"\boxed{5:10}", "1:2"),
 ]
 
 WRONG = [
@@ -189,6 +203,16 @@ WRONG = [
     (r"\[ \begin{aligned} a+b &= 120+35 \\ &= 155. \end{aligned} \]", "120"),
     (r"\boxed{\begin{aligned}x &= 1 \\ y &= 2\end{aligned}}", "2"),
     (r"\boxed{\begin{aligned}x &= 1 \\ x &= 2\end{aligned}}", "2"),
+    ("<answer>A 12 kg sack of flour will last 3 weeks.</answer>", "12"),
+    ("<answer>$x$ is 5 and $y$ is 6.</answer>", "6"),
+    ("<answer>It is not true that $x$ is 5.</answer>", "5"),
+    ("<answer>$x$ is 5 or 6.</answer>", "5"),
+    ("#### 0.02%", "0.02"),
+    (r"\boxed{0.5\%}", "0.5"),
+    (r"\boxed{0.5}", r"0.5\%"),
+    (r"\boxed{5:10}", "1:3"),
+    (r"\boxed{1:00}", "1/2"),
+    (r"\boxed{8/34}", "8:34 p.m."),
 ]
 
 
