@@ -94,7 +94,7 @@ def test_what_nests_is_read_in_linear_time(opens: str, behind: str) -> None:
     assert time.process_time() - start < 2
 
 
-@pytest.mark.parametrize("text", ["5 " + "~" * 3990 + "z", "5" + " " * 3990 + "z", r"5 \(" * 800, r"5 \[" * 800])
+@pytest.mark.parametrize("text", ["5 " + "~" * 3990 + "z", r"\(" * 4000, r"\[" * 4000])
 def test_what_separates_is_read_in_linear_time(text: str) -> None:
     start = time.process_time()
     for _ in range(5):
