@@ -23,18 +23,21 @@ ENDS = re.compile(
 EACH = re.compile("an?|per|each|every")
 FRONT = re.compile(
     r"""
-    no | not | never | neither | nor | none | without | than | minus | negative | between | except | all | every | but
+    no | not | never | neither | nor | none | without | than | minus | negative | between | except | every | but
     | least | most | under | over | above | below | before | after | loss | decreased? | multiples? | primes? | odd
     | even | wrong | false | incorrect | options? | figures? | min | sec | max | half | nearly | almost | fewer | less
-    | up
     """,
     re.VERBOSE,
 )
 """Before a number: none, another one, or one of a kind."""
-DENIALS = re.compile(
-    "not|never|no|neither|nor|isn|doesn|don|cannot|won|wouldn|least|most|than|half|twice|between|wrong"
+DENIALS = re.compile("not|never|no|neither|nor|isn|doesn|don|cannot|won|wouldn|least|most|than|half|twice|wrong")
+"""Some words before a number, with no IS between: that it is another one."""
+IS = re.compile(r".*(?:\b(?:is|are|was|were|equals?)\b|=)", re.DOTALL)
+"""All up to the last of these: `the least value is`."""
+DOUBTS = re.compile(
+    r"(?:\b(?:not|never|cannot)|n['’]t)\s+(?:\w+ly\s+)?(?:think|believe|know|say|mean|sure|certain|clear|true)\b"
 )
-"""Some words before a number: that it is another one."""
+"""That what follows is not said to be so."""
 OTHERWISE = re.compile(
     r"""
     not | neither | nor | none | divided | multiplied | or | (?:dozen|hundred|thousand|million|billion|trillion)s? | k
@@ -54,6 +57,7 @@ OTHERWISE = re.compile(
 )
 """Beside a number: another one, none, or mathematics."""
 RATES = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmph": ("kilometer", "hour")}
+_LETTERS = re.compile(r"[^\W\d_]+")
 _VOWELS = frozenset("aeiou")
 _PLURAL = re.compile("(?:e?s|e)$")
 _SPELLINGS = """
@@ -86,7 +90,9 @@ def plain(word: str, *, marked: bool) -> bool:
 
 def changes_a_number(words: str) -> bool:
     """Whether words before a number say that it is another one, or none: `at least`, `not`, `March`."""
-    front = re.findall(r"[^\W\d_]+", words.rpartition(",")[2].casefold())
+    clause = words.rpartition(",")[2].casefold()
+    front = _LETTERS.findall(clause)
     if front and (FRONT.fullmatch(front[-1]) or OTHERWISE.fullmatch(front[-1])):
         return True
-    return any(DENIALS.fullmatch(word) for word in front[-5:])
+    nearer = _LETTERS.findall(IS.sub("", clause))
+    return DOUBTS.search(clause) is not None or any(DENIALS.fullmatch(word) for word in nearer[-5:])

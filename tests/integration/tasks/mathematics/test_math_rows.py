@@ -18,6 +18,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 RIGHT = [
+    # words before a number that do not change it
+    ("The difference between the two numbers is 12.", "12"),
+    ("The difference between the two numbers is $12$.", "12"),
+    ("The distance between the two towns is 50 miles.", "50"),
+    (r"The angle between the hands is $120^\circ$.", "120"),
+    ("The least common multiple is $90$.", "90"),
+    ("The least possible value is 7.", "7"),
+    ("The most he can spend is 100 dollars.", "100"),
+    ("Twice the sum is 16.", "16"),
+    ("The number of ways with no two adjacent is $11$.", "11"),
+    ("The smallest number that is not prime is 6.", "6"),
+    ("Yoki picked up 10 cans.", "10"),
+    ("They lost all 8 games.", "8"),
     # letters that are units elsewhere
     (r"\boxed{2t + x^2}", "x^2+2t"),
     (r"\boxed{2(n+m)}", "2n+2m"),
@@ -142,6 +155,13 @@ RIGHT = [
 ]
 
 WRONG = [
+    ("I don't think that it is 12.", "12"),
+    ("I am not sure whether the sum is 12.", "12"),
+    ("The sum is not 12.", "12"),
+    ("The sum is at least $12$.", "12"),
+    ("The least value is more than 12.", "12"),
+    ("He picked up no 12 cans.", "12"),
+    ("The value lies between 12 and 13.", "12"),
     (r"\boxed{x^2 + 2}", "x^2+2t"),
     (r"\boxed{5t^2 + 3}", "5t^2+3t"),
     (r"\boxed{2n+2}", "2n+2m"),
