@@ -11,7 +11,7 @@ import re
 
 from retcon.tasks.graders.quantities import in_meridiem, measures
 from retcon.tasks.graders.symbols import BOLD, FORMULA
-from retcon.tasks.graders.text import aloud
+from retcon.tasks.graders.text import SPECIAL, aloud
 from retcon.tasks.graders.units import ENDS, changes_a_number
 
 READ = 4000  # characters of a reply's end that are looked at
@@ -20,6 +20,7 @@ _SAID = re.compile(
     r"[^\n.:=]{0,60}?(?:\b(?:is|are)\b(?: ?:)?|[:=])[*\s]*",
     re.IGNORECASE,
 )
+_TAG = re.compile(r"</?(?!su[bp]\b)[A-Za-z][\w-]*/?>")  # 10<sup>3</sup> is not 10
 _NUMBER = re.compile(
     r"(?<![^\s(*$€£=~-])(?:[-+] ?)?\\?[$€£]? ?"
     r"(?:\d{1,2}:[0-5]\d(?::[0-5]\d)?|(?:\d{1,3}(?:,\d{3})++|\d++)?(?:\.\d++|(?<=\d))(?:/\d++)?(?: ?\\?%)?)"
@@ -47,7 +48,8 @@ _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 
 def stated(reply: str) -> str | None:
     """The answer, without what marks it as a formula; None where the reply states none, or several."""
-    text = in_meridiem(aloud(reply[-READ:]).replace("−", "-").rstrip())
+    text = SPECIAL.sub(" ", aloud(reply[-READ:])).rstrip()
+    text = in_meridiem(_TAG.sub(" ", text).replace("−", "-"))
     words = None
     for said in list(_SAID.finditer(text))[-1:]:
         line = text[said.end() :].lstrip().partition("\n")[0]

@@ -31,7 +31,8 @@ _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
 _HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=])")
 _ANNOUNCES = re.compile(r"\W*(?:the\s+)?(?:final\s+)?answer\W*", re.IGNORECASE)
 _THOUGHT = re.compile(r"</think>|\[/THINK\]|<\|message\|>")
-_SPECIAL = re.compile(r"<\|[^|<>]*\|>|</?s>|<(?:eos|end_of_turn)>|\[/?EOS\]")
+SPECIAL = re.compile(r"<\|[^|<>]*\|>|</?s>|<(?:eos|end_of_turn)>|\[/?EOS\]")
+"""Tokens with which models begin and end what they say."""
 
 
 def final_answer(reply: str) -> str | None:
@@ -72,7 +73,7 @@ def aloud(reply: str) -> str:
 def heard(reply: str) -> str:
     """What a reply says once it has done thinking; all of it where that is nothing."""
     said = _THOUGHT.split(reply)[-1]
-    return said if _SPECIAL.sub("", said).strip() else reply
+    return said if SPECIAL.sub("", said).strip() else reply
 
 
 def _tagged(reply: str) -> str | None:

@@ -18,6 +18,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 RIGHT = [
+    # what models put around an answer
+    ("The answer is <solution> 32 </solution>.", "32"),
+    ("Becca has <solution> 153 </solution> cards.", "153"),
+    ("The answer is <b>32</b>", "32"),
+    ("The answer is $42$<|im_end|>", "42"),
+    ("The answer is 42 <|eot_id|>", "42"),
+    ("She sold 42 clips.</s>", "42"),
+    ("She sold 42 clips.\n<|im_end|>\n", "42"),
     # words before a number that do not change it
     ("The difference between the two numbers is 12.", "12"),
     ("The difference between the two numbers is $12$.", "12"),
@@ -155,6 +163,11 @@ RIGHT = [
 ]
 
 WRONG = [
+    ("The answer is <solution> 33 </solution>.", "32"),
+    ("The answer is 5 < 7.", "5"),
+    ("The answer is 5 <x.", "5"),
+    ("The answer is 10<sup>3</sup>.", "10"),
+    ("The answer is 10<sup>3</sup>.", "103"),
     ("I don't think that it is 12.", "12"),
     ("I am not sure whether the sum is 12.", "12"),
     ("The sum is not 12.", "12"),
