@@ -14,9 +14,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from retcon.tasks.graders.text import rational, unset
-from retcon.tasks.graders.units import EACH, ENDS, FRONT, RATES, SPOKEN, noun, plain
+from retcon.tasks.graders.units import EACH, ENDS, FRONT, NOUNS, NUMBERS, RATES, SPOKEN, noun, plain
 
 CHARS = 200  # a longer text is no quantity, and no unit or sign of per cent is looked for further from its end
+MOST_QUARTERS = 3  # of one; `14 quarters` are coins
 _LETTERS = "[A-Za-zÀ-ÖØ-öø-ɏ]"
 _MARK = "¦"  # before each word that stood in \text{…}
 _NUMBER = re.compile(
@@ -37,7 +38,12 @@ _UNITS = re.compile(  # at the end of a formula
     rf"(?:(?:\s*\\text\{{(?!clock|dots)[^{{}}]*\}}|(?<=[\s}}\d])\s*(?<![\\A-Za-z])(?:[kcm]m|{_LETTERS}{{3,}}))"
     r"(?:\s?/\s?)?)+[\s.]*$"
 )
-_PER = re.compile(rf"(?<!\s)\s*/\s*(?={_MARK}?{_LETTERS})")
+_PER = re.compile(rf"(?<!\s)\s*/\s*(?={_MARK}?{_LETTERS})(?!{_MARK}?false)")
+_QUARTERS = re.compile(rf"^\s*{_MARK}?\s*quarters(?!{_LETTERS})", re.IGNORECASE)
+_COMPOUND = re.compile(  # two-digit
+    rf"(?<!{_LETTERS})({NUMBERS.pattern})-{_MARK}?(?!(?:{NUMBERS.pattern})(?!{_LETTERS}))(?={_LETTERS})",
+    re.IGNORECASE | re.VERBOSE,
+)
 _ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b)")  # egg(s), day's
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _MONEY = re.compile(rf"(?<!{_LETTERS})(?:USD|US|CAD|A)?\s?\\?([$€£¥₹])")
@@ -95,7 +101,10 @@ def quantity(text: str) -> Quantity | None:
     number = rational(found[0]) if found is not None else None
     if found is None or number is None:
         return None
-    unit = _unit(text[: found.start()], text[found.end() :], money)
+    behind = text[found.end() :]
+    if number.denominator == 1 and number > MOST_QUARTERS:
+        behind = _QUARTERS.sub(" coins", behind)
+    unit = _unit(text[: found.start()], behind, money)
     return None if unit is None else Quantity(number, unit)
 
 
@@ -187,7 +196,7 @@ def _marked(text: str) -> str:
 
 def _unit(before: str, behind: str, money: str) -> Unit | None:
     """None where there is something else than words, or a word that may change the number."""
-    behind = _PER.sub(" per ", behind, count=1)
+    behind = _COMPOUND.sub(r"\1", _PER.sub(" per ", behind, count=1))
     if not _AROUND.fullmatch(before) or not _AROUND.fullmatch(behind):
         return None
     front, words = ([word.casefold() for word in _WORD.findall(part)] for part in (before, behind))
@@ -196,13 +205,21 @@ def _unit(before: str, behind: str, money: str) -> Unit | None:
     follow = [*words[1:], ""][: len(words)]
     if not all(_plain(word) for word in front):
         return None
-    if not all(_plain(word) or (word == "a" and len(next_) > 2) for word, next_ in zip(words, follow, strict=True)):
+    if not all(_reads(word, next_) for word, next_ in zip(words, follow, strict=True)):
         return None
     unit = _of([word.strip(_MARK) for word in words])
     said = frozenset(noun(word.strip(_MARK)) for word in front if not SPOKEN.fullmatch(word.strip(_MARK)))
     if unit.noun in _CURRENCIES:
         unit, money = unit._replace(noun=""), money or unit.noun
     return unit._replace(money=money, front=said)
+
+
+def _reads(word: str, follows: str) -> bool:
+    """Whether a word behind a number leaves it as it is."""
+    if word == "a":
+        return len(follows) > 2
+    noun_follows = follows != "" and not ENDS.fullmatch(follows.strip(_MARK))
+    return _plain(word) or (noun_follows and NOUNS.fullmatch(word.strip(_MARK)) is not None and _plain(follows))
 
 
 def _times(words: list[str]) -> bool:

@@ -12,7 +12,7 @@ import re
 from retcon.tasks.graders.quantities import in_meridiem, measures
 from retcon.tasks.graders.symbols import BOLD, FORMULA
 from retcon.tasks.graders.text import SPECIAL, aloud
-from retcon.tasks.graders.units import ENDS, changes_a_number
+from retcon.tasks.graders.units import EACH, ENDS, changes_a_number
 
 READ = 4000  # characters of a reply's end that are looked at
 _SAID = re.compile(
@@ -40,7 +40,7 @@ _CLAUSE = re.compile(rf"{_REASON.pattern}|,\s+(?!or\b|and\b|\d)")
 _FOLLOWS = re.compile(r"\s*(?:,\s*)?(?:(?:and|or)\s+|,\s*)")
 _JOINED = re.compile(r"\s*\$?,?\s*\b(?:and|or|to|out of|in|of)\s+(?:a\s+)?(?:half\b|another\b|maybe\b|[-\\$€£]{0,2}\d)")
 _AND = re.compile(r"\s*,?\s*(?:and|or|to)\b")
-_FACTOR = re.compile(r"(?:\w+\s)*times\b", re.IGNORECASE)
+_FACTOR = re.compile(rf"(?:\w+\s)*times\b(?!\s+(?:{EACH.pattern})\b)", re.IGNORECASE)
 _AS_MANY = re.compile(r"\s*(?:\$|as|more|that|than|of|what)(?![A-Za-z])")
 _NAME = re.compile(r"[^\W\d_]+(?:[ '’-][^\W\d_]+){0,3}")
 _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))

@@ -38,18 +38,26 @@ DOUBTS = re.compile(
     r"(?:\b(?:not|never|cannot)|n['’]t)\s+(?:\w+ly\s+)?(?:think|believe|know|say|mean|sure|certain|clear|true)\b"
 )
 """That what follows is not said to be so."""
-OTHERWISE = re.compile(
+NUMBERS = re.compile(
     r"""
-    not | neither | nor | none | divided | multiplied | or | (?:dozen|hundred|thousand|million|billion|trillion)s? | k
-    | mil | mille | millones | millionen | milliards? | tausend | one | two | three | four | five | six | seven | eight
-    | nine | ten | eleven | twelve | (?:thir|four|fif|six|seven|eigh|nine)teen
-    | (?:twen|thir|for|fif|six|seven|eigh|nine)ty | half | halves | twice
-    | double | triple | (?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)s? | percents?
-    | percentage | pct | squared | cubed | power | root | sqrt | sin | cos | tan | cot | csc | log | exp
-    | mod | modulo | gcd | lcm | det | inf(?:ty|inite|inity)? | factorial | base | abcd? | abs | arg | floor
+    (?:dozen|hundred|thousand|million|billion|trillion)s? | mil | mille | millones | millionen | milliards? | tausend
+    | one | two | three | four | five | six | seven | eight | nine | ten | eleven | twelve
+    | (?:thir|four|fif|six|seven|eigh|nine)teen | (?:twen|thir|for|fif|six|seven|eigh|nine)ty | half | halves
+    | (?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)s? | zero | lakhs? | crores? | twelfths?
+    """,
+    re.VERBOSE,
+)
+"""Beside a number they make another one: `5 dozen`. Not within a noun: `3 two-digit primes`."""
+NOUNS = re.compile("power|root|base|double|triple|gross|score|couple|wrong|false|incorrect")
+"""As NUMBERS, but not before a noun: `8 power strips`."""
+OTHERWISE = re.compile(
+    rf"""
+    {NUMBERS.pattern} | {NOUNS.pattern} | not | neither | nor | none | divided | multiplied | or | k | twice | percents?
+    | percentage | pct | squared | cubed | sqrt | sin | cos | tan | cot | csc | log | exp
+    | mod | modulo | gcd | lcm | det | inf(?:ty|inite|inity)? | factorial | abcd? | abs | arg | floor
     | ceil(?:ing)? | sign | arc\w+ | a?(?:sin|cos|tan)h? | sine | cosine | tangent | alpha | beta | gamma | delta
-    | theta | lambda | sigma | tau | phi | omega | than | plus | minus | zero | divisible | undefined | lakhs?
-    | crores? | gross | score | couple | fold | twelfths? | basis | wrong | false | incorrect | bce? | th | nd | rd | st
+    | theta | lambda | sigma | tau | phi | omega | than | plus | minus | divisible | undefined
+    | fold | basis | bce? | th | nd | rd | st
     | january | february | march | april | may | june | july | august | september | october | november | december
     | jan | feb | mar | apr | jun | jul | aug | sept? | oct | nov | dec | dots | clock
     """,

@@ -18,6 +18,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 RIGHT = [
+    # nouns that are numbers elsewhere
+    ("He has 14 quarters.", "14"),
+    (r"\boxed{7\text{ quarters}}", "7"),
+    ("There are 3 two-digit primes.", "3"),
+    ("#### 12 half-dollar coins", "12"),
+    ("#### 8 power strips", "8"),
+    (r"\boxed{6\text{ true/false questions}}", "6"),
+    ("He has 6 true/false questions.", "6"),
+    (r"\boxed{4\text{ root vegetables}}", "4"),
+    ("He picks a book 4 times a year.", "4"),
+    ("Tom runs 3 times per week.", "3"),
+    ("She averaged 3 three-pointers a game.", "3"),
     # what models put around an answer
     ("The answer is <solution> 32 </solution>.", "32"),
     ("Becca has <solution> 153 </solution> cards.", "153"),
@@ -163,6 +175,19 @@ RIGHT = [
 ]
 
 WRONG = [
+    ("#### 3 quarters", "3"),
+    (r"\boxed{5\text{ half-million}}", "5"),
+    ("#### 5 half hours", "5"),
+    ("#### 5 and three quarters", "5"),
+    ("#### 5 and a half", "5"),
+    ("#### 5 feet six inches", "5"),
+    (r"\boxed{5\text{ squared}}", "5"),
+    (r"\boxed{5\text{ dozen eggs}}", "5"),
+    (r"\boxed{5\text{ gross of pens}}", "5"),
+    (r"\boxed{5\text{ is false}}", "5"),
+    (r"\boxed{5\text{ (wrong)}}", "5"),
+    (r"\boxed{5\text{ half-hours}}", r"5\text{ hours}"),
+    ("Tom runs 3 times Ann's distance.", "3"),
     ("The answer is <solution> 33 </solution>.", "32"),
     ("The answer is 5 < 7.", "5"),
     ("The answer is 5 <x.", "5"),
