@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from retcon.tasks.graders.text import rational, unset
-from retcon.tasks.graders.units import EACH, ENDS, FRONT, NOUNS, NUMBERS, RATES, SPOKEN, noun, plain
+from retcon.tasks.graders.units import EACH, ENDS, FRONT, LETTERS, NOUNS, NUMBERS, RATES, SPOKEN, noun, plain
 
 CHARS = 200  # a longer text is no quantity, and no unit or sign of per cent is looked for further from its end
 MOST_QUARTERS = 3  # of one; `14 quarters` are coins
@@ -27,6 +27,7 @@ _WORD = re.compile(f"{_MARK}?{_LETTERS}+")
 _AROUND = re.compile(
     rf"(?:[\s.,:;()\"'`“”]|{_MARK}?{_LETTERS}+!?|(?<={_LETTERS})[-/’](?={_MARK}?{_LETTERS})|{_MARK})*+"
 )
+_LETTERED = re.compile(rf"(.*\d)\s*({LETTERS})", re.ASCII | re.DOTALL)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _POWER = re.compile(rf"(\\text\{{[^{{}}]*\}}|(?<!{_LETTERS})(?<!\\){_LETTERS}{{2,}})\s?\^\s?\{{?([23])\}}?(?!\d)")
 _DEGREES = re.compile(
@@ -124,7 +125,10 @@ def apart(text: str) -> tuple[str, Unit]:
 
 def same_measures(answer: str, said: str) -> bool | None:
     """Whether `said` has the same numbers as an answer that has several, each with a unit (`3 hours 20 minutes`); None
-    where `answer` is none. Which number has which unit counts where both have the same units."""
+    where `answer` is none. Which number has which unit counts where both have the same units. A bare letter (`540 m`)
+    is a unit where the other side has that one."""
+    if _lettered(answer, said) or _lettered(said, answer):
+        return True
     ours = measures(answer)
     if ours is None or not all(_plain(word) for _, unit in ours for word in unit.split()):
         return None
@@ -135,6 +139,13 @@ def same_measures(answer: str, said: str) -> bool | None:
         number == other and unit[0] == their_unit[0]
         for (number, unit), (other, their_unit) in zip(ours, theirs, strict=True)
     )
+
+
+def _lettered(text: str, other: str) -> bool:
+    found, theirs = _LETTERED.fullmatch(text), quantity(other)
+    if found is None or theirs is None:
+        return False
+    return theirs.value == rational(found[1]) and theirs.unit[:3] == (noun(found[2]), 1, "")
 
 
 def measures(text: str) -> list[tuple[Fraction, str]] | None:

@@ -12,7 +12,7 @@ import re
 from retcon.tasks.graders.quantities import in_meridiem, measures
 from retcon.tasks.graders.symbols import BOLD, FORMULA
 from retcon.tasks.graders.text import SPECIAL, aloud
-from retcon.tasks.graders.units import EACH, ENDS, changes_a_number
+from retcon.tasks.graders.units import EACH, ENDS, LETTERS, changes_a_number
 
 READ = 4000  # characters of a reply's end that are looked at
 _SAID = re.compile(
@@ -26,6 +26,8 @@ _NUMBER = re.compile(
     r"(?:\d{1,2}:[0-5]\d(?::[0-5]\d)?|(?:\d{1,3}(?:,\d{3})++|\d++)?(?:\.\d++|(?<=\d))(?:/\d++)?(?: ?\\?%)?)"
     r"(?![^\s.,;:!?)*°$€£A-Za-z/-])(?![A-Za-z]\w*\d)"
 )
+_LETTERED = re.compile(rf"(?:[^\\$]*\d[^\\$=]*=\s*)?({_NUMBER.pattern})\s+({LETTERS})")  # 4*5 = 20 m
+_SCALE = re.compile(r"\s?°\s?[CF](?![A-Za-z])")
 _OPERATOR = re.compile(r"\s*(?:[+*×·÷^=<>−]|[-/](?!\s?[A-Za-z])|[x:]\s?\\?[$€£\d]|\\(?:times|cdot|div|pm))")
 _REST = re.compile(r"\s*(?:°|/\s?)?-?([A-Za-zÀ-ɏ]+)(?:\^\d|[’'][a-z]+)?")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -86,6 +88,9 @@ def _only(line: str) -> str | None:
         line = line[item.end() :]
     line = line.rstrip("." + _AROUND)
     if _is_formula(line):
+        lettered = _LETTERED.fullmatch(line)
+        if lettered is not None:
+            return rf"{lettered[1].strip()} \text{{{lettered[2]}}}"
         alone = FORMULA.fullmatch(line)
         return (_inside(alone) if alone is not None else line.strip()) or None
     formulas = list(FORMULA.finditer(line))
@@ -117,8 +122,9 @@ def _clause(line: str) -> str | None:
 
 def _number(text: str, found: re.Match[str]) -> str | None:
     """A number with its unit; None where it is part of a calculation, or of what may be another number."""
-    rest = text[found.end() :]
-    number = found[0].strip()
+    scale = _SCALE.match(text, found.end())
+    end = found.end() if scale is None else scale.end()
+    number, rest = text[found.start() : end].strip(), text[end:]
     if measures(text[found.start() :]) is not None:
         return text[found.start() :]
     if _OPERATOR.match(rest) or _JOINED.match(rest):

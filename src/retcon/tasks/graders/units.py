@@ -64,6 +64,8 @@ OTHERWISE = re.compile(
     re.VERBOSE,
 )
 """Beside a number: another one, none, or mathematics."""
+LETTERS = "[ghlmsL]"
+"""Units of one letter, which may be variables as well."""
 RATES = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmph": ("kilometer", "hour")}
 _LETTERS = re.compile(r"[^\W\d_]+")
 _VOWELS = frozenset("aeiou")

@@ -18,6 +18,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 RIGHT = [
+    # units of one letter
+    ("The answer is 20 m.", "20"),
+    ("The answer is 20 m.", "20 meters"),
+    ("The answer is 20 m.", "20 m"),
+    ("The answer is 20 m.", "20m"),
+    ("L = 4*5 = 20 m", "20"),
+    ("The answer is 1,500 g.", "1500"),
+    ("The answer is 2.5 L.", "2.5 liters"),
+    ("The answer is 12 m + 3.", "12m+3"),
+    ("y = 20 m", "y = 20m"),
+    (r"\boxed{540 m}", "540 meters"),
+    (r"\boxed{540m}", r"540\text{ m}"),
+    (r"\boxed{540\text{ m}}", "540 m"),
+    ("The temperature is -5°C.", "-5"),
+    ("The temperature is -5 °C.", r"-5^\circ\text{C}"),
+    ("The temperature is 5°C at noon.", "5"),
+    ("5°C.", "5"),
     # nouns that are numbers elsewhere
     ("He has 14 quarters.", "14"),
     (r"\boxed{7\text{ quarters}}", "7"),
@@ -175,6 +192,13 @@ RIGHT = [
 ]
 
 WRONG = [
+    (r"\boxed{540 m}", "540"),
+    (r"\boxed{540 m}", "540 miles"),
+    (r"\boxed{540 m}", "540 square meters"),
+    (r"\boxed{54 m}", "540 meters"),
+    ("The answer is 20 x.", "20"),
+    ("The answer is 20 m.", "20 miles"),
+    ("The temperature is 5°F.", r"5^\circ\text{C}"),
     ("#### 3 quarters", "3"),
     (r"\boxed{5\text{ half-million}}", "5"),
     ("#### 5 half hours", "5"),
