@@ -35,6 +35,7 @@ _TERM = re.compile(r"(?<=\d)[A-Za-z]{2,3}(?![A-Za-z])")  # 42xy
 _FUNCTIONS = frozenset({"sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp", "frac", "text", "infty"})
 _COMMAND = re.compile(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?")
 _AROUND = "*_#>~` \t"
+_MINUS = re.compile(r"-\s+(?=[\w.\\$])")
 _ITEM = re.compile(r"(?:\d{1,2}[.)]|[-*•=])\s+(?=\S)")
 _END = re.compile(r"[.!?]\**\s+(?=[^\sa-z])")
 _REASON = re.compile(r"[.!?][*_]*\s+(?=[^\sa-z])|;\s|\s+\((?=[A-Za-z][^()]*\)\W*$)|,?\s+(?:because|since)\s(?=[^,]*$)")
@@ -55,6 +56,8 @@ def stated(reply: str) -> str | None:
     words = None
     for said in list(_SAID.finditer(text))[-1:]:
         line = text[said.end() :].lstrip().partition("\n")[0]
+        if "\n" not in said[0] and (minus := _MINUS.match(line)) is not None:  # no mark of a list
+            line = f"-{line[minus.end() :]}"
         found = _first(line)
         if found is not None:
             return found

@@ -18,6 +18,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 RIGHT = [
+    # a minus, or the mark of a list
+    (r"**Answer:** - \frac 32", r"-\frac{3}{2}"),
+    ("The answer is - 3.", "-3"),
+    ("The answer is: - $5$.", "-5"),
+    ("Answer: - x + 3", "3 - x"),
+    ("**Answer:**\n- 12", "12"),
     # units of one letter
     ("The answer is 20 m.", "20"),
     ("The answer is 20 m.", "20 meters"),
@@ -192,6 +198,7 @@ RIGHT = [
 ]
 
 WRONG = [
+    ("The answer is - 3.", "3"),
     (r"\boxed{540 m}", "540"),
     (r"\boxed{540 m}", "540 miles"),
     (r"\boxed{540 m}", "540 square meters"),
