@@ -26,6 +26,7 @@ _NUMBER = re.compile(
     r"(?:\d{1,2}:[0-5]\d(?::[0-5]\d)?|(?:\d{1,3}(?:,\d{3})++|\d++)?(?:\.\d++|(?<=\d))(?:/\d++)?(?: ?\\?%)?)"
     r"(?![^\s.,;:!?)*°$€£A-Za-z/-])(?![A-Za-z]\w*\d)"
 )
+_MORE = re.compile(r"\s*(?:\([^()]*\)\s*)?[-+*×·÷/x]\s?\\?[$€£]?\d")  # 12 laps (of 1 mile) + 1
 _LETTERED = re.compile(rf"(?:[^\\$]*\d[^\\$=]*=\s*)?({_NUMBER.pattern})\s+({LETTERS})")  # 4*5 = 20 m
 _SCALE = re.compile(r"\s?°\s?[CF](?![A-Za-z])")
 _OPERATOR = re.compile(r"\s*(?:[+*×·÷^=<>−]|[-/](?!\s?[A-Za-z])|[x:]\s?\\?[$€£\d]|\\(?:times|cdot|div|pm))")
@@ -140,7 +141,9 @@ def _number(text: str, found: re.Match[str]) -> str | None:
 
 
 def _counted(said: str, unit: str, after: str) -> str | None:
-    """A number or formula with its unit; None where it is a factor: `5 times as many`."""
+    """A number or formula with its unit; None where it is a factor (`5 times as many`) or part of a calculation."""
+    if _MORE.match(after):
+        return None
     if _FACTOR.match(unit) and (_AS_MANY.match(after) or not unit.endswith("times")):
         return None
     return rf"{said} \text{{{unit}}}" if unit else said or None

@@ -44,11 +44,12 @@ NUMBERS = re.compile(
     | one | two | three | four | five | six | seven | eight | nine | ten | eleven | twelve
     | (?:thir|four|fif|six|seven|eigh|nine)teen | (?:twen|thir|for|fif|six|seven|eigh|nine)ty | half | halves
     | (?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)s? | zero | lakhs? | crores? | twelfths?
+    | gross | score | couple
     """,
     re.VERBOSE,
 )
 """Beside a number they make another one: `5 dozen`. Not within a noun: `3 two-digit primes`."""
-NOUNS = re.compile("power|root|base|double|triple|gross|score|couple|wrong|false|incorrect")
+NOUNS = re.compile("power|root|base|double|triple|wrong|false|incorrect")
 """As NUMBERS, but not before a noun: `8 power strips`."""
 OTHERWISE = re.compile(
     rf"""

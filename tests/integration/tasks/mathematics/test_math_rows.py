@@ -18,6 +18,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 RIGHT = [
+    # what stands behind a unit
+    ("The answer is 12 minutes: 5 to go there and 7 to come back.", "12"),
+    ("The answer is 12 laps (11 + 1).", "12"),
+    ("The answer is 12 laps - the last one is short.", "12"),
+    ("She must run 11 (for 3 miles) + 1 (the rest) = 12 laps.", "12"),
     # a minus, or the mark of a list
     (r"**Answer:** - \frac 32", r"-\frac{3}{2}"),
     ("The answer is - 3.", "-3"),
@@ -198,6 +203,9 @@ RIGHT = [
 ]
 
 WRONG = [
+    ("The answer is 12 (for 3 miles) + 1 (the rest).", "12"),
+    ("The answer is 12 laps + 1 lap, 13 laps.", "12"),
+    ("The answer is $12$ dollars - $3.", "12"),
     ("The answer is - 3.", "3"),
     (r"\boxed{540 m}", "540"),
     (r"\boxed{540 m}", "540 miles"),
