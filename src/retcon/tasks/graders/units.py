@@ -35,7 +35,8 @@ DENIALS = re.compile("not|never|no|neither|nor|isn|doesn|don|cannot|won|wouldn|l
 IS = re.compile(r".*(?:\b(?:is|are|was|were|equals?)\b|=)", re.DOTALL)
 """All up to the last of these: `the least value is`."""
 DOUBTS = re.compile(
-    r"(?:\b(?:not|never|cannot)|n['’]t)\s+(?:\w+ly\s+)?(?:think|believe|know|say|mean|sure|certain|clear|true)\b"
+    r"^\W*(?:so\s+)?(?:no|none|neither|nobody|nothing)\b(?!\.)"
+    r"|(?:\b(?:not|never|cannot)|n['’]t)\s+(?:\w+ly\s+)?(?:think|believe|know|say|mean|sure|certain|clear|true)\b"
 )
 """That what follows is not said to be so."""
 NUMBERS = re.compile(

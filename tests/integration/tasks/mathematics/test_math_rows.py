@@ -77,6 +77,7 @@ RIGHT = [
     ("Twice the sum is 16.", "16"),
     ("The number of ways with no two adjacent is $11$.", "11"),
     ("The smallest number that is not prime is 6.", "6"),
+    ("No, the sum is 16.", "16"),
     ("Yoki picked up 10 cans.", "10"),
     ("They lost all 8 games.", "8"),
     # letters that are units elsewhere
@@ -235,6 +236,8 @@ WRONG = [
     ("I don't think that it is 12.", "12"),
     ("I am not sure whether the sum is 12.", "12"),
     ("The sum is not 12.", "12"),
+    ("None of the numbers is 12.", "12"),
+    ("Neither of the two is $12$.", "12"),
     ("The sum is at least $12$.", "12"),
     ("The least value is more than 12.", "12"),
     ("He picked up no 12 cans.", "12"),
