@@ -39,6 +39,7 @@ _AROUND = "*_#>~` \t"
 _MINUS = re.compile(r"-\s+(?=[\w.\\$])")
 _ITEM = re.compile(r"(?:\d{1,2}[.)]|[-*•=])\s+(?=\S)")
 _END = re.compile(r"[.!?]\**\s+(?=[^\sa-z])")
+_BLANKS = re.compile(r"[^\S\n]{2,}")
 _REASON = re.compile(r"[.!?][*_]*\s+(?=[^\sa-z])|;\s|\s+\((?=[A-Za-z][^()]*\)\W*$)|,?\s+(?:because|since)\s(?=[^,]*$)")
 _CLAUSE = re.compile(rf"{_REASON.pattern}|,\s+(?!or\b|and\b|\d)")
 _FOLLOWS = re.compile(r"\s*(?:,\s*)?(?:(?:and|or)\s+|,\s*)")
@@ -53,7 +54,7 @@ _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 def stated(reply: str) -> str | None:
     """The answer, without what marks it as a formula; None where the reply states none, or several."""
     text = SPECIAL.sub(" ", aloud(reply[-READ:])).rstrip()
-    text = in_meridiem(_TAG.sub(" ", text).replace("−", "-"))
+    text = in_meridiem(_BLANKS.sub(" ", _TAG.sub(" ", text).replace("−", "-")))
     words = None
     for said in list(_SAID.finditer(text))[-1:]:
         line = text[said.end() :].lstrip().partition("\n")[0]
