@@ -144,11 +144,14 @@ def test_a_stage_goes_on_in_the_data_where_the_one_before_stopped(
 
 def test_prompts_drawn_in_place_of_others_are_drawn_too(start: tuple[Path, Path], tmp_path: Path) -> None:
     base, cold = start
-    recipe = staged(base, {**A, "steps": 1}, B, rl={"steps": 2, "group": 2}, select={"dynamic": True})
+    stages = [{"name": name, "steps": 1} for name in "cdef"]
+    recipe = staged(base, *stages, B, rl={"steps": 5, "group": 2}, select={"dynamic": True})
     lines = trained(recipe, cold, tmp_path / "out")
-    first, second = drawn(tmp_path / "out", [1, 2])
-    assert lines[0]["extra_groups"] == len(first) - 2 > 0
-    numbers = [int(task.rpartition("/")[2]) for task in (*first, *second)]
+    steps = drawn(tmp_path / "out", [1, 2, 3, 4, 5])
+    extra = [line["extra_groups"] for line in lines]
+    assert extra == [len(step) - 2 for step in steps]
+    assert any(extra[:4]), "some group is all right or all wrong"
+    numbers = [int(task.rpartition("/")[2]) for step in steps for task in step]
     assert numbers == list(range(len(numbers)))
 
 
