@@ -27,8 +27,8 @@ LENGTH, VOCABULARY = 64, 32
 CAN = torch.cpu.get_capabilities()
 HAS_BFLOAT16 = any(CAN.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 MOST_WITH_BFLOAT16 = 1.7 if CAN.get("avx512_f") and not HAS_BFLOAT16 else 2.0
-"""What goes into a layer is foretold as float32: kernels of AVX-512 keep it so, those with instructions for bfloat16 and
-those of AVX2 do not."""
+"""What goes into a layer is foretold as float32: kernels of AVX-512 keep it so, those with instructions for bfloat16
+and those of AVX2 do not."""
 MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(
         hidden_size=64, intermediate_size=176, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
