@@ -62,7 +62,8 @@ def _blocks(text: str, languages: str, *, indented: bool) -> Iterator[tuple[re.M
 def _column(text: str, opening: re.Match[str]) -> int:
     """Characters that the text of its line is indented by, the marks of lists among them."""
     line = text.rfind("\n", 0, opening.start()) + 1
-    return _INDENT.match(text, line).end() - line  # type: ignore[union-attr]
+    indent = _INDENT.match(text, line)
+    return indent.end() - line if indent is not None else 0
 
 
 def _dedented(block: str, most: int) -> str:

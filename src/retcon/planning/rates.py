@@ -11,8 +11,8 @@ from retcon.core.errors import RateWarning
 from retcon.runs.manifest import RunKind
 
 LARGE = 50_000_000
-"""Parameters from which a model is warned for. The defaults are for the packaged one, which has 0.7 M: at 4e-3, ten
-steps of SFT took the English of a model of 135 M from 1.8 to 9.9 nats a token, where chance is 10.8."""
+"""Parameters from which a model is warned for. The defaults are for the packaged one, which has 0.7 M: ten steps of SFT
+at 4e-3 leave a model of 135 M no English (`benchmarks/studies/rates.py`)."""
 ADAPTERS = 10
 """How many times the rate of all weights adapters bear, about."""
 

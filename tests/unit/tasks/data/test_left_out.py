@@ -40,7 +40,8 @@ def test_a_column_of_marks_that_no_row_has_is_told_with_the_nearest(tmp_path: Pa
     with pytest.warns(TaskWarning, match=r"marked: no row .* a column 'contaminate' \(did you mean 'contaminated'\?\)"):
         assert len(tasks(path, marked=["eval_overlap", "contaminate"])) == 4
     for sources in ((other, path), (path, other)):
-        mixed = FileTaskSettings(sources=sources, marked=("contaminated",), evaluation_share=0)  # type: ignore[arg-type]
+        about = {"sources": sources, "marked": ("contaminated",), "evaluation_share": 0}
+        mixed = FileTaskSettings.model_validate(about)
         assert [source.dropped["marked to be left out"] for source in load(mixed).sources].count(1) == 1
 
 
