@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
+from retcon.config.save import recipe_to_toml
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
@@ -252,6 +253,9 @@ def test_a_page_of_an_earlier_version_is_replaced_and_a_recipe_that_says_the_sam
     report(own, "--out", out)
     assert "1 of 3" in (out / "report.html").read_text()
     assert (out / "recipe.toml").read_text() == "[rl]\nsteps = 3  # mine\n"
+    (out / "recipe.toml").write_text(recipe_to_toml(load_recipe(None, ["rl.steps=9"])))  # as it was written before
+    report(own, "--out", out)
+    assert load_recipe(out / "recipe.toml").rl.steps == 3
 
 
 def test_a_run_of_one_step_has_a_point(tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ def test_a_mistyped_file_is_refused_with_the_nearest_and_nothing_is_written(
     words = sft(base, tmp_path / "run", "--demonstrations", tmp_path / "claen.jsonl", *dry)
     with pytest.raises(RecipeError, match=r"claen\.jsonl is not there \(did you mean 'clean\.jsonl'\?\).*retcon demos"):
         CliRunner().invoke(app, words, catch_exceptions=False)
-    absent = sft(base, tmp_path / "run", "--demonstrations", tmp_path / "none/clean.jsonl", *dry)
-    with pytest.raises(RecipeError, match=r"none/clean\.jsonl is not there: "):
+    absent = sft(base, tmp_path / "run", "lora.rank=4", "--demonstrations", tmp_path / "none/clean.jsonl", *dry)
+    with pytest.raises(RecipeError, match=r"none/clean\.jsonl is not there: ") as caught:
         CliRunner().invoke(app, absent, catch_exceptions=False)
+    assert "lora" not in str(caught.value), "the command that is named would refuse it"
     assert [p.name for p in tmp_path.iterdir()] == ["clean.jsonl"]
 
 
