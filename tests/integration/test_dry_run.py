@@ -148,6 +148,14 @@ def test_an_evaluation_of_a_file_is_planned(base: Path, tmp_path: Path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_an_evaluation_tells_which_repairs_it_was_asked_for_and_does_not_make(base: Path) -> None:
+    words = ("eval", base, "--data", PROBLEMS, "evaluate.samples=1", "rollout.max_turns=1", "rollout.max_tokens=200")
+    said = "repair.kind=saar: without --repair an evaluation repairs nothing\n"
+    assert said in dry(*words, "repair.kind=saar")
+    for asked in ("--repair", "evaluate.repair=saar"):
+        assert said not in dry(*words, "repair.kind=saar", asked)
+
+
 def test_the_plan_of_an_evaluation_refuses_what_the_evaluation_would(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,8 @@ from retcon.cli.common.arguments import (
     split_overrides,
 )
 from retcon.cli.common.interrupt import interruptible
-from retcon.cli.common.progress import tell_place, telling
+from retcon.cli.common.overriding import of_sections
+from retcon.cli.common.progress import tell_line, tell_place, telling
 from retcon.core.texts import is_url
 
 
@@ -67,6 +68,9 @@ def evaluate(
     if repair:
         kind = "saar" if build_repair(recipe) is None else recipe.repair.kind
         recipe = apply_override(recipe, f"evaluate.repair={kind}")
+    elif recipe.evaluate.repair == "none":
+        for override in of_sections(overrides, ["repair"]):
+            tell_line(f"{override}: without --repair an evaluation repairs nothing")
     folder = locate(recipe.model.path if served else checkpoint)
     if recipe.engine.in_process or dry_run:
         need_training()
@@ -95,7 +99,8 @@ SAMPLES = 4
 
 def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]) -> list[str]:
     """What `--data` changes in a recipe: all rows of these files are evaluated on, unless it or an override says how
-    many."""
+    many. What it says of its own data alone goes: which rows of them, and of a data set of the hub its subset and
+    revision, unless that is what is named."""
     from retcon.config.load import load_recipe
     from retcon.config.save import toml_of
     from retcon.tasks.checked import EVERY
@@ -105,9 +110,11 @@ def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]
         where = f"task.sources={toml_of(list(paths))}"
     keys = {"evaluate.problems": EVERY, "evaluate.samples": SAMPLES}
     given = {override.partition("=")[0].strip() for override in overrides}
-    given |= {f"evaluate.{key}" for key in load_recipe(recipe).evaluate.model_fields_set}
+    settings = load_recipe(recipe)
+    given |= {f"evaluate.{key}" for key in settings.evaluate.model_fields_set}
+    own = () if [getattr(settings.task, "path", "")] == list(paths) else ("subset", "revision")
     return [
-        "task.kind=file", 'task.path=""', "task.sources=[]", 'task.evaluation_path=""', 'task.evaluation_split=""',
-        "task.evaluation_share=1", where,
+        "task.kind=file", 'task.split=""', *(f'task.{key}=""' for key in own), 'task.path=""', "task.sources=[]",
+        'task.evaluation_path=""', 'task.evaluation_split=""', "task.evaluation_share=1", where,
         *(f"{key}={value}" for key, value in keys.items() if key not in given),
     ]  # fmt: skip

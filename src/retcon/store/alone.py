@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ def alone(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / LOCK).open("w")
     with lock:
-        if not _taken(lock):
+        if not taken(lock):
             raise CheckpointError(f"another command is at work in {out}: wait for it, or choose another folder")
         yield
 
@@ -38,12 +39,12 @@ def alone_on(file: Path) -> Iterator[None]:
     with explained(file):
         lock = file.open("ab")
     with lock:
-        if not _taken(lock) or not os.fstat(lock.fileno()).st_nlink:  # removed between its opening and its lock
+        if not taken(lock) or not os.fstat(lock.fileno()).st_nlink:  # removed between its opening and its lock
             raise CheckpointError(f"another command is at work on {file}: wait for it, or name another file")
         yield
 
 
-def _taken(lock: IO[str] | IO[bytes]) -> bool:
+def taken(lock: IO[str] | IO[bytes] | io.FileIO) -> bool:
     """Whether this process has the lock now, until it closes the file; also where there are no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

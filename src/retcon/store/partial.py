@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from retcon.core.errors import RecordError
+from retcon.store.alone import taken
 from retcon.store.compression import compressed
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import FULL, free_space, synced
@@ -32,8 +33,9 @@ def unwritable(path: Path, error: OSError) -> RecordError:
 class Partial:
     """`PATH.partial` until `commit` renames it; compressed where PATH ends in `.gz` or `.zst`.
 
-    size: go on with a partial file of which that many bytes count; None begins anew. Raises RecordError where it
-    cannot be written, is no regular file (a device, a folder), or the partial file is not there or shorter.
+    size: go on with a partial file of which that many bytes count; None begins anew. No other process writes it
+    meanwhile. Raises RecordError where one does, where it cannot be written, is no regular file (a device, a folder),
+    or the partial file is not there or shorter.
     """
 
     def __init__(self, path: Path, size: int | None = None) -> None:
@@ -45,10 +47,14 @@ class Partial:
             path.parent.mkdir(parents=True, exist_ok=True)
             if size is not None and self.partial.stat().st_size < size:
                 raise RecordError(f"{self.partial} is shorter than it was: it cannot be resumed")
-            self._file = io.BufferedWriter(_Disk(self.partial, "wb" if size is None else "r+b"), 1 << 20)
-            if size is not None:
-                self._file.truncate(size)
-                self._file.seek(size)
+            # Emptied under its lock alone: another process may be writing it.
+            disk = _Disk(self.partial, "r+b", opener=_made if size is None else None)
+            if not taken(disk) or not _stands(disk, self.partial):
+                disk.close()
+                raise RecordError(f"another command is writing {self.partial}: wait for it, or name another file")
+            disk.truncate(size or 0)
+            disk.seek(size or 0)
+            self._file = io.BufferedWriter(disk, 1 << 20)
         except OSError as error:
             raise unwritable(self.partial, error) from error
         self.out: IO[bytes] = compressed(self._file, path.name)
@@ -85,6 +91,19 @@ class Partial:
         """Take it away; nothing happens where it is gone."""
         self.leave()
         self.partial.unlink(missing_ok=True)
+
+
+def _made(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o666)
+
+
+def _stands(opened: io.FileIO, path: Path) -> bool:
+    """Whether it is still the file of that name: between its opening and its lock, another process may have put it in
+    its place, where it is whole."""
+    try:
+        return os.path.samestat(os.fstat(opened.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 class _Disk(io.FileIO):

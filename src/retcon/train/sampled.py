@@ -6,7 +6,15 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retcon.build import build_chat, build_plain_sampling, build_policy, open_context, open_graders
+from retcon.build import (
+    build_chat,
+    build_plain_sampling,
+    build_policy,
+    build_tasks,
+    open_context,
+    open_graders,
+    settle,
+)
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
 from retcon.rollout.group import rollout_groups
@@ -14,6 +22,16 @@ from retcon.rollout.prompts import fitting
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
 from retcon.tasks.registry import TaskSet
+from retcon.tasks.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class ToSample:
+    """tasks: those of `family` whose prompts leave room to answer. recipe: with no length left open."""
+
+    recipe: Recipe
+    family: TaskSet
+    tasks: tuple[Task, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +44,37 @@ class Samples:
     file: Path
 
 
-def sample_final(recipe: Recipe, run: RunFolder, tasks: TaskSet) -> Samples:
-    """Greedy rollouts of the final model on `sft.samples` evaluation problems, without a repair; those of a finished
-    run that has them are read. Raises RecipeError where no prompt leaves room to answer, SandboxUnavailable."""
-    file = run.trajectories(recipe.sft.steps)
+def to_sample(recipe: Recipe, folder: Path) -> ToSample | None:
+    """`sft.samples` evaluation problems for what the model in `folder` will become, None where none are wanted. Raises
+    RecipeError where no prompt leaves room to answer, and what `build_tasks` raises."""
+    if not recipe.sft.samples:
+        return None
+    family = build_tasks(recipe, folder)
+    recipe, _ = settle(recipe, folder, family)
+    asked = family.evaluation(recipe.sft.samples, recipe.evaluate.seed)
+    fit = fitting(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
+    return ToSample(recipe, family, tuple(fit))
+
+
+def sample_final(wanted: ToSample, run: RunFolder) -> Samples:
+    """Greedy rollouts of the final model on these problems, without a repair; those of a finished run that has them are
+    read. Raises SandboxUnavailable."""
+    steps = wanted.recipe.sft.steps
+    file = run.trajectories(steps)
     if not file.exists():
-        run.keep_trajectories(recipe.sft.steps, asyncio.run(_rolled(recipe, run.final, tasks)))
+        run.keep_trajectories(steps, asyncio.run(_rolled(wanted, run.final)))
     made = list(jsonl.read(file))
     return Samples(sum((t.reward or 0) > 0 for t in made), len(made), sum(t.reward is None for t in made), file)
 
 
-async def _rolled(recipe: Recipe, final: Path, family: TaskSet) -> list[Trajectory]:
+async def _rolled(wanted: ToSample, final: Path) -> list[Trajectory]:
+    recipe, family = wanted.recipe, wanted.family
     chat = build_chat(recipe, final, family)
-    tasks = list(fitting(family.evaluation(recipe.sft.samples, recipe.evaluate.seed), chat, recipe.rollout.max_tokens))
     engine = build_policy(recipe, final, chat)
     greedy = replace(build_plain_sampling(recipe), temperature=0.0)
     async with open_context(recipe, engine, chat) as opened, open_graders(family) as graders:
         context = replace(opened, sampling=greedy, model=str(final))
         groups = await rollout_groups(
-            tasks, context, count=1, seed=recipe.evaluate.seed, step=recipe.sft.steps, grade=graders.judged.grade
+            wanted.tasks, context, count=1, seed=recipe.evaluate.seed, step=recipe.sft.steps, grade=graders.judged.grade
         )
     return [trajectory for (trajectory,) in groups]

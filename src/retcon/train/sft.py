@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from retcon.build import build_chat, build_tasks
+from retcon.build import build_chat
 from retcon.config.learning import SFTSection
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
@@ -28,7 +28,7 @@ from retcon.train.datasets.demonstrations import files_of, read_samples
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
-from retcon.train.sampled import Samples, sample_final
+from retcon.train.sampled import Samples, sample_final, to_sample
 from retcon.train.trainer import OnStep, Trainer, Training, train
 from retcon.train.watch.diverged import refuse_diverged
 
@@ -74,7 +74,7 @@ def run_sft(
     refuse_unfit(needs, out)
     warn_of_rate("sft", recipe, needs.parameters)
     section = recipe.sft
-    tasks = build_tasks(recipe, start) if section.samples else None
+    wanted = to_sample(recipe, start)
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
     learnt, held_out = split(samples, section.validation_share, recipe.run.seed)
 
@@ -95,8 +95,8 @@ def run_sft(
 
     training = Training(run, recipe, where, recipe.model.path, section, betas=BETAS)
     final = train(training, steps, on_step=on_step, on_place=on_place)
-    if tasks is not None:
-        found = sample_final(recipe, run, tasks)
+    if wanted is not None:
+        found = sample_final(wanted, run)
         if on_samples is not None:
             on_samples(found)
     return final

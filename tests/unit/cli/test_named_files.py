@@ -38,6 +38,17 @@ def test_how_many_problems_of_a_file_count_is_said_by_the_recipe_too(tmp_path: P
         assert (found.problems, found.samples, found.seed) == (*counts, 3 if name else 1000)
 
 
+def test_which_rows_of_its_own_data_a_recipe_takes_says_nothing_of_the_files_that_are_named() -> None:
+    name = "smollm2/saar"
+    for files, overrides, kept in (
+        (["a.jsonl"], [], ("", "", "")),
+        (["openai/gsm8k"], [], ("", "main", "")),
+        (["a/b"], ["task.split=validation", "task.subset=all", "task.revision=v2"], ("validation", "all", "v2")),
+    ):
+        task = load_recipe(name, [*_of_files(files, name, overrides), *overrides]).model_dump()["task"]
+        assert (task["split"], task["subset"], task["revision"]) == kept
+
+
 @pytest.mark.parametrize("name", NAMES, ids=["emoji", "quoted", "backslash", "delete"])
 def test_the_quickstart_takes_a_file_by_any_name(name: str) -> None:
     wish = Wish("smollm2", Path("out"), (), data=Path(name), eval_data=Path(name))

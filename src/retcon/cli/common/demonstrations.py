@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retcon.build import build_chat, build_tasks
+from retcon.build import build_chat, build_tasks, settle
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.chat.types import Tokenizer
 from retcon.cli.common.progress import Tell
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, nearest
 from retcon.models.placing import model_folder
+from retcon.rollout.lengths import Derived, context_of, open_keys, with_lengths
 from retcon.runs.comparing import differing, relevant
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import explained, write_json
@@ -44,7 +45,8 @@ def refuse_missing(recipe: Recipe, file: Path, command: str) -> None:
 
 def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPlace | None = None) -> Summary | None:
     """Writes `file` unless it is there, and says what became of the candidates, None where that is not known. A file
-    without a note beside it is the user's own and is taken as it is.
+    without a note beside it is the user's own and is taken as it is. Lengths that the recipe leaves open are as in
+    training (`settle`); transcripts, which nobody rolls out, may be as long as the model's context.
 
     Raises CheckpointError where the note says that another recipe made the file, or that it was made for a model with
     other tokens, StorageError where nothing can be written, and what `write_demonstrations` raises.
@@ -55,6 +57,11 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPl
     refuse_special(file)
     folder = model_folder(recipe.model.path)
     tasks = build_tasks(recipe, folder) if recipe.demos.of_tasks else None
+    keys = _open_keys(recipe)
+    if tasks is not None:
+        recipe, _ = settle(recipe, folder, tasks)
+    elif keys:
+        recipe = with_lengths(recipe, [Derived(keys[0], context_of(folder), "the model's context")])
     chat = build_chat(recipe, folder, tasks)
     with explained(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +72,13 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPl
 
 def _note_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.recipe.json")
+
+
+def _open_keys(recipe: Recipe) -> list[str]:
+    """The keys of lengths that the recipe leaves to the model and, where there are any, the tasks."""
+    if recipe.demos.of_tasks:
+        return open_keys(recipe)
+    return [] if "max_tokens" in recipe.rollout.model_fields_set else ["rollout.max_tokens"]
 
 
 def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]:
@@ -79,9 +93,14 @@ def _already(file: Path, note: Path, recipe: Recipe) -> Summary | None:
         return None
     told: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
     about = _about(recipe, load_tokenizer(model_folder(recipe.model.path)))
+    left_open = _open_keys(recipe)
     # A note of before a section was there says nothing about it, one of before TOKENS nothing about these.
     known = {
-        name: {key: value for key, value in values.items() if key in told[name] or key not in TOKENS}
+        name: {
+            key: told[name].get(key, value) if f"{name}.{key}" in left_open else value
+            for key, value in values.items()
+            if key in told[name] or key not in TOKENS
+        }
         for name, values in about.items()
         if name in told
     }

@@ -57,6 +57,7 @@ def sft(
     settings = load_recipe(name or COLD_START, changes, reads=READS["sft"])
     need_training()
     from retcon.cli.common.demonstrations import ensure_demonstrations, refuse_missing
+    from retcon.models.placing import model_folder, place_training
     from retcon.runs.folder import check_run
     from retcon.train.sft import run_sft
 
@@ -70,6 +71,8 @@ def sft(
         plan_sft(settings, file, out)
         return
     check_run(out, kind="sft", recipe=settings)
+    if not file.exists():  # whose making may take hours
+        place_training(settings, model_folder(settings.model.path), ("dtype",))
     samples: list[str] = []
     with interruptible(partial(kept_run, out)):
         with telling("writing demonstrations") as tell:
@@ -83,7 +86,7 @@ def sft(
                 on_place=tell_place,
                 on_samples=lambda found: samples.append(_told(found)),
             )
-    tell_trained(final, out, f"demonstrations: {file}", *samples)
+    tell_trained(final, out, f"demonstrations: {file}", *samples, recipe=[recipe, *(overrides or ())])
 
 
 def _beside(out: Path) -> Path:

@@ -12,6 +12,7 @@ from retcon.build import build_chat, build_policy, build_sampling
 from retcon.chat.chat import Chat
 from retcon.chat.types import Told
 from retcon.config.load import apply_override
+from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator
 from retcon.rollout.prompts import fitting
@@ -65,6 +66,11 @@ async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[Engine
 
     recipe, tasks = setup.recipe, setup.tasks()
     folder, chat = model_folder(section.model or recipe.model.path), setup.chat
+    if recipe.engine.chat(folder, None, ()) is not None:
+        raise RecipeError(
+            f"demos.kind = 'engine' needs the ids that a model wrote, and engine.kind = '{recipe.engine.kind}' gives "
+            "text alone: a teacher behind a URL is demos.kind = 'openai', with demos.url and demos.model"
+        )
     if section.model:
         chat = build_chat(apply_override(recipe, f"model.style={section.style}"), folder, tasks)
     engine = build_policy(recipe, folder, chat, setup.on_place)
