@@ -27,7 +27,7 @@ from retcon.plugins.trl import ROUNDS, Rollouts, _completions, _told, prompt_of
 from retcon.rollout.context import RolloutContext
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile
-from retcon.tasks.registry import training_prompts
+from retcon.tasks.registry import Taught, training_prompts
 from retcon.tasks.types import Task
 from retcon.tools.scripted import Answer, ScriptedTool
 from retcon.train.objective.shaping import in_failed_turns
@@ -234,6 +234,20 @@ def test_groups_begin_where_those_of_the_whole_batch_do(tmp_path: Path) -> None:
         assert [first for *_, first in rollouts._groups([prompt_of(TASK)] * 6, 4, 6, False)] == [0, 2]
     assert groups == [[4, 2], [2, 4], [4, 2]]
     assert firsts == [0, rollouts.recipe.select.made(2)]
+
+
+def test_the_data_set_is_of_what_a_run_draws_and_no_demonstration_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands_in = SimpleNamespace(Dataset=SimpleNamespace(from_list=lambda rows: rows))
+    monkeypatch.setitem(sys.modules, "datasets", stands_in)
+    with Rollouts("quickstart/baseline", model=make_base(tmp_path / "base", positions=1024)) as rollouts:
+        seed, tasks = rollouts.recipe.run.seed, rollouts._tasks
+        rows = rollouts.dataset(20)
+    assert rows == [{"prompt": prompt_of(task)} for task in islice(training_prompts(tasks, seed), 20)]
+    assert isinstance(tasks, Taught)
+    shown = {task.id for task, _ in islice(tasks.lessons(seed), 20)}
+    assert not shown & {row["prompt"][0]["task"] for row in rows}
 
 
 def test_the_data_set_holds_the_tasks_within_the_bounds_of_pass_rates(

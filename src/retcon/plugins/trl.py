@@ -30,6 +30,7 @@ from retcon.plugins.losses import refuse_own_losses
 from retcon.plugins.trl_sampling import refuse_other_sampling
 from retcon.rollout.group import rollout_group
 from retcon.store.fingerprint import fingerprint
+from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.prompts import PromptStream, refuse_idle_bounds
@@ -106,12 +107,12 @@ class Rollouts:
         self._loop.close()
 
     def dataset(self, count: int) -> datasets.Dataset:
-        """The task set's first `count` training prompts, for `train_dataset`; with `select.pass_rates` those within the
-        bounds, again and again as `retcon train` draws them. Raises MissingExtra without datasets, RecipeError as
+        """The first `count` training prompts that `retcon train` draws, for `train_dataset`; with `select.pass_rates`
+        those within the bounds, again and again as it draws them. Raises MissingExtra without datasets, RecipeError as
         `PromptStream`."""
         if self.recipe.select.pass_rates:
             return self._dataset(self._within(count))
-        return self._dataset(list(islice(self._tasks.train(self.recipe.run.seed), count)))
+        return self._dataset(list(islice(training_prompts(self._tasks, self.recipe.run.seed), count)))
 
     def _within(self, count: int) -> list[Task]:
         rl = self.recipe.rl.model_copy(update={"prompts": 1})  # steps and their prompts are TRL's
