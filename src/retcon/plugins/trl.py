@@ -146,7 +146,8 @@ class Rollouts:
 
         Beside what TRL asks for, reward functions get `rollout_reward`, `failed_calls` (as they happened) and
         `repairs`, one of each a completion. Raises RecipeError where GRPOConfig asks for other sampling than the
-        recipe's, InfrastructureFault where faults took rollouts again and again.
+        recipe's, or for groups too small for its selection, InfrastructureFault where faults took rollouts again and
+        again.
         """
         refuse_other_sampling(self.recipe.rollout, trainer.args)
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -191,9 +192,21 @@ class Rollouts:
         found = []
         for (told, _), same in groupby((_told(prompt), (start + n) // size) for n, prompt in enumerate(prompts)):
             task, count = self._task(*told), len(list(same))
+            if training:
+                self._refuse_small(count)
             found.append((task, count, made[task.id]))
             made[task.id] += self._made(count, training)
         return found
+
+    def _refuse_small(self, count: int) -> None:
+        """Raises RecipeError where `count` rollouts are fewer than the selection has to keep."""
+        rl = self.recipe.rl.model_copy(update={"group": count})
+        try:
+            self.recipe.select.check(self.recipe.model_copy(update={"rl": rl}))
+        except ValueError as error:
+            raise RecipeError(
+                f"{error}; in TRL's trainer a group is what a process has of GRPOConfig's num_generations: raise it"
+            ) from error
 
     def _made(self, count: int, training: bool) -> int:
         """Rollouts to make, of which `count` are left."""
@@ -205,27 +218,23 @@ class Rollouts:
         """`count` rollouts of a task, selected where it is training. first: rollouts of the task in groups that are
         made at once with this one, and come before it."""
         graded, select = task.id in self._known, self.recipe.select
-        kept: list[Trajectory] = []
+        left: list[Trajectory] = []
         for number in range(ROUNDS):
-            missing = count - len(kept)
             stream = derive(seed, number, first) if first else derive(seed, number)
             group = await rollout_group(
                 task,
                 rollouts.context,
-                count=self._made(missing, training),
+                count=self._made(count - len(left), training),
                 seed=stream,
                 step=step,
                 grade=rollouts.tasks.grade if graded else lambda _, trajectory: trajectory,
                 first=first,
             )
-            left = [t for t in group if t.stop != "infrastructure"]
-            if training and left and graded:
-                left = select.select(left, missing, seed=stream)
-            kept += left[:missing]
-            if len(kept) == count:
-                return kept
+            left += [t for t in group if t.stop != "infrastructure"]
+            if len(left) >= count:
+                return select.select(left, count, seed=stream) if training and graded else left[:count]
         raise InfrastructureFault(
-            f"prompt {task.id}: {ROUNDS} times over infrastructure faults ended rollouts, and {count - len(kept)} of "
+            f"prompt {task.id}: {ROUNDS} times over infrastructure faults ended rollouts, and {count - len(left)} of "
             f"{count} are missing; see `retcon doctor`"
         )
 
