@@ -23,6 +23,7 @@ from retcon.serve import app
 from retcon.serve.answering import Agent
 from retcon.serve.recording import Record
 from retcon.serve.settings import ServeSettings
+from retcon.tasks.registry import training_prompts
 from retcon.train.optim import adamw
 from retcon.train.update import to_samples, update
 
@@ -51,7 +52,7 @@ async def main() -> None:
     folder = locate("base")
     model, chat = load_model(folder), build_chat(recipe, folder)
     optimizer = adamw(model, lr=recipe.rl.lr, weight_decay=0.0)
-    prompts = iter(build_tasks(recipe).train(seed=0))
+    prompts = training_prompts(build_tasks(recipe), recipe.run.seed)
     engine = build_training_engine(recipe, model, chat, max_requests=TASKS * GROUP)
     async with engine, open_context(recipe, engine, chat) as opened:
         context = replace(opened, repair=build_repair(recipe))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -27,7 +28,7 @@ from retcon.plugins.trl import ROUNDS, Rollouts, _completions, _told, prompt_of
 from retcon.rollout.context import RolloutContext
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile
-from retcon.tasks.registry import training_prompts
+from retcon.tasks.registry import Taught, training_prompts
 from retcon.tasks.types import Task
 from retcon.tools.scripted import Answer, ScriptedTool
 from retcon.train.objective.shaping import in_failed_turns
@@ -37,9 +38,15 @@ from training import Ones, make_base
 pytestmark = pytest.mark.torch
 
 
-class Right(Ones):
+class Graded(Ones):
+    """Right are those whose index is among `right`; all where there is none."""
+
+    def __init__(self, right: Collection[int] | None = None) -> None:
+        self.right = right
+
     def grade(self, task: Any, trajectory: Trajectory) -> Trajectory:
-        return replace(trajectory, reward=1.0)
+        right = self.right is None or int(trajectory.id.rpartition("/")[2]) in self.right
+        return replace(trajectory, reward=1.0 if right else -1.0)
 
 
 def trainer_of(generations: int, step: int = 0) -> Any:
@@ -50,7 +57,10 @@ def trainer_of(generations: int, step: int = 0) -> Any:
     )  # fmt: skip
 
 
-def group_of(count: int, *, lost: int, base: Path) -> list[Trajectory]:
+def group_of(
+    count: int, *, lost: int, base: Path, recipe: str = "quickstart/baseline", keys: Sequence[str] = (),
+    right: Collection[int] | None = None,
+) -> list[Trajectory]:  # fmt: skip
     """A group of rollouts of one call each, of which the first `lost` calls meet a fault of the tool."""
     calls = iter(range(1000))
 
@@ -64,9 +74,9 @@ def group_of(count: int, *, lost: int, base: Path) -> list[Trajectory]:
     context = RolloutContext(
         ScriptedEngine(tokenizer, reply), Chat(tokenizer), {"python": ScriptedTool(answer)}, LIMITS
     )
-    with Rollouts("quickstart/baseline", model=base) as rollouts:
+    with Rollouts(recipe, keys, model=base) as rollouts:
         rollouts._know([TASK])
-        made: Any = TrainingRollouts(rollouts.recipe, context, Right(), context.engine, None)  # type: ignore[arg-type]
+        made: Any = TrainingRollouts(rollouts.recipe, context, Graded(right), context.engine, None)  # type: ignore[arg-type]
         return asyncio.run(rollouts._group(TASK, count, made, 0, 7, True))
 
 
@@ -75,6 +85,26 @@ def test_rollouts_that_a_fault_took_are_made_again_one_by_one_too(lost: int, tmp
     made = group_of(3, lost=lost, base=make_base(tmp_path / "base", positions=1024))
     assert [t.reward for t in made] == [1.0, 1.0, 1.0]
     assert all(t.stop == "answer" for t in made)
+
+
+def test_what_is_made_again_is_selected_from_with_what_was_left(tmp_path: Path) -> None:
+    """Faults leave a right one of 8 and a wrong one; of 4 more one is right, and both are wanted of 6."""
+    keys = ["select.min_positive=2", "select.min_negative=2"]
+    base = make_base(tmp_path / "base", positions=1024)
+    made = group_of(4, lost=6, base=base, recipe="mini/rstar2", keys=keys, right={0, 6})
+    assert sorted(t.reward or 0.0 for t in made) == [-1.0, -1.0, 1.0, 1.0]
+
+
+def test_a_group_below_the_minima_of_its_selection_is_refused(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    with Rollouts("mini/rstar2", ["select.min_positive=2", "select.min_negative=3"], model=base) as rollouts:
+        rollouts._know([TASK])
+        batch = [prompt_of(TASK)] * 8
+        assert [count for _, count, _ in rollouts._groups(batch, 8, 0, True)] == [8]
+        assert [count for _, count, _ in rollouts._groups(batch, 4, 0, False)] == [4, 4], "evaluation selects nothing"
+        for size, start in ((4, 0), (8, 4)):  # of 8, two processes may have 4 each
+            with pytest.raises(RecipeError, match=r"min_positive 2 \+ min_negative 3 exceed .* 4.*num_generations"):
+                rollouts._groups(batch, size, start, True)
 
 
 def test_tasks_of_one_question_are_told_apart(tmp_path: Path) -> None:
@@ -234,6 +264,20 @@ def test_groups_begin_where_those_of_the_whole_batch_do(tmp_path: Path) -> None:
         assert [first for *_, first in rollouts._groups([prompt_of(TASK)] * 6, 4, 6, False)] == [0, 2]
     assert groups == [[4, 2], [2, 4], [4, 2]]
     assert firsts == [0, rollouts.recipe.select.made(2)]
+
+
+def test_the_data_set_is_of_what_a_run_draws_and_no_demonstration_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands_in = SimpleNamespace(Dataset=SimpleNamespace(from_list=lambda rows: rows))
+    monkeypatch.setitem(sys.modules, "datasets", stands_in)
+    with Rollouts("quickstart/baseline", model=make_base(tmp_path / "base", positions=1024)) as rollouts:
+        seed, tasks = rollouts.recipe.run.seed, rollouts._tasks
+        rows = rollouts.dataset(20)
+    assert rows == [{"prompt": prompt_of(task)} for task in islice(training_prompts(tasks, seed), 20)]
+    assert isinstance(tasks, Taught)
+    shown = {task.id for task, _ in islice(tasks.lessons(seed), 20)}
+    assert not shown & {row["prompt"][0]["task"] for row in rows}
 
 
 def test_the_data_set_holds_the_tasks_within_the_bounds_of_pass_rates(

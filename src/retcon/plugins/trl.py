@@ -30,6 +30,7 @@ from retcon.plugins.losses import refuse_own_losses
 from retcon.plugins.trl_sampling import refuse_other_sampling
 from retcon.rollout.group import rollout_group
 from retcon.store.fingerprint import fingerprint
+from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.prompts import PromptStream, refuse_idle_bounds
@@ -106,12 +107,12 @@ class Rollouts:
         self._loop.close()
 
     def dataset(self, count: int) -> datasets.Dataset:
-        """The task set's first `count` training prompts, for `train_dataset`; with `select.pass_rates` those within the
-        bounds, again and again as `retcon train` draws them. Raises MissingExtra without datasets, RecipeError as
+        """The first `count` training prompts that `retcon train` draws, for `train_dataset`; with `select.pass_rates`
+        those within the bounds, again and again as it draws them. Raises MissingExtra without datasets, RecipeError as
         `PromptStream`."""
         if self.recipe.select.pass_rates:
             return self._dataset(self._within(count))
-        return self._dataset(list(islice(self._tasks.train(self.recipe.run.seed), count)))
+        return self._dataset(list(islice(training_prompts(self._tasks, self.recipe.run.seed), count)))
 
     def _within(self, count: int) -> list[Task]:
         rl = self.recipe.rl.model_copy(update={"prompts": 1})  # steps and their prompts are TRL's
@@ -145,7 +146,8 @@ class Rollouts:
 
         Beside what TRL asks for, reward functions get `rollout_reward`, `failed_calls` (as they happened) and
         `repairs`, one of each a completion. Raises RecipeError where GRPOConfig asks for other sampling than the
-        recipe's, InfrastructureFault where faults took rollouts again and again.
+        recipe's, or for groups too small for its selection, InfrastructureFault where faults took rollouts again and
+        again.
         """
         refuse_other_sampling(self.recipe.rollout, trainer.args)
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -190,9 +192,21 @@ class Rollouts:
         found = []
         for (told, _), same in groupby((_told(prompt), (start + n) // size) for n, prompt in enumerate(prompts)):
             task, count = self._task(*told), len(list(same))
+            if training:
+                self._refuse_small(count)
             found.append((task, count, made[task.id]))
             made[task.id] += self._made(count, training)
         return found
+
+    def _refuse_small(self, count: int) -> None:
+        """Raises RecipeError where `count` rollouts are fewer than the selection has to keep."""
+        rl = self.recipe.rl.model_copy(update={"group": count})
+        try:
+            self.recipe.select.check(self.recipe.model_copy(update={"rl": rl}))
+        except ValueError as error:
+            raise RecipeError(
+                f"{error}; in TRL's trainer a group is what a process has of GRPOConfig's num_generations: raise it"
+            ) from error
 
     def _made(self, count: int, training: bool) -> int:
         """Rollouts to make, of which `count` are left."""
@@ -204,27 +218,23 @@ class Rollouts:
         """`count` rollouts of a task, selected where it is training. first: rollouts of the task in groups that are
         made at once with this one, and come before it."""
         graded, select = task.id in self._known, self.recipe.select
-        kept: list[Trajectory] = []
+        left: list[Trajectory] = []
         for number in range(ROUNDS):
-            missing = count - len(kept)
             stream = derive(seed, number, first) if first else derive(seed, number)
             group = await rollout_group(
                 task,
                 rollouts.context,
-                count=self._made(missing, training),
+                count=self._made(count - len(left), training),
                 seed=stream,
                 step=step,
                 grade=rollouts.tasks.grade if graded else lambda _, trajectory: trajectory,
                 first=first,
             )
-            left = [t for t in group if t.stop != "infrastructure"]
-            if training and left and graded:
-                left = select.select(left, missing, seed=stream)
-            kept += left[:missing]
-            if len(kept) == count:
-                return kept
+            left += [t for t in group if t.stop != "infrastructure"]
+            if len(left) >= count:
+                return select.select(left, count, seed=stream) if training and graded else left[:count]
         raise InfrastructureFault(
-            f"prompt {task.id}: {ROUNDS} times over infrastructure faults ended rollouts, and {count - len(kept)} of "
+            f"prompt {task.id}: {ROUNDS} times over infrastructure faults ended rollouts, and {count - len(left)} of "
             f"{count} are missing; see `retcon doctor`"
         )
 

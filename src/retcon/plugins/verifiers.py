@@ -25,7 +25,7 @@ from retcon.core.errors import InfrastructureFault, RecipeError, SandboxUnavaila
 from retcon.core.types import REPLACED, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.saar import Saar
 from retcon.rollout.state import TurnState, open_tools
-from retcon.tasks.registry import TaskSet, graded
+from retcon.tasks.registry import TaskSet, graded, training_prompts
 from retcon.tasks.types import Task
 from retcon.tools.types import AnyTool
 
@@ -45,8 +45,9 @@ def load_environment(
     """The recipe's tasks with its tools, as verifiers loads them (`load_environment("retcon.plugins.verifiers")`).
 
     recipe, overrides: as of `retcon train`, none for the defaults; [task], [rollout] tools and turns, [sandbox] and
-    [repair] count; of repairs there are none and SAAR. train, evaluation: tasks of each. system_prompt: of tasks that
-    bring none. more: what else verifiers' ToolEnv takes. Raises RecipeError, and what reading the tasks raises.
+    [repair] count; of repairs there are none and SAAR. train, evaluation: tasks of each; to train on, those that
+    `retcon train` draws first. system_prompt: of tasks that bring none. more: what else verifiers' ToolEnv takes.
+    Raises RecipeError, and what reading the tasks raises.
     """
     read = load_recipe(recipe or None, overrides)
     return RetconEnvironment(read, build_tasks(read, None), train, evaluation, system_prompt, **more)
@@ -75,7 +76,7 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         self._recipe, self._tasks, self._repair = recipe, tasks, repair
         self._known: dict[str, Task] = {}
         data = {
-            "dataset": self._rows(list(islice(tasks.train(recipe.run.seed), train)), system_prompt),
+            "dataset": self._rows(list(islice(training_prompts(tasks, recipe.run.seed), train)), system_prompt),
             "eval_dataset": self._rows(tasks.evaluation(evaluation, recipe.evaluate.seed), system_prompt),
         }
         rubric = vf.Rubric([self.graded])

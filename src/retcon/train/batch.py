@@ -78,6 +78,12 @@ def check_scored(sample: Sample) -> None:
         )
 
 
+def computed(samples: Iterable[Sample], bonus: float) -> list[Sample]:
+    """Those that an update computes: with a token in the loss mask and an advantage, or what acts without one, too: a
+    KL penalty (log π_ref) or an entropy bonus. bonus: its coefficient."""
+    return [s for s in samples if any(s.mask) and (bonus or s.reference is not None or any(s.advantages or ()))]
+
+
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
     """Samples of like length together (see `buckets`), each batch of at most `max_tokens` padded ids."""
     found = buckets([Size(len(s.ids)) for s in samples], max_tokens=max_tokens)

@@ -12,7 +12,7 @@ from retcon.config.learning import RLSection
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.purify.weights import accepted_splices, splice_weights
-from retcon.train.batch import check_scored, minibatches
+from retcon.train.batch import check_scored, computed, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
 from retcon.train.objective.blame import credited
@@ -124,13 +124,14 @@ def update(
         check_scored(sample)
     mismatch = Mismatch(stale=config.max_staleness > 0)
     plain = computing.temperature == 1.0
-    if config.old_logprobs == "recompute" or not plain:
-        weighing = (config.correction, config.correction_cap)
-        samples = recompute(model, samples, mismatch, computing, weighing=weighing)
-    if config.entropy_weight:
-        samples = weighed_by_entropy(model, samples, computing, config.entropy_weight)
     if reference is not None:
         samples = with_reference(reference, samples, computing)
+    if config.old_logprobs == "recompute" or not plain:
+        weighing = (config.correction, config.correction_cap)
+        bonus = config.entropy_coefficient
+        samples = recompute(model, samples, mismatch, computing, weighing=weighing, bonus=bonus)
+    if config.entropy_weight:
+        samples = weighed_by_entropy(model, samples, computing, config.entropy_weight)
     if lr is None:
         lr = rate_of(config, step, (0, config.steps))
     batches = minibatches(samples, config.minibatches, seed=seed, step=step, epochs=config.epochs)
@@ -189,13 +190,12 @@ def minibatch_update(
     """
     model.eval()
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
-    # The KL penalty and the entropy bonus act on rollouts without an advantage, too.
     bonus = config.entropy_coefficient
-    learnt = [s for s in samples if any(s.mask) and (bonus or s.reference is not None or any(s.advantages or ()))]
+    learnt = computed(samples, bonus)
     if not learnt:
         return dict.fromkeys(METRICS, 0.0)
     sums = dict.fromkeys(SUMS, 0.0)
-    computed = totals.tokens / sum(sum(s.mask) for s in learnt)
+    scale = totals.tokens / sum(sum(s.mask) for s in learnt)
     ids = padded = 0
     every = sum(len(s.ids) for s in learnt)
     with forwards(model, learnt, computing, entropies=bool(bonus)) as parts:
@@ -221,8 +221,8 @@ def minibatch_update(
             value.backward()
             sums["loss"] += value.item()
             sums["clip_fraction"] += loss.clipped.item()
-            sums["kl"] += loss.kl.item() * computed
-            sums["entropy_estimate"] += loss.entropy_estimate.item() * computed
+            sums["kl"] += loss.kl.item() * scale
+            sums["entropy_estimate"] += loss.entropy_estimate.item() * scale
             ids, padded = ids + part.ids, padded + part.padded
     told = {**sums, "padding": 1 - ids / padded, "shared": 1 - ids / every}
     if config.max_kl and sums["kl"] > config.max_kl:

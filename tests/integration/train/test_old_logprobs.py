@@ -46,11 +46,16 @@ def samples(model: Qwen3ForCausalLM, off: float = 0.0) -> list[Sample]:
 
 
 def stepped(
-    model: Qwen3ForCausalLM, given: list[Sample], temperature: float = 1.0, **section: object
+    model: Qwen3ForCausalLM,
+    given: list[Sample],
+    temperature: float = 1.0,
+    reference: Qwen3ForCausalLM | None = None,
+    **section: object,
 ) -> dict[str, float | None]:
     config = Recipe.model_validate({"rl": {"lr": 0.1, **section}}).rl
     computing = Computing(temperature=temperature)
-    return update(model, torch.optim.SGD(model.parameters()), given, config, seed=0, step=1, computing=computing)
+    optimizer = torch.optim.SGD(model.parameters())
+    return update(model, optimizer, given, config, seed=0, step=1, computing=computing, reference=reference)
 
 
 def test_the_figures_are_of_what_is_learnt() -> None:
@@ -142,6 +147,18 @@ def test_the_policy_that_is_trained_is_of_the_temperature_that_was_sampled_at(mo
     assert metrics["kl"] < 1e-8, "the old log-probs are of that temperature too"
     assert metrics["clip_fraction"] == 0
     assert metrics["mismatch_mean"] is None, "what the engine told is of another temperature"
+
+
+@pytest.mark.parametrize("penalty", ["kl", "entropy_coefficient"])
+@pytest.mark.parametrize(("off", "temperature"), [(0.0, 0.6), (-LARGE / 2, 1.0)])
+def test_unchanged_weights_are_no_kl_away_where_rollouts_without_an_advantage_are_computed_too(
+    model: Qwen3ForCausalLM, penalty: str, off: float, temperature: float
+) -> None:
+    given = samples(model, off)
+    section = {penalty: 0.01, "max_kl": 1e-6, "minibatches": 1, "old_logprobs": "recompute"}
+    metrics = stepped(model, given, temperature, copy.deepcopy(model) if penalty == "kl" else None, **section)
+    assert metrics["kl"] < 1e-8
+    assert metrics["skipped"] == 0 < metrics["grad_norm"]
 
 
 @pytest.mark.parametrize("head", [nn.Linear(8, 29), nn.Sequential(nn.Linear(8, 29))])

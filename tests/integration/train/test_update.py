@@ -256,7 +256,7 @@ def test_a_stage_has_a_course_of_its_own():
 
 
 def test_what_comes_before_the_updates_is_computed_as_they_are(model, monkeypatch):
-    """Old log-probs, weights by entropy, and the log-probs of the reference, by that alone."""
+    """The log-probs of the reference, old ones, and weights by entropy, by that alone."""
     computed = []
     for place in (old_logprobs, entropy_weights, reference):
         monkeypatch.setattr(place, "forwards", lambda of, samples, how, kept=place.forwards, **named: (
@@ -269,7 +269,7 @@ def test_what_comes_before_the_updates_is_computed_as_they_are(model, monkeypatc
     ]
     sgd = torch.optim.SGD(trained.parameters())
     update(trained, sgd, samples, config, seed=0, step=1, computing=how, reference=first)
-    assert computed == [(trained, how), (trained, how), (first, how)]
+    assert computed == [(first, how), (trained, how), (trained, how)]
     with pytest.warns(ComputeWarning, match="differ from the trainer's"):  # none of log-probs that may be old
         update(trained, sgd, samples, config.model_copy(update={"max_staleness": 0}), seed=0, step=1)
 

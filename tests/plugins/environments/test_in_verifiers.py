@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ import verifiers as vf
 if not hasattr(vf, "load_environment"):
     pytest.skip("verifiers below 0.4, which `make integration` installs", allow_module_level=True)
 
+from retcon.build import build_tasks
+from retcon.config.load import load_recipe
 from retcon.plugins.verifiers import _turn
+from retcon.tasks.registry import training_prompts
 
 pytestmark = pytest.mark.filterwarnings("default")  # the packages' own
 
@@ -65,6 +69,13 @@ def ours(client: Any, *overrides: str) -> Any:
             await env._teardown()
 
     return asyncio.run(rolled())
+
+
+def test_its_tasks_are_those_that_a_run_draws_and_not_those_of_demonstrations() -> None:
+    recipe = load_recipe(None, ["run.seed=3"])
+    env = vf.load_environment("retcon.plugins.verifiers", overrides=["run.seed=3"], train=4, evaluation=2)
+    drawn = list(islice(training_prompts(build_tasks(recipe), 3), 4))
+    assert [row["info"]["retcon"] for row in env.get_dataset()] == [task.id for task in drawn]
 
 
 RIGHT = "It is \\boxed{ANSWER}."

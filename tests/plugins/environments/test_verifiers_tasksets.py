@@ -147,6 +147,48 @@ class Unasked(Sums):
     more: ClassVar[dict[str, Any]] = {"prompt": None}
 
 
+class Mixed(Sums):
+    """The last two of its rows are others than the first."""
+
+    def last(self, asked: Any) -> Any:
+        return self.kind(asked, self.config.task)
+
+    def load(self) -> Iterable[Any]:
+        *first, one, other = super().load()
+        return [*first, self.last(one.data), self.last(other.data)]
+
+
+class ContainedInTheEnd(Mixed):
+    def last(self, asked: Any) -> Any:
+        return self.kind(asked.model_copy(update={"image": "python:3.11"}), self.config.task)
+
+
+class InItsRuntimeInTheEnd(Mixed):
+    def last(self, asked: Any) -> Any:
+        return Rewarding(asked)
+
+
+class WithoutToolsInTheEnd(Mixed):
+    def last(self, asked: Any) -> Any:
+        return Adding(asked)
+
+
+class OtherToolsInTheEnd(Mixed):
+    def last(self, asked: Any) -> Any:
+        return Booking(asked)
+
+
+class AddingOtherwise(AddingWithTools):
+    @vf.reward
+    async def polite(self, trace: vf.Trace) -> float:
+        return 0.5 * ("please" in trace.last_reply)
+
+
+class OtherRewardsInTheEnd(Mixed):
+    def last(self, asked: Any) -> Any:
+        return AddingOtherwise(asked)
+
+
 def many(count: int = 3) -> vf.Taskset:
     return Endless(SumsConfig()).take(count)
 
@@ -216,7 +258,11 @@ def test_tasks_without_an_end_are_had_by_a_function_that_takes_some() -> None:
     ("environment", "said"),
     [
         ("Contained", r"a AddingWithTools is solved in a container \(image\)"),
+        ("ContainedInTheEnd", r"row 4 of ContainedInTheEnd: a AddingWithTools is solved in a container \(image\)"),
         ("InItsRuntime", "left rewards what the agent left in its runtime"),
+        ("InItsRuntimeInTheEnd", "row 4 of .*: of Rewarding, left rewards what the agent left in its runtime"),
+        ("WithoutToolsInTheEnd", r"row 4 of .*: a Adding has no tools, and row 0, a AddingWithTools, has adder_add; "),
+        ("OtherToolsInTheEnd", r"row 4 of .*: a Booking has book, and row 0, a AddingWithTools, has adder_add; "),
         ("Unasked", "a simulated user speaks first"),
         ("Sum", "is a Sum, and no verifiers Taskset"),
         ("nothing", "cannot be loaded"),
@@ -225,6 +271,12 @@ def test_tasks_without_an_end_are_had_by_a_function_that_takes_some() -> None:
 def test_tasksets_that_cannot_be_had_are_refused_by_name(environment: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         build_tasks(sums(environment))
+
+
+def test_rows_of_several_kinds_with_the_same_tools_are_had() -> None:
+    recipe = sums("OtherRewardsInTheEnd")
+    assert played(recipe, (added(5, 5), "It is 10, please."), question="5 + 5").reward == 1.625
+    assert played(recipe, (added(3, 3), "It is 6, please.")).reward == 1.125
 
 
 def test_a_task_that_uses_a_runtime_after_all_says_so() -> None:

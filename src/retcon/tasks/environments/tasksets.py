@@ -56,9 +56,7 @@ class TasksetEnvironment:
         self._shared = [served_here(toolset) for toolset in type(self._taskset).toolsets(self._taskset.config)]
         self._ready: asyncio.Task[None] | None = None
         self._rows = self._read()
-        first = next(iter(self._rows.values()))[1]
-        self._refuse(first)
-        self.specs: Sequence[ToolSpec] = in_a_loop(self._served(first).specs())
+        self.specs = self._tools()
         self.rollback: Rollback = "copy" if self.specs else "unneeded"
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -131,24 +129,41 @@ class TasksetEnvironment:
             raise RecipeError(f"task.environment: {self.name} has no tasks")
         return found
 
-    def _refuse(self, row: Any) -> None:
-        """Raises RecipeError for tasks that need what is not here."""
+    def _tools(self) -> Sequence[ToolSpec]:
+        """Those of every row. Raises RecipeError for a row that needs what is not here, and for one with other tools
+        than the first."""
+        kinds: list[tuple[type, Any]] = []
+        found: list[ToolSpec] = []
+        for number, (_, row) in enumerate(self._rows.values()):
+            where, kind = f"task.environment: row {number} of {self.name}", (type(row), row.config)
+            _refuse_contained(row, where)
+            if kind in kinds:
+                continue
+            self._refuse(row, where)
+            own = in_a_loop(self._served(row).specs())
+            if not kinds:
+                found = own
+            elif _by_name(own) != _by_name(found):
+                raise RecipeError(
+                    f"{where}: a {kind[0].__name__} has {_listed(own)}, and row 0, a {kinds[0][0].__name__}, has "
+                    f"{_listed(found)}; all must have the same tools, described alike: leave out those of one kind "
+                    "(`Taskset.exclude`)"
+                )
+            kinds.append(kind)
+        return found
+
+    def _refuse(self, row: Any, where: str) -> None:
+        """Raises RecipeError for a kind of task that needs what is not here."""
         kind = type(row).__name__
-        wanted = [name for name in _IN_A_CONTAINER if getattr(row.data, name)]
-        if row.NEEDS_CONTAINER or wanted:
-            raise RecipeError(
-                f"task.environment: a {kind} is solved in a container ({', '.join(wanted) or 'NEEDS_CONTAINER'}), and "
-                "Retcon runs none for it"
-            )
         needing = [hook.__name__ for hook in row.hooks("reward") if _needs_runtime(hook)]
         needing += [judge.reward_name for judge in row.plugged_judges() if _needs_runtime(judge.score)]
         if needing:
             raise RecipeError(
-                f"task.environment: of {kind}, {', '.join(needing)} rewards what the agent left in its runtime, and "
-                "here it has none"
+                f"{where}: of {kind}, {', '.join(needing)} rewards what the agent left in its runtime, and here it has "
+                "none"
             )
         if self._vf.utils.decorators.discover_decorated(row, "intercept"):
-            raise RecipeError(f"task.environment: {kind} rewrites what the model is shown (`@vf.intercept`)")
+            raise RecipeError(f"{where}: {kind} rewrites what the model is shown (`@vf.intercept`)")
 
     def _served(self, row: Any) -> Served:
         own = [served_here(toolset) for toolset in type(row).toolsets(row.config)]
@@ -214,6 +229,24 @@ def _made(vf: Any, found: Any, arguments: Mapping[str, Any]) -> Any:
         kind = vf.utils.generic.concrete_type(found, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
         return found(kind.model_validate(arguments))
     return found(**arguments) if callable(found) else found
+
+
+def _refuse_contained(row: Any, where: str) -> None:
+    """Raises RecipeError for a task that is to be solved in a container."""
+    wanted = [name for name in _IN_A_CONTAINER if getattr(row.data, name)]
+    if row.NEEDS_CONTAINER or wanted:
+        raise RecipeError(
+            f"{where}: a {type(row).__name__} is solved in a container ({', '.join(wanted) or 'NEEDS_CONTAINER'}), and "
+            "Retcon runs none for it"
+        )
+
+
+def _by_name(specs: Sequence[ToolSpec]) -> dict[str, ToolSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+def _listed(specs: Sequence[ToolSpec]) -> str:
+    return ", ".join(spec.name for spec in specs) or "no tools"
 
 
 def _prompt(data: Any) -> list[dict[str, Any]]:

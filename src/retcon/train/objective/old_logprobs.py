@@ -16,6 +16,7 @@ from torch import Tensor
 
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
+from retcon.train.batch import computed
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.objective.correction import importance_weights
@@ -75,15 +76,16 @@ def recompute(
     computing: Computing,
     *,
     weighing: tuple[str, float] = ("none", 1.0),
+    bonus: float = 0.0,
 ) -> list[Sample]:
     """`samples` with the trainer's own log-probs, which are those of the policy before its update; `mismatch` gets how
     far the engine's were from them, unless `computing` has another temperature than those, 1. weighing: mode and cap of
-    `importance_weights`, which multiply the weights that the samples have; mode `none` for none. Samples without an
-    advantage, which are not computed, stay as they are."""
+    `importance_weights`, which multiply the weights that the samples have; mode `none` for none. bonus: of entropy, its
+    coefficient. Samples that the update does not compute (see `computed`) stay as they are."""
     mode, cap = weighing
     model.eval()
     own: dict[int, Sample] = {}
-    learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
+    learnt = computed(samples, bonus)
     if not learnt:
         return list(samples)
     with forwards(model, learnt, computing) as parts:
