@@ -185,6 +185,37 @@ def test_the_last_stage_matches_what_is_left(tmp_path: Path, staged: str, match:
         planned(tmp_path / "out", str(tmp_path / "few.toml"), staged, match=match)
 
 
+@pytest.mark.parametrize(
+    ("match", "steps"), [("rollouts", 140), ("updates", 50), ("tokens", MOST * 80), ("wall", MOST * 80)]
+)
+def test_a_last_stage_that_says_how_many_steps_it_has_gets_more_or_fewer_too(
+    tmp_path: Path, staged: str, match: Match, steps: int
+) -> None:
+    stated = tmp_path / "stated.toml"
+    stated.write_text(Path(staged).read_text().replace("name = 'half'", "name = 'half'\nsteps = 60"))
+    plan = planned(tmp_path / "out", "mini/dapo-baseline", str(stated), match=match)
+    whole, half = stages_of(plan.trained["stated", 0][0].recipe)
+    assert (whole.steps, half.last) == (20, steps)
+    assert f"stages.2.steps={half.steps}" in plan.trained["stated", 0][0].job.words
+
+
+@pytest.mark.parametrize("match", ["wall", "tokens"])
+def test_an_arm_whose_last_stage_would_come_too_late_is_named_without_an_override_of_ours(
+    tmp_path: Path, staged: str, match: Match
+) -> None:
+    (tmp_path / "few.toml").write_text("[rl]\nsteps = 2\n")
+    with pytest.raises(RecipeError, match=rf"^--match {match}: .*staged\.toml has 20 steps before .* more than 20, "):
+        planned(tmp_path / "out", str(tmp_path / "few.toml"), staged, match=match)
+
+
+def test_recipes_that_differ_in_the_steps_of_their_last_stage_alone_are_one(tmp_path: Path, staged: str) -> None:
+    longer = tmp_path / "longer.toml"
+    text = Path(staged).read_text().replace("steps = 80", "steps = 90")
+    longer.write_text(text.replace("name = 'half'", "name = 'half'\nsteps = 70"))
+    with pytest.raises(RecipeError, match=r"longer\.toml are .*: nothing distinguishes them but rl\.steps"):
+        read_arms([staged, str(longer)])
+
+
 def test_overrides_of_a_stage_go_to_arms_that_have_it(tmp_path: Path, staged: str) -> None:
     words = ("stages.half.repair.gamma=0.7", "stages.2.rl.lr=0.5")
     plan = planned(tmp_path / "out", "mini/dapo-baseline", staged, *words, seeds=1)

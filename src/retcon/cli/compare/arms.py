@@ -145,9 +145,12 @@ def _refuse_conditions(arm: Arm) -> None:
 
 
 def _but_for_steps(arm: Arm) -> dict[str, object]:
-    """How many there are says what is matched; and seeds are those of the comparison."""
+    """How many there are says what is matched, of which the last stage has what is left; and seeds are those of the
+    comparison."""
     told = arm.settings.model_dump(exclude={"run"})
-    return {**told, "rl": {key: value for key, value in told["rl"].items() if key != "steps"}}
+    for section in (told["rl"], *told.get("stages", ())[-1:]):
+        del section["steps"]
+    return told
 
 
 def _refuse_apart(one: Arm, other: Arm, sections: Sequence[str], what: str, advice: str = "") -> None:
