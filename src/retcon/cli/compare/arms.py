@@ -23,7 +23,7 @@ CONDITIONS = (
     ("faults", 0.0, "every arm is measured without faults, and besides with those of --faults"),
 )
 """Keys of [evaluate] that say how arms are measured, the values of the first evaluation, and what there is instead."""
-COLD = ("model", "task", "demos", "sft")
+COLD: tuple[str, ...] = ("model", "task", "demos", "sft")
 """Sections that arms which share a cold start must have in common."""
 UNTRAINED = ("base", "scratch")
 """Values of model.path that know no tools: such a model needs a cold start."""
@@ -121,11 +121,13 @@ def _end(parts: Sequence[str], depth: int) -> str:
 
 
 def refuse_unshared(arms: Sequence[Arm]) -> None:
-    """Raises RecipeError where the arms' own sections do not give one cold start for all."""
+    """Raises RecipeError where the arms' own sections do not give one model for all, or one cold start where the first
+    one's model needs one."""
+    sections, advice = ("model",), " Or name a model for all (--from)"
+    if arms[0].settings.model.path in UNTRAINED:
+        sections, advice = COLD, " Name one cold start for all (--cold-start), or a model (--from)"
     for arm in arms[1:]:
-        _refuse_apart(
-            arms[0], arm, COLD, "started alike", " Name one cold start for all (--cold-start), or a model (--from)"
-        )
+        _refuse_apart(arms[0], arm, sections, "started alike", advice)
 
 
 def refuse_other_models(cold: Arm, arms: Sequence[Arm]) -> None:
@@ -145,9 +147,9 @@ def _refuse_conditions(arm: Arm) -> None:
 
 
 def _but_for_steps(arm: Arm) -> dict[str, object]:
-    """How many there are says what is matched, of which the last stage has what is left; and seeds are those of the
-    comparison."""
-    told = arm.settings.model_dump(exclude={"run"})
+    """How many there are says what is matched, of which the last stage has what is left; seeds are those of the
+    comparison, and what an arm starts from is all arms'."""
+    told = arm.settings.model_dump(exclude={"run", "demos", "sft", "dpo"})
     for section in (told["rl"], *told.get("stages", ())[-1:]):
         del section["steps"]
     return told
