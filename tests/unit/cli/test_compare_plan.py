@@ -304,7 +304,7 @@ def test_arms_of_a_trained_model_need_no_more_in_common_than_that_model(tmp_path
     assert not plan.cold
     assert all(str(model) in targets[0].job.words for targets in plan.trained.values())
     own.write_text("[sft]\nsteps = 301\n[dpo]\nbeta = 0.2\n")
-    with pytest.raises(RecipeError, match="nothing distinguishes them$"):
+    with pytest.raises(RecipeError, match=r"nothing distinguishes them$"):
         planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
     own.write_text("[model]\nstyle = 'hermes'\n[repair]\nkind = 'saar'\n")
     with pytest.raises(RecipeError, match=r"started alike: .*model\.style.*model\.style=…\. Or name a model.*--from"):
