@@ -23,7 +23,7 @@ CONDITIONS = (
     ("faults", 0.0, "every arm is measured without faults, and besides with those of --faults"),
 )
 """Keys of [evaluate] that say how arms are measured, the values of the first evaluation, and what there is instead."""
-COLD: tuple[str, ...] = ("model", "task", "demos", "sft")
+COLD = ("model", "task", "demos", "sft")
 """Sections that arms which share a cold start must have in common."""
 UNTRAINED = ("base", "scratch")
 """Values of model.path that know no tools: such a model needs a cold start."""
@@ -123,9 +123,9 @@ def _end(parts: Sequence[str], depth: int) -> str:
 def refuse_unshared(arms: Sequence[Arm]) -> None:
     """Raises RecipeError where the arms' own sections do not give one model for all, or one cold start where the first
     one's model needs one."""
-    sections, advice = ("model",), " Or name a model for all (--from)"
-    if arms[0].settings.model.path in UNTRAINED:
-        sections, advice = COLD, " Name one cold start for all (--cold-start), or a model (--from)"
+    cold = arms[0].settings.model.path in UNTRAINED
+    sections = COLD if cold else ("model",)
+    advice = f" {'Name one cold start for all (--cold-start), or' if cold else 'Or name'} a model (--from)"
     for arm in arms[1:]:
         _refuse_apart(arms[0], arm, sections, "started alike", advice)
 

@@ -45,9 +45,9 @@ def matched(arms: Sequence[Arm], match: Match) -> list[Arm]:
             except RecipeError as error:
                 why = str(error).partition(": ")[2]  # without the override, which nobody wrote
                 raise RecipeError(f"--match {match}: {arm.recipe}: {why}") from error
-            if (before := stages_of(arm.settings)[-1].before) >= most:
+            if (begins := stages_of(arm.settings)[-1].before) >= most:
                 raise RecipeError(
-                    f"--match {match}: {arm.recipe} has {before} steps before its last stage, and an arm has no more "
+                    f"--match {match}: {arm.recipe} has {begins} steps before its last stage, and an arm has no more "
                     f"than {most}, {MOST} times those of {first.recipe}: change stages.1.steps, or the first one's "
                     "rl.steps"
                 )
