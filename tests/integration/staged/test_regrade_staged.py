@@ -25,9 +25,9 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("name", ["", "mine"])
 def test_rollouts_are_graded_by_the_tasks_and_graders_of_their_stage(name: str, tmp_path: Path) -> None:
     """Both files have rows of the same numbers, with other answers."""
-    for file, more in (("one", 1), ("other", 2)):
+    for stem, more in (("one", 1), ("other", 2)):
         rows = ({"id": n, "question": f"What is {n} + {more}?", "answer": str(n + more)} for n in range(40))
-        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / f"{stem}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     base, own = make_base(tmp_path / "base"), {"code": {"score": "share"}}
     stages = [
         {"name": "a", "steps": 1},
