@@ -17,6 +17,7 @@ from retcon.core.texts import counted
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from retcon.config.schema import Recipe
     from retcon.config.stages import Stage
     from retcon.store.pass_rates import PassRate
 
@@ -89,10 +90,20 @@ def difficulty(
     if of_run is not None:
         console.print(f"try: {_with_stage(of_run, out)}")
         return
-    again = command_line(
-        "retcon", "train", name or "RECIPE", *overrides, f"select.pass_rates={out}", "--from", checkpoint
-    )
+    own = [o for o in overrides if not o.startswith("engine.")] if _only_measures(recipe) else overrides
+    again = command_line("retcon", "train", name or "RECIPE", *own, f"select.pass_rates={out}", "--from", checkpoint)
     console.print(f"try: {again}")
+
+
+def _only_measures(recipe: Recipe) -> bool:
+    """Whether its engine gives nothing to train on, such as a server of text."""
+    from retcon.core.errors import RecipeError
+
+    try:
+        recipe.engine.refuse_training(recipe)
+    except RecipeError:
+        return True
+    return False
 
 
 def _with_stage(stage: Stage, out: Path) -> str:

@@ -145,6 +145,21 @@ def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_
     assert len(list(read_pass_rates(out))) == 3
 
 
+def test_a_server_that_only_measures_is_no_part_of_the_advice(base: Path, tmp_path: Path) -> None:
+    out, url = tmp_path / "rates.jsonl", "http://127.0.0.1:9/v1"
+    with PassRateFile(out) as added:  # all that is asked for, so that no server is
+        for task in islice(training_prompts(task_set("numbers"), 0), 2):
+            added.add(PassRate(task.id, f"{url} x", 1, 8))
+    served = ("engine.kind=openai", f"engine.url={url}", "engine.model=x")
+    words = ["difficulty", str(base), "quickstart/baseline", *served, "rollout.max_tokens=2000", "--tasks", "2"]
+    done = CliRunner().invoke(app, [*words, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    advised = shlex.split(done.stdout.partition("try: retcon train ")[2])
+    assert advised[1:] == ["rollout.max_tokens=2000", f"select.pass_rates={out}", "--from", str(base)]
+    recipe = load_recipe(advised[0], advised[1:-2])
+    recipe.engine.refuse_training(recipe)
+
+
 STAGES = """
 [task]
 kind = "numbers"
