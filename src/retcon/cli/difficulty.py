@@ -17,6 +17,8 @@ from retcon.core.texts import counted
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from retcon.config.schema import Recipe
+    from retcon.config.stages import Stage
     from retcon.store.pass_rates import PassRate
 
 
@@ -59,8 +61,9 @@ def difficulty(
     refuse_special(out, "--out")
     name, overrides = split_overrides(words or [])
     recipe = load_recipe(name, overrides, reads=READS["difficulty"])
-    if stage:
-        recipe = stage_named(recipe, stage, f"--stage {stage}").recipe
+    of_run = stage_named(recipe, stage, f"--stage {stage}") if stage else None
+    if of_run is not None:
+        recipe = of_run.recipe
     folder = locate(checkpoint)
     if recipe.engine.in_process:
         need_training()
@@ -84,13 +87,38 @@ def difficulty(
             f"{tasks - len(measured)} have no rate: the task set is smaller, or they lost rollouts to faults and the "
             "same command again measures them"
         )
-    if stage:
-        console.print(f"try: the run's own command again, with stages.{stage}.select.pass_rates={out}")
+    if of_run is not None:
+        console.print(f"try: {_with_stage(of_run, out)}")
         return
-    again = command_line(
-        "retcon", "train", name or "RECIPE", *overrides, f"select.pass_rates={out}", "--from", checkpoint
-    )
+    own = [o for o in overrides if not o.startswith("engine.")] if _only_measures(recipe) else overrides
+    again = command_line("retcon", "train", name or "RECIPE", *own, f"select.pass_rates={out}", "--from", checkpoint)
     console.print(f"try: {again}")
+
+
+def _only_measures(recipe: Recipe) -> bool:
+    """Whether its engine gives nothing to train on, such as a server of text."""
+    from retcon.core.errors import RecipeError
+
+    try:
+        recipe.engine.refuse_training(recipe)
+    except RecipeError:
+        return True
+    return False
+
+
+def _with_stage(stage: Stage, out: Path) -> str:
+    """What to do with a stage's rates. A run that has begun goes on with the file that its recipe names and no
+    other."""
+    wanted = stage.recipe.select.pass_rates
+    if wanted and Path(wanted).resolve() == out.resolve():
+        return f"the run's own command again: {stage} looks there"
+    key = command_line(f"stages.{stage.name}.select.pass_rates={out}")
+    if wanted and not Path(wanted).exists():
+        return (
+            f"{command_line('cp', out, wanted)}\nand the run's own command again, as {stage} looks there (one that has "
+            f"not begun can have {key} instead)"
+        )
+    return f"a run that has not begun, with {key}" + f": one that has goes by {wanted}" * bool(wanted)
 
 
 def _table(measured: Sequence[PassRate]) -> Table:

@@ -42,7 +42,14 @@ def export(
     count: Annotated[
         int | None, typer.Option("--count", min=1, help="Most tasks to write.", show_default="all")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the order.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            help="Seed of the order.",
+            show_default="the recipe's run.seed, with --evaluation its evaluate.seed; 0 of files",
+        ),
+    ] = None,
     column: Columns = None,
     grader: GraderName = "",
     split: SplitName = "",
@@ -68,7 +75,7 @@ def export(
     if bool(files) == bool(recipe):
         raise RecipeError("name files of tasks, or a recipe that has some (--recipe): one of the two")
     tasks: TaskSet
-    select = None
+    select, own_seed = None, 0
     if recipe:
         _refuse_of_files({"--share": share, "--column": column, "--grader": grader, "--split": split,
                           "--subset": subset, "--revision": revision, "--system": system,
@@ -78,6 +85,7 @@ def export(
         if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
             found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
         tasks, select = build_tasks(found), found.select
+        own_seed = found.evaluate.seed if evaluation else found.run.seed
     else:
         about = {"columns": columns_of(column or []), "grader": grader, "split": split, "subset": subset,
                  "revision": revision, "system": system, "against": tuple(against or ())}  # fmt: skip
@@ -88,7 +96,7 @@ def export(
         _refuse_input(verl, settings)
         tasks = settings.open()
     unrated: list[str] = []
-    drawn = _drawn(tasks, evaluation, count, seed, select, unrated)
+    drawn = _drawn(tasks, evaluation, count, own_seed if seed is None else seed, select, unrated)
     name: Split = "evaluation" if evaluation else "train"
     wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))
     console = plain_console()

@@ -56,7 +56,7 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     group: Positive = Field(8, description="G: rollouts per prompt that are trained on")
     lr: Rate = 2e-4
     schedule: Schedule = Field("constant", description="of the learning rate after its warm-up: constant | linear | "
-                               "cosine; the last two fall to 0 at the last step")  # fmt: skip
+                               "cosine; the last two would reach 0 one step after the last step")  # fmt: skip
     warmup_steps: NonNegative = Field(0, description="steps of rising learning rate")
     minibatches: Positive = 2
     epochs: Positive = Field(1, description="passes of a step over its samples, each with new minibatches")
@@ -128,8 +128,8 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
             raise ValueError("correction weighs the trainer's log-probs against the engine's: it needs old_logprobs = "
                              "recompute")  # fmt: skip
         if self.schedule != "constant" and (self.max_sampled_tokens or self.max_cpu_seconds):
-            raise ValueError(f"schedule = {self.schedule} falls to 0 at the last step, which a run with "
-                             "max_sampled_tokens or max_cpu_seconds may not reach: use constant")  # fmt: skip
+            raise ValueError(f"schedule = {self.schedule} falls over all of rl.steps, to the last of which a run "
+                             "with max_sampled_tokens or max_cpu_seconds may not come: use constant")  # fmt: skip
         return self
 
     def check(self, recipe: Any) -> None:

@@ -6,12 +6,14 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
 
 from datafiles import ROWS, questions, read, write
 from retcon.cli.app import app
+from retcon.config.load import load_recipe
 from retcon.core.errors import RetconError
 from retcon.tasks.data.grading import unreadable
 from retcon.tasks.data.load import load
@@ -221,3 +223,13 @@ def test_gsm8k_trains_on_two_questions_that_its_test_asks_with_other_numbers() -
         ("5163", "13-gram"),
     ]
     assert {match.evaluation for _, match in found} == {f"{held_out}, line 603"}
+
+
+@needs_data
+def test_the_steps_of_the_grpo_recipe_are_one_pass_over_what_it_trains_on() -> None:
+    recipe = load_recipe("grpo")
+    section = cast("FileTaskSettings", recipe.task)
+    here = {"path": DATA / "rl/gsm8k_train.jsonl.gz", "evaluation_path": DATA / "eval/gsm8k_test.jsonl"}
+    files = {key: str(file) for key, file in here.items() if getattr(section, key)}
+    found = load(section.model_copy(update={**files, "subset": "", "split": "", "evaluation_split": ""})).tasks()
+    assert 0 <= recipe.rl.steps * recipe.rl.prompts - sum(1 for _ in found.train(0)) < recipe.rl.prompts

@@ -58,6 +58,27 @@ def test_the_tasks_of_a_recipe(tmp_path: Path) -> None:
     assert len(export(out, "--recipe", recipe, "--count", 3)) == 3
 
 
+def test_the_tasks_of_a_recipe_come_in_the_order_of_its_own_seeds(tmp_path: Path) -> None:
+    recipe, out, rates = tmp_path / "mine.toml", tmp_path / "out.parquet", tmp_path / "rates.jsonl"
+    recipe.write_text("[run]\nseed = 3\n[evaluate]\nseed = 8\n")
+    family = task_set("numbers")
+    drawn = {
+        seed: [task.id for task, _ in zip(training_prompts(family, seed), range(5), strict=False)] for seed in (3, 0)
+    }
+
+    def ids(*words: object) -> list[str]:
+        return [row["extra_info"]["id"] for row in export(out, "--recipe", recipe, *words)]
+
+    assert ids("--count", 5) == drawn[3]
+    assert ids("--count", 5, "--seed", 0) == drawn[0]
+    assert ids("--count", 5, "--evaluation") == [task.id for task in family.evaluation(5, 8)]
+    with PassRateFile(rates) as added:
+        for task in drawn[3]:  # as `retcon difficulty` measures those of the recipe's seed
+            added.add(PassRate(task, "m", 4, 8))
+    recipe.write_text(recipe.read_text() + f'[select]\npass_rates = "{rates}"\n')
+    assert ids("--count", 5) == drawn[3]
+
+
 def test_what_a_recipes_pass_rates_leave_out_is_not_written(tmp_path: Path) -> None:
     recipe, out, rates = tmp_path / "mine.toml", tmp_path / "out.parquet", tmp_path / "rates.jsonl"
     path = write(tmp_path / "a.jsonl", questions(6))

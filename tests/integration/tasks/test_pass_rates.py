@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -143,6 +145,21 @@ def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_
     assert len(list(read_pass_rates(out))) == 3
 
 
+def test_a_server_that_only_measures_is_no_part_of_the_advice(base: Path, tmp_path: Path) -> None:
+    out, url = tmp_path / "rates.jsonl", "http://127.0.0.1:9/v1"
+    with PassRateFile(out) as added:  # all that is asked for, so that no server is
+        for task in islice(training_prompts(task_set("numbers"), 0), 2):
+            added.add(PassRate(task.id, f"{url} x", 1, 8))
+    served = ("engine.kind=openai", f"engine.url={url}", "engine.model=x")
+    words = ["difficulty", str(base), "quickstart/baseline", *served, "rollout.max_tokens=2000", "--tasks", "2"]
+    done = CliRunner().invoke(app, [*words, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    advised = shlex.split(done.stdout.partition("try: retcon train ")[2])
+    assert advised[1:] == ["rollout.max_tokens=2000", f"select.pass_rates={out}", "--from", str(base)]
+    recipe = load_recipe(advised[0], advised[1:-2])
+    recipe.engine.refuse_training(recipe)
+
+
 STAGES = """
 [task]
 kind = "numbers"
@@ -172,11 +189,44 @@ def test_the_rates_of_a_stage_are_those_of_its_own_tasks(base: Path, tmp_path: P
     theirs = load_recipe(None, ["task.kind=numbers", "task.steps=3"]).task.build()
     assert {r.task for r in read_pass_rates(out)} == {t.id for t in islice(training_prompts(theirs, 0), 2)}
     assert "2 within [0, 0.99]" in done.stdout
-    assert f"stages.hard.select.pass_rates={out}" in done.stdout.replace("\n", "")
+    assert f"try: a run that has not begun, with stages.hard.select.pass_rates={out}" in done.stdout
     assert "--from" not in done.stdout, "the run goes on; another one would begin"
     refused = CliRunner().invoke(app, [*words, "--stage", "hrd", "--out", str(out)])
     assert isinstance(refused.exception, RecipeError)
     assert str(refused.exception) == "--stage hrd: no stage 'hrd' (did you mean 'hard'?); there are: 1 easy, 2 hard"
+
+
+def test_the_advice_to_a_run_that_waits_for_rates_makes_it_go_on(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on with the file that it began with: not with one of another name, whatever is in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("staged.toml").write_text(STAGES + 'select.pass_rates = "rates.jsonl"\n')
+    small = ["staged.toml", "sandbox.workers=1", "repair.kind=none", "rl.prompts=1", "rl.group=2", "evaluate.every=0"]
+    train = ["train", *small, "--from", str(base), "--out"]
+    measure = ["difficulty", str(base), *small[:2], "--tasks", "4", "--rollouts", "1", "--stage", "hard", "--out"]
+
+    def advice(out: str) -> str:
+        done = CliRunner().invoke(app, [*measure, out])
+        assert done.exit_code == 0, done.output
+        return done.stdout.replace("\n", " ").partition(f"[0, 0.99]: {out}")[2].strip()
+
+    assert "rates.jsonl is not there yet" in str(CliRunner().invoke(app, [*train, "run"]).exception)
+    own = "'stages.hard.select.pass_rates=other rates.jsonl'"
+    other = advice("other rates.jsonl")
+    assert other == (
+        "try: cp 'other rates.jsonl' rates.jsonl and the run's own command again, as stage 2, hard looks there (one "
+        f"that has not begun can have {own} instead)"
+    )
+    begun = CliRunner().invoke(app, [*train, "run", *shlex.split(own)])
+    assert isinstance(begun.exception, CheckpointError), "hence no advice to change the recipe of this one"
+    new = CliRunner().invoke(app, [*train, "new", *shlex.split(own)])
+    assert new.exit_code == 0, new.output
+    shutil.copy("other rates.jsonl", "rates.jsonl")
+    again = CliRunner().invoke(app, [*train, "run"])
+    assert again.exit_code == 0, again.output
+    assert advice(str(tmp_path / "rates.jsonl")) == "try: the run's own command again: stage 2, hard looks there"
+    assert advice("other rates.jsonl") == f"try: a run that has not begun, with {own}: one that has goes by rates.jsonl"
 
 
 class Rated(Ones):

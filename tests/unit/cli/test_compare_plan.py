@@ -185,6 +185,37 @@ def test_the_last_stage_matches_what_is_left(tmp_path: Path, staged: str, match:
         planned(tmp_path / "out", str(tmp_path / "few.toml"), staged, match=match)
 
 
+@pytest.mark.parametrize(
+    ("match", "steps"), [("rollouts", 140), ("updates", 50), ("tokens", MOST * 80), ("wall", MOST * 80)]
+)
+def test_a_last_stage_that_says_how_many_steps_it_has_gets_more_or_fewer_too(
+    tmp_path: Path, staged: str, match: Match, steps: int
+) -> None:
+    stated = tmp_path / "stated.toml"
+    stated.write_text(Path(staged).read_text().replace("name = 'half'", "name = 'half'\nsteps = 60"))
+    plan = planned(tmp_path / "out", "mini/dapo-baseline", str(stated), match=match)
+    whole, half = stages_of(plan.trained["stated", 0][0].recipe)
+    assert (whole.steps, half.last) == (20, steps)
+    assert f"stages.2.steps={half.steps}" in plan.trained["stated", 0][0].job.words
+
+
+@pytest.mark.parametrize("match", ["wall", "tokens"])
+def test_an_arm_whose_last_stage_would_come_too_late_is_named_without_an_override_of_ours(
+    tmp_path: Path, staged: str, match: Match
+) -> None:
+    (tmp_path / "few.toml").write_text("[rl]\nsteps = 2\n")
+    with pytest.raises(RecipeError, match=rf"^--match {match}: .*staged\.toml has 20 steps before .* more than 20, "):
+        planned(tmp_path / "out", str(tmp_path / "few.toml"), staged, match=match)
+
+
+def test_recipes_that_differ_in_the_steps_of_their_last_stage_alone_are_one(tmp_path: Path, staged: str) -> None:
+    longer = tmp_path / "longer.toml"
+    text = Path(staged).read_text().replace("steps = 80", "steps = 90")
+    longer.write_text(text.replace("name = 'half'", "name = 'half'\nsteps = 70"))
+    with pytest.raises(RecipeError, match=r"longer\.toml are .*: nothing distinguishes them but rl\.steps"):
+        read_arms([staged, str(longer)])
+
+
 def test_overrides_of_a_stage_go_to_arms_that_have_it(tmp_path: Path, staged: str) -> None:
     words = ("stages.half.repair.gamma=0.7", "stages.2.rl.lr=0.5")
     plan = planned(tmp_path / "out", "mini/dapo-baseline", staged, *words, seeds=1)
@@ -261,6 +292,23 @@ def test_arms_whose_cold_starts_differ_are_refused(tmp_path: Path) -> None:
         planned(tmp_path / "out", "mini/dapo-baseline", str(other))
     assert planned(tmp_path / "out", "mini/dapo-baseline", str(other), "sft.steps=7").cold[0].recipe.sft.steps == 7
     assert planned(tmp_path / "out", "mini/dapo-baseline", str(other), cold="quickstart/cold_start").cold
+
+
+def test_arms_of_a_trained_model_need_no_more_in_common_than_that_model(tmp_path: Path) -> None:
+    model, own = tmp_path / "model", tmp_path / "own.toml"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    own.write_text("[sft]\nsteps = 301\n[demos]\nkind = 'engine'\n[repair]\nkind = 'saar'\n")
+    path = f"model.path={model}"
+    plan = planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
+    assert not plan.cold
+    assert all(str(model) in targets[0].job.words for targets in plan.trained.values())
+    own.write_text("[sft]\nsteps = 301\n[dpo]\nbeta = 0.2\n")
+    with pytest.raises(RecipeError, match=r"nothing distinguishes them$"):
+        planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
+    own.write_text("[model]\nstyle = 'hermes'\n[repair]\nkind = 'saar'\n")
+    with pytest.raises(RecipeError, match=r"started alike: .*model\.style.*model\.style=…\. Or name a model.*--from"):
+        planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:

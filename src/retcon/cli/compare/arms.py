@@ -121,11 +121,13 @@ def _end(parts: Sequence[str], depth: int) -> str:
 
 
 def refuse_unshared(arms: Sequence[Arm]) -> None:
-    """Raises RecipeError where the arms' own sections do not give one cold start for all."""
+    """Raises RecipeError where the arms' own sections do not give one model for all, or one cold start where the first
+    one's model needs one."""
+    cold = arms[0].settings.model.path in UNTRAINED
+    sections = COLD if cold else ("model",)
+    advice = f" {'Name one cold start for all (--cold-start), or' if cold else 'Or name'} a model (--from)"
     for arm in arms[1:]:
-        _refuse_apart(
-            arms[0], arm, COLD, "started alike", " Name one cold start for all (--cold-start), or a model (--from)"
-        )
+        _refuse_apart(arms[0], arm, sections, "started alike", advice)
 
 
 def refuse_other_models(cold: Arm, arms: Sequence[Arm]) -> None:
@@ -145,9 +147,12 @@ def _refuse_conditions(arm: Arm) -> None:
 
 
 def _but_for_steps(arm: Arm) -> dict[str, object]:
-    """How many there are says what is matched; and seeds are those of the comparison."""
-    told = arm.settings.model_dump(exclude={"run"})
-    return {**told, "rl": {key: value for key, value in told["rl"].items() if key != "steps"}}
+    """How many there are says what is matched, of which the last stage has what is left; seeds are those of the
+    comparison, and what an arm starts from is all arms'."""
+    told = arm.settings.model_dump(exclude={"run", "demos", "sft", "dpo"})
+    for section in (told["rl"], *told.get("stages", ())[-1:]):
+        del section["steps"]
+    return told
 
 
 def _refuse_apart(one: Arm, other: Arm, sections: Sequence[str], what: str, advice: str = "") -> None:

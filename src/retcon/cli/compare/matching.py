@@ -34,17 +34,24 @@ KEYS: dict[Match, tuple[str, str]] = {
 
 def matched(arms: Sequence[Arm], match: Match) -> list[Arm]:
     """The arms with as many steps as match the first one's; of an arm with stages the last one gets more or fewer.
-    Raises RecipeError where no whole number of steps does, or where an arm's learning rate goes by a number of steps
-    that is not known."""
+    Raises RecipeError where no whole number of steps does, where an arm's learning rate goes by a number of steps that
+    is not known, or where its last stage would not begin in as many as it has at most."""
     first, *others = arms
     if match in KEYS:
+        most = MOST * first.settings.rl.steps
         for arm in others:
             try:
                 arm.changed(f"{KEYS[match][0]}=1")  # refuses a schedule that it does not go with
             except RecipeError as error:
                 why = str(error).partition(": ")[2]  # without the override, which nobody wrote
                 raise RecipeError(f"--match {match}: {arm.recipe}: {why}") from error
-        return [first, *(arm.changed(f"rl.steps={MOST * first.settings.rl.steps}") for arm in others)]
+            if (begins := stages_of(arm.settings)[-1].before) >= most:
+                raise RecipeError(
+                    f"--match {match}: {arm.recipe} has {begins} steps before its last stage, and an arm has no more "
+                    f"than {most}, {MOST} times those of {first.recipe}: change stages.1.steps, or the first one's "
+                    "rl.steps"
+                )
+        return [first, *(_lasting(arm, most) for arm in others)]
     made = [first]
     wanted = sum(stage.steps * _of_a_step(stage.recipe.rl, match) for stage in stages_of(first.settings))
     for arm in others:
@@ -58,8 +65,7 @@ def matched(arms: Sequence[Arm], match: Match) -> list[Arm]:
                 f"{_of_a_step(last.recipe.rl, match)} a step{rest}, which does not divide that evenly: change "
                 "rl.steps, or what a step has"
             )
-        steps = last.before + own
-        made.append(arm if steps == arm.settings.rl.steps else arm.changed(f"rl.steps={steps}"))
+        made.append(_lasting(arm, last.before + own))
     return made
 
 
@@ -80,6 +86,17 @@ def spent(folder: Path, metric: str) -> float:
     if metric == "cpu_s":  # told as it stands
         return lines[-1]["cpu_s"] or 0.0
     return sum(line.get(metric) or 0.0 for line in lines)
+
+
+def _lasting(arm: Arm, steps: int) -> Arm:
+    """The arm with so many steps in all, its last stage with those that the others leave, also where it says its own
+    number."""
+    if steps == arm.settings.rl.steps:
+        return arm
+    stages = arm.settings.stages
+    left = steps - stages_of(arm.settings)[-1].before
+    own = [f"stages.{len(stages)}.steps={left}"] if stages and stages[-1].steps else []
+    return arm.changed(f"rl.steps={steps}", *own)
 
 
 def _of_a_step(section: RLSection, match: Match) -> int:

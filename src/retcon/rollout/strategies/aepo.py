@@ -22,8 +22,8 @@ class Aepo(UncertainSection):
     """`kind = "aepo"`."""
 
     initial: NonNegative = Field(0, description="m: rollouts that begin with the prompt; 0: by the entropies of the "
-        "group's first rollout, ⌊k σ(balance (H_first - H_after_tools))⌋ + 1 of k")  # fmt: skip
-    balance: Rate = Field(0.5, description="β of that")
+        "group's first rollout, ⌊G′ σ(balance (H_first - H_after_tools))⌋ + 1 of the G′ that are made")  # fmt: skip
+    balance: Rate = Field(0.5, description="factor of the difference in that")
     penalty: Probability = Field(0.05, description="share of its probability that a branch loses for each point in a "
                                  "row at which its path has branched just before")  # fmt: skip
 

@@ -237,10 +237,10 @@ def _choices(row: Columns) -> Item:
     read = replace(read, question="\n".join([read.question.rstrip(), "", *lines]))
     called = called[: len(options)]
     if read.answer in called:
-        return replace(read, answer=letters[called.index(read.answer)])
+        return replace(read, answer=letters[called.index(read.answer)], said=read.answer)
     place, named_by = _place_of(read.answer, options, row[answer], answer)
     if place is not None:
-        return replace(read, answer=letters[place], named_by=named_by)
+        return replace(read, answer=letters[place], named_by=named_by, said=read.answer)
     otherwise = lettered(read.answer) or chosen_letter(read.answer)  # b, (B), (B) 42
     if otherwise in tuple(letters[: len(options)]):
         return read

@@ -55,6 +55,7 @@ class Item:
     `index`, "" where it does not, or may be either. asked_with: the columns whose text is part of the question, though
     another holds it. unread: why its grader cannot read the answer, "" where it can. cases: where tests of a program
     stand in the answer's place, their text: the answer to whatever grades it, but for `code`, which finds them in meta.
+    said: the answer as the row has it, where `answer` is the letter of the option that it names, else "".
     """
 
     question: str
@@ -70,6 +71,7 @@ class Item:
     asked_with: tuple[str, ...] = ()
     unread: str = ""
     cases: str = ""
+    said: str = ""
 
 
 def missing(value: object) -> bool:

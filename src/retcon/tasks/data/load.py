@@ -18,7 +18,7 @@ from retcon.tasks.data.conventions import QUESTIONS, Convention, Untold, named, 
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, marks
 from retcon.tasks.data.files.rows import following, mapped, read_rows, split_of
 from retcon.tasks.data.grading import graded_item, is_answered, refuse_unknown
-from retcon.tasks.data.loaded import Loaded, Placed, ReadSource, Role
+from retcon.tasks.data.loaded import CHOICE, Loaded, Placed, ReadSource, Role
 from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
 from retcon.tasks.data.overlap import EvaluationIndex
 from retcon.tasks.data.packaged.saved import folder_of, has_splits
@@ -172,7 +172,7 @@ class _Loader:
             return read.drop("over max_prompt_tokens", row.where)
         held = role == "evaluation" or (self._by_hash and held_out(same, self._settings.evaluation_share))
         (read.evaluation if held else read.train).append(
-            Placed(task, row.where, same, read.unread(item, grader, row.where))
+            Placed(task, row.where, same, read.unread(item, grader, row.where), item.said if grader == CHOICE else "")
         )
         return None
 

@@ -30,12 +30,19 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A task, and the file and line that it stands in. same: its question's `text.key`. unread: as in `Item`."""
+    """A task, and the file and line that it stands in. same: its question's `text.key`. unread: as in `Item`. said: so
+    too, where a letter is what is graded."""
 
     task: Task
     where: str
     same: str
     unread: str = ""
+    said: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The answer as whoever looks for it finds it in the file."""
+        return self.said or self.task.answer
 
 
 @dataclass(slots=True)
@@ -119,7 +126,7 @@ class Loaded:
         """Raises DataError where an answer cannot be read, and that takes no sandbox to tell."""
         wrong = [one for source in self.sources for one in (*source.train, *source.evaluation) if one.unread]
         if wrong:
-            told = [f"{one.where}: {f'{one.task.answer!r:.40}: ' if one.task.answer else ''}{one.unread}"
+            told = [f"{one.where}: {f'{one.shown!r:.40}: ' if one.shown else ''}{one.unread}"
                     for one in wrong[:3]]  # fmt: skip
             raise DataError(f"{counted(len(wrong), 'answer')} that no grader can read:\n  " + "\n  ".join(told))
 

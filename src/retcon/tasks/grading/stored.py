@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from retcon.tasks.types import Task
 
 ABOUT = "regrade.json"
 """Marks a folder that regrading wrote."""
+_STEP = re.compile(r"step-(\d+)\.")
+"""How the file of a step's rollouts begins."""
 DRAWS_PER_TASK, MORE_DRAWS = 50, 50_000
 """Tasks that are drawn anew while those of stored rollouts are looked for: a run may have passed over many."""
 
@@ -47,9 +51,12 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
 
 
 def by_run(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
-    """Trajectory files, each after its path, in order; those of one run or evaluation, the nearest around, together."""
-    for _, group in groupby(files, key=lambda file: _manifest_files([file[0]])[:1]):
-        yield list(group)
+    """Trajectory files, each after its path, in order; those of one run or evaluation, the nearest around, together,
+    as long as stages of it have one [task]. Raises RecordError for a manifest that cannot be read."""
+    for beside, group in groupby(files, key=lambda file: _manifest_files([file[0]])[:1]):
+        about = next(map(_read, beside), {})
+        for _, part in groupby(group, key=lambda file: _of_stage(about, file[0])):
+            yield list(part)
 
 
 def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dict[str, Task]:
@@ -89,12 +96,34 @@ def options_of_run(files: Iterable[Path], given: Options) -> Options:
 
 
 def _manifests(files: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
-    """What the runs and evaluations around these files say of themselves, the nearest first."""
-    for path in _manifest_files(files):
-        try:
-            yield json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RecordError(f"{path} is not JSON: {error}") from None
+    """What the runs and evaluations around these files, which are of one stage, say of themselves, the nearest first;
+    their [task] as that stage has it."""
+    files = list(files)
+    for about in map(_read, _manifest_files(files)):
+        if not (changes := _of_stage(about, files[0])):
+            yield about
+            continue
+        task = {**about["recipe"]["task"], **changes}
+        if "name" not in changes:  # in a manifest it may be what the recipe's own file was called by
+            yield {**about, "recipe": {**about["recipe"], "task": {**task, "name": ""}}}
+        yield {**about, "recipe": {**about["recipe"], "task": task}}
+
+
+def _read(manifest: Path) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(manifest.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{manifest} is not JSON: {error}") from None
+
+
+def _of_stage(about: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    """What the stage that a file of a run's step is of changes in its [task]: nothing where there is none."""
+    step, stages = _STEP.match(file.name), (about.get("recipe") or {}).get("stages")
+    if step is None or not stages or about.get("kind") != "rl":  # SFT's are of the recipe's own problems
+        return {}
+    ends = list(accumulate(stage["steps"] for stage in stages[:-1]))
+    own: Mapping[str, Any] = stages[bisect_left(ends, int(step[1]))].get("task") or {}
+    return own
 
 
 def _manifest_files(files: Iterable[Path]) -> list[Path]:

@@ -10,6 +10,7 @@ import pytest
 from datafiles import ROWS, read, tasks, write
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
+from retcon.tasks.data.check import check
 from retcon.tasks.data.conventions import conventions
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.grading import unreadable
@@ -136,6 +137,10 @@ def test_a_files_answers_name_options_in_one_way(tmp_path: Path) -> None:
     assert told == ["", "", f"it is an option's text, where {path}, line 2 has an option's index: write letters, "
                             "A, B, …"]  # fmt: skip
     assert [placed.unread for placed in read(write(tmp_path / "b.jsonl", rows[2:])).train] == [""]
+    with pytest.raises(DataError, match=rf"no grader can read:\n  {path}, line 3: '2': it is an option's text, where"):
+        FileTaskSettings(path=path, evaluation_share=0).open()
+    ((where, answer, _),) = check(FileTaskSettings(path=path, evaluation_share=0)).unreadable
+    assert (where, answer) == (f"{path}, line 3", "2"), "as the file has it, and not the letter that is made of it"
 
 
 @pytest.mark.parametrize(("answer", "grader"), [("E", ""), (5, ""), ("green", ""), ("B", "choice"), (5, "choice")])
