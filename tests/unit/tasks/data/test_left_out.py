@@ -79,14 +79,17 @@ def test_a_column_that_a_later_row_leaves_out_is_as_null(tmp_path: Path) -> None
     ("row", "columns", "said"),
     [
         ({"question": "x", "anwser": "1"}, {}, "line 2: lacks column answer .*did you mean 'anwser'"),
-        ({"text": "x", "label": "1"}, {}, "line 2: lacks column question .* it has: text, label"),
+        ({"text": "x", "label": "1"}, {}, "line 2: lacks column question.* it has: text, label"),
         ({"question": "x", "anwser": "1"}, {"answer": "answer"}, "line 2: no column 'answer' .did you mean 'anwser'"),
+        ({"problem": "x", "answer": "1"}, {}, "line 2: lacks column question.* it has: problem, answer"),
+        ({"question": "x", "solution": "1"}, {}, "line 2: lacks column answer"),
+        ({"problem": "x", "answer": "1"}, {"question": "question"}, "line 2: no column 'question'"),
     ],
 )
 def test_a_column_that_a_later_row_calls_otherwise_is_refused(
     row: dict[str, str], columns: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / "a.jsonl", [{"question": "a", "answer": "1"}, row])
+    path = write(tmp_path / "a.jsonl", [{"question": "a", "answer": "#### 1"}, row])
     with pytest.raises(DataError, match=said):
         read(path, columns=columns)
 
@@ -103,3 +106,21 @@ def test_of_an_evaluation_that_is_held_against_only_questions_count(tmp_path: Pa
     assert read(write(tmp_path / "a.jsonl", rows), against=held, overlap="drop").dropped == {
         "overlapping with evaluation": 1
     }
+
+
+def test_a_file_of_a_folder_is_judged_by_its_own_columns(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"q": "a", "a": "1"}])
+    other = write(tmp_path / "b.jsonl", [{"question": "b", "answer": "2"}])
+    about = {"columns": {"question": "q", "answer": "a"}}
+    with pytest.raises(DataError, match=f"^{other}, line 1: no column 'q'"):
+        read(str(tmp_path), **about)
+    write(tmp_path / "a.jsonl", [{"question": "a", "answer": "#### 1"}])
+    write(tmp_path / "b.jsonl", [{"problem": "b", "answer": "2", "id": "7"}, {"problem": "c", "id": "8"}])
+    with pytest.raises(DataError, match=f"^{other}, line 1: lacks column question"):
+        read(str(tmp_path))
+
+
+def test_what_the_first_row_of_a_shard_leaves_out_is_null_too(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}])
+    shard = write(tmp_path / "b.jsonl", [{"question": "c"}, {"question": "d", "answer": "3"}])
+    assert read(str(tmp_path)).where_dropped == {"without an answer": [f"{shard}, line 1"]}
