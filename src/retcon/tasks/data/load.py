@@ -97,8 +97,8 @@ class _Loader:
         untold: Untold | None = None
         for row, row_role in self._rows(source, role, splits):
             read.rows += 1
-            self._columns.update(dict.fromkeys(row.columns))
             columns = mapped(row, source.columns)
+            self._columns.update(dict.fromkeys((*row.columns, *columns)))
             if convention is None:
                 try:
                     convention = recognised(columns, row.where, source.columns)
@@ -152,7 +152,7 @@ class _Loader:
         read.asked_with.update(item.asked_with)
         if item.grader:
             refuse_unknown(item.grader, row.where)
-        if any(marks(row.columns.get(name)) for name in self._settings.marked):
+        if any(marks(columns.get(name, row.columns.get(name))) for name in self._settings.marked):
             return read.drop("marked to be left out", row.where)
         if not item.question.strip():
             return read.drop("without a question", row.where)
@@ -259,8 +259,9 @@ def _find_overlap(loaded: Loaded) -> None:
 
 
 def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterator[tuple[str, str]]:
-    """(place, question) of all rows of an evaluation's files, each read by its own columns. columns: as in the settings,
-    of the tasks that it is held against: the first that fit where its own are of no convention. Raises DataError."""
+    """(place, question) of all rows of an evaluation, each of its files read by its own columns. columns: as in the
+    settings, of the tasks that it is held against: the first that fit where its own are of no convention. Raises
+    DataError."""
     if not path:
         raise DataError("against: an empty name names no file")
     for file in files_of(folder_of(Path(path), "test") if has_splits(Path(path)) else Path(path)):

@@ -53,7 +53,9 @@ def test_a_grader_that_there_is_not_is_no_fault_of_the_file(tmp_path: Path) -> N
 def test_a_column_of_marks_may_also_be_mapped(tmp_path: Path) -> None:
     rows = [{**row, "used_for": ""} for row in questions(3)]
     rows[1]["used_for"] = "test"
-    assert len(tasks(write(tmp_path / "a.jsonl", rows), marked="used_for", columns={"source": "used_for"})) == 2
+    path, columns = write(tmp_path / "a.jsonl", rows), {"source": "used_for"}
+    for name in ("used_for", "source"):
+        assert [task.answer for task in tasks(path, marked=name, columns=columns)] == ["0", "4"]
 
 
 def test_a_column_that_a_later_row_leaves_out_is_as_null(tmp_path: Path) -> None:

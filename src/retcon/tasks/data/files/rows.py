@@ -239,9 +239,7 @@ def mapped(row: Row, columns: Mapping[str, str]) -> Columns:
     has another that may be meant."""
     if not columns:
         return row.columns
-    found = {
-        name: None if _left_out(row, name, column) else _look_up(row, column) for name, column in columns.items()
-    }
+    found = {name: None if _left_out(row, name, column) else _look_up(row, column) for name, column in columns.items()}
     gone = {_outer(row, column) for column in columns.values()}
     return {**{name: value for name, value in row.columns.items() if name not in gone}, **found}
 
@@ -261,7 +259,8 @@ def _left_out(row: Row, name: str, column: str) -> bool:
 
 def _outer(row: Row, column: str) -> str:
     """The column itself, or the one within which it is."""
-    return column if column in row.columns or column in row.before else column.partition(".")[0]
+    outer = column.partition(".")[0]
+    return column if column in row.columns or (column in row.before and outer not in row.columns) else outer
 
 
 def _look_up(row: Row, column: str) -> Any:
