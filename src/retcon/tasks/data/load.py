@@ -137,7 +137,7 @@ class _Loader:
             if not wanted:
                 yield row, role
                 continue
-            split = split_of(row, mapped(row, source.columns))
+            split = split_of(row, source.columns)
             found[split] += 1
             yield row, wanted.get(split, rest)
         for split in wanted:

@@ -126,3 +126,16 @@ def test_what_the_first_row_of_a_shard_leaves_out_is_null_too(tmp_path: Path) ->
     write(tmp_path / "a.jsonl", [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}])
     shard = write(tmp_path / "b.jsonl", [{"question": "c"}, {"question": "d", "answer": "3"}])
     assert read(str(tmp_path)).where_dropped == {"without an answer": [f"{shard}, line 1"]}
+
+
+@pytest.mark.parametrize("row", [{}, {"about": None}, {"about": {}}])
+def test_what_a_row_is_for_is_never_left_out(row: dict[str, object], tmp_path: Path) -> None:
+    rows = [{**one, "about": {"fold": fold}} for one, fold in zip(questions(3), ("train", "test", ""), strict=True)]
+    about = {"columns": {"split": "about.fold"}, "evaluation_split": "test"}
+    path = write(tmp_path / "a.jsonl", rows)
+    assert len(read(path, **about).train) == 2
+    write(tmp_path / "a.jsonl", [*rows, {"question": "Why?", "answer": "1", **row}])
+    with pytest.raises(DataError, match=r"line 4: no column 'about.fold'"):
+        read(path, **about)
+    with pytest.raises(DataError, match="line 1: column 'split' is an object of 1, where text or a number belongs"):
+        read(path, columns={"split": "about"}, evaluation_split="test")

@@ -20,7 +20,7 @@ from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.foreign.records import Record, open_source
 from retcon.tasks.data.conventions import others
-from retcon.tasks.data.fields import Columns, DataError, Row, text
+from retcon.tasks.data.fields import Columns, DataError, Misfit, Row, text
 from retcon.tasks.data.files.tables import TAB, records
 from retcon.tasks.data.packaged.saved import ABOUT, SUFFIX, arrow_rows
 
@@ -277,12 +277,22 @@ def _look_up(row: Row, column: str) -> Any:
     return value
 
 
-def split_of(row: Row, columns: Columns) -> str:
-    about = columns.get("extra_info")
-    holder = columns if SPLIT in columns else about if isinstance(about, dict) and SPLIT in about else None
+def split_of(row: Row, columns: Mapping[str, str]) -> str:
+    """What the row is for. columns: as in the settings. Raises DataError for a row that leaves it out: it says nothing."""
+    if SPLIT in columns:
+        return _name_of({SPLIT: _look_up(row, columns[SPLIT])}, row.where)
+    about = row.columns.get("extra_info")
+    holder = row.columns if SPLIT in row.columns else about if isinstance(about, dict) and SPLIT in about else None
     if holder is None:
         raise DataError(
-            f"{row.where}: no column 'split'{nearest(SPLIT, columns)}, which says what is trained on; it has: "
-            f'{", ".join(columns)}. Map it: columns = {{ split = "…" }}'
+            f"{row.where}: no column 'split'{nearest(SPLIT, row.columns)}, which says what is trained on; it has: "
+            f'{", ".join(row.columns)}. Map it: columns = {{ split = "…" }}'
         )
-    return text(holder, SPLIT)
+    return _name_of(holder, row.where)
+
+
+def _name_of(holder: Columns, where: str) -> str:
+    try:
+        return text(holder, SPLIT)
+    except Misfit as misfit:
+        raise DataError(f"{where}: {misfit}") from None
