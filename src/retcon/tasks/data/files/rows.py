@@ -278,7 +278,7 @@ def _look_up(row: Row, column: str) -> Any:
 
 
 def split_of(row: Row, columns: Mapping[str, str]) -> str:
-    """What the row is for. columns: as in the settings. Raises DataError for a row that leaves it out: it says nothing."""
+    """What the row is for. columns: as in the settings. Raises DataError for a row that leaves it out."""
     if SPLIT in columns:
         return _name_of({SPLIT: _look_up(row, columns[SPLIT])}, row.where)
     about = row.columns.get("extra_info")
