@@ -29,8 +29,9 @@ def refuse_untaken(overrides: Sequence[str], takers: Sequence[tuple[str, Sequenc
         if any(override in own for _, own in takers):
             continue
         staged = override.startswith("stages.")
-        recipe, own = next((one for one in takers if staged and load_recipe(one[0]).stages), takers[0])
-        load_recipe(recipe, [*own, override])
+        # The default of a section that a recipe leaves out may be of the kind that has the key.
+        for recipe, own in [one for one in takers if staged and load_recipe(one[0]).stages] or takers:
+            load_recipe(recipe, [*own, override])
 
 
 def of_cold_start(recipe: str, overrides: Sequence[str]) -> list[str]:
