@@ -38,6 +38,13 @@ def first_block(text: str) -> tuple[int, int] | None:
     return None if opening is None or close is None else (opening.start(), close.end())
 
 
+def whole_blocks(text: str, *, indented: bool = False) -> Iterator[tuple[int, int]]:
+    """Where each call that is not malformed begins, and where its closing line ends. indented: as in `find_calls`."""
+    for opening, close in _blocks(text, LANGUAGES, indented=indented):
+        if close is not None:
+            yield opening.start(), close.end()
+
+
 def render_call(code: str) -> str:
     """The block that `find_calls` reads back."""
     return f"```python\n{code}\n```"

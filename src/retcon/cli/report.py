@@ -100,9 +100,14 @@ def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
             there = load_recipe(file)
             if there == recipe:
                 return False
-            if text == recipe_to_toml(there):  # as earlier versions wrote it
+            if _undescribed(text) == _undescribed(recipe_to_toml(there)):  # as earlier versions wrote it
                 return True
     raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
+
+
+def _undescribed(recipe: str) -> list[str]:
+    """Its lines, without the descriptions of keys, which versions word otherwise."""
+    return [line.partition("  # ")[0] for line in recipe.splitlines()]
 
 
 def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:

@@ -14,7 +14,7 @@ from retcon.core.errors import RecordError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.store.alone import alone_on
-from retcon.store.compression import SUFFIXES
+from retcon.store.compression import SUFFIXES, is_compressed
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import explained
 
@@ -26,8 +26,9 @@ def adding(path: Path, flag: str, id: str) -> Iterator[Callable[[Trajectory], st
     the file meanwhile; one that was not there is made, and goes where nothing is added.
 
     flag: what the user named it by, for messages. Raises at once, before there is anything to lose: RecordError where
-    the file is no regular one or holds something else than trajectories, CheckpointError where another process adds to
-    it, StorageError where it cannot be written, MissingExtra for zstd without its package.
+    the file is no regular one, holds something else than trajectories or is compressed and not named so,
+    CheckpointError where another process adds to it, StorageError where it cannot be written, MissingExtra for zstd
+    without its package.
     """
     refuse_special(path, flag)
     new = not os.path.lexists(path)
@@ -37,6 +38,9 @@ def adding(path: Path, flag: str, id: str) -> Iterator[Callable[[Trajectory], st
             if path.suffix in SUFFIXES:
                 with explained(path), tempfile.TemporaryFile(dir=path.parent):
                     pass
+            elif is_compressed(path):
+                raise RecordError(f"{flag} {path}: it is compressed, which its name does not say: name it .gz or .zst, "
+                                  "or choose another")  # fmt: skip
 
             def add(trajectory: Trajectory) -> str:
                 _add(path, replace(trajectory, id=free))

@@ -6,6 +6,7 @@ import gzip
 import importlib
 import io
 import zlib
+from pathlib import Path
 from types import ModuleType
 from typing import IO, cast
 
@@ -37,6 +38,14 @@ def decompressed(file: io.BufferedReader, what: str) -> io.BufferedReader:
             raise
         return io.BufferedReader(_Zstd(file, module), _CHUNK)
     return file
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file's name or its first bytes say so. Raises OSError where it is there and cannot be read."""
+    if path.suffix in SUFFIXES or not path.exists():
+        return path.suffix in SUFFIXES
+    with path.open("rb") as file:
+        return file.read(4).startswith((_GZIP, _ZSTD))
 
 
 def compressed(file: IO[bytes], name: str) -> IO[bytes]:

@@ -10,7 +10,7 @@ from typing import IO, Self
 import msgspec
 
 from retcon.core.errors import RecordError
-from retcon.store.compression import SUFFIXES
+from retcon.store.compression import is_compressed
 from retcon.store.outputs import refuse_special
 
 
@@ -23,10 +23,10 @@ class LineAppender:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        if self._path.suffix in SUFFIXES:
-            raise RecordError(f"{path}: compressed files cannot be added to; write a plain .jsonl, or use write()")
         refuse_special(self._path)
         try:
+            if is_compressed(self._path):
+                raise RecordError(f"{path}: compressed files cannot be added to; write a plain .jsonl, or use write()")
             _mend(self._path)
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:

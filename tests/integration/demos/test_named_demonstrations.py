@@ -9,6 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
+from retcon.cli.common.overriding import names_demos
+from retcon.cli.common.targets import cold_start
+from retcon.config.load import load_recipe
+from retcon.config.save import recipe_to_toml
 from retcon.core.errors import CheckpointError, RecipeError
 from training import make_base, make_demonstrations
 
@@ -38,6 +42,22 @@ def test_a_mistyped_file_is_refused_with_the_nearest_and_nothing_is_written(
         CliRunner().invoke(app, absent, catch_exceptions=False)
     assert "lora" not in str(caught.value), "the command that is named would refuse it"
     assert [p.name for p in tmp_path.iterdir()] == ["clean.jsonl"]
+
+
+def test_a_recipe_that_names_every_section_says_nothing_by_default_ones(base: Path, tmp_path: Path) -> None:
+    recipe, file = tmp_path / "recipe.toml", tmp_path / "claen.jsonl"
+    recipe.write_text(recipe_to_toml(load_recipe("quickstart/cold_start")))  # as a report does
+    words = ["sft", str(recipe), *sft(base, tmp_path / "run", "--demonstrations", file)[2:]]
+    with pytest.raises(RecipeError, match=r"claen\.jsonl is not there: name one"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    made = cold_start(tmp_path, tmp_path / "cold", str(recipe), (), name="cold start", demos=file)
+    assert "demos.kind=teacher" in made.job.words
+    said = ["demos.kind=teacher"]
+    assert names_demos(load_recipe(recipe, said), said)
+    recipe.write_text(recipe_to_toml(load_recipe("quickstart/cold_start", ["demos.failed_share=0.5"])))
+    assert names_demos(load_recipe(recipe), ())
+    recipe.write_text('[demos]\nkind = "teacher"\n')
+    assert names_demos(load_recipe(recipe), ())
 
 
 def test_where_the_recipe_says_what_they_are_made_of_they_are_made(base: Path, tmp_path: Path) -> None:

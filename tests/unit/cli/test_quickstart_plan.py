@@ -76,6 +76,8 @@ def test_keys_of_the_cold_starts_own_kind_of_demonstrations_reach_it(tmp_path: P
     changes = ["demos.reasoning=before"]
     plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=changes, about=SETS["smollm2"])
     assert plan.cold[0].recipe.demos.model_dump()["reasoning"] == "before"
+    with pytest.raises(RecipeError, match=r"'demos\.keep=right': demos\.keep belongs to kind = .*teacher"):
+        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["demos.keep=right"], about=SETS["smollm2"])
 
 
 def test_an_engine_that_arms_cannot_be_trained_with_is_refused_before_the_cold_start(tmp_path: Path) -> None:

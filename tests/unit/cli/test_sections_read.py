@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "training" / "recipes.md"
         ("sft", "rl.lr=1e-6", r"does not read \[rl\] \(did you mean 'sft\.lr'\?\)"),
         ("sft", "stages.1.steps=3", r"does not read \[stages\]"),
         ("dpo", "gamma=1", r"'gamma' has no section; write section\.key=value$"),
-        ("conversing", "task.steps=3", r"does not read \[task\]; it reads"),
+        ("conversing", "sft.lr=3", r"does not read \[sft\]; it reads"),
         ("train", "repiar.gamma=1", r"unknown section 'repiar' \(did you mean 'repair'\?\)"),
     ],
 )
@@ -34,6 +34,13 @@ def test_what_a_command_does_not_read_is_refused(command: str, override: str, sa
     with pytest.raises(RecipeError, match=said) as caught:
         load_recipe("quickstart/saar", [override], reads=READS[command])
     assert f"override '{override}'" in str(caught.value)
+
+
+@pytest.mark.parametrize("command", [command for command in READS if command != "compare"])
+def test_whoever_prompts_a_model_reads_what_says_which_tools_it_is_shown(command: str) -> None:
+    keys = ["rollout.tools=[]", "sandbox.sessions=true", "task.kind=trl", "task.environment=a.b:C", "task.seeds=1"]
+    recipe = load_recipe("quickstart/saar", keys, reads=READS[command])
+    assert (recipe.rollout.tools, recipe.sandbox.sessions, recipe.task.kind) == ((), True, "trl")
 
 
 def test_what_stands_in_the_file_is_for_other_commands(tmp_path: Path) -> None:

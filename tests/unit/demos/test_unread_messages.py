@@ -15,6 +15,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.train.datasets.demonstrations import read_rendered, read_samples
 from retcon.train.datasets.preferences import read_preferences
+from retcon.transcripts.purifying.one import purify_transcript
 
 TOKENIZER = ByteTokenizer()
 CHAT = Chat(TOKENIZER, style="markdown")
@@ -36,6 +37,15 @@ def learnt(folder: Path, record: object) -> list[str]:
     return ["".join(s.text for s in turn.generated).removesuffix("<|im_end|>") for turn in trajectory.turns]
 
 
+ITEMS = [
+    ASKED,
+    {"type": "reasoning", "id": "rs", "summary": []},
+    {"type": "item_reference", "id": "m0"},
+    {"type": "function_call", "id": "fc", "call_id": "c", **CALL["tool_calls"][0]["function"]},
+    {"type": "function_call_output", "call_id": "c", "output": "1"},
+    {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
+]
+"""Of the Responses API, as the Agents SDK's `to_input_list()` gives them."""
 PARTS = [{"type": "text", "text": "Q"}]
 
 
@@ -51,6 +61,7 @@ PARTS = [{"type": "text", "text": "Q"}]
         ([ASKED, {"role": "assistant", "content": 42}], r"message 2 \(assistant\)"),
         ([{"role": "user", "text": "Q"}, {**SAID, **CALL}, SEEN], r"message 1 \(user\)"),
         ([ASKED, {**SAID, **CALL}, {"role": "tool", "output": "1"}, SAID], r"message 3 \(tool\)"),
+        ([ASKED, {**SAID, **CALL}, SEEN, {"text": "A"}], r"message 4 \(None\).*has text"),
     ],
 )  # fmt: skip
 def test_a_message_of_which_no_word_would_be_read_is_refused_by_line(tmp_path, messages, told):
@@ -76,10 +87,26 @@ def test_a_pair_of_which_no_word_would_be_read_is_refused(tmp_path):
         [ASKED, {"role": "assistant", "function_call": CALL["tool_calls"][0]["function"]}, SEEN, SAID],
         [ASKED, {"role": "assistant", "content": [{"type": "text", "text": "A"}]}],
         [{"role": "user", "content": ""}, SAID],
+        [ASKED, {**SAID, **CALL}, {"role": "tool", "tool_call_id": "c"}, SAID],
+        [ASKED, {**SAID, **CALL}, {"role": "tool", "tool_call_id": "c", "name": "python"}, SAID],
     ],
 )
 def test_calls_and_empty_texts_are_words_too(tmp_path, messages):
     assert learnt(tmp_path, {"messages": messages})
+
+
+@pytest.mark.parametrize("record", [ITEMS, {"messages": ITEMS}, {"history": ITEMS}])
+def test_items_of_the_responses_api_have_no_role(tmp_path, record):
+    called, final = learnt(tmp_path, record)
+    assert "print(1)" in called
+    assert final == "A"
+    assert len(learnt(tmp_path, purify_transcript(record)[0])) == 2
+
+
+def test_pairs_may_be_items_of_the_responses_api_too(tmp_path):
+    worse = [*ITEMS[:-1], {**ITEMS[-1], "content": [{"type": "output_text", "text": "B"}]}]
+    file = written(tmp_path, {"prompt": ITEMS[:1], "chosen": ITEMS[1:], "rejected": worse[1:]})
+    assert len(read_preferences(file, CHAT, vocabulary=TOKENIZER.size)) == 1
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])

@@ -75,3 +75,16 @@ def test_a_file_is_made_only_for_what_is_added(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt), adding(tmp_path / name, "--out", "q"):
             raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
+
+
+def test_a_compressed_file_of_a_plain_name_is_refused_at_once(tmp_path: Path) -> None:
+    add(tmp_path / "t.jsonl.gz")
+    path = (tmp_path / "t.jsonl.gz").rename(tmp_path / "t.jsonl")
+    before = path.read_bytes()
+    with pytest.raises(RecordError, match=r"--out .*t\.jsonl: it is compressed, "), adding(path, "--out", "q"):
+        pytest.fail("it began")
+    assert path.read_bytes() == before
+    path.write_bytes(before + b"\n{")  # as a line that was cut off ends
+    with pytest.raises(RecordError, match="compressed files cannot be added to"):
+        jsonl.Appender(path)
+    assert path.read_bytes() == before + b"\n{"

@@ -96,3 +96,20 @@ def test_a_program_that_was_only_thought_is_no_answer(end: str) -> None:
 def test_a_program_in_an_item_of_a_list_is_read_without_its_indentation() -> None:
     indented = "\n".join(f"    {line}" for line in f"```python\n{DEFINES}\n```".split("\n"))
     assert answered_program(Reply(f"1.  So:\n\n{indented}\n\n2.  It is done."), read(CALLED)) == DEFINES
+
+
+@pytest.mark.parametrize("mark", ["</think>", "[/THINK]", "<|message|>"])
+def test_a_mark_within_a_program_ends_no_thought(mark: str) -> None:
+    program = f"def f(a):\n    return a.rpartition('{mark}')[2]"
+    listed = f"1. So:\n   ```python\n   {program.splitlines()[0]}\n   {program.splitlines()[1]}\n   ```\nDone."
+    drafts = (
+        "",
+        f"```python\n{DEFINES}\n``` is wrong.{mark}",
+        f"```python\n{DEFINES}\n{mark}\n",
+        f"```python\n{program}\n``` is wrong.{mark}```python\n{DEFINES}\n```{mark}",
+    )
+    for draft in drafts:
+        for block in (f"```python\n{program}\n```", listed, f"```py\n{program}\n```\n```python\n{USES}"):
+            assert answered_program(Reply(f"{draft}\n{block}"), read({"tests": "?"})) == program
+    stopped = f"```python\n{program}\n```{mark}I could not: ```python\n{program}"
+    assert answered_program(Reply(stopped), read(CALLED)) is None

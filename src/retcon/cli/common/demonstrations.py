@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retcon.build import build_chat, build_tasks, settle
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.chat.types import Tokenizer
+from retcon.cli.common.overriding import names_demos
 from retcon.cli.common.progress import Tell
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, nearest
@@ -30,11 +32,11 @@ TOKENS = {"vocabulary", "thinking"}
 """Of the note, in its section `model`: whose token ids the file has; notes of before Retcon wrote it lack it."""
 
 
-def refuse_missing(recipe: Recipe, file: Path, command: str) -> None:
+def refuse_missing(recipe: Recipe, overrides: Sequence[str], file: Path, command: str) -> None:
     """Raises RecipeError where a file that the user names is not there, is not begun, and the recipe has no [demos] to
-    say what it is to be made of: a typing error would be learnt from as the default's number game. command: makes it.
-    Raises CheckpointError as `begun`."""
-    if file.exists() or begun(file) or _note_of(file).exists() or "demos" in recipe.model_fields_set:
+    say what it is to be made of: a typing error would be learnt from as the default's number game. overrides: those of
+    the recipe. command: makes it. Raises CheckpointError as `begun`."""
+    if file.exists() or begun(file) or _note_of(file).exists() or names_demos(recipe, overrides):
         return
     beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
     raise RecipeError(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from retcon.config.keys import homes
 from retcon.config.load import Data, load_recipe, with_kinds
-from retcon.config.schema import SECTIONS
+from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import Chosen
 from retcon.core.errors import RecipeError
 
@@ -29,8 +29,9 @@ def refuse_untaken(overrides: Sequence[str], takers: Sequence[tuple[str, Sequenc
         if any(override in own for _, own in takers):
             continue
         staged = override.startswith("stages.")
-        recipe, own = next((one for one in takers if staged and load_recipe(one[0]).stages), takers[0])
-        load_recipe(recipe, [*own, override])
+        # The default of a section that a recipe leaves out may be of the kind that has the key.
+        for recipe, own in [one for one in takers if staged and load_recipe(one[0]).stages] or takers:
+            load_recipe(recipe, [*own, override])
 
 
 def of_cold_start(recipe: str, overrides: Sequence[str]) -> list[str]:
@@ -41,6 +42,14 @@ def of_cold_start(recipe: str, overrides: Sequence[str]) -> list[str]:
 def of_sections(overrides: Sequence[str], sections: Iterable[str]) -> list[str]:
     """The overrides of these sections."""
     return [o for o in overrides if o.partition(".")[0].strip() in sections]
+
+
+def names_demos(recipe: Recipe, overrides: Sequence[str]) -> bool:
+    """Whether somebody said what demonstrations are made of: not where the recipe names every section, as a report
+    writes it, and [demos] is the default. overrides: those of `recipe`."""
+    named = recipe.model_fields_set
+    written_out = named >= SECTIONS.keys() and recipe.demos == Recipe().demos
+    return bool(of_sections(overrides, ["demos"])) or ("demos" in named and not written_out)
 
 
 def _takes(data: Data, override: str) -> bool:

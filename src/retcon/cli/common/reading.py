@@ -11,12 +11,13 @@ _ROLLOUTS = ("run", "model", "compute", "engine", "task", "rollout", "sandbox")
 READS: Mapping[str, Sequence[str]] = {
     "demos": (*_ROLLOUTS, "demos", "sft"),
     "sft": (*_ROLLOUTS, "lora", "demos", "sft", "evaluate", "track"),
-    "dpo": ("run", "model", "compute", "lora", "dpo", "track"),
+    "dpo": ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "dpo", "track"),
     "train": tuple(name for name in ALL if name not in ("sft", "dpo", "demos")),
     "difficulty": (*_ROLLOUTS, "select", "stages"),
     "audit": (*_ROLLOUTS, "evaluate", "repair", "rl"),
-    "conversing": ("run", "model", "compute", "engine", "rollout", "sandbox", "repair"),
+    "conversing": (*_ROLLOUTS, "repair"),
     "compare": tuple(name for name in ALL if name != "dpo"),
 }
-"""A section that matters to a part of a command's work alone, such as the making of demonstrations, is among them.
+"""A section that matters to a part of a command's work alone, such as the making of demonstrations, is among them, as
+are those that say which tools the model is shown.
 conversing: `ask` and `serve-agent`; compare: also `reproduce`. `eval` takes those of the training that it measures."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retcon.cli.common.jobs import Job
-from retcon.cli.common.overriding import of_sections
+from retcon.cli.common.overriding import names_demos, of_sections
 from retcon.cli.common.reading import READS
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
@@ -42,8 +42,8 @@ def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *
     """Supervised training into `folder`, on demonstrations that it writes to `demos` unless they are there. out: where
     everything goes. recipe: a file, or the name of a shipped one. name: of the job."""
     settings, overrides = _settled(out, folder, recipe, overrides)
-    made = () if "demos" in settings.model_fields_set else (f"demos.kind={settings.demos.kind}",)  # or it is refused
     own = of_sections(overrides, READS["sft"])
+    made = () if names_demos(settings, own) else (f"demos.kind={settings.demos.kind}",)  # or it is refused
     words = ("sft", recipe, *own, *made, "--demonstrations", str(demos), "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads)
     return Target(job, settings, folder / "final", tuple(overrides))

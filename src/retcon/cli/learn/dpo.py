@@ -27,7 +27,7 @@ def dpo(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE KEY=VALUE",
-            help="A recipe (its sections run, model, compute, lora and dpo matter), and changes to it.",
+            help="A recipe (its sections run, model, compute, lora and dpo matter, and its tools), and changes to it.",
             show_default=False,
         ),
     ] = None,

@@ -64,7 +64,8 @@ def sft(
     file = demonstrations[0] if demonstrations else _beside(out)
     if demonstrations:
         own = of_sections(changes, READS["demos"])
-        refuse_missing(settings, file, command_line("retcon", "demos", name or COLD_START, *own, "--out", file))
+        made_by = command_line("retcon", "demos", name or COLD_START, *own, "--out", file)
+        refuse_missing(settings, changes, file, made_by)
     if dry_run:
         from retcon.cli.common.plan import plan_sft
 

@@ -7,7 +7,7 @@ settings' `columns`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,6 +127,13 @@ def _distance(convention: Convention, row: Columns, own: Sequence[str]) -> float
     """Share of the needed columns that a row lacks, a half for one that it has under a similar name."""
     lacking = convention.lacking(row)
     return sum(0.5 if convention.nearest(need, own) else 1.0 for need in lacking) / len(convention.needs)
+
+
+def others(names: Collection[str], columns: Set[str]) -> Set[str]:
+    """The columns by which a row may mean what these names stand for: they, and all others of a question, or an
+    answer."""
+    known = [alike for alike in (QUESTIONS, ANSWERS) if not set(alike).isdisjoint(names)]
+    return columns & set(names).union(*known)
 
 
 def first_of(row: Columns, names: Iterable[str]) -> str:
@@ -265,6 +272,8 @@ def _place_of(said: str, options: Sequence[object], value: object, column: str) 
     return text, "text"
 
 
+ASKED = Convention("asked", ("|".join(QUESTIONS),), _plain)
+"""Of rows that only ask, as do an evaluation's without its answers: it is recognised nowhere."""
 register(Convention("verl", ("prompt", "reward_model"), _verl, fits=lambda row: isinstance(row["reward_model"], dict)))
 register(Convention("choices", ("|".join(QUESTIONS), "choices|options", "answer|answerKey|answer_index|label"),
                     _choices, "choice", certainty=2))  # fmt: skip

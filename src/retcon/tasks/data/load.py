@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.core.errors import TaskWarning, nearest
-from retcon.tasks.data.conventions import QUESTIONS, Convention, Untold, named, recognised
+from retcon.tasks.data.conventions import ASKED, QUESTIONS, Convention, Untold, named, others, recognised
 from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, marks
-from retcon.tasks.data.files.rows import following, mapped, read_rows, split_of
+from retcon.tasks.data.files.rows import files_of, mapped, read_rows, split_of
 from retcon.tasks.data.grading import graded_item, is_answered, refuse_unknown
 from retcon.tasks.data.loaded import CHOICE, Loaded, Placed, ReadSource, Role
 from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
@@ -97,8 +97,8 @@ class _Loader:
         untold: Untold | None = None
         for row, row_role in self._rows(source, role, splits):
             read.rows += 1
-            self._columns.update(dict.fromkeys(row.columns))
             columns = mapped(row, source.columns)
+            self._columns.update(dict.fromkeys((*row.columns, *columns)))
             if convention is None:
                 try:
                     convention = recognised(columns, row.where, source.columns)
@@ -128,16 +128,16 @@ class _Loader:
             if not source.split and role == "train":
                 wanted = {TRAIN: role, **wanted}
             for split, of_split in (wanted or {"test": role}).items():
-                for row in following(splits.rows(split)):
+                for row in splits.rows(split):
                     yield row, of_split
             return
         rest = None if source.split or role == "evaluation" else role
         found: Counter[str] = Counter()
-        for row in following(read_rows(Path(source.path))):
+        for row in read_rows(Path(source.path)):
             if not wanted:
                 yield row, role
                 continue
-            split = split_of(row, mapped(row, source.columns))
+            split = split_of(row, source.columns)
             found[split] += 1
             yield row, wanted.get(split, rest)
         for split in wanted:
@@ -152,7 +152,7 @@ class _Loader:
         read.asked_with.update(item.asked_with)
         if item.grader:
             refuse_unknown(item.grader, row.where)
-        if any(marks(row.columns.get(name)) for name in self._settings.marked):
+        if any(marks(columns.get(name, row.columns.get(name))) for name in self._settings.marked):
             return read.drop("marked to be left out", row.where)
         if not item.question.strip():
             return read.drop("without a question", row.where)
@@ -193,13 +193,16 @@ class _Loader:
 
 def _item(row: Row, columns: Columns, convention: Convention, *, asked: bool = False) -> Item:
     """A row, read. A needed column that it leaves out, and rows before it have, is as null. asked: only the question
-    counts. Raises DataError where one of a near name may be meant, or it has nothing that the convention needs."""
+    counts, by whatever name. Raises DataError where another column may be meant, or it has nothing that the convention
+    needs."""
     lacking = convention.lacking(columns)
+    if asked and not set(QUESTIONS).isdisjoint(columns):
+        lacking = [need for need in lacking if set(QUESTIONS).isdisjoint(need.split("|"))]
     for need in lacking:
         names = need.split("|")
         counts = not asked or not set(QUESTIONS).isdisjoint(names)
-        near = counts and convention.nearest(need, row.new)
-        if not any(name in row.before for name in names) or near or len(lacking) == len(convention.needs):
+        meant = counts and (others(names, row.new) or convention.nearest(need, row.new))
+        if not any(name in row.before for name in names) or meant or len(lacking) == len(convention.needs):
             raise _lacks(row, columns, convention, need)
     try:
         return convention.read({**columns, **{need.partition("|")[0]: None for need in lacking}})
@@ -256,28 +259,32 @@ def _find_overlap(loaded: Loaded) -> None:
 
 
 def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterator[tuple[str, str]]:
-    """(place, question) of all rows of an evaluation's file. columns: as in the settings, of the tasks that it is held
-    against: the first that fit where its own columns are of no convention. Raises DataError."""
+    """(place, question) of all rows of an evaluation, each of its files read by its own columns. columns: as in the
+    settings, of the tasks that it is held against: the first that fit where its own are of no convention. Raises
+    DataError."""
     if not path:
         raise DataError("against: an empty name names no file")
-    convention: Convention | None = None
-    own: Mapping[str, str] = {}
-    rows = read_rows(folder_of(Path(path), "test") if has_splits(Path(path)) else Path(path))
-    for row in following(rows):
-        if convention is None:
-            convention, own = _recognised_by_any(row, columns)
-        yield row.where, _item(row, mapped(row, own), convention, asked=True).question
+    for file in files_of(folder_of(Path(path), "test") if has_splits(Path(path)) else Path(path)):
+        convention: Convention | None = None
+        own: Mapping[str, str] = {}
+        for row in read_rows(file):
+            if convention is None:
+                convention, own = _recognised_by_any(row, columns)
+            yield row.where, _item(row, mapped(row, own), convention, asked=True).question
 
 
 def _recognised_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[Convention, Mapping[str, str]]:
-    """The convention of a row, and by which of these, or by none. Raises DataError."""
+    """The convention of a row, and by which of these, or by none: `ASKED` where only its question is
+    known. Raises DataError."""
     try:
         return recognised(row.columns, row.where, {}), {}
     except DataError:
         for one in columns:
             with suppress(DataError):
                 return recognised(mapped(row, one), row.where, one), one
-        raise
+        if set(QUESTIONS).isdisjoint(row.columns):
+            raise
+        return ASKED, {}
 
 
 def _refuse_huge(item: Item, row: Row, grader: str) -> None:

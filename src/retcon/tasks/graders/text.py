@@ -6,8 +6,10 @@ Pure functions, a fraction of a millisecond each.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 
 from retcon.tasks.grade import boxed
 from retcon.tasks.graders.letters import labelled, said_letter
@@ -70,9 +72,13 @@ def aloud(reply: str) -> str:
     return _tagged(said) or said
 
 
-def heard(reply: str) -> str:
-    """What a reply says once it has done thinking; all of it where that is nothing."""
-    said = _THOUGHT.split(reply)[-1]
+def heard(reply: str, programs: Iterable[tuple[int, int]] = ()) -> str:
+    """What a reply says once it has done thinking; all of it where that is nothing. programs: [start, end) of those in
+    it, in their order: what stands in one ends no thought."""
+    edges = [0, *chain.from_iterable(programs), len(reply)]
+    outside = zip(edges[::2], edges[1::2], strict=True)
+    ends = [mark.end() for start, end in outside for mark in _THOUGHT.finditer(reply, start, end)]
+    said = reply[ends[-1] :] if ends else reply
     return said if SPECIAL.sub("", said).strip() else reply
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
-from retcon.chat.markdown import find_calls
+from retcon.chat.markdown import find_calls, whole_blocks
 from retcon.core.types import Trajectory
 from retcon.tasks.graders.text import heard
 from retcon.tasks.grading.cases import Call, Check, Tests
@@ -66,7 +66,7 @@ def _ran(trajectory: Trajectory) -> Sequence[str]:
 
 def _blocks(text: str) -> Sequence[str]:
     """The whole blocks of Python in a text; those that were only thought, where it then says nothing."""
-    found = find_calls(heard(text), indented=True)
+    found = find_calls(heard(text, whole_blocks(text, indented=True)), indented=True)
     return [str(call.arguments["code"]) for call in found if not isinstance(call.arguments, str)]
 
 

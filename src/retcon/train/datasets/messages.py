@@ -15,6 +15,8 @@ from retcon.transcripts.types import Json
 _TEXT = ("content", "value")
 _BESIDE = ("tool_calls", "function_call", "refusal", *REASONING)
 """What a message may say without a text."""
+_NAMES = {"role", "from", "id", "tool_call_id", "name"}
+"""What says of a tool's output only which it is."""
 _USUAL = ("assistant", "user", "system", "tool", "human")
 """Roles that are meant where one is nearly written so; others are names of people's own."""
 
@@ -42,8 +44,14 @@ def refuse_unread(record: Json) -> None:
     prompt = record.get("prompt") if isinstance(record, dict) else None
     for items in ([] if found is None else found[1], prompt if isinstance(prompt, list) else []):
         for number, item in enumerate(items, 1):
-            if isinstance(item, dict):
+            if isinstance(item, dict) and not _is_typed(item):
                 _refuse_unread(item, f"message {number}")
+
+
+def _is_typed(item: Mapping[str, Json]) -> bool:
+    """Whether it is no message, but an item of another kind, as the Responses API has them in between: a call, its
+    output, reasoning."""
+    return item.get("role", item.get("from")) is None and isinstance(item.get("type"), str)
 
 
 def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
@@ -51,8 +59,9 @@ def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
     if isinstance(role, str) and (meant := _misspelt(role)):
         raise RecordError(f"{which}: the role '{role}' is not known (did you mean '{meant}'?)")
     text = _content(item)
-    # A tool may have put out nothing.
-    unsaid = text is None and not (KINDS.get(role) == "output" and any(key in item for key in _TEXT))
+    # A tool may have put out nothing, which some leave out.
+    silent = KINDS.get(role) == "output" and (item.keys() <= _NAMES or any(key in item for key in _TEXT))
+    unsaid = text is None and not silent
     if not any(item.get(key) for key in _BESIDE) and (unsaid or not isinstance(text, str | list | dict | None)):
         hint = next((hint for key in item if key not in _TEXT and (hint := nearest(key, _TEXT))), "")
         has = next(

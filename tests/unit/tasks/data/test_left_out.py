@@ -53,7 +53,9 @@ def test_a_grader_that_there_is_not_is_no_fault_of_the_file(tmp_path: Path) -> N
 def test_a_column_of_marks_may_also_be_mapped(tmp_path: Path) -> None:
     rows = [{**row, "used_for": ""} for row in questions(3)]
     rows[1]["used_for"] = "test"
-    assert len(tasks(write(tmp_path / "a.jsonl", rows), marked="used_for", columns={"source": "used_for"})) == 2
+    path, columns = write(tmp_path / "a.jsonl", rows), {"source": "used_for"}
+    for name in ("used_for", "source"):
+        assert [task.answer for task in tasks(path, marked=name, columns=columns)] == ["0", "4"]
 
 
 def test_a_column_that_a_later_row_leaves_out_is_as_null(tmp_path: Path) -> None:
@@ -79,14 +81,17 @@ def test_a_column_that_a_later_row_leaves_out_is_as_null(tmp_path: Path) -> None
     ("row", "columns", "said"),
     [
         ({"question": "x", "anwser": "1"}, {}, "line 2: lacks column answer .*did you mean 'anwser'"),
-        ({"text": "x", "label": "1"}, {}, "line 2: lacks column question .* it has: text, label"),
+        ({"text": "x", "label": "1"}, {}, "line 2: lacks column question.* it has: text, label"),
         ({"question": "x", "anwser": "1"}, {"answer": "answer"}, "line 2: no column 'answer' .did you mean 'anwser'"),
+        ({"problem": "x", "answer": "1"}, {}, "line 2: lacks column question.* it has: problem, answer"),
+        ({"question": "x", "solution": "1"}, {}, "line 2: lacks column answer"),
+        ({"problem": "x", "answer": "1"}, {"question": "question"}, "line 2: no column 'question'"),
     ],
 )
 def test_a_column_that_a_later_row_calls_otherwise_is_refused(
     row: dict[str, str], columns: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / "a.jsonl", [{"question": "a", "answer": "1"}, row])
+    path = write(tmp_path / "a.jsonl", [{"question": "a", "answer": "#### 1"}, row])
     with pytest.raises(DataError, match=said):
         read(path, columns=columns)
 
@@ -103,3 +108,34 @@ def test_of_an_evaluation_that_is_held_against_only_questions_count(tmp_path: Pa
     assert read(write(tmp_path / "a.jsonl", rows), against=held, overlap="drop").dropped == {
         "overlapping with evaluation": 1
     }
+
+
+def test_a_file_of_a_folder_is_judged_by_its_own_columns(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"q": "a", "a": "1"}])
+    other = write(tmp_path / "b.jsonl", [{"question": "b", "answer": "2"}])
+    about = {"columns": {"question": "q", "answer": "a"}}
+    with pytest.raises(DataError, match=f"^{other}, line 1: no column 'q'"):
+        read(str(tmp_path), **about)
+    write(tmp_path / "a.jsonl", [{"question": "a", "answer": "#### 1"}])
+    write(tmp_path / "b.jsonl", [{"problem": "b", "answer": "2", "id": "7"}, {"problem": "c", "id": "8"}])
+    with pytest.raises(DataError, match=f"^{other}, line 1: lacks column question"):
+        read(str(tmp_path))
+
+
+def test_what_the_first_row_of_a_shard_leaves_out_is_null_too(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}])
+    shard = write(tmp_path / "b.jsonl", [{"question": "c"}, {"question": "d", "answer": "3"}])
+    assert read(str(tmp_path)).where_dropped == {"without an answer": [f"{shard}, line 1"]}
+
+
+@pytest.mark.parametrize("row", [{}, {"about": None}, {"about": {}}])
+def test_what_a_row_is_for_is_never_left_out(row: dict[str, object], tmp_path: Path) -> None:
+    rows = [{**one, "about": {"fold": fold}} for one, fold in zip(questions(3), ("train", "test", ""), strict=True)]
+    about = {"columns": {"split": "about.fold"}, "evaluation_split": "test"}
+    path = write(tmp_path / "a.jsonl", rows)
+    assert len(read(path, **about).train) == 2
+    write(tmp_path / "a.jsonl", [*rows, {"question": "Why?", "answer": "1", **row}])
+    with pytest.raises(DataError, match=r"line 4: no column 'about.fold'"):
+        read(path, **about)
+    with pytest.raises(DataError, match="line 1: column 'split' is an object of 1, where text or a number belongs"):
+        read(path, columns={"split": "about"}, evaluation_split="test")

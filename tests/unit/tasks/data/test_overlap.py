@@ -10,6 +10,7 @@ import pytest
 from datafiles import LONG, questions, write
 from retcon.tasks.data.check import check
 from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.load import questions_of
 from retcon.tasks.data.overlap import EvaluationIndex
 from retcon.tasks.data.settings import FileTaskSettings
 
@@ -62,3 +63,24 @@ def test_one_that_has_neither_is_refused(tmp_path: Path) -> None:
     settings = FileTaskSettings(path=own, columns={"question": "text", "answer": "label"}, against=(other,))
     with pytest.raises(DataError, match=r"b\.jsonl, line 1: no known convention: the row has columns body"):
         settings.open()
+
+
+def test_each_file_of_an_evaluation_is_read_by_its_own_columns(tmp_path: Path) -> None:
+    asked, folder = questions(5), tmp_path / "evals"
+    first, second, third, fourth, last = (row["question"] for row in asked)
+    folder.mkdir()
+    write(folder / "a.jsonl", [{"question": first, "answer": "so\n#### 72"}])
+    write(folder / "b.jsonl", [{"problem": second, "answer": 1, "id": 7}, {"problem": third, "id": 8}])
+    write(folder / "c.jsonl", [{"problem": fourth, "solution": "\\boxed{1}", "answer": "1", "level": 3}])
+    write(folder / "d.jsonl", [{"prompt": last, "n": 1}])
+    own = write(tmp_path / "own.jsonl", asked)
+    settings = FileTaskSettings(path=own, against=(str(folder),), evaluation_share=0)
+    assert len(check(settings).overlap) == 5
+    columns = {"question": "q", "answer": "a"}
+    write(folder / "a.jsonl", [{"q": first, "a": "72"}])
+    assert [text for _, text in questions_of(str(folder), [columns])] == [first, second, third, fourth, last]
+
+
+def test_a_row_that_calls_its_question_otherwise_is_read_all_the_same(tmp_path: Path) -> None:
+    held = write(tmp_path / "e.jsonl", [{"question": "Why?", "answer": 1}, {"problem": "How?", "answer": 2}])
+    assert [text for _, text in questions_of(held)] == ["Why?", "How?"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
@@ -19,7 +19,8 @@ from retcon.core.errors import RecordError, nearest
 from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.foreign.records import Record, open_source
-from retcon.tasks.data.fields import Columns, DataError, Row, text
+from retcon.tasks.data.conventions import others
+from retcon.tasks.data.fields import Columns, DataError, Misfit, Row, text
 from retcon.tasks.data.files.tables import TAB, records
 from retcon.tasks.data.packaged.saved import ABOUT, SUFFIX, arrow_rows
 
@@ -42,12 +43,12 @@ def read_rows(path: Path) -> Iterator[Row]:
     pattern without any; for what is not UTF-8, holds NUL bytes, or is no JSON object; for a CSV whose rows differ in
     length. MissingExtra where a kind takes a package that is not there.
     """
-    files = shards(path)
-    if files is None:
-        yield from _rows_of(path)
-        return
-    for file in files:
-        yield from _rows_of(file)
+    yield from following(map(_rows_of, files_of(path)))
+
+
+def files_of(path: Path) -> Sequence[Path]:
+    """Those whose rows `read_rows` gives. Raises DataError for a folder or a pattern without any."""
+    return [path] if (files := shards(path)) is None else files
 
 
 def shards(path: Path) -> list[Path] | None:
@@ -216,23 +217,50 @@ def _encoding(where: str, data: bytes, error: UnicodeDecodeError) -> str:
     )
 
 
-def following(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows of one source, each with the columns of those `before` it."""
-    before: frozenset[str] = frozenset()
-    for row in rows:
-        yield row._replace(before=before)
-        if not row.columns.keys() <= before:
-            before |= row.columns.keys()
+def following(files: Iterable[Iterable[Row]]) -> Iterator[Row]:
+    """The rows of files, each with the columns of those `before` it: in its own file, and in any before it that has all
+    of the columns that its own has so far."""
+    shapes: set[frozenset[str]] = set()
+    for rows in files:
+        own: frozenset[str] = frozenset()
+        alike: frozenset[str] = frozenset()
+        for row in rows:
+            before = own
+            if not row.columns.keys() <= own:
+                own = own.union(row.columns)
+                alike = frozenset[str]().union(*(shape for shape in shapes if shape >= own))
+            yield row._replace(before=before | alike)
+        shapes.add(own)
 
 
 def mapped(row: Row, columns: Mapping[str, str]) -> Columns:
     """The row, with the fields that the settings map under their own names in place of their columns. Raises DataError
-    for a column that it has not, unless rows before it have that: what a later row leaves out is as null."""
+    for a column that it has not, unless rows before it have that: what a later row leaves out is as null, but where it
+    has another that may be meant."""
     if not columns:
         return row.columns
-    found = {name: _look_up(row, column) for name, column in columns.items()}
-    gone = {column if column in row.columns else column.partition(".")[0] for column in columns.values()}
+    found = {name: None if _left_out(row, name, column) else _look_up(row, column) for name, column in columns.items()}
+    gone = {_outer(row, column) for column in columns.values()}
     return {**{name: value for name, value in row.columns.items() if name not in gone}, **found}
+
+
+def _left_out(row: Row, name: str, column: str) -> bool:
+    """Whether rows before it have the column, which the settings call `name`, and this one has nothing for it."""
+    outer = _outer(row, column)
+    if outer not in row.columns:
+        return outer in row.before and not others((name,), row.new) and not nearest(outer, row.new)
+    value: Any = row.columns[outer]
+    for part in column[len(outer) + 1 :].split(".") if outer != column else ():
+        if value is None:
+            return True
+        value = value.get(part, "") if isinstance(value, dict) else ""
+    return False
+
+
+def _outer(row: Row, column: str) -> str:
+    """The column itself, or the one within which it is."""
+    outer = column.partition(".")[0]
+    return column if column in row.columns or (column in row.before and outer not in row.columns) else outer
 
 
 def _look_up(row: Row, column: str) -> Any:
@@ -241,8 +269,6 @@ def _look_up(row: Row, column: str) -> Any:
     value: Any = row.columns
     around = ""
     for part in column.split("."):
-        if value is None or (not around and part in row.before - row.columns.keys() and not nearest(part, row.new)):
-            return None
         if not isinstance(value, dict) or part not in value:
             there = [around + name for name in value] if isinstance(value, dict) else list(row.columns)
             close = nearest(around + part, there)
@@ -251,12 +277,22 @@ def _look_up(row: Row, column: str) -> Any:
     return value
 
 
-def split_of(row: Row, columns: Columns) -> str:
-    about = columns.get("extra_info")
-    holder = columns if SPLIT in columns else about if isinstance(about, dict) and SPLIT in about else None
+def split_of(row: Row, columns: Mapping[str, str]) -> str:
+    """What the row is for. columns: as in the settings. Raises DataError for a row that leaves it out."""
+    if SPLIT in columns:
+        return _name_of({SPLIT: _look_up(row, columns[SPLIT])}, row.where)
+    about = row.columns.get("extra_info")
+    holder = row.columns if SPLIT in row.columns else about if isinstance(about, dict) and SPLIT in about else None
     if holder is None:
         raise DataError(
-            f"{row.where}: no column 'split'{nearest(SPLIT, columns)}, which says what is trained on; it has: "
-            f'{", ".join(columns)}. Map it: columns = {{ split = "…" }}'
+            f"{row.where}: no column 'split'{nearest(SPLIT, row.columns)}, which says what is trained on; it has: "
+            f'{", ".join(row.columns)}. Map it: columns = {{ split = "…" }}'
         )
-    return text(holder, SPLIT)
+    return _name_of(holder, row.where)
+
+
+def _name_of(holder: Columns, where: str) -> str:
+    try:
+        return text(holder, SPLIT)
+    except Misfit as misfit:
+        raise DataError(f"{where}: {misfit}") from None

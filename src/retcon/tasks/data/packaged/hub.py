@@ -10,6 +10,8 @@ from retcon.core.errors import MissingExtra, nearest
 from retcon.tasks.data.fields import DataError, Row
 
 BySplit = Mapping[str, Iterable[Mapping[str, Any]]]
+NO_SUBSET = "Config name is missing"
+"""How the package begins to say that it takes the name of a subset; other failures are ValueErrors too."""
 INSTEAD = "or download a file of it and give its path"
 
 
@@ -33,7 +35,8 @@ def hub_splits(id: str, *, subset: str, revision: str) -> BySplit:
         raise DataError(f"data set {id}{at} cannot be loaded without the hub ({_said(error)}): go online, {INSTEAD}"
                         ) from error  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
-        there = _subsets(datasets, id, revision)
+        asks = isinstance(error, ValueError) and (subset or NO_SUBSET in str(error))
+        there = _subsets(datasets, id, revision) if asks else ()
         if len(there) > 1 and subset not in there:
             lacks = f"has no subset '{subset}'{nearest(subset, there)}" if subset else "comes in several subsets"
             raise DataError(f"data set {id}{at} {lacks}: name one by task.subset (of `retcon data`: --subset): "
