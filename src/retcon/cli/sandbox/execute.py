@@ -53,7 +53,8 @@ def execute(
     """Run a program in the sandbox.
 
     Prints what the program prints, then the value of its last expression. The exit code is the program's (128 + n
-    where signal n ended it); 124: out of time, 125: out of memory, 126: the sandbox failed.
+    where signal n ended it); 124: out of time, 125: over another limit, such as memory, 126: the sandbox failed, 2:
+    nothing was run, for a reason that is said.
     """
     from retcon.sandbox.types import Limits
 
