@@ -121,6 +121,47 @@ def test_two_files_that_would_be_one_of_a_folder_are_both_named(tmp_path: Path) 
     assert f"{one} and {two} would both be {both}: " in str(done.exception)
 
 
+@pytest.mark.parametrize("out", ["clean", "clean/", "below/clean/"])
+def test_a_folder_below_the_one_that_is_read_is_resumed_and_made_anew_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    inputs = [tmp_path / "a.jsonl", tmp_path / "below" / "b.jsonl", tmp_path / "c.jsonl"]
+    for number, path in enumerate(inputs):
+        path.write_text(json.dumps(question(str(number))) + "\n")
+    inputs[-1].write_text("nonsense\n")
+    words = ["purify", ".", "-o", out]
+    beside = ["--audit", "said.jsonl", "--report", "r.json", "--dpo", "pairs.jsonl"]
+    assert "line 1: not JSON" in str(CliRunner().invoke(app, [*words, *beside]).exception)
+    inputs[-1].write_text(json.dumps(question("mended")) + "\n")
+    done = CliRunner().invoke(app, [*words, *beside, "--resume"])
+    assert done.exit_code == 0, done.exception
+    assert sorted(one["file"] for one in json.loads(Path("r.json").read_text())["files"]) == [
+        "a.jsonl", "below/b.jsonl", "c.jsonl"
+    ]  # fmt: skip
+    for name in ("said.jsonl", "r.json", "pairs.jsonl"):
+        Path(name).unlink()
+    assert "is there already, and finished; --force" in str(CliRunner().invoke(app, words).exception)
+    assert CliRunner().invoke(app, [*words, "--force"]).exit_code == 0
+    made = {str(path.relative_to(out)): parsed(path) for path in Path(out).rglob("*.jsonl")}
+    audit = made.pop("retcon.audit.jsonl")
+    assert (audit, sorted(made)) == ([], ["a.jsonl", "below/b.jsonl", "c.jsonl"])
+    assert made["c.jsonl"] == [question("mended")]
+
+
+def test_a_folder_that_is_read_is_not_left_out_because_all_of_it_lies_below_the_output(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    for folder in (tmp_path, tmp_path / "raw"):
+        (folder / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
+    for out in (tmp_path, tmp_path / "a.jsonl"):
+        refused = CliRunner().invoke(app, ["purify", str(tmp_path), "-o", str(out), "--force"])
+        assert "a.jsonl is an input too" in str(refused.exception)
+    (tmp_path / "a.jsonl").unlink()
+    assert CliRunner().invoke(app, ["purify", str(tmp_path / "raw"), "-o", str(tmp_path)]).exit_code == 0
+    assert parsed(tmp_path / "a.jsonl") == [CLEAN]
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(("lines", "array", "document"))), ids="-".join)
 def test_inputs_of_several_shapes_become_one_file_that_can_be_read(tmp_path: Path, order: tuple[str, ...]) -> None:
     inputs = written(tmp_path, **{name: [CLEAN, CLEAN][: 1 if name == "document" else 2] for name in order})

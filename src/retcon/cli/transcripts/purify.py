@@ -80,8 +80,8 @@ def purify(
     if no_audit and audit is not None:
         said = f"with --no-audit nothing is written to {audit}: give one of them"
         raise typer.BadParameter(said, param_hint="--audit")
-    found = list(expand(inputs))
     target = Path(out)
+    found = list(expand(inputs, None if out == "-" else target))
     folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
     names = [name for _, name in found]
     if folder:
