@@ -356,6 +356,8 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
         raise RecordError(
             f"{full_name}: a .pt can only hold what came from one .pt, and is never compressed; name a .jsonl"
         )
+    elif kind == ".parquet" and full_name != name:
+        raise RecordError(f"{full_name}: a .parquet is compressed within, and never as a whole; name a .parquet")
     elif not kind and _as_lines(source, name, joined=joined):
         kind = ".jsonl"
     return kind
