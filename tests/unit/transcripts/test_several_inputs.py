@@ -98,6 +98,19 @@ def test_a_run_is_not_resumed_where_a_file_that_is_done_has_changed_or_its_own_i
     assert parsed(one.out) == [CLEAN, *map(question, ("one", "two"))]
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.ndjson", "out.ndjson.gz"])
+def test_a_name_that_says_lines_gets_lines_whatever_the_input_was(tmp_path: Path, name: str) -> None:
+    (array, document) = written(tmp_path, array=[CLEAN, CLEAN], document=[LEFT])
+    for source, records in ((array, [CLEAN, CLEAN]), (document, [LEFT])):
+        out = tmp_path / source.stem / name
+        out.parent.mkdir()
+        purified(assignment([source], out))
+        made = gzip.decompress(out.read_bytes()) if name.endswith(".gz") else out.read_bytes()
+        assert [json.loads(line) for line in made.splitlines()] == records
+        purified(assignment([out], tmp_path / source.stem / "again.jsonl"))
+        assert parsed(tmp_path / source.stem / "again.jsonl") == records
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_files_of_one_name_in_several_folders_have_ids_of_their_own_in_the_audit(tmp_path: Path, jobs: int) -> None:
     for folder in ("in/one", "in/two"):
