@@ -164,6 +164,7 @@ def _namespaces(confinement: Confinement, uid: int | None) -> None:
     with open(os.__file__):  # can be read as this user, in this root?
         pass
     confinement.writable, confinement.root, confinement.bounded = entered.writable, entered.writable[0], True
+    confinement.folders = entered.folders
     confinement.network = confinement.files = confinement.processes = confinement.kill_reaches = True
     confinement.own_user = own_user
     confinement.tasks = 1 if uid != NOBODY else SLACK + count_tasks(NOBODY)
