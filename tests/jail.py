@@ -58,6 +58,11 @@ class Jail:
         return self._pool.worker.pid
 
     @property
+    def folders(self) -> tuple[str, ...]:
+        """Where files may be put by an absolute path."""
+        return self._pool.fleet.folders
+
+    @property
     def can_signal_others(self) -> bool:
         """Whether its processes may signal each other: not where a filter alone keeps them from the user's others."""
         scoped = self.tier == LANDLOCK and landlock.abi() >= landlock.SCOPE_ABI

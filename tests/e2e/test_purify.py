@@ -197,10 +197,13 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
         (("log.eval", "-o", "o.eval.gz"), "an .eval log cannot go to o.eval.gz"),
         (("log.eval", "-o", "-"), "an .eval log cannot go to standard output"),
         (("in.jsonl", "-o", "o.jsonl", "--dpo", "pairs.parquet"), "pairs.parquet would be no .parquet file"),
+        (("in.jsonl", "-o", "o.parquet.gz"), "o.parquet.gz: a .parquet is compressed within, and never as a whole"),
+        (("in.jsonl", "-o", "o.jsonl", "--dpo", "pairs.parquet.gz"), "pairs.parquet.gz would be no .parquet file"),
         (("in.jsonl", "-o", "o.jsonl", "--report", "-"), "--report -: it is written to a file"),
     ],
-    ids=["xz", "eval", "log as eval", "eval as json", "eval packed", "eval printed", "dpo", "report"],
-)
+    ids=["xz", "eval", "log as eval", "eval as json", "eval packed", "eval printed", "dpo", "packed", "dpo packed",
+         "report"],
+)  # fmt: skip
 def test_nothing_is_written_under_the_name_of_another_kind(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     (tmp_path / "in.jsonl").write_bytes(lines(messages(CLEAN)))
     logs(tmp_path)

@@ -90,6 +90,20 @@ def test_a_program_may_run_on_a_server() -> None:
         assert "into RETCON_SANDBOX_TOKEN" in refused.stderr
 
 
+def test_a_program_that_is_not_taken_is_told_by_one_message(tmp_path: Path) -> None:
+    with (tmp_path / "much").open("wb") as much:
+        much.truncate(70 << 20)
+    with server("--workers", "1", "--max-timeout", "20") as made:
+        for words, part in (
+            (("--url", made.url, "--timeout", "30"), "30 s: this server allows 20 s at most"),
+            (("--url", made.url, "--stdin", tmp_path / "much"), "at most 67108864"),
+            (("--stdin", tmp_path / "much"), "stdin of 70.0 MiB together: 64 MiB at most"),
+        ):
+            done = sandbox("exec", *words, "-", stdin="print(3)")
+            assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
+            assert part in done.stderr
+
+
 def test_a_program_may_have_another_interpreter_and_packages_that_are_there_before_it(tmp_path: Path) -> None:
     """Another one: a link to this one, by another name."""
     program = "import sys\nprint(sys.executable)\nprint('tomllib' in sys.modules)"

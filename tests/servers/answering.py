@@ -65,8 +65,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(self.server.reply(Asked(self.path, {}, self.headers.get("Authorization", ""), self._gone)))
 
+    do_DELETE = do_GET
+
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or "{}")
         asked = Asked(self.path, body, self.headers.get("Authorization", ""), self._gone)
         self.server.asked.append(asked)
         self._answer(self.server.reply(asked))

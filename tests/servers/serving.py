@@ -13,10 +13,19 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Unpack
 
 from retcon.core.errors import SessionLost
+from retcon.sandbox.pool.paths import WRITABLE
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, as_program
+
+FOLDERS = [
+    folder
+    for folder in WRITABLE
+    if not any(Path(path).is_relative_to(folder) for path in (sys.prefix, sys.base_prefix))
+]
+"""Where a server's calls may be given files by an absolute path, in the tier `namespaces`."""
 
 
 class Server:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from retcon.core.types import Trajectory
 
 
+INSTEAD = {"evaluate.problems": "--prompts", "evaluate.samples": "rl.group"}
+"""Keys of an evaluation, and what an audit has for them."""
+
+
 def audit(
     checkpoint: Model,
     words: Annotated[
@@ -38,9 +42,13 @@ def audit(
     """Replay failed calls of a model, repaired and not, and see which credit rule points the right way."""
     from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
+    from retcon.core.errors import RecipeError
     from retcon.models.locating import locate
 
     name, overrides = split_overrides(words or [])
+    for override in overrides:
+        if (instead := INSTEAD.get(override.partition("=")[0].strip())) is not None:
+            raise RecipeError(f"override '{override}': an audit has {instead} for that")
     recipe = load_recipe(name, overrides, reads=READS["audit"])
     folder = locate(checkpoint)
     if recipe.engine.in_process:

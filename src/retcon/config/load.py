@@ -36,10 +36,11 @@ def load_recipe(
     """A recipe, with overrides such as `rl.steps=40` on top; the last wins.
 
     recipe: its file, the text that names a file or a shipped recipe, such as `quickstart/saar`, or None for all
-    defaults. text: what its file will hold, where it is yet to be written. reads: sections that matter to who asks; an
-    override of another is refused, as it would change nothing (what the file says of others is for other commands). An
-    override's value is TOML; what TOML cannot read is taken as a bare string. Raises RecipeError: it names the file and
-    the line (or the override), the key, and the nearest valid key or the allowed values; or the nearest recipe.
+    defaults. text: what its file will hold, where it is yet to be written. reads: sections that matter to who asks, or
+    of a section one key alone (`evaluate.seed`); an override of another is refused, as it would change nothing (what
+    the file says of others is for other commands). An override's value is TOML; what TOML cannot read is taken as a
+    bare string. Raises RecipeError: it names the file and the line (or the override), the key, and the nearest valid
+    key or the allowed values; or the nearest recipe.
     """
     path = Path(recipe) if isinstance(recipe, str) else recipe
     if text is None:
@@ -99,8 +100,9 @@ def _overridden(data: Data, override: str, reads: Sequence[str] = ALL) -> Data:
         known = [f"{name}.{key}" for name in reads if name in SECTIONS for key in all_keys(name)]
         hint = _homes(data, section, reads) or nearest(section, known)
         raise RecipeError(f"{where}: '{section}' has no section; write section.key=value{hint}")
-    if section in ALL and section not in reads:
-        hint = _homes(data, key, reads)
+    if section in ALL and section not in reads and f"{section}.{key}" not in reads:
+        alone = ", ".join(one for one in reads if one.startswith(f"{section}."))
+        hint = f", but for {alone}" if alone else _homes(data, key, reads)
         raise RecipeError(f"{where}: this command does not read [{section}]{hint}; it reads {', '.join(reads)}")
     value = _toml_value(written.strip())
     if section != "stages":
@@ -121,6 +123,7 @@ def _homes(data: Data, key: str, sections: Sequence[str]) -> str:
     known = [section for section in sections if section in SECTIONS]
     found = [section for section in known if key in keys_in(section, data.get(section, {}))]
     found = found or [section for section in known if key in all_keys(section)]
+    found += [one.partition(".")[0] for one in sections if one.endswith(f".{key}")]
     said = " or ".join(f"'{section}.{key}'" for section in found)
     return f" (did you mean {said}?)" if said else ""
 

@@ -98,8 +98,8 @@ class Program:
     nowhere else; as long as it takes where None. seed: of the generators of random numbers (`random`, numpy's and
     sympy's global ones), from 0 and below 2**63; another one in each call where None.
 
-    In the tier `namespaces` a call's files and fetch may name absolute paths too, below the folders
-    `pool.paths.WRITABLE`.
+    In the tier `namespaces` a call's files and fetch may name absolute paths too, below those of the folders
+    `pool.paths.WRITABLE` in which the Python that runs it does not lie.
 
     Raises ValueError, by name, for a limit as `Limits` does, a wait below 0, and code, stdin or files that are no text
     or no bytes.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from retcon.core.errors import RecordError
+from retcon.store.compression import plain_name
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -50,9 +51,10 @@ def refuse_misnamed(path: Path, flag: str, also: Iterable[str] = ()) -> None:
     asks for. also: suffixes, of shapes that others can be written in."""
     if path.name == "-":
         raise RecordError(f"{flag} -: it is written to a file; name one")
-    if path.suffix in (".xz", ".bz2", ".zip", ".7z", ".arrow", *also):
+    suffix = Path(plain_name(path.name)).suffix
+    if suffix in (".xz", ".bz2", ".zip", ".7z", ".arrow", *also):
         raise RecordError(
-            f"{_named(flag, path)} would be no {path.suffix} file: name a .jsonl, compressed as .jsonl.gz or .jsonl.zst"
+            f"{_named(flag, path)} would be no {suffix} file: name a .jsonl, compressed as .jsonl.gz or .jsonl.zst"
         )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from retcon.core.errors import RetconError
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Sandbox
 from retcon.tools.schema import python_spec
-from retcon.tools.wording import Wording
+from retcon.tools.wording import FAULTS, Wording
 
 
 class PythonTool:
@@ -29,6 +28,6 @@ class PythonTool:
             return malformed
         try:
             result = await self._sandbox.run(call.code, seed=derive("python", call.id, call.code))
-        except (RetconError, OSError) as error:
+        except FAULTS as error:
             return self._wording.fault(call, error)
         return self._wording.observation(call, result)

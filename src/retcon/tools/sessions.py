@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
+from retcon.core.errors import CheckpointRefused, InfrastructureFault, SessionLost
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Sandbox, Session
 from retcon.tools.schema import python_spec
 from retcon.tools.types import OpenTool
-from retcon.tools.wording import Wording
+from retcon.tools.wording import FAULTS, Wording
 
 RESTARTED = "[The interpreter was restarted: variables and files are gone.]"
 OF_ONE = 2
@@ -34,7 +34,7 @@ class PythonSessions:
     async def open(self, trajectory: str) -> OpenTool:
         try:
             session = await self._sandbox.session(limits=self._limits, seed=derive("python", trajectory))
-        except (RetconError, OSError) as error:
+        except FAULTS as error:
             raise InfrastructureFault(f"no interpreter for trajectory {trajectory}: {error}") from error
         return PythonSession(self._sandbox, session, self._wording, self._limits, trajectory)
 
@@ -74,7 +74,7 @@ class PythonSession:
             except SessionLost as error:
                 await self._restart(error)
                 result = await self._session.run(call.code)
-        except (RetconError, OSError) as error:
+        except FAULTS as error:
             return self._wording.fault(call, error)
         notice, self._notice = self._notice, ""
         return self._wording.observation(call, result, notice)
@@ -88,7 +88,7 @@ class PythonSession:
                     raise  # the states of others fill it, not what this one's code left
                 await self._restart(error)
                 name = await self._session.checkpoint()
-        except (RetconError, OSError) as error:
+        except FAULTS as error:
             raise InfrastructureFault(f"no checkpoint: {error}") from error
         self._named += 1
         own = f"state {self._named}"
@@ -107,7 +107,7 @@ class PythonSession:
                 self._checkpoints[checkpoint] = (self._session, await self._session.checkpoint(), RESTARTED)
                 await self._close_unless_needed(session)
                 return
-        except (RetconError, OSError) as error:
+        except FAULTS as error:
             raise InfrastructureFault(f"cannot go back to {checkpoint!r}: {error}") from error
         left, self._session, self._notice = self._session, session, notice
         await self._close_unless_needed(left)

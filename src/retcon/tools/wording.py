@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 
+from retcon.core.errors import RetconError
 from retcon.core.tracebacks import error_line
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.types import Result
 
 SMALL_BUDGET = 200
+FAULTS = (RetconError, OSError, ValueError)
+"""What a sandbox raises through no fault of the program; ValueError: its server refuses a request, such as one for more
+seconds than it allows."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,16}>")
 """As a repr has it, `<function f at 0x7f51411e20c0>`: another one in every process."""

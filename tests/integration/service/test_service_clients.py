@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from retcon.build import open_context
+from retcon.build import open_context, open_sandbox
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
@@ -155,6 +156,27 @@ def test_a_fault_in_other_words_than_the_servers_costs_a_routers_call_nothing(br
     assert [one.path for one in breaking.asked] == ["/v1/run"]
 
 
+def test_what_a_server_cannot_free_or_close_ends_nothing_of_its_clients() -> None:
+    said = {"session": "s", "tier": "landlock", "checkpoint": "c"}
+    broken = {"error": {"type": "internal", "field": None, "message": "a fault of its own"}}
+
+    async def main(url: str) -> None:
+        async with SandboxClient(url, tries=1) as client:
+            session = await client.session()
+            await session.discard(await session.checkpoint())
+            await session.close()
+            with pytest.raises(SessionLost, match="it was closed"):
+                await session.checkpoint()
+
+    def reply(asked: answering.Asked) -> answering.Answer:
+        if any(one.path.endswith("/checkpoints") for one in made.asked) and not asked.path.endswith("/checkpoints"):
+            return answering.Answer(broken, 500)
+        return answering.Answer(said)
+
+    with answering.serving(reply) as made:
+        asyncio.run(main(made.url.removesuffix("/v1")))
+
+
 def test_a_busy_server_is_asked_again() -> None:
     async def work() -> None:
         with server("--workers", "1", "--queue", "1") as made:
@@ -177,6 +199,27 @@ def test_limits_of_the_client_hold_where_a_call_gives_none() -> None:
                     await client.run("1", timeout=1e9)
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("wall_seconds=30", "wall_seconds: 30 s: this server allows 20 s at most"),
+        ("memory_mb=4096", "memory_mb: 4096 MiB: this server allows 2048 MiB at most"),
+    ],
+)
+def test_limits_that_a_server_does_not_allow_are_refused_before_work_starts(asked: str, said: str) -> None:
+    async def opened(urls: list[str], *limits: str) -> list[str]:
+        recipe = load_recipe(None, [f"sandbox.url={json.dumps(urls)}", *(f"sandbox.{limit}" for limit in limits)])
+        async with open_sandbox(recipe.sandbox) as router:
+            assert isinstance(router, SandboxRouter)
+            return router.up
+
+    with server("--workers", "1", "--max-timeout", "20", "--max-memory", "2048") as made, server() as other:
+        for urls in ([made.url], [other.url, made.url]):
+            with pytest.raises(SandboxUnavailable, match=f"{made.url}.*{said}"):
+                asyncio.run(opened(urls, "wall_seconds=20", asked))
+        assert asyncio.run(opened([made.url], "wall_seconds=20")) == [made.url]
 
 
 def test_a_killed_server_costs_no_call_and_comes_back_in() -> None:

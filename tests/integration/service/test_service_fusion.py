@@ -17,8 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from retcon.sandbox.pool.paths import WRITABLE
-from servers.serving import Server, server
+from servers.serving import FOLDERS, Server, server
 
 MIB = 1 << 20
 SECONDS = 60  # of programs that are to end: a busy machine is slow, not wrong
@@ -95,7 +94,7 @@ def test_files_below_folders_that_are_not_there_yet(http: httpx.Client) -> None:
 
 
 @pytest.mark.usefixtures("namespaces")
-@pytest.mark.parametrize("folder", [*WRITABLE, "/mnt/data", "/workspace/a/b"])
+@pytest.mark.parametrize("folder", [*FOLDERS, "/mnt/data", "/workspace/a/b"])
 def test_absolute_paths(http: httpx.Client, folder: str) -> None:
     code = f"open('{folder}/out', 'w').write(open('{folder}/in').read() * 2)\nopen('near', 'w').write('n')"
     fetched = [f"{folder}/out", "near", "/mnt/absent", f"{folder}/in"]

@@ -76,6 +76,20 @@ def test_openings_under_one_key_give_one_session() -> None:
     asking(work)
 
 
+def test_a_session_that_is_lost_before_its_client_learns_of_it_is_opened_once_more() -> None:
+    async def work(client: Asking) -> None:
+        lost = await client.opened("k")
+        await client.post(f"{lost}/run", {"code": "lose()"})
+        assert (await client.http.get(lost)).status_code == 410
+        again = await client.opened("k")
+        assert again != lost
+        assert ((await client.http.get(again)).status_code, (await client.http.get(lost)).status_code) == (200, 410)
+        await client.http.delete(lost)
+        assert await client.opened("k") == again
+
+    asking(work)
+
+
 def test_a_session_opened_under_a_key_that_nobody_asks_of_is_closed_after_a_minute() -> None:
     async def work(client: Asking) -> None:
         unused, told, used, plain = [await client.opened(key) for key in ("unused", "told", "used", None)]

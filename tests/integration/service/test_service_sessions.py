@@ -82,6 +82,10 @@ def test_a_lost_session_says_why() -> None:
         for _ in range(2):
             with pytest.raises(SessionLost, match="its code ended it"):
                 await session.run("1")
+        run = await http.post(f"/v1/sessions/{session.id}/run", json={"code": "1"})
+        told = await http.get(f"/v1/sessions/{session.id}")
+        assert (told.status_code, told.json()) == (run.status_code, run.json())
+        assert (told.status_code, told.json()["error"]["type"]) == (410, "session_lost")
         await session.close()
 
     using(work)

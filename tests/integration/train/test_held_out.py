@@ -21,7 +21,7 @@ from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
-from retcon.train.sampled import Samples, sample_final
+from retcon.train.sampled import Samples, ToSample, sample_final
 from retcon.train.sft import run_sft
 from training import Graded, Ones, make_base, make_demonstrations, small_recipe
 
@@ -189,7 +189,8 @@ def test_of_an_evaluation_that_is_lost_nothing_is_known(start: tuple[Path, Path]
 def test_samples_of_a_final_model_are_greedy_and_counted_once(start: tuple[Path, Path]) -> None:
     base, cold = start
     run, recipe = RunFolder(cold.parent), small_recipe(base, sft={"samples": 4})
-    found = sample_final(recipe, run, Graded(rewards=((1.0,), (-1.0,), (None,), (1.0,))))
+    family = Graded(rewards=((1.0,), (-1.0,), (None,), (1.0,)))
+    found = sample_final(ToSample(recipe, family, tuple(family.evaluation(4, 0))), run)
     assert found == Samples(passed=2, total=4, lost=1, file=run.trajectories(60))
     assert len({t.text for t in jsonl.read(found.file)}) == 1, "of one prompt, whatever is drawn"
-    assert sample_final(recipe, run, Graded(rewards=((-1.0,),))) == found, "those that a finished run has are read"
+    assert sample_final(ToSample(recipe, family, ()), run) == found, "those that a finished run has are read"

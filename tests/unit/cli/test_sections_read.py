@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from retcon.cli.app import app
 from retcon.cli.common.conversing import conversing
 from retcon.cli.common.reading import READS
 from retcon.cli.common.targets import cold_start, training
@@ -27,6 +29,12 @@ PAGE = Path(__file__).parents[3] / "docs" / "training" / "recipes.md"
         ("sft", "stages.1.steps=3", r"does not read \[stages\]"),
         ("dpo", "gamma=1", r"'gamma' has no section; write section\.key=value$"),
         ("conversing", "sft.lr=3", r"does not read \[sft\]; it reads"),
+        (
+            "audit",
+            "evaluate.faults=.1",
+            r"does not read \[evaluate\], but for evaluate\.seed; it reads run, model, ",
+        ),
+        ("audit", "evaluate.sead=1", r"does not read \[evaluate\], but for evaluate\.seed"),
         ("train", "repiar.gamma=1", r"unknown section 'repiar' \(did you mean 'repair'\?\)"),
     ],
 )
@@ -41,6 +49,19 @@ def test_whoever_prompts_a_model_reads_what_says_which_tools_it_is_shown(command
     keys = ["rollout.tools=[]", "sandbox.sessions=true", "task.kind=trl", "task.environment=a.b:C", "task.seeds=1"]
     recipe = load_recipe("quickstart/saar", keys, reads=READS[command])
     assert (recipe.rollout.tools, recipe.sandbox.sessions, recipe.task.kind) == ((), True, "trl")
+
+
+def test_of_a_section_one_key_may_be_read_alone() -> None:
+    assert load_recipe("quickstart/saar", ["evaluate.seed=3"], reads=READS["audit"]).evaluate.seed == 3
+    with pytest.raises(RecipeError, match=r"did you mean 'run\.seed' or 'evaluate\.seed'\?"):
+        load_recipe("quickstart/saar", ["seed=3"], reads=READS["audit"])
+
+
+@pytest.mark.parametrize(("key", "instead"), [("problems", "--prompts"), ("samples", "rl.group")])
+def test_an_audit_names_what_does_what_an_evaluations_key_would(key: str, instead: str) -> None:
+    done = CliRunner().invoke(app, ["audit", "nowhere", "quickstart/saar", f"evaluate.{key}=100"])
+    assert isinstance(done.exception, RecipeError)
+    assert str(done.exception).startswith(f"override 'evaluate.{key}=100': an audit has {instead} for that")
 
 
 def test_what_stands_in_the_file_is_for_other_commands(tmp_path: Path) -> None:

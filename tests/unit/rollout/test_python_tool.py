@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import InfrastructureFault, SandboxUnavailable
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Result
 from retcon.tools.python import PythonTool
+from retcon.tools.sessions import PythonSessions
 
 ERROR = Result(
     "error",
@@ -131,7 +133,7 @@ def test_a_malformed_call_is_not_run(call: ToolCall, problem: str) -> None:
     assert sandbox.asked == []
 
 
-@pytest.mark.parametrize("fault", [SandboxUnavailable("gone"), ConnectionResetError("gone")])
+@pytest.mark.parametrize("fault", [SandboxUnavailable("gone"), ConnectionResetError("gone"), ValueError("gone")])
 def test_a_fault_of_the_sandbox_is_told_and_not_raised(fault: Exception) -> None:
     seen = observe(fault)
     assert (seen.status, seen.error_type, seen.text) == ("infrastructure", type(fault).__name__, "sandbox fault: gone")
@@ -146,3 +148,47 @@ def test_status_and_type_are_the_sandboxs(status: str) -> None:
 def test_a_budget_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="output_chars is 0"):
         PythonTool(Answers(Result("ok")), output_chars=0)
+
+
+class Refuses:
+    """A sandbox, and a session of it, whose server takes no request from the `after`-th on."""
+
+    def __init__(self, fault: Exception, after: int) -> None:
+        self.fault = fault
+        self.left = after
+
+    async def session(self, **_: object) -> Refuses:
+        return await self._asked(self)
+
+    async def run(self, *_: object) -> Result:
+        return await self._asked(Result("ok"))
+
+    async def checkpoint(self) -> str:
+        return await self._asked("state")
+
+    async def rollback(self, _: str) -> None:
+        await self._asked(None)
+
+    async def _asked(self, answer: Any) -> Any:
+        if not self.left:
+            raise self.fault
+        self.left -= 1
+        return answer
+
+
+@pytest.mark.parametrize("fault", [ValueError("30 s: 20 s at most"), SandboxUnavailable("broken")])
+def test_whatever_a_server_refuses_of_a_session_is_a_fault_of_ours(fault: Exception) -> None:
+    async def work() -> None:
+        with pytest.raises(InfrastructureFault, match=f"no interpreter for trajectory t: {fault}"):
+            await PythonSessions(Refuses(fault, 0)).open("t")
+        tool = await PythonSessions(Refuses(fault, 1)).open("t")
+        seen = await tool(ToolCall("c", "python", {"code": "1"}, 0))
+        assert (seen.status, seen.text) == ("infrastructure", f"sandbox fault: {fault}")
+        with pytest.raises(InfrastructureFault, match=f"no checkpoint: {fault}"):
+            await tool.checkpoint()
+        tool = await PythonSessions(Refuses(fault, 2)).open("t")
+        state = await tool.checkpoint()
+        with pytest.raises(InfrastructureFault, match=f"cannot go back to '{state}': {fault}"):
+            await tool.rollback(state)
+
+    asyncio.run(work())

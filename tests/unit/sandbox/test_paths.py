@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.sandbox.jail.confine.root import GIVEN
-from retcon.sandbox.pool import paths
 from retcon.sandbox.pool.paths import check_room, to_write
-
-
-@pytest.fixture(autouse=True)
-def writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where this Python lies below /tmp."""
-    monkeypatch.setattr(paths, "WRITABLE", ("/tmp", "/dev/shm", *GIVEN))
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_an_outcome_is_a_result_but_for_what_the_host_knows_better() -> None:
 
 def test_a_program_is_sent_whole() -> None:
     program = Program("print(1)", stdin="x", files={"d/a": b"\0\xff"}, fetch=["b"], echo=False)
-    call = request.call(program, Limits(), "landlock")
+    call = request.call(program, Limits(), "landlock", ())
     assert call == RunCall("print(1)", "x", request.bounds(Limits()), {"d/a": "AP8="}, False, ["b"])
     assert request.cell(program, Limits()) == RunCell(*call[:5])
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from foreign import FORMATS, REPAIRED, answer, user, works
+from retcon.cli.app import app
 from retcon.core.errors import MissingExtra, RecordError
 from retcon.purify.offline import Offline
 from retcon.store.foreign.records import open_source
@@ -98,6 +100,15 @@ def test_a_sample_that_no_json_can_hold_is_named(tmp_path: Path) -> None:
     assert next(source.records).number == 1
     with pytest.raises(RecordError, match=r"7\.pt, sample 2: it cannot be written as JSON: it holds a set"):
         next(source.records)
+
+
+def test_a_bad_sample_among_others_tells_that_a_dump_is_begun_again(tmp_path: Path) -> None:
+    source = dumped(tmp_path, {"samples": [*samples(CLEAN), {"no": "transcript"}]})
+    done = CliRunner().invoke(app, ["purify", str(source), "-o", str(tmp_path / "out.pt")])
+    assert "cannot be continued (standard input and output, Parquet, inspect's logs, slime's dumps)" in str(
+        done.exception
+    )
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_without_torch_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,19 @@ def test_a_run_is_not_resumed_where_a_file_that_is_done_has_changed_or_its_own_i
     assert parsed(one.out) == [CLEAN, *map(question, ("one", "two"))]
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.ndjson", "out.ndjson.gz"])
+def test_a_name_that_says_lines_gets_lines_whatever_the_input_was(tmp_path: Path, name: str) -> None:
+    (array, document) = written(tmp_path, array=[CLEAN, CLEAN], document=[LEFT])
+    for source, records in ((array, [CLEAN, CLEAN]), (document, [LEFT])):
+        out = tmp_path / source.stem / name
+        out.parent.mkdir()
+        purified(assignment([source], out))
+        made = gzip.decompress(out.read_bytes()) if name.endswith(".gz") else out.read_bytes()
+        assert [json.loads(line) for line in made.splitlines()] == records
+        purified(assignment([out], tmp_path / source.stem / "again.jsonl"))
+        assert parsed(tmp_path / source.stem / "again.jsonl") == records
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_files_of_one_name_in_several_folders_have_ids_of_their_own_in_the_audit(tmp_path: Path, jobs: int) -> None:
     for folder in ("in/one", "in/two"):
@@ -119,6 +132,47 @@ def test_two_files_that_would_be_one_of_a_folder_are_both_named(tmp_path: Path) 
     done = CliRunner().invoke(app, ["purify", str(tmp_path / "one"), str(tmp_path / "two"), "-o", str(tmp_path / "o")])
     one, two, both = (tmp_path / name / "a.jsonl" for name in ("one", "two", "o"))
     assert f"{one} and {two} would both be {both}: " in str(done.exception)
+
+
+@pytest.mark.parametrize("out", ["clean", "clean/", "below/clean/"])
+def test_a_folder_below_the_one_that_is_read_is_resumed_and_made_anew_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    inputs = [tmp_path / "a.jsonl", tmp_path / "below" / "b.jsonl", tmp_path / "c.jsonl"]
+    for number, path in enumerate(inputs):
+        path.write_text(json.dumps(question(str(number))) + "\n")
+    inputs[-1].write_text("nonsense\n")
+    words = ["purify", ".", "-o", out]
+    beside = ["--audit", "said.jsonl", "--report", "r.json", "--dpo", "pairs.jsonl"]
+    assert "line 1: not JSON" in str(CliRunner().invoke(app, [*words, *beside]).exception)
+    inputs[-1].write_text(json.dumps(question("mended")) + "\n")
+    done = CliRunner().invoke(app, [*words, *beside, "--resume"])
+    assert done.exit_code == 0, done.exception
+    assert sorted(one["file"] for one in json.loads(Path("r.json").read_text())["files"]) == [
+        "a.jsonl", "below/b.jsonl", "c.jsonl"
+    ]  # fmt: skip
+    for name in ("said.jsonl", "r.json", "pairs.jsonl"):
+        Path(name).unlink()
+    assert "is there already, and finished; --force" in str(CliRunner().invoke(app, words).exception)
+    assert CliRunner().invoke(app, [*words, "--force"]).exit_code == 0
+    made = {str(path.relative_to(out)): parsed(path) for path in Path(out).rglob("*.jsonl")}
+    audit = made.pop("retcon.audit.jsonl")
+    assert (audit, sorted(made)) == ([], ["a.jsonl", "below/b.jsonl", "c.jsonl"])
+    assert made["c.jsonl"] == [question("mended")]
+
+
+def test_a_folder_that_is_read_is_not_left_out_because_all_of_it_lies_below_the_output(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    for folder in (tmp_path, tmp_path / "raw"):
+        (folder / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
+    for out in (tmp_path, tmp_path / "a.jsonl"):
+        refused = CliRunner().invoke(app, ["purify", str(tmp_path), "-o", str(out), "--force"])
+        assert "a.jsonl is an input too" in str(refused.exception)
+    (tmp_path / "a.jsonl").unlink()
+    assert CliRunner().invoke(app, ["purify", str(tmp_path / "raw"), "-o", str(tmp_path)]).exit_code == 0
+    assert parsed(tmp_path / "a.jsonl") == [CLEAN]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("lines", "array", "document"))), ids="-".join)

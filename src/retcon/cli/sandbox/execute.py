@@ -15,7 +15,7 @@ from retcon.core.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
     from retcon.sandbox.pool import SandboxPool
-    from retcon.sandbox.types import Limits, Result, Tier
+    from retcon.sandbox.types import Limits, Result, Sandbox, Tier
 
 TIMEOUT, LIMIT, INFRASTRUCTURE = 124, 125, 126
 """Exit codes for what is no exit code of the program; 124 is what timeout(1) has."""
@@ -53,7 +53,8 @@ def execute(
     """Run a program in the sandbox.
 
     Prints what the program prints, then the value of its last expression. The exit code is the program's (128 + n
-    where signal n ended it); 124: out of time, 125: out of memory, 126: the sandbox failed.
+    where signal n ended it); 124: out of time, 125: over another limit, such as memory, 126: the sandbox failed, 2:
+    nothing was run, for a reason that is said.
     """
     from retcon.sandbox.types import Limits
 
@@ -118,7 +119,7 @@ def _pool(tier: Tier | None, packages: list[str], python: str | None) -> Sandbox
 
 async def _run_here(code: str, stdin: str, pool: SandboxPool, limits: Limits) -> Result:
     async with pool:
-        return await pool.run(code, stdin=stdin, limits=limits)
+        return await _taken(pool, code, stdin, limits)
 
 
 async def _run_there(code: str, stdin: str, limits: Limits, tier: Tier | None, url: str) -> Result:
@@ -131,7 +132,15 @@ async def _run_there(code: str, stdin: str, limits: Limits, tier: Tier | None, u
     async with remote as client:
         if tier is not None and client.tier != tier:
             raise SandboxUnavailable(f"{url}: its tier is '{client.tier}', not '{tier}'")
-        return await client.run(code, stdin=stdin, limits=limits)
+        return await _taken(client, code, stdin, limits)
+
+
+async def _taken(sandbox: Sandbox, code: str, stdin: str, limits: Limits) -> Result:
+    """Raises typer.BadParameter where the sandbox does not take the program: too large, or more than it allows."""
+    try:
+        return await sandbox.run(code, stdin=stdin, limits=limits)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _show(result: Result) -> None:

@@ -80,8 +80,8 @@ def purify(
     if no_audit and audit is not None:
         said = f"with --no-audit nothing is written to {audit}: give one of them"
         raise typer.BadParameter(said, param_hint="--audit")
-    found = list(expand(inputs))
     target = Path(out)
+    found = list(expand(inputs, None if out == "-" else target))
     folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
     names = [name for _, name in found]
     if folder:
@@ -164,7 +164,8 @@ def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
         place = out if assignment.into_folder else f"{out}.partial"
         again = f"what was done is kept in {place}; continue with the same command and --resume"
     else:
-        again = "what was done cannot be continued (standard input and output, Parquet, inspect's logs): begin again"
+        cannot = "standard input and output, Parquet, inspect's logs, slime's dumps"
+        again = f"what was done cannot be continued ({cannot}): begin again"
     if stopped.__cause__ is None:
         return Interrupted(again)
     otherwise = "" if assignment.skip_bad else ", or with --skip-bad"

@@ -19,6 +19,7 @@ from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.core.texts import is_url
 from retcon.http.asking import Answer
 from retcon.sandbox.client.remote import (
+    LimitsRefused,
     Remote,
     RequestAnswered,
     ServerBroken,
@@ -54,7 +55,7 @@ class SandboxClient:
     limits: of calls that give none, the server's own where None. connections: requests at a time, the others wait here.
     patience: seconds that an answer may take beyond the call's wall limit, its time in the server's queue among them.
 
-    Raises SandboxUnavailable on entry where no server answers.
+    Raises SandboxUnavailable on entry where no server answers, or the server does not allow `limits` (LimitsRefused).
     """
 
     def __init__(
@@ -107,7 +108,8 @@ class SandboxClient:
             self._remote = self._open()
 
     async def probe(self) -> None:
-        """Raises ServerUnavailable where the server does not answer, SandboxUnavailable where it is no sandbox's."""
+        """Raises ServerUnavailable where the server does not answer, SandboxUnavailable where it is no sandbox's,
+        LimitsRefused."""
         remote = self._connected()
         health = await remote.ask("GET", "/health", patience=PROBE_SECONDS)
         try:
@@ -115,6 +117,8 @@ class SandboxClient:
         except (ValueError, LookupError, TypeError) as error:
             raise SandboxUnavailable(f"{self.url} is not a retcon sandbox server") from error
         await remote.ask("GET", "/v1/ping", patience=PROBE_SECONDS)  # wants the token, unlike /health
+        if self._limits is not None:
+            await _try_limits(remote, self._limits)
         self._tier = tier
 
     async def close(self) -> None:
@@ -186,6 +190,22 @@ class SandboxClient:
         return self._remote
 
 
+async def _try_limits(remote: Remote, limits: Limits) -> None:
+    """Ask for a call under them, as a server tells its bounds in no other way; they come before whether it has room.
+
+    Raises LimitsRefused.
+    """
+    body = call_body(Program("pass", limits=limits, wait=0.0))
+    with contextlib.suppress(ServerUnavailable, ServerBroken):  # of the call alone: the server has answered
+        try:
+            await remote.ask("POST", "/v1/run", body, patience=PROBE_SECONDS)
+        except ValueError as error:
+            raise LimitsRefused(
+                f"{remote.url} does not allow calls the limits that they are to have: {error}; ask for less (a recipe: "
+                "in [sandbox]), or start the server with more (--max-timeout, --max-memory)"
+            ) from error
+
+
 async def _opened(remote: Remote, body: Mapping[str, Any], key: str) -> tuple[str, Tier]:
     """A session's id and tier. Raises as `open_session`."""
     opened = await remote.ask("POST", "/v1/sessions", body, key=key)
@@ -240,12 +260,13 @@ class ClientSession:
         await self._stated("POST", "/rollback", {"checkpoint": checkpoint})
 
     async def discard(self, checkpoint: str) -> None:
-        with contextlib.suppress(SessionLost):  # and its checkpoints with it
+        with contextlib.suppress(SessionLost, SandboxUnavailable):  # the session goes, and its checkpoints with it
             await self._stated("DELETE", f"/checkpoints/{quote(checkpoint, safe='')}")
 
     async def close(self) -> None:
         if self._lost is None:
-            with contextlib.suppress(ServerUnavailable, SessionLost):  # the server closes what nobody uses
+            # The server closes what nobody uses.
+            with contextlib.suppress(ServerUnavailable, SandboxUnavailable, SessionLost):
                 await self._ask("DELETE", "")
             self._end("it was closed")
         elif self._may_be_there:

@@ -115,6 +115,10 @@ class ServerBroken(SandboxUnavailable):
     """The server met a fault of its own in this request: another try, or another server, would meet it again."""
 
 
+class LimitsRefused(SandboxUnavailable):
+    """The server allows calls less than the limits that all of them would ask for: it would refuse each."""
+
+
 class RequestAnswered(Exception):
     """A request was refused, but the program in it has a result all the same."""
 

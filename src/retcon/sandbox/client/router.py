@@ -13,7 +13,7 @@ from typing import Self, Unpack
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.together import together
 from retcon.sandbox.client.client import FIRST_PAUSE, LONGEST_PAUSE, ClientSession, SandboxClient, repeated
-from retcon.sandbox.client.remote import ServerUnavailable, with_limits
+from retcon.sandbox.client.remote import LimitsRefused, ServerUnavailable, with_limits
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program, check_seed
 
 WEAKEST_FIRST: tuple[Tier, ...] = ("rlimits", "landlock", "namespaces")
@@ -25,7 +25,7 @@ class SandboxRouter:
     A call goes to the server with the fewest calls and sessions of this router's. A server that cannot be reached or
     breaks off is taken out, what was asked of it goes to another, and it comes back in once it answers again, which is
     tried after growing pauses. Sessions stay with their server and are lost with it. Raises SandboxUnavailable on entry
-    where none of the servers answers.
+    where none of the servers answers, or one of them does not allow `limits` (LimitsRefused).
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class SandboxRouter:
         if not urls:
             raise ValueError("a router needs one server at least")
         self._servers = [
-            _Server(SandboxClient(url, token=token, tries=tries, connections=connections, patience=patience))
+            _Server(
+                SandboxClient(url, token=token, tries=tries, limits=limits, connections=connections, patience=patience)
+            )
             for url in dict.fromkeys(urls)
         ]
         self._tries = tries
@@ -157,6 +159,8 @@ class SandboxRouter:
         server.client.connect()
         try:
             await server.client.probe()
+        except LimitsRefused:
+            raise  # unlike a server that is away, it would never come in
         except (ServerUnavailable, SandboxUnavailable) as error:
             server.take_out(str(error))
         else:

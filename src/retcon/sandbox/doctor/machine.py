@@ -57,10 +57,12 @@ def advice(machine: Machine, best: Probe) -> list[str]:
         else:
             said.append(
                 "namespaces are refused though the kernel has them: in a container, start it with "
-                "--security-opt seccomp=unconfined --security-opt apparmor=unconfined, or --cap-add SYS_ADMIN"
+                "--security-opt seccomp=unconfined (or deploy/seccomp.json of the clone) and, on a host with AppArmor, "
+                "--security-opt apparmor=unconfined"
             )
         if machine.landlock is False:
-            said.append("start the kernel (5.13 or later) with landlock in its list of LSMs: lsm=landlock,…")
+            version = "5.13" if machine.root else "6.2"
+            said.append(f"start the kernel ({version} or later) with landlock in its list of LSMs: lsm=landlock,…")
         said.append(
             f"until then programs run under tier {best.tier}: docs/sandbox/sandbox.md says what that does not hold"
         )

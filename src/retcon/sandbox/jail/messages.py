@@ -61,7 +61,8 @@ class Failed(NamedTuple):
 class Facts(NamedTuple):
     """Worker to host: it is ready. What holds around its calls, as `Confinement` has it.
 
-    no_cgroup: why it has none, "" where it has one. unprotected: in words, what calls are not kept from.
+    no_cgroup: why it has none, "" where it has one. unprotected: in words, what calls are not kept from. folders: where
+    files may be put by an absolute path.
     """
 
     tier: str
@@ -72,6 +73,7 @@ class Facts(NamedTuple):
     system_calls: bool
     no_cgroup: str
     unprotected: list[str]
+    folders: list[str]
 
 
 class RunCall(NamedTuple):

@@ -30,6 +30,7 @@ ZYGOTE_DEATHS = 3  # in a row, with no worker in between, after which a profile 
 
 class Fleet:
     """Open from `open` to `close`. tier: what holds around the workers, None before the first came up.
+    folders: where they take files by an absolute path.
 
     faults: why a profile is not preloaded, by its name.
     """
@@ -40,6 +41,7 @@ class Fleet:
         self.size = size
         self._uids = uids
         self.tier: Tier | None = None
+        self.folders: tuple[str, ...] = ()
         self.faults: dict[str, str] = {}
         self._choose = choose
         self._python = python
@@ -345,7 +347,7 @@ class Fleet:
     async def _start_worker(self, zygote: ZygoteHandle) -> WorkerHandle:
         self._made += 1
         worker = await zygote.fork(self.folder / f"w{self._made}", self.tier or self._asked or "", self._uids)
-        self.tier = worker.tier
+        self.tier, self.folders = worker.tier, worker.folders
         self._deaths[zygote.profile] = 0
         return worker
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -16,20 +15,14 @@ PATH_BYTES, NAME_BYTES = 4095 - 256, 255  # what the kernel takes, and room for 
 MOST_FILES = FILES - 64  # of the kernel's own, and of the program's
 SCRATCH = "/tmp/scratch"
 
-_SHOWN = (
-    sys.prefix,
-    sys.base_prefix,
-    *(path for path in sys.path if PurePosixPath(path).name in ("site-packages", "dist-packages")),
-)
-_PYTHON_BELOW_TMP = any(PurePosixPath(path).is_relative_to("/tmp") for path in _SHOWN)
-WRITABLE = (*(() if _PYTHON_BELOW_TMP else ("/tmp",)), "/dev/shm", *GIVEN)
-"""Folders of the tier `namespaces`, in its own root, that files may be put into by their absolute path (`root`). Not
-/tmp where this Python or its packages lie below it, which the sandbox then has to show (`root.readable`): whatever else
-is in `sys.path`, such as the folder of a script, it does not."""
+WRITABLE = ("/tmp", "/dev/shm", *GIVEN)
+"""Folders of the tier `namespaces`, in its own root, that files may be put into by their absolute path (`root`). One
+below which the Python that runs the calls or its packages lie is not among those of its workers."""
 
 
-def inside_scratch(paths: Iterable[str], tier: str = "") -> list[str]:
-    """These paths. tier: that of the sandbox; `namespaces` has `WRITABLE` beside the scratch folder.
+def inside_scratch(paths: Iterable[str], tier: str = "", folders: Collection[str] = WRITABLE) -> list[str]:
+    """These paths. tier: that of the sandbox; `namespaces` has those of `WRITABLE` that are in `folders` (its worker's;
+    what no worker is asked for, all) beside the scratch folder.
 
     Raises ValueError for one that is in none of these folders, or no Unicode.
     """
@@ -38,7 +31,7 @@ def inside_scratch(paths: Iterable[str], tier: str = "") -> list[str]:
         if ".." in path.parts or not path.parts or "\0" in name:
             raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")
         if path.is_absolute():
-            _check_absolute(name, path, tier)
+            _check_absolute(name, path, tier, [folder for folder in WRITABLE if folder in folders])
         try:
             name.encode()
         except UnicodeEncodeError as error:
@@ -46,20 +39,20 @@ def inside_scratch(paths: Iterable[str], tier: str = "") -> list[str]:
     return names
 
 
-def _check_absolute(name: str, path: PurePosixPath, tier: str) -> None:
+def _check_absolute(name: str, path: PurePosixPath, tier: str, folders: Sequence[str]) -> None:
     if tier != "namespaces":
         why = f" (absolute ones are there in the tier 'namespaces' alone, and this is '{tier}')" if tier else ""
         raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one{why}")
-    if not any(path.is_relative_to(folder) and path != PurePosixPath(folder) for folder in WRITABLE):
+    if not any(path.is_relative_to(folder) and path != PurePosixPath(folder) for folder in folders):
         raise ValueError(
-            f"file {name!r} is not a path inside the scratch folder, nor one below {', '.join(WRITABLE)}, "
+            f"file {name!r} is not a path inside the scratch folder, nor one below {', '.join(folders)}, "
             "which are all that can be written to"
         )
 
 
-def to_write(paths: Iterable[str], tier: str = "") -> list[str]:
+def to_write(paths: Iterable[str], tier: str = "", folders: Collection[str] = WRITABLE) -> list[str]:
     """As `inside_scratch`, of files that are to be made: ValueError too for one that no file can have as its path."""
-    names = inside_scratch(paths, tier)
+    names = inside_scratch(paths, tier, folders)
     places = {name: _place(name) for name in names}
     # In sorted order what lies in a folder follows the folder at once: there may be many paths, each of many parts.
     plain = sorted(f"{place}/" for place in places.values())

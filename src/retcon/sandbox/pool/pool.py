@@ -157,7 +157,7 @@ class SandboxPool:
         except TimeoutError:
             raise _busy() from None
         try:
-            message = call(asked, limits, self._fleet.tier or "")
+            message = call(asked, limits, self._fleet.tier or "", self._fleet.folders)
             profile = await self._choose.choose(asked.code, self._fleet.zygotes)
             return await self._run(profile, message, latest)
         finally:

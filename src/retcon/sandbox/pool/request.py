@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 
 from retcon.sandbox.jail.messages import Bounds, RunCall, RunCell
 from retcon.sandbox.pool.paths import check_room, inside_scratch, to_write
 from retcon.sandbox.types import Limits, Program
 
 
-def call(program: Program, limits: Limits, tier: str) -> RunCall:
-    """limits: that it runs under. tier: the worker's. Raises ValueError for a path that is not the program's own."""
-    files = _encoded(program, tier)
-    fetch = inside_scratch(program.fetch, tier)
+def call(program: Program, limits: Limits, tier: str, folders: Sequence[str]) -> RunCall:
+    """limits: that it runs under. tier, folders: the worker's. Raises ValueError for a path that is not the program's
+    own."""
+    files = _encoded(program, tier, folders)
+    fetch = inside_scratch(program.fetch, tier, folders)
     return RunCall(program.code, program.stdin, bounds(limits), files, program.echo, fetch, program.seed)
 
 
 def cell(program: Program, limits: Limits) -> RunCell:
     """As `call`, for a session: its cells make files in the scratch folder alone."""
-    return RunCell(program.code, program.stdin, bounds(limits), _encoded(program, ""), program.echo)
+    return RunCell(program.code, program.stdin, bounds(limits), _encoded(program, "", ()), program.echo)
 
 
 def bounds(limits: Limits) -> Bounds:
     return Bounds._make(getattr(limits, name) for name in Bounds._fields)
 
 
-def _encoded(program: Program, tier: str) -> dict[str, str]:
+def _encoded(program: Program, tier: str, folders: Sequence[str]) -> dict[str, str]:
     files = program.files
     check_room(files, program.stdin)
-    return {name: base64.b64encode(files[name]).decode() for name in to_write(files, tier)}
+    return {name: base64.b64encode(files[name]).decode() for name in to_write(files, tier, folders)}

@@ -34,7 +34,8 @@ KINDS = (".jsonl", ".ndjson", ".json", ".traj", ".eval", ".parquet", ".pt")
 """Suffixes of files that may hold transcripts, before the one of a compression."""
 DOCUMENTS = (".json", ".traj")
 """Those of files that are one JSON value."""
-_LINES = (".jsonl", ".ndjson")
+LINES = (".jsonl", ".ndjson")
+"""Those of files that are one record a line."""
 _CHUNK = 1 << 20
 
 
@@ -75,7 +76,7 @@ def _source_of(path: Path, file: io.BufferedReader, name: str, read: Callable[[]
     """What a file is by its first bytes, and by its name."""
     first = file.peek(_CHUNK)[:_CHUNK].removeprefix(codecs.BOM_UTF8).lstrip()[:1]
     if first == b"[":
-        if plain_name(path.name).endswith(_LINES):
+        if plain_name(path.name).endswith(LINES):
             head = file.readline()
             following = file.readline() if _is_json(head) else b""
             file = _chained(head + following, file)

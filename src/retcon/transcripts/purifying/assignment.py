@@ -70,17 +70,22 @@ def _output(flag: str, path: Path, *beside: str) -> OutputFile:
     return OutputFile(flag, path, (path.name + SUFFIX, *beside))
 
 
-def expand(words: Sequence[str]) -> Iterator[tuple[Path, str]]:
+def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path, str]]:
     """The files that words mean, each with its name below the folder that it was found in.
 
-    A word is a file, a folder (all transcripts below it), a pattern, or `-`. Raises RecordError for one that is none.
+    A word is a file, a folder (all transcripts below it), a pattern, or `-`. out: where they are to go to; if that is a
+    folder below one that is searched, what lies in it was made of the rest, and is left out. Raises RecordError for a
+    word that is none.
     """
     for word in words:
         path = Path(word)
         if word == "-":
             yield STDIN, "stdin.jsonl"
         elif path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
+            made = None if out is None else _below(path, out)
+            found = sorted(
+                p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p) and made not in p.parents
+            )
             if not found:
                 raise RecordError(f"{path}: no file in this folder or below is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
             yield from ((p, str(p.relative_to(path))) for p in found)
@@ -95,6 +100,12 @@ def expand(words: Sequence[str]) -> Iterator[tuple[Path, str]]:
         else:
             siblings = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
             raise RecordError(f"{path} does not exist{nearest(str(path), siblings)}")
+
+
+def _below(folder: Path, other: Path) -> Path | None:
+    """`other`, by a path that begins with `folder`, where it lies below that."""
+    inner, root = other.resolve(), folder.resolve()
+    return folder / inner.relative_to(root) if root in inner.parents else None
 
 
 def _is_transcript_file(path: Path) -> bool:

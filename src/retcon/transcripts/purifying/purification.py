@@ -14,6 +14,7 @@ from retcon.store.compression import plain_name
 from retcon.store.foreign.parquet import ParquetWriter
 from retcon.store.foreign.records import (
     DOCUMENTS,
+    LINES,
     STDIN,
     WHOLE,
     DocumentWriter,
@@ -343,7 +344,7 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
     joined = _joined(assignment)
     full_name = assignment.names[index] if assignment.into_folder else assignment.out.name
     name = plain_name(full_name)
-    kind = next((k for k in (".jsonl", ".parquet") if name.endswith(k)), "")
+    kind = ".jsonl" if name.endswith(LINES) else ".parquet" if name.endswith(".parquet") else ""
     if name.endswith(".eval") and source.shape != "eval":
         raise RecordError(f"{full_name}: an .eval can only hold what came from one .eval; name a .jsonl")
     if source.shape in ("log", "eval") and not kind:
@@ -356,6 +357,8 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
         raise RecordError(
             f"{full_name}: a .pt can only hold what came from one .pt, and is never compressed; name a .jsonl"
         )
+    elif kind == ".parquet" and full_name != name:
+        raise RecordError(f"{full_name}: a .parquet is compressed within, and never as a whole; name a .parquet")
     elif not kind and _as_lines(source, name, joined=joined):
         kind = ".jsonl"
     return kind

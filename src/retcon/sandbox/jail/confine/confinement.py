@@ -21,6 +21,7 @@ class Confinement:
 
     tier: `namespaces`, `landlock` or `rlimits`. root: the folder in which scratch folders are made. writable: what a
     call may have written to, to be emptied after it; `mode` is theirs, and their size has a bound where `bounded`.
+    folders: by whose names a call may be given files, beside its scratch folder.
     proc: descriptor of a /proc, for the worker alone; vmstat: of the machine's /proc/vmstat, -1 where it is hidden.
     tasks: how many processes of its uid a call may find running.
 
@@ -34,6 +35,7 @@ class Confinement:
         self.tier = tier
         self.root = root
         self.writable: tuple[str, ...] = (root,)
+        self.folders: tuple[str, ...] = ()
         self.mode = 0o700
         self.bounded = False
         self.proc = self.vmstat = -1
@@ -102,6 +104,7 @@ class Confinement:
             system_calls=self.system_calls,
             no_cgroup=self.no_group,
             unprotected=self.unprotected(),
+            folders=list(self.folders),
         )
 
     def unprotected(self) -> list[str]:

@@ -34,7 +34,8 @@ QUEUED_SIGNALS = 512  # and timers, in the kernel's memory, of a user who may ha
 
 HELP = {
     "namespaces": "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
-    "kernel.apparmor_restrict_unprivileged_userns; in a container its seccomp and AppArmor profiles) or CAP_SYS_ADMIN",
+    "kernel.apparmor_restrict_unprivileged_userns) or give CAP_SYS_ADMIN; in a container its seccomp and AppArmor "
+    "profiles have to allow them as well",
     "landlock": "it needs Linux 6.2, or 5.13 as root, with landlock among the boot parameter lsm=",
     "rlimits": "it needs Linux, and Python where other users can read it",
 }
@@ -163,6 +164,7 @@ def _namespaces(confinement: Confinement, uid: int | None) -> None:
     with open(os.__file__):  # can be read as this user, in this root?
         pass
     confinement.writable, confinement.root, confinement.bounded = entered.writable, entered.writable[0], True
+    confinement.folders = entered.folders
     confinement.network = confinement.files = confinement.processes = confinement.kill_reaches = True
     confinement.own_user = own_user
     confinement.tasks = 1 if uid != NOBODY else SLACK + count_tasks(NOBODY)

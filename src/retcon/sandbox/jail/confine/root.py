@@ -40,9 +40,11 @@ def readable() -> list[str]:
 
 
 class Entered(NamedTuple):
-    """A root that was entered. writable: its folders that are, scratch first. proc: whether it has a /proc."""
+    """A root that was entered. writable: its folders that are, scratch first; folders: the same by all their names.
+    proc: whether it has a /proc."""
 
     writable: tuple[str, ...]
+    folders: tuple[str, ...]
     proc: bool
 
 
@@ -78,7 +80,7 @@ def enter(point: str, uid: int, owner: int | None) -> Entered:
     kernel.change_root(point)
     # not what is mounted below: that is read-only already, or meant to be written
     kernel.mount("none", "/", None, READ_ONLY)
-    return Entered((home, SHARED, *given[:1]), own_proc)
+    return Entered((home, SHARED, *given[:1]), (home, SHARED, *given), own_proc)
 
 
 def _free_home(needed: list[str]) -> str:

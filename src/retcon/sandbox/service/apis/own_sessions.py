@@ -95,7 +95,10 @@ class SessionsApi:
 
     async def told(self, request: Request) -> Response:
         """The session, whose client by this has learnt that it has it."""
-        entry, _ = await self._asked(request)
+        entry, body = await self._asked(request)
+        if entry.session.ended:
+            self._forget(entry)  # asked for again under its key, another one is opened
+            await self._once(request, entry, body, entry.session.checkpoint)  # which says why it is lost
         return answer(self._said(entry))
 
     async def run(self, request: Request) -> Response:
@@ -159,6 +162,12 @@ class SessionsApi:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
+    def _forget(self, entry: Entry) -> None:
+        """That it was opened under its key."""
+        if entry.key is not None:
+            self._openings.forget(entry.key)
+            entry.key = None
+
     def _said(self, entry: Entry) -> Opened:
         return Opened(entry.session.id, self._calls.tier)
 
@@ -203,7 +212,6 @@ class SessionsApi:
     async def _close(self, entry: Entry) -> None:
         self._entries.pop(entry.session.id, None)
         entry.learnt()
-        if entry.key is not None:
-            self._openings.forget(entry.key)
+        self._forget(entry)
         entry.answers.give_up("it was closed")
         await entry.session.close()
