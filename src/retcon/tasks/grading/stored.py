@@ -142,9 +142,9 @@ def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
         tasks: TaskSet = section.model_validate({k: v for k, v in said.items() if k in section.model_fields}).build()
     except (RecipeError, ValidationError):
         return  # a set of someone's own that is not found by name
-    evaluation = recipe.get("evaluate")
-    if "checkpoint" in about and evaluation:
-        count = int(evaluation["problems"])
+    evaluation, samples = recipe.get("evaluate"), about.get("kind") == "sft"
+    if evaluation and (samples or "checkpoint" in about):
+        count = int(recipe["sft"]["samples"] if samples else evaluation["problems"])
         if limited and isinstance(tasks, DataTasks):
             count = max(count, len(tasks.held_out))
         yield from tasks.evaluation(count, int(evaluation["seed"]))
